@@ -1,0 +1,74 @@
+"""Captions photos and shows where it looked.
+
+    import captioner
+    model = captioner.load()
+    caption = model.caption("photo.jpg")
+    captioner.overlay("photo.jpg", caption).save("photo_attention.png")
+
+Names are imported when they are first used, so that ``import captioner`` stays light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Caption": "captioner.caption",
+    "Captioner": "captioner.api",
+    "CaptionerError": "captioner.errors",
+    "CheckpointError": "captioner.errors",
+    "ConfigError": "captioner.errors",
+    "DataError": "captioner.errors",
+    "ImageError": "captioner.errors",
+    "ModelError": "captioner.errors",
+    "Region": "captioner.caption",
+    "SearchOptions": "captioner.config",
+    "load": "captioner.api",
+    "overlay": "captioner.visualization",
+    "tokenize": "captioner.tokenizer",
+}
+
+__all__ = [  # noqa: PLE0604 - names of _HOMES, tested against it
+    "Caption",
+    "Captioner",
+    "CaptionerError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "ImageError",
+    "ModelError",
+    "Region",
+    "SearchOptions",
+    "__version__",
+    "load",
+    "overlay",
+    "tokenize",
+]
+
+if TYPE_CHECKING:
+    from captioner.api import Captioner, load
+    from captioner.caption import Caption, Region
+    from captioner.config import SearchOptions
+    from captioner.errors import (
+        CaptionerError,
+        CheckpointError,
+        ConfigError,
+        DataError,
+        ImageError,
+        ModelError,
+    )
+    from captioner.tokenizer import tokenize
+    from captioner.visualization import overlay
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'captioner' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,218 @@
+"""Captioning from Python: load a model, give it photos, get captions with their evidence.
+
+    model = captioner.load()
+    caption = model.caption("photo.jpg")
+    captioner.overlay("photo.jpg", caption).save("attention.png")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from captioner.caption import Caption, Region
+from captioner.config import SearchOptions
+from captioner.data.images import open_image
+from captioner.decoding.search import Hypothesis, beam_search
+from captioner.decoding.stepper import DecoderStepper
+from captioner.errors import ConfigError, ImageError
+from captioner.hardware import Precision, autocast, pick_device
+from captioner.model_folder import StoredModel, load_model, save_model
+
+Photo = str | Path | Image.Image | BinaryIO
+
+SHIPPED_MODEL = Path(__file__).parent / "pretrained"
+"""The folder of the model that comes with the package."""
+
+
+class Prepared(NamedTuple):
+    """A photo ready for the encoder."""
+
+    pixels: NDArray[np.uint8]
+    """(H, W, 3)."""
+    region: Region
+    """The part of the photo that the pixels show."""
+
+
+class Result(NamedTuple):
+    """What became of one photo: captions or an error, never both."""
+
+    photo: Photo
+    captions: list[Caption]
+    """Best first; empty when the photo could not be read."""
+    error: ImageError | None
+
+
+def load(
+    folder: str | Path | None = None, *, device: str = "auto", precision: Precision = "auto"
+) -> Captioner:
+    """Load a model.
+
+    Args:
+        folder: A model folder; None: the model that comes with the package.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
+        precision: ``auto`` (bf16 where the hardware multiplies it natively), ``fp32``, ``bf16``.
+
+    Raises:
+        ModelError: The folder cannot be loaded.
+        ConfigError: The device is not there.
+    """
+    return Captioner(load_model(folder or SHIPPED_MODEL), device=device, precision=precision)
+
+
+class Captioner:
+    """A loaded model: photos in, captions out."""
+
+    def __init__(
+        self, stored: StoredModel, *, device: str = "auto", precision: Precision = "auto"
+    ) -> None:
+        """Put a model to use.
+
+        Args:
+            stored: A model in memory, e.g. from ``load_model``.
+            device: Where it runs.
+            precision: See ``load``.
+        """
+        self.stored = stored
+        self.device = pick_device(device)
+        self.precision: Precision = precision
+        self.model = stored.model.to(self.device).eval()
+        self.model.encoder.to(memory_format=torch.channels_last)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Where the model was trained and how it scored."""
+        return self.stored.info
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model as a model folder."""
+        save_model(folder, self.stored)
+
+    def options(self, **changes: Any) -> SearchOptions:
+        """The model's own search options with some of them changed.
+
+        Raises:
+            ConfigError: An option is unknown or out of range.
+        """
+        known = {field.name for field in dataclasses.fields(SearchOptions)}
+        unknown = sorted(changes.keys() - known)
+        if unknown:
+            raise ConfigError(f"{unknown[0]!r} is no search option; give {', '.join(sorted(known))}")
+        return dataclasses.replace(self.stored.search, **changes)
+
+    def caption(self, photo: Photo, **search: Any) -> Caption:
+        """Caption one photo.
+
+        Args:
+            photo: A path, a PIL image or a binary file.
+            **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
+
+        Returns:
+            The best caption.
+
+        Raises:
+            ImageError: The photo cannot be read.
+        """
+        return self.captions(photo, **search)[0]
+
+    def captions(self, photo: Photo, **search: Any) -> list[Caption]:
+        """The best ``num_captions`` captions of one photo, best first; see ``caption``."""
+        return self.caption_batch([self.prepare(photo)], self.options(**search))[0]
+
+    def prepare(self, photo: Photo) -> Prepared:
+        """Read and resize one photo.
+
+        Raises:
+            ImageError: The photo cannot be read.
+        """
+        image = photo.convert("RGB") if isinstance(photo, Image.Image) else open_image(photo)
+        preprocessing = self.model.preprocessing
+        return Prepared(preprocessing.pixels(image), preprocessing.region(*image.size))
+
+    @torch.inference_mode()
+    def caption_batch(
+        self, photos: Sequence[Prepared], options: SearchOptions
+    ) -> list[list[Caption]]:
+        """Caption prepared photos together.
+
+        Returns:
+            For each photo its best captions, best first.
+        """
+        pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos])).to(self.device)
+        with autocast(self.precision, self.device):
+            features = self.model.encode(pixels)
+            found = beam_search(DecoderStepper(self.model.decoder, features), options)
+        return [
+            [self._caption(hypothesis, photo.region) for hypothesis in hypotheses]
+            for photo, hypotheses in zip(photos, found, strict=True)
+        ]
+
+    def stream(
+        self, photos: Iterable[Photo], options: SearchOptions | None = None, *, batch_size: int = 32
+    ) -> Iterator[Result]:
+        """Caption any number of photos in batches, in their order, in constant memory.
+
+        Photos are read ahead by threads while the model works. A photo that cannot be read gives a
+        result with its error and the others go on.
+
+        Args:
+            photos: Paths, PIL images or binary files; consumed as they are needed.
+            options: How to search; None: the model's own.
+            batch_size: Photos captioned together.
+        """
+        options = options or self.stored.search
+        with ThreadPoolExecutor(max_workers=2) as readers:
+            for batch in _read_ahead(photos, self._try_prepare, readers, batch_size):
+                good = [prepared for _, prepared in batch if isinstance(prepared, Prepared)]
+                captions = iter(self.caption_batch(good, options) if good else [])
+                for photo, prepared in batch:
+                    if isinstance(prepared, ImageError):
+                        yield Result(photo, [], prepared)
+                    else:
+                        yield Result(photo, next(captions), None)
+
+    def _try_prepare(self, photo: Photo) -> Prepared | ImageError:
+        try:
+            return self.prepare(photo)
+        except ImageError as error:
+            return error
+
+    def _caption(self, hypothesis: Hypothesis, region: Region) -> Caption:
+        alphas = hypothesis.alphas.float().numpy()
+        return Caption(
+            words=tuple(self.stored.vocabulary.decode(hypothesis.tokens)),
+            log_probs=hypothesis.token_log_probs.float().numpy(),
+            alphas=alphas.reshape(len(alphas), *self.model.grid),
+            gates=hypothesis.gates.float().numpy(),
+            log_prob=hypothesis.log_prob,
+            region=region,
+        )
+
+
+def _read_ahead(
+    photos: Iterable[Photo], prepare: Any, readers: ThreadPoolExecutor, batch_size: int
+) -> Iterator[list[tuple[Photo, Prepared | ImageError]]]:
+    """Batches of prepared photos; while one is out, the next is being read."""
+    source = iter(photos)
+    waiting: deque[tuple[Photo, Future[Prepared | ImageError]]] = deque()
+
+    def fill(size: int) -> None:
+        for photo in islice(source, size - len(waiting)):
+            waiting.append((photo, readers.submit(prepare, photo)))
+
+    while True:
+        fill(2 * batch_size)
+        if not waiting:
+            return
+        taken = [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
+        yield [(photo, future.result()) for photo, future in taken]

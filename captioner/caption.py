@@ -1,0 +1,71 @@
+"""A caption: the words, how sure the model was of each, and where it looked for each.
+
+Plain NumPy, so that pictures, reports and files can be made from it without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Tokens that the Penn Treebank convention splits off a word and that readers want joined again.
+_CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
+
+
+class Region(NamedTuple):
+    """The part of a photo that the encoder saw, as fractions of its width and height.
+
+    (0, 0, 1, 1) is the whole photo; a centre crop lies inside it.
+    """
+
+    left: float = 0.0
+    top: float = 0.0
+    right: float = 1.0
+    bottom: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Caption:
+    """One sentence about one photo, with its evidence.
+
+    T words, a grid of Gh x Gw regions.
+    """
+
+    words: tuple[str, ...]
+    """The T words, as the vocabulary spells them."""
+    log_probs: NDArray[np.float32]
+    """(T,) natural log-probability of each word given the words before it."""
+    alphas: NDArray[np.float32]
+    """(T, Gh, Gw) attention while each word was chosen; every map sums to 1."""
+    gates: NDArray[np.float32]
+    """(T,) the context gate beta, 0 (the photo is ignored) to 1 (fully used)."""
+    log_prob: float
+    """Natural log-probability of the whole sentence, its end token included."""
+    region: Region = field(default=Region())
+    """The part of the photo that the maps cover."""
+
+    @property
+    def text(self) -> str:
+        """The sentence as a person writes it: clitics joined, no final stop."""
+        return join_words(self.words)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def join_words(words: tuple[str, ...] | list[str]) -> str:
+    """Join tokens into a sentence; Penn Treebank clitics go back to the word before them.
+
+    Args:
+        words: Tokens, e.g. ``["a", "man", "'s", "hat"]``.
+
+    Returns:
+        The sentence, e.g. ``"a man's hat"``.
+    """
+    text = ""
+    for word in words:
+        text += word if not text or word in _CLITICS else f" {word}"
+    return text

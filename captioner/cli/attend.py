@@ -1,0 +1,127 @@
+"""``captioner attend``: one picture a caption that shows where the model looked."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.cli.main import FAILED, OK
+from captioner.cli.options import (
+    Parser,
+    add_model_options,
+    add_search_options,
+    new_parser,
+    refuse_overwrite,
+    search_changes,
+    warn,
+)
+from captioner.errors import ConfigError, ImageError
+
+
+def parser() -> Parser:
+    """Options of ``attend``."""
+    new = new_parser(
+        "attend",
+        "Draw the photo and, for every word of its caption, where the model looked; print the "
+        "caption.",
+        "PHOTO... -o OUT.png|FOLDER [options]",
+    )
+    new.add_argument("photos", nargs="+", help="files, folders, or - for standard input")
+    new.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        help="a picture (.png, .jpg, .webp, ...) for one photo, a folder for several",
+    )
+    new.add_argument("--force", action="store_true", help="replace pictures that are there")
+    new.add_argument(
+        "--panel_size",
+        type=int,
+        default=640,
+        help="longer side of each panel at most, pixels; photos are never enlarged; 0: no limit",
+    )
+    new.add_argument("--columns", type=int | None, default=None, help="panels beside each other")
+    new.add_argument(
+        "--blocks", action="store_true", help="show the grid's regions as they are, not smoothed"
+    )
+    new.add_argument("--colormap", default="inferno", help="inferno, viridis, gray, ...")
+    add_search_options(new)
+    add_model_options(new)
+    return new
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw everything; name what failed."""
+    options = parser().parse(argv)
+
+    from captioner.data.images import find_images, open_image
+    from captioner.visualization import overlay
+    from captioner.visualization.heatmap import check_colormap
+
+    check_colormap(options.colormap)
+    photos = list(find_images(options.photos))
+    targets = _targets(photos, Path(options.output))
+    for target in targets:
+        refuse_overwrite(target, options.force)
+
+    from captioner.api import load
+    from captioner.files import atomic_write
+
+    model = load(options.model, device=options.device, precision=options.precision)
+    search = search_changes(options)
+    failures = 0
+    for photo, target in zip(photos, targets, strict=True):
+        try:
+            image = open_image(sys.stdin.buffer if str(photo) == "-" else photo)
+        except ImageError as error:
+            failures += 1
+            warn(str(error))
+            continue
+        captions = model.captions(image, **search)
+        for number, caption in enumerate(captions):
+            name = target if number == 0 else target.with_stem(f"{target.stem}_{number + 1}")
+            picture = overlay(
+                image,
+                caption,
+                panel_size=options.panel_size,
+                columns=options.columns,
+                smooth=not options.blocks,
+                colormap=options.colormap,
+            )
+            buffer = io.BytesIO()
+            picture.save(buffer, format=_formats()[name.suffix.lower()])
+            atomic_write(name, buffer.getvalue())
+            print(f"{photo}: {caption.text}", flush=True)
+    return FAILED if failures else OK
+
+
+def _formats() -> dict[str, str]:
+    """Picture formats by file name ending that can be written."""
+    from PIL import Image
+
+    Image.init()
+    return {end: kind for end, kind in Image.registered_extensions().items() if kind in Image.SAVE}
+
+
+def _targets(photos: Sequence[Path], output: Path) -> list[Path]:
+    """Where each photo's picture goes."""
+    if output.suffix and not output.is_dir():
+        if len(photos) > 1:
+            raise ConfigError(
+                f"{len(photos)} photos cannot all become {output}; give -o a folder (no ending)"
+            )
+        if output.suffix.lower() not in _formats():
+            raise ConfigError(
+                f"{output.suffix} is no picture format that can be written; give .png, .jpg, .webp"
+            )
+        return [output]
+    stems = ["stdin" if str(photo) == "-" else photo.stem for photo in photos]
+    names: list[Path] = []
+    for stem in stems:
+        name, number = f"{stem}_attention.png", 2
+        while output / name in names:  # two photos of one name from different folders
+            name, number = f"{stem}_{number}_attention.png", number + 1
+        names.append(output / name)
+    return names

@@ -1,0 +1,62 @@
+"""``captioner info``: what a model is, where it was trained and how it scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from captioner.cli.main import OK
+from captioner.cli.options import Parser, new_parser
+
+
+def parser() -> Parser:
+    """Options of ``info``."""
+    new = new_parser(
+        "info",
+        "Tell what a model is, where it was trained and how it scores.",
+        "[--model FOLDER] [--format text|json]",
+    )
+    new.add_argument("--model", help="model folder (default: the model that ships)")
+    new.add_argument("--format", choices=["text", "json"], default="text")
+    return new
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the facts, then the model card where there is one."""
+    options = parser().parse(argv)
+
+    from captioner.api import SHIPPED_MODEL
+    from captioner.model_folder import CARD, WEIGHTS, load_model
+
+    folder = options.model or SHIPPED_MODEL
+    stored = load_model(folder)
+    model = stored.model
+    from pathlib import Path
+
+    facts = {
+        "folder": str(folder),
+        "size_mb": round((Path(folder) / WEIGHTS).stat().st_size / 1e6, 1),
+        "encoder": model.encoder.name,
+        "grid": list(model.grid),
+        "parameters": {
+            "encoder": sum(p.numel() for p in model.encoder.parameters()),
+            "decoder": sum(p.numel() for p in model.decoder.parameters()),
+        },
+        "preprocessing": dataclasses.asdict(model.preprocessing),
+        "decoder": dataclasses.asdict(stored.decoder),
+        "search": dataclasses.asdict(stored.search),
+        "vocabulary": len(stored.vocabulary),
+        **stored.info,
+    }
+    if options.format == "json":
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return OK
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {part}" for key, part in value.items())
+        print(f"{name:<14} {value}")
+    card = Path(folder) / CARD
+    if card.is_file():
+        print("\n" + card.read_text(encoding="utf-8").rstrip())
+    return OK

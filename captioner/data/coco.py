@@ -1,0 +1,187 @@
+"""Captions in COCO's format, read with pycocotools, joined with the photos on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from captioner.errors import DataError
+
+
+@dataclass(frozen=True)
+class CaptionedImage:
+    """One photo and all its captions: one item, so that the encoder sees a photo once a step."""
+
+    image_id: int
+    path: Path
+    captions: tuple[str, ...]
+
+
+def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """Read COCO captions files.
+
+    Args:
+        annotations: One or more COCO captions JSON files.
+
+    Returns:
+        File name by image id, and captions by image id (every image has an entry).
+
+    Raises:
+        DataError: A file is missing, is not JSON or not COCO captions, or two files disagree about
+            an image id.
+    """
+    names: dict[int, str] = {}
+    captions: dict[int, list[str]] = {}
+    for annotation in annotations:
+        coco = _load(Path(annotation))
+        for image_id, image in coco.imgs.items():
+            name = str(image["file_name"])
+            if names.setdefault(image_id, name) != name:
+                raise DataError(
+                    f"{annotation}: image id {image_id} is {name} here but {names[image_id]} in an "
+                    "earlier file; give files whose ids agree"
+                )
+            captions.setdefault(image_id, [])
+        for entry in coco.anns.values():
+            if entry["image_id"] not in names:
+                raise DataError(
+                    f"{annotation}: caption {entry['id']} belongs to image {entry['image_id']}, "
+                    "which is not in the file; remove the caption or add the image"
+                )
+            text = str(entry["caption"]).strip()
+            if text:
+                captions[entry["image_id"]].append(text)
+    return names, captions
+
+
+def read_dataset(
+    annotations: Sequence[str | Path],
+    images: Sequence[str | Path],
+    *,
+    ids: set[int] | None = None,
+) -> list[CaptionedImage]:
+    """Join captions with the photos on disk.
+
+    Args:
+        annotations: COCO captions JSON files.
+        images: Folders that hold the photos, searched in order.
+        ids: Take these image ids only, e.g. one part of ``karpathy_ids``.
+
+    Returns:
+        The photos that have captions, by image id.
+
+    Raises:
+        DataError: Nothing to read, a folder is missing, or photos are missing from the folders.
+    """
+    if not annotations:
+        raise DataError("no annotations were given; name one COCO captions JSON file or more")
+    names, captions = read_captions(annotations)
+    folders = [_listing(Path(folder)) for folder in images]
+    found, missing = [], []
+    for image_id in sorted(names):
+        if not captions[image_id] or (ids is not None and image_id not in ids):
+            continue
+        name = names[image_id]
+        path = next((folder / name for folder, files in folders if _holds(folder, files, name)), None)
+        if path is None:
+            missing.append(name)
+        else:
+            found.append(CaptionedImage(image_id, path, tuple(captions[image_id])))
+    where = ", ".join(str(folder) for folder in images) or "no folder"
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(missing) + len(found)} photos of {_names(annotations)} are not "
+            f"in {where} (first: {missing[0]}); name the folder(s) that hold them"
+        )
+    if not found:
+        raise DataError(
+            f"{_names(annotations)} holds no captioned photo"
+            f"{' of this split' if ids is not None else ''}; give a COCO captions file"
+        )
+    return found
+
+
+def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
+    """COCO image ids of Karpathy's split.
+
+    Args:
+        path: Karpathy's ``dataset_coco.json``.
+
+    Returns:
+        ``train`` (with ``restval``, as is usual), ``val`` and ``test``.
+
+    Raises:
+        DataError: The file is missing or is not Karpathy's.
+    """
+    data = _read_json(Path(path))
+    splits: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
+    try:
+        for image in data["images"]:
+            split = "train" if image["split"] == "restval" else image["split"]
+            splits.setdefault(split, set()).add(int(image["cocoid"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} is not Karpathy's dataset_coco.json: an image lacks {error}"
+        ) from error
+    return splits
+
+
+def _read_json(path: Path) -> dict[str, list[dict[str, object]]]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give a JSON file") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder; give a JSON file") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not JSON ({error}); give a whole JSON file") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(data, dict):
+        raise DataError(f"{path} holds a JSON {type(data).__name__}; give an object with 'images'")
+    return data
+
+
+def _load(path: Path):  # type: ignore[no-untyped-def]  # pycocotools has no types
+    """A pycocotools index of one file, checked, without its prints."""
+    from pycocotools.coco import COCO
+
+    data = _read_json(path)
+    for part, keys in (("images", ("id", "file_name")), ("annotations", ("id", "image_id", "caption"))):
+        entries = data.get(part)
+        if not isinstance(entries, list) or not entries:
+            raise DataError(f"{path} has no {part!r}; give a COCO captions file")
+        for number, entry in enumerate(entries):
+            lacking = [key for key in keys if not isinstance(entry, dict) or key not in entry]
+            if lacking:
+                raise DataError(
+                    f"{path}: {part}[{number}] lacks {lacking[0]!r}; give a COCO captions file"
+                )
+    coco = COCO()
+    coco.dataset = data
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco
+
+
+def _listing(folder: Path) -> tuple[Path, set[str]]:
+    """A folder and its file names: one listing instead of a question for every photo."""
+    try:
+        return folder, set(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    except FileNotFoundError as error:
+        raise DataError(f"the image folder {folder} does not exist; check its name") from error
+    except NotADirectoryError as error:
+        raise DataError(f"{folder} is a file; give the folder that holds the photos") from error
+
+
+def _holds(folder: Path, files: set[str], name: str) -> bool:
+    return name in files if "/" not in name else (folder / name).is_file()
+
+
+def _names(annotations: Sequence[str | Path]) -> str:
+    return ", ".join(Path(path).name for path in annotations)

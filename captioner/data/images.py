@@ -1,0 +1,356 @@
+"""Any picture that a person may give becomes one plain RGB image, or one clear line.
+
+What the file says is followed: its content decides (never its extension), the EXIF rotation is
+applied, transparency lies on white, the first frame stands for an animation. A picture that is
+broken is refused rather than half read: a grey lower half would get a confident, wrong caption.
+
+Grey values beyond 8 bits are scaled, where Pillow would clip them: see `_to_8_bit`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, UnidentifiedImageError
+
+from captioner.errors import DataError, ImageError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+"""The file name endings (in any case) by which a folder's pictures are found."""
+
+MAX_PIXELS = 178_956_970
+"""Larger pictures are refused before they are decoded; Pillow's own limit for an error."""
+
+MAX_STREAM_BYTES = 1 << 30
+"""Standard input and pipes are read up to here, in bytes: they may never end."""
+
+_READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
+_AGAIN = "copy or download the file again"
+
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# What people give by mistake, by its first bytes.
+_MISTAKEN = (
+    (re.compile(rb"....ftyp(heic|heix|hevc|heim|mif1|msf1)", re.DOTALL), "a HEIC photo"),
+    (re.compile(rb"....ftypavi[fs]", re.DOTALL), "an AVIF picture"),
+    (re.compile(rb"....ftyp", re.DOTALL), "a video"),
+    (re.compile(rb"%PDF"), "a PDF"),
+    (re.compile(rb"\s*(<\?xml[^>]*>\s*)?<svg", re.IGNORECASE), "an SVG drawing"),
+    (re.compile(rb"\s*<(!doctype|html)", re.IGNORECASE), "a web page"),
+    (re.compile(rb"PK\x03\x04"), "a ZIP archive"),
+)
+_BEGINNINGS = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\0\*", re.DOTALL)
+
+
+def open_image(source: str | Path | BinaryIO, *, name: str | None = None) -> Image.Image:
+    """Read one picture as RGB, upright and fully loaded.
+
+    Args:
+        source: A file, or an open binary file such as ``sys.stdin.buffer`` (read to its end).
+        name: What messages call it; by default the path, or the open file's own name.
+
+    Returns:
+        A new RGB image without metadata.
+
+    Raises:
+        ImageError: It cannot be read; one line that starts with the name.
+    """
+    called = name or _name_of(source)
+    if isinstance(source, (str, Path)):
+        with _open_file(source, called) as file:
+            return _decode(_seekable(file, called), called)
+    return _decode(_seekable(source, called), called)
+
+
+def image_size(path: str | Path) -> tuple[int, int]:
+    """Width and height in pixels of what `open_image` would return, from the header alone.
+
+    Args:
+        path: A picture file.
+
+    Returns:
+        Width, height.
+
+    Raises:
+        ImageError: It is missing or no picture.
+    """
+    with _open_file(path, str(path)) as file, _quiet_pillow():
+        image = _identify(_seekable(file, str(path)), str(path))
+        turned = _orientation(image) >= 5
+        if turned and image.format == "TIFF":
+            image.load()  # Pillow turns a TIFF itself: some versions at once, others on loading
+            return image.size
+        width, height = image.size
+        return (height, width) if turned else (width, height)
+
+
+def find_images(paths: Iterable[str | Path], *, recursive: bool = False) -> Iterator[Path]:
+    """List pictures in the order given; a folder stands for the pictures in it.
+
+    Files, and paths where nothing is, come out as they are: `open_image` says what is wrong with
+    one, and the others go on. A folder's pictures are known by their extension and come in natural
+    order (``2.jpg`` before ``10.jpg``), hidden ones left out. The folders are checked before the
+    first picture is yielded, so that a mistake costs no work.
+
+    Args:
+        paths: Files and folders.
+        recursive: Go into subfolders too, after a folder's own pictures; not through links.
+
+    Returns:
+        The pictures, one by one.
+
+    Raises:
+        DataError: A folder holds no picture or cannot be listed.
+    """
+    given = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    for path in given:
+        if path.is_dir() and next(_walk(path, recursive), None) is None:
+            raise DataError(
+                f"{path}: no picture in this folder (looked for {' '.join(EXTENSIONS)})"
+                + ("" if recursive else "; subfolders are not searched")
+            )
+    return (
+        found for path in given for found in (_walk(path, recursive) if path.is_dir() else [path])
+    )
+
+
+def _walk(folder: Path, recursive: bool) -> Iterator[Path]:
+    pictures, folders = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.name.lower().endswith(EXTENSIONS) and not entry.is_dir():
+                    pictures.append(entry.name)
+                elif recursive and entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+    except OSError as error:
+        raise DataError(f"{folder}: this folder cannot be listed ({error.strerror})") from error
+    for name in sorted(pictures, key=_natural):
+        yield folder / name
+    for name in sorted(folders, key=_natural):
+        yield from _walk(folder / name, recursive)
+
+
+def _natural(name: str) -> str:
+    """Sort key: digits count as numbers, letters without case; the name itself settles a tie.
+
+    A string and not a list of parts, for folders of a million names. Each number is led by its
+    length (three digits; a name has 255 characters at most), so that 9 comes before 10.
+    """
+    return re.sub("0*([0-9]+)", _with_length, name.casefold()) + "\0" + name
+
+
+def _with_length(number: re.Match[str]) -> str:
+    return f"{len(number[1]):03}{number[1]}"
+
+
+def _name_of(source: str | Path | BinaryIO) -> str:
+    if isinstance(source, (str, Path)):
+        return str(source)
+    own = getattr(source, "name", None)
+    return own if isinstance(own, str) and own else "the given bytes"
+
+
+def _open_file(path: str | Path, called: str) -> BinaryIO:
+    if str(path).startswith(("http://", "https://")):
+        raise _error(called, "is a web address; download the picture and give the file")
+    try:
+        if Path(path).is_dir():
+            raise _error(called, "is a folder, not a picture; give a file in it")
+        return Path(path).open("rb")
+    except FileNotFoundError:
+        raise _error(called, "no such file; check the spelling and the folder") from None
+    except PermissionError:
+        raise _error(called, "no permission to read this file; allow it or copy the file") from None
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise _error(called, f"cannot be opened ({reason}); check the path") from error
+
+
+def _seekable(file: BinaryIO, called: str) -> BinaryIO:
+    """The file itself where it lies on disk, otherwise its bytes; refuses an empty one."""
+    try:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and file.tell() == 0:
+            if status.st_size == 0:
+                raise _error(called, f"the file is empty (0 bytes); {_AGAIN}")
+            return file
+    except (OSError, AttributeError):
+        pass  # no file of the system's: bytes in memory, an upload
+    try:
+        content = file.read(MAX_STREAM_BYTES + 1)
+    except OSError as error:
+        raise _error(called, f"cannot be read ({error.strerror or error}); {_AGAIN}") from error
+    if not content:
+        raise _error(called, "empty (0 bytes); give a picture")
+    if len(content) > MAX_STREAM_BYTES:
+        raise _error(called, f"more than {MAX_STREAM_BYTES:,} bytes; give a picture file")
+    return io.BytesIO(content)
+
+
+def _decode(file: BinaryIO, called: str) -> Image.Image:
+    with _quiet_pillow():
+        image = _identify(file, called)
+        try:
+            image.load()
+            # After loading: PNG may hold its EXIF behind the pixels, and Pillow turns TIFF itself.
+            turn = _TURNS.get(_orientation(image))
+            rgb = _to_rgb(image)
+        except Exception as error:  # broken data makes decoders raise nearly anything
+            raise _undecodable(error, called) from error
+        rgb = rgb if turn is None else rgb.transpose(turn)
+    rgb.info.clear()  # an orientation left behind would turn the picture twice
+    return rgb
+
+
+def _identify(file: BinaryIO, called: str) -> Image.Image:
+    """Read the header; refuse what is no picture, or too large to decode."""
+    try:
+        image = Image.open(file)
+        pixels = image.width * image.height
+    except Image.DecompressionBombError as error:
+        raise _error(called, f"{_first_line(error)}; {_too_large()}") from error
+    except UnidentifiedImageError as error:
+        raise _error(called, _not_a_picture(file)) from error
+    except Exception as error:
+        raise _undecodable(error, called) from error
+    if pixels > MAX_PIXELS:
+        size = f"{image.width} x {image.height} pixels"
+        raise _error(called, f"{size}; {_too_large()}")
+    if image.format == "EPS":  # Pillow would start Ghostscript, which runs what the file says
+        raise _error(called, f"a PostScript drawing, not a picture; give {_READABLE}")
+    return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in {"I", "F"} or image.mode.startswith("I;16"):
+        return Image.fromarray(_to_8_bit(image)).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, _to_rgba(image)).convert("RGB")
+    if image.mode == "CMYK" and image.format in {"JPEG", "MPO"} and "adobe" not in image.info:
+        # Adobe stores inks inverted and says so; Pillow takes every CMYK JPEG for one of Adobe's.
+        return ImageChops.invert(image).convert("RGB")
+    return image.convert("RGB")  # always a new image, never Pillow's file object
+
+
+def _to_rgba(image: Image.Image) -> Image.Image:
+    return image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
+
+
+def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
+    """Scale grey values of more than 8 bits to 0..255.
+
+    16-bit modes, and the 32-bit mode where the file is known to be 16-bit (PNG, PGM): divided by
+    257. Other 32-bit integers and floats do not say their range, so it is read off the values: all
+    within 0..1 (floats only) is times 255; within 0..255 stays; within 0..65535 is divided by 257;
+    anything else is stretched from its smallest to its largest value. NaN counts as 0, an infinity
+    as the nearest finite value. The value that a PNG declares transparent becomes white.
+    """
+    values = np.asarray(image).astype(np.float64)
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    grey = np.nan_to_num(values, nan=0.0, posinf=high, neginf=low)
+    if image.mode.startswith("I;16") or image.format in {"PNG", "PPM"}:
+        grey /= 257
+    elif low < 0 or high > 65535:
+        grey = (grey - low) * (255 / (high - low) if high > low else 0)
+    elif high > 255:
+        grey /= 257
+    elif high <= 1 and image.mode == "F":
+        grey *= 255
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey[values == transparent] = 255
+    return np.clip(np.rint(grey), 0, 255).astype(np.uint8)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1 (upright) where it is missing or cannot be read."""
+    try:
+        value: Any = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # broken EXIF raises nearly anything and is no reason to refuse a photo
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _undecodable(error: Exception, called: str) -> ImageError:
+    reason = _first_line(error)
+    if isinstance(error, MemoryError):
+        return _error(called, "too large for the memory that is free; make the picture smaller")
+    if isinstance(error, EOFError) or "truncated" in reason.lower():
+        return _error(called, f"the picture breaks off before its end ({reason}); {_AGAIN}")
+    return _error(called, f"the picture is broken ({reason}); {_AGAIN}")
+
+
+def _not_a_picture(file: BinaryIO) -> str:
+    file.seek(0)
+    head = file.read(256)
+    if _BEGINNINGS.match(head):
+        return f"the picture's header is broken or breaks off; {_AGAIN}"
+    for beginning, kind in _MISTAKEN:
+        if beginning.match(head):
+            return f"{kind}, which cannot be read; give {_READABLE}"
+    return f"not a picture that can be read (it begins with {head[:12]!r}); give {_READABLE}"
+
+
+def _too_large() -> str:
+    return f"more than {MAX_PIXELS:,} pixels are not decoded; make the picture smaller"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _error(called: str, problem: str) -> ImageError:
+    return ImageError(f"{called.replace(chr(10), ' ')}: {problem}")
+
+
+_quiet = threading.Lock()
+_quiet_depth = 0
+_quiet_filters: warnings.catch_warnings[None] | None = None
+
+
+@contextmanager
+def _quiet_pillow() -> Iterator[None]:
+    """Keep Pillow's warnings (large picture, odd EXIF) from the user while pictures are read.
+
+    `warnings.catch_warnings` alone breaks when threads leave it in another order than they entered:
+    here the first one in changes the filters and the last one out restores them.
+    """
+    global _quiet_depth, _quiet_filters  # noqa: PLW0603
+    with _quiet:
+        if _quiet_depth == 0:
+            _quiet_filters = warnings.catch_warnings()
+            _quiet_filters.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\b")
+        _quiet_depth += 1
+    try:
+        yield
+    finally:
+        with _quiet:
+            _quiet_depth -= 1
+            if _quiet_depth == 0 and _quiet_filters is not None:
+                _quiet_filters.__exit__(None, None, None)

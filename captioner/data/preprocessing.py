@@ -1,0 +1,80 @@
+"""From a photo to the encoder's input.
+
+How a photo is resized and normalised belongs to the model: the same weights see something else
+under another mean. A ``Preprocessing`` is therefore saved inside the model folder and is the only
+way into the encoder, in training and in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from captioner.caption import Region
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, channel order, mean and standard deviation."""
+
+    image_size: int = 224
+    """Height and width that the encoder sees (pixels)."""
+    resize: Literal["squash", "crop"] = "crop"
+    """crop: shorter side to image_size, then the centre; squash: both sides, aspect lost."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    """Channel means, for pixels in 0..1."""
+    std: tuple[float, float, float] = IMAGENET_STD
+    """Channel standard deviations, for pixels in 0..1."""
+    channel_order: Literal["RGB", "BGR"] = "RGB"
+    """Order of the channels that the encoder expects; mean and std are given in this order."""
+
+    def region(self, width: int, height: int) -> Region:
+        """The part of a photo of this size (pixels) that the encoder sees."""
+        if self.resize == "squash":
+            return Region()
+        side = min(width, height)
+        x, y = side / width / 2, side / height / 2
+        return Region(0.5 - x, 0.5 - y, 0.5 + x, 0.5 + y)
+
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+        """Resize one photo.
+
+        Bytes, not floats, leave this function: they are a quarter of the traffic between the
+        processes that read photos and the one that encodes them.
+
+        Args:
+            image: An RGB photo of any size.
+
+        Returns:
+            (H, W, 3) bytes in the encoder's channel order, H = W = image_size.
+        """
+        width, height = image.size
+        left, top, right, bottom = self.region(width, height)
+        box = (left * width, top * height, right * width, bottom * height)
+        size = (self.image_size, self.image_size)
+        if image.size != size:
+            image = image.resize(size, Image.Resampling.BICUBIC, box=box)
+        array = np.asarray(image, dtype=np.uint8)
+        return array if self.channel_order == "RGB" else array[:, :, ::-1]
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Bytes to the encoder's input.
+
+        Args:
+            pixels: (B, H, W, 3) bytes.
+
+        Returns:
+            (B, 3, H, W) float32, (pixels / 255 - mean) / std, channels last in memory.
+        """
+        mean = torch.tensor(self.mean, device=pixels.device) * 255
+        std = torch.tensor(self.std, device=pixels.device) * 255
+        return ((pixels.float() - mean) / std).permute(0, 3, 1, 2)

@@ -1,0 +1,36 @@
+"""Every error that captioner raises on purpose.
+
+    CaptionerError
+    ├── ConfigError        a setting is wrong, or two settings contradict each other
+    ├── DataError          annotations, captions or folders that cannot be used
+    │   └── ImageError     one photo that cannot be read
+    ├── ModelError         a model folder that cannot be loaded or saved
+    └── CheckpointError    a training run that cannot be taken up again or saved
+
+Each message is one line: what was given, what is allowed, what to do. The command line prints the
+message alone and exits with 1 or 2; a traceback appears only with ``--debug``.
+"""
+
+
+class CaptionerError(Exception):
+    """Base class: catch this one to catch everything that captioner raises on purpose."""
+
+
+class ConfigError(CaptionerError):
+    """A setting is wrong, or two settings contradict each other."""
+
+
+class DataError(CaptionerError):
+    """Annotations, captions or folders cannot be used."""
+
+
+class ImageError(DataError):
+    """One photo cannot be read; the others can go on."""
+
+
+class ModelError(CaptionerError):
+    """A model folder cannot be loaded or saved."""
+
+
+class CheckpointError(CaptionerError):
+    """A training run cannot be taken up again, or its state cannot be saved."""

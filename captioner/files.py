@@ -1,0 +1,299 @@
+"""Files and folders that are written whole or not at all.
+
+A file: a temporary beside it is filled, fsynced and renamed over it, which the system does in one
+step.
+
+A folder cannot be replaced in one step once it holds anything, so `atomic_folder` dances:
+
+    1. fill        .NAME.tmp-TOKEN
+    2. rename it   .NAME.new-TOKEN        this name says: complete, and on disk
+    3. rename      NAME -> .NAME.old-TOKEN
+    4. rename      .NAME.new-TOKEN -> NAME
+    5. remove      .NAME.old-TOKEN        renamed to tmp first: new and old are always complete
+
+At every moment NAME, or else a ``new`` or ``old`` sibling, is complete. Only a death between 3 and
+4 leaves no NAME: `complete_folder` then finds the sibling for a reader (it changes nothing), and
+the next write puts it back first. Whatever a dead run left behind goes at the next write; what a
+living process still fills holds a lock (flock; without it, as on Windows, leftovers stay) and is
+left alone. Two processes may write one file at a time, the last one wins; a folder wants one
+writer at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def atomic_write(path: str | Path, data: bytes | str) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Missing parent folders are made. The file keeps its permissions, a link to a file keeps being a
+    link, and what is no file at all (``/dev/stdout``, a pipe) is simply written to.
+
+    Args:
+        path: The file to write or replace.
+        data: Its whole content; text is stored as UTF-8, line ends as they are.
+
+    Raises:
+        OSError: It cannot be written (a full disk, no permission, a folder of that name); the old
+            file stays as it was and nothing is left beside it.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    with _named_after(path):
+        if Path(path).exists() and not Path(path).is_file():
+            Path(path).write_bytes(
+                content
+            )  # never rename over a device; a folder refuses by itself
+            return
+        target = Path(path).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        temporary = _sibling(target, "tmp")
+        try:
+            _write_synced(temporary, content, mode=_mode_of(target))
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _fsync_folder(target.parent)
+
+
+@contextmanager
+def atomic_open(path: str | Path) -> Iterator[IO[str]]:
+    """A text file to be written bit by bit that takes its place only when it is complete.
+
+    Args:
+        path: The file to write or replace.
+
+    Yields:
+        A file open for UTF-8 text.
+
+    Raises:
+        OSError: It cannot be written. As after any error in the block, the old file stays as it
+            was and the temporary is removed.
+    """
+    with _named_after(path):
+        target = Path(path).resolve()
+        if target.exists() and not target.is_file():  # a device or a pipe: written through
+            with target.open("w", encoding="utf-8") as file:
+                yield file
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        temporary = _sibling(target, "tmp")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _fsync_folder(target.parent)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Fill a folder that takes its place only when it is complete.
+
+    Missing parent folders are made. The dance and what a death leaves: see the module's head.
+
+    Args:
+        path: The folder to make or replace, with everything in it.
+
+    Yields:
+        An empty temporary folder beside it, to be filled.
+
+    Raises:
+        OSError: It cannot be written. As after any error in the block, the old folder stays as it
+            was and the temporary is removed.
+    """
+    with _named_after(path):
+        target = Path(path).resolve()
+        if target.exists() and not target.is_dir():
+            raise NotADirectoryError(20, "Not a folder", str(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _put_back(target)
+        _remove_leftovers(target)
+        temporary = _sibling(target, "tmp")
+        temporary.mkdir()
+    lock = _lock(temporary)
+    try:
+        yield temporary
+        with _named_after(path):
+            _fsync_tree(temporary)
+            _swap_in(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def complete_folder(path: str | Path) -> Path:
+    """Where a folder's complete content is now, even after a death in the middle of a swap.
+
+    Args:
+        path: A folder that `atomic_folder` writes.
+
+    Returns:
+        ``path`` itself, or the complete sibling when only that is there.
+    """
+    path = Path(path)
+    if path.exists():
+        return path
+    target = path.resolve()
+    if not target.parent.is_dir():
+        return path
+    for kind in ("new", "old"):
+        if found := sorted(_siblings(target, kind), key=lambda sibling: sibling.stat().st_mtime_ns):
+            return found[-1]
+    return path
+
+
+def _swap_in(temporary: Path, target: Path) -> None:
+    """Steps 2 to 5 of the dance; an error on the way brings the old folder back."""
+    if not target.exists():
+        temporary.rename(target)
+        _fsync_folder(target.parent)
+        return
+    token = temporary.name.rpartition("-")[2]
+    new, old = _sibling(target, "new", token), _sibling(target, "old", token)
+    try:
+        temporary.rename(new)
+        target.rename(old)
+        new.rename(target)
+        _fsync_folder(target.parent)
+    except BaseException:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        _discard(new, target)
+        raise
+    _discard(old, target)
+
+
+def _put_back(target: Path) -> None:
+    """Finish the swap of a run that died between steps 3 and 4."""
+    survivor = complete_folder(target)
+    if survivor != target:
+        survivor.rename(target)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what dead runs left beside the target."""
+    for kind in ("tmp", "new", "old"):
+        for leftover in _siblings(target, kind):
+            lock = _lock(leftover)
+            if lock is None:  # another process is filling it, or has just moved it into place
+                continue
+            with suppress(OSError):
+                if leftover.is_dir():
+                    _discard(leftover, target)
+                else:
+                    leftover.unlink()
+            os.close(lock)
+
+
+def _discard(folder: Path, target: Path) -> None:
+    """Remove a sibling folder, renamed first: half removed it must not pass for complete."""
+    trash = _sibling(target, "tmp")
+    with suppress(OSError):  # what cannot go now goes at the next write
+        folder.rename(trash)
+        shutil.rmtree(trash)
+
+
+def _sibling(target: Path, kind: str, token: str | None = None) -> Path:
+    return target.with_name(f".{target.name}.{kind}-{token or secrets.token_hex(4)}")
+
+
+def _siblings(target: Path, kind: str) -> list[Path]:
+    prefix = f".{target.name}.{kind}-"
+    with os.scandir(target.parent) as entries:
+        names = [e.name for e in entries if e.name.startswith(prefix)]
+    return [target.with_name(n) for n in names if len(n) == len(prefix) + 8]
+
+
+def _lock(path: Path) -> int | None:
+    """Take the lock that marks a temporary as in use; it goes when the descriptor closes.
+
+    Returns:
+        The open descriptor, or None where another process holds the lock or there are no locks.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _mode_of(target: Path) -> int | None:
+    try:
+        return stat.S_IMODE(target.stat().st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _write_synced(temporary: Path, content: bytes, *, mode: int | None) -> None:
+    with temporary.open("xb") as file:
+        lock = _lock(temporary)
+        try:
+            if mode is not None:
+                temporary.chmod(mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def _fsync_tree(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            file = Path(parent, name)
+            if file.is_file():  # "r+b": some systems sync only what is open for writing
+                with file.open("r+b" if os.access(file, os.W_OK) else "rb") as opened:
+                    os.fsync(opened.fileno())
+        _fsync_folder(Path(parent))
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, where the system can; some mounts cannot."""
+    if sys.platform == "win32":
+        return
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _named_after(path: str | Path) -> Iterator[None]:
+    """Let an OSError name the path that the caller gave, not a temporary nobody knows."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise

@@ -1,0 +1,148 @@
+"""A model on disk: ``config.json`` and ``model.safetensors``, and nothing else is needed.
+
+The folder holds the architecture, the preprocessing, the vocabulary, where it was trained and how
+it scored. Nothing is pickled, no second download follows, and the folder is written whole or not
+at all. Weights are stored as float16: half the size; training keeps its own float32 state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from captioner.config import DecoderConfig, SearchOptions
+from captioner.data.preprocessing import Preprocessing
+from captioner.errors import CaptionerError, ModelError
+from captioner.files import atomic_folder, complete_folder
+from captioner.models.captioner import CaptionModel
+from captioner.models.encoder import Encoder
+from captioner.vocabulary import Vocabulary
+
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+
+
+@dataclass
+class StoredModel:
+    """Everything a model folder holds."""
+
+    model: CaptionModel
+    decoder: DecoderConfig
+    vocabulary: Vocabulary
+    search: SearchOptions = field(default_factory=SearchOptions)
+    """How this model is best searched, unless the user says otherwise."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Where it was trained and how it scored: free text and numbers for people."""
+
+
+def save_model(folder: str | Path, stored: StoredModel) -> None:
+    """Write a model folder; an older one of that name is replaced when the new one is complete.
+
+    Raises:
+        ModelError: The folder cannot be written (a full disk, no permission).
+    """
+    model = stored.model
+    config = {
+        "format_version": FORMAT_VERSION,
+        "encoder": {"name": model.encoder.name, "grid": model.grid},
+        "decoder": dataclasses.asdict(stored.decoder),
+        "preprocessing": dataclasses.asdict(model.preprocessing),
+        "search": dataclasses.asdict(stored.search),
+        "info": stored.info,
+        "vocabulary": stored.vocabulary.words,
+    }
+    tensors = {
+        name: (tensor.half() if tensor.is_floating_point() else tensor).cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    try:
+        with atomic_folder(folder) as new:
+            (new / WEIGHTS).write_bytes(save(tensors))
+            (new / CONFIG).write_text(
+                json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+    except OSError as error:
+        raise ModelError(
+            f"{folder} could not be saved ({error.strerror}); what was there is unchanged"
+        ) from error
+
+
+def load_model(folder: str | Path) -> StoredModel:
+    """Read a model folder.
+
+    Returns:
+        The model in float32 and eval mode, on the CPU.
+
+    Raises:
+        ModelError: The folder lacks a file, a file is cut or not captioner's, or a newer captioner
+            wrote it.
+    """
+    path = complete_folder(folder)
+    config = _read_config(path)
+    try:
+        preprocessing = Preprocessing(
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in config["preprocessing"].items()}
+        )
+        vocabulary = Vocabulary(config["vocabulary"])
+        decoder = DecoderConfig(**config["decoder"])
+        encoder = Encoder(config["encoder"]["name"])
+        model = CaptionModel(encoder, decoder, preprocessing, len(vocabulary))
+        search = SearchOptions(**config["search"])
+    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
+        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(f"{path / CONFIG} is not a captioner model's: {reason}") from error
+    _load_weights(model, path / WEIGHTS)
+    return StoredModel(model.eval(), decoder, vocabulary, search, config.get("info", {}))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        kind = "is a file" if path.exists() else "does not exist"
+        raise ModelError(f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}")
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).is_file():
+            raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(
+            f"{path / CONFIG} cannot be read ({error}); copy the whole folder again"
+        ) from error
+    version = config.get("format_version") if isinstance(config, dict) else None
+    if not isinstance(version, int):
+        raise ModelError(f"{path / CONFIG} is not a captioner model's; it has no format_version")
+    if version > FORMAT_VERSION:
+        raise ModelError(
+            f"{path} was written by a newer captioner (format {version}, this one reads up to "
+            f"{FORMAT_VERSION}); pip install --upgrade captioner"
+        )
+    return config
+
+
+def _load_weights(model: CaptionModel, path: Path) -> None:
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path} is cut or is not a safetensors file ({error}); copy the whole folder again"
+        ) from error
+    own = model.state_dict()
+    wrong = sorted(own.keys() ^ tensors.keys()) or [
+        name for name in own if own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        raise ModelError(
+            f"{path} does not fit its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); "
+            "copy both files from one model"
+        )
+    with torch.no_grad():
+        model.load_state_dict(tensors)

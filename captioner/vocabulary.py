@@ -1,0 +1,76 @@
+"""Words and their numbers.
+
+The vocabulary is counted over the training captions alone, with the tokenizer that the evaluation
+uses, so that a word the model can say is a word the metrics can match.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from captioner.errors import ConfigError
+
+PAD, START, END, UNKNOWN = range(4)
+"""Numbers of the special tokens. They are numbers only: no word of a caption can collide with
+them, not even a caption that holds the text ``<end>``."""
+
+SPECIAL_NAMES = ("<pad>", "<start>", "<end>", "<unk>")
+
+
+class Vocabulary:
+    """Maps words to numbers and back.
+
+    Numbers 0 to 3 are the special tokens; the words follow, most frequent first.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """Number the words in the order given.
+
+        Args:
+            words: Distinct words, without the special tokens.
+
+        Raises:
+            ConfigError: A word stands twice.
+        """
+        self.words = tuple(words)
+        self._numbers = {word: number for number, word in enumerate(words, len(SPECIAL_NAMES))}
+        if len(self._numbers) != len(self.words):
+            twice = [word for word, count in Counter(words).items() if count > 1]
+            raise ConfigError(f"the vocabulary holds {twice[0]!r} twice; give every word once")
+
+    @classmethod
+    def count(cls, captions: Iterable[Sequence[str]], threshold: int = 5) -> Vocabulary:
+        """Count words and keep those seen ``threshold`` times or more.
+
+        Args:
+            captions: Tokenized training captions.
+            threshold: Fewest occurrences of a word that is kept.
+
+        Returns:
+            The vocabulary, most frequent first and alphabetical among equals, whatever the order
+            of the captions.
+        """
+        counts = Counter(word for words in captions for word in words)
+        kept = [word for word, count in counts.items() if count >= threshold]
+        return cls(sorted(kept, key=lambda word: (-counts[word], word)))
+
+    def __len__(self) -> int:
+        return len(SPECIAL_NAMES) + len(self.words)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.words == other.words
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._numbers
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Number each word; a word outside the vocabulary becomes ``UNKNOWN``."""
+        return [self._numbers.get(word, UNKNOWN) for word in words]
+
+    def decode(self, numbers: Iterable[int]) -> list[str]:
+        """Give each number's word; special tokens appear as ``<pad>``, ``<start>``, ..."""
+        offset = len(SPECIAL_NAMES)
+        return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in numbers]

@@ -1,0 +1,210 @@
+"""Imported photos become COCO captions: split, numbered, checked, written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pycocotools.coco import COCO
+
+from captioner.data.dataset_writer import split_randomly, write_coco
+from captioner.data.importers import (
+    UNSPLIT,
+    ImportedPhoto,
+    Splits,
+    import_coco,
+    import_flickr8k,
+)
+from captioner.errors import ConfigError, DataError
+
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
+
+
+def load(file: Path) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(file))
+
+
+def photo(name: str, *captions: str, image_id: int | None = None) -> ImportedPhoto:
+    return ImportedPhoto(name, captions or ("a dog .",), image_id)
+
+
+# --- Splitting ---
+
+
+@given(
+    names=st.sets(st.text(min_size=1), min_size=3, max_size=40),
+    seed=st.integers(0, 5),
+    order=st.randoms(),
+)
+def test_splits_part_the_photos_whatever_their_order(names: set[str], seed: int, order: Any):
+    photos = [photo(name, "one", "two") for name in sorted(names)]
+    splits = split_randomly(photos, validation=0.2, test=0.2, seed=seed)
+    parts = [{photo.file_name for photo in part} for part in splits.values()]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == len(names)
+    assert len(splits["val"]) == len(splits["test"]) == max(1, round(0.2 * len(names)))
+    order.shuffle(photos)
+    assert split_randomly(photos, validation=0.2, test=0.2, seed=seed) == splits
+
+
+def test_splits_are_the_same_on_every_machine():
+    photos = [photo(f"{number}.jpg") for number in range(10)]
+    splits = split_randomly(photos, validation=0.2, test=0.1, seed=0)
+    names = {split: [photo.file_name for photo in part] for split, part in splits.items()}
+    assert names["val"] == ["2.jpg", "8.jpg"]
+    assert names["test"] == ["9.jpg"]
+    assert split_randomly(photos, seed=1) != split_randomly(photos, seed=2)
+
+
+def test_one_file_never_lies_in_two_splits():
+    photos = [photo(f"{number // 2}.jpg", image_id=number) for number in range(40)]
+    splits = split_randomly(photos, validation=0.3, test=0.3)
+    parts = [{photo.file_name for photo in part} for part in splits.values()]
+    assert sum(map(len, parts)) == 20
+
+
+def test_a_part_with_fraction_0_is_not_made():
+    assert list(split_randomly([photo("a"), photo("b")], test=0)) == ["train", "val"]
+
+
+@pytest.mark.parametrize(("validation", "test"), [(0.5, 0.5), (-0.1, 0.1), (float("nan"), 0)])
+def test_fractions_that_cannot_be(validation: float, test: float):
+    with pytest.raises(ConfigError, match="below 1"):
+        split_randomly([photo("a")], validation=validation, test=test)
+
+
+def test_too_few_photos():
+    with pytest.raises(DataError, match="2 photos are too few to be split; 3 are needed"):
+        split_randomly([photo("a"), photo("b")])
+
+
+# --- Writing ---
+
+
+def test_pycocotools_reads_what_is_written(tmp_path: Path):
+    splits = {
+        "train": [photo("ä.jpg", " One . ", "Two ."), photo("b.jpg")],
+        "val": [photo("c.jpg")],
+    }
+    summary = write_coco(splits, tmp_path / "out")
+    train, val = (load(tmp_path / "out" / f"captions_{split}.json") for split in splits)
+    assert summary.files == {s: tmp_path / "out" / f"captions_{s}.json" for s in splits}
+    assert [image["file_name"] for image in train.loadImgs([1, 2])] == ["ä.jpg", "b.jpg"]
+    assert [a["caption"] for a in train.imgToAnns[1]] == ["One .", "Two ."]
+    assert set(train.dataset) == {"info", "licenses", "images", "annotations"}
+    assert val.getImgIds() == [3]
+    assert not set(train.anns) & set(val.anns)
+    assert str(summary) == "train: 2 photos, 3 captions\nval: 1 photos, 1 captions"
+
+
+def test_what_is_written_can_be_imported_again(tmp_path: Path):
+    photos = [photo("a.jpg", "one", "two", image_id=7), photo("b.jpg", "three", image_id=2)]
+    write_coco({UNSPLIT: photos}, tmp_path)
+    assert import_coco(tmp_path / "captions_all.json") == {UNSPLIT: photos}
+
+
+def test_text_that_is_no_valid_unicode_is_carried_through(tmp_path: Path):
+    photos = [photo("\udcff.jpg", "a \ud83d dog"), photo("b.jpg"), photo("c.jpg")]
+    write_coco(split_randomly(photos), tmp_path)
+    found = [p for file in tmp_path.iterdir() for p in import_coco(file)[UNSPLIT]]
+    assert {(p.file_name, p.captions) for p in found} == {(p.file_name, p.captions) for p in photos}
+
+
+def test_ids_stay_and_missing_ones_follow_the_largest(tmp_path: Path):
+    write_coco(
+        {"train": [photo("a", image_id=0), photo("b")], "val": [photo("c", image_id=8)]}, tmp_path
+    )
+    assert sorted(load(tmp_path / "captions_train.json").imgs) == [0, 9]
+    assert sorted(load(tmp_path / "captions_val.json").imgs) == [8]
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        (
+            {"train": [photo("a", image_id=1)], "val": [photo("b", image_id=1)]},
+            "id 1 .* a and to b",
+        ),
+        ({"train": [photo("a")], "val": [photo("a")]}, "a is in two splits, train and val"),
+        ({"train": [photo("a", " ")]}, "no photo with a caption"),
+        ({}, "no photo with a caption"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(tmp_path: Path, splits: Splits, expected: str):
+    with pytest.raises(DataError, match=expected):
+        write_coco(splits, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_dropped_is_counted_and_told(tmp_path: Path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (6, 4)).save(folder / "0.jpg", exif=exif)
+    (folder / "1.jpg").write_text("no picture")
+    photos = [photo(f"{number}.jpg", "one", "", " \t") for number in range(5)]
+    summary = write_coco(
+        {"train": [*photos, photo("empty.jpg", " "), photo("x", "")]}, tmp_path, images=folder
+    )
+    (image,) = load(tmp_path / "captions_train.json").dataset["images"]
+    assert image == {"id": 1, "file_name": "0.jpg", "width": 4, "height": 6}
+    assert (summary.empty_captions, summary.photos_without_captions) == (12, 2)
+    assert summary.missing_photos == ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
+    assert str(summary) == (
+        "train: 1 photos, 1 captions\n"
+        "dropped: 12 empty captions\n"
+        "dropped: 2 photos without captions\n"
+        "left out: 4 photos missing or unreadable in the image folder (1.jpg, 2.jpg, 3.jpg, ...)"
+    )
+
+
+def test_a_split_that_ends_up_empty_gets_no_file(tmp_path: Path):
+    summary = write_coco({"train": [photo("a")], "val": [photo("b", "")]}, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["captions_train.json"]
+    assert (list(summary.files), summary.photos) == (["train"], {"train": 1, "val": 0})
+
+
+def test_the_wrong_image_folder_is_an_error(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none of the 1 photos is in this folder \(a\); give"):
+        write_coco({"train": [photo("a")]}, tmp_path, images=tmp_path)
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path):
+    (tmp_path / "captions_val.json").write_text("mine")
+    splits = {"train": [photo("a")], "val": [photo("b")]}
+    with pytest.raises(DataError, match=r"captions_val.json exists already; .* --force"):
+        write_coco(splits, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["captions_val.json"]
+    write_coco(splits, tmp_path, force=True)
+    assert len(load(tmp_path / "captions_val.json").imgs) == 1
+
+
+# --- The data that is here ---
+
+
+@pytest.mark.data
+@real_data
+def test_flickr8k_as_published(tmp_path: Path):
+    path = DATA / "flickr8k"
+    few = {split: photos[:50] for split, photos in import_flickr8k(path).items()}
+    summary = write_coco(few, tmp_path, images=path / "images")
+    assert (summary.photos["train"], summary.missing_photos) == (50, [])
+    image = load(tmp_path / "captions_train.json").dataset["images"][0]
+    assert (image["width"], image["height"]) == (224, 224)
+
+
+@pytest.mark.data
+@real_data
+def test_coco_as_published():
+    (photos,) = import_coco(DATA / "coco_mini" / "annotations" / "captions.json").values()
+    splits = split_randomly(photos)
+    sizes = {split: len(part) for split, part in splits.items()}
+    assert sizes == {"train": 548, "val": 69, "test": 69}

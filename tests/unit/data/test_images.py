@@ -1,0 +1,450 @@
+"""Any picture becomes an RGB image or one clear line: known pixels in, known pixels out."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import sys
+import threading
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from captioner.data import images
+from captioner.data.images import EXTENSIONS, find_images, image_size, open_image
+from captioner.errors import DataError, ImageError
+
+GREY16 = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
+GREY8 = [0, 1, 100, 255]
+
+
+def pixels(path: Path) -> NDArray[np.uint8]:
+    image = open_image(path)
+    assert type(image) is Image.Image
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+def row(path: Path) -> list[int]:
+    """The grey values of a picture one pixel high."""
+    values = pixels(path)
+    assert (values == values[..., :1]).all()
+    return [int(value) for value in values[0, :, 0]]
+
+
+def photo(size: tuple[int, int] = (64, 48)) -> Image.Image:
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def failure(path: Path) -> str:
+    with pytest.raises(ImageError) as caught:
+        open_image(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
+
+
+# --- Pictures of every kind ---
+
+
+@pytest.mark.parametrize(
+    "name", ["a.png", "a.bmp", "a.tif", "a.webp", "with space.png", "фото 写真.png"]
+)
+def test_a_lossless_picture_keeps_its_pixels(tmp_path: Path, name: str):
+    photo().save(tmp_path / name, **({"lossless": True} if name == "a.webp" else {}))
+    np.testing.assert_array_equal(pixels(tmp_path / name), np.asarray(photo()))
+
+
+def test_the_content_decides_not_the_extension(tmp_path: Path):
+    photo().save(tmp_path / "a.jpg", format="PNG")
+    np.testing.assert_array_equal(pixels(tmp_path / "a.jpg"), np.asarray(photo()))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1)])
+def test_odd_sizes(tmp_path: Path, size: tuple[int, int]):
+    Image.new("RGB", size, "red").save(tmp_path / "a.png")
+    assert open_image(tmp_path / "a.png").size == size == image_size(tmp_path / "a.png")
+
+
+def without_adobe(jpeg: bytes) -> bytes:
+    start = jpeg.index(b"\xff\xee")
+    return jpeg[:start] + jpeg[start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big") :]
+
+
+def test_cmyk_jpeg_both_ways_of_storing_ink(tmp_path: Path):
+    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "adobe.jpg", quality=100)
+    np.testing.assert_allclose(pixels(tmp_path / "adobe.jpg")[8, 8], (255, 0, 0), atol=3)
+    # Pillow stores inks inverted, as Adobe does: without its mark the same bytes are other inks.
+    Image.new("CMYK", (16, 16), (255, 0, 0, 255)).save(tmp_path / "plain.jpg", quality=100)
+    plain = without_adobe((tmp_path / "plain.jpg").read_bytes())
+    (tmp_path / "plain.jpg").write_bytes(plain)
+    np.testing.assert_allclose(pixels(tmp_path / "plain.jpg")[8, 8], (255, 0, 0), atol=3)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path, name: str):
+    Image.fromarray(GREY16).save(tmp_path / name)
+    assert row(tmp_path / name) == GREY8
+
+
+def test_16_bit_grey_of_either_byte_order_and_dark(tmp_path: Path):
+    big = Image.frombytes("I;16B", (4, 1), GREY16.astype(">u2").tobytes())
+    big.save(tmp_path / "a.tif")
+    assert row(tmp_path / "a.tif") == GREY8
+    Image.fromarray(np.array([[0, 200, 255]], dtype=np.uint16)).save(tmp_path / "dark.png")
+    assert row(tmp_path / "dark.png") == [0, 1, 1]  # 16 bits stay 16 bits, however dark
+    (tmp_path / "dark.pgm").write_bytes(b"P5 3 1 65535\n" + bytes([0, 0, 0, 200, 0, 255]))
+    assert row(tmp_path / "dark.pgm") == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([0, 1, 100, 255], np.int32), GREY8),
+        (np.array([0, 257, 25700, 65535], np.int32), GREY8),
+        (np.array([-1000, 0, 50_000, 101_000], np.int32), [0, 2, 128, 255]),
+        (np.array([7, 7, 7, 7], np.int32), [7, 7, 7, 7]),
+        (np.array([0, 0.5, 1, np.nan], np.float32), [0, 128, 255, 0]),
+        (np.array([0, 1, 100, 255], np.float32), GREY8),
+        (np.array([0, 257, 25700, 65535], np.float32), GREY8),
+        (np.array([-1, 0, 1, np.inf], np.float32), [0, 128, 255, 255]),
+        (np.array([-3e38, 0, 0, 3e38], np.float32), [0, 128, 128, 255]),
+        (np.array([np.nan] * 4, np.float32), [0, 0, 0, 0]),
+    ],
+)
+def test_grey_without_a_range_follows_its_values(
+    tmp_path: Path, values: NDArray[np.generic], expected: list[int]
+):
+    Image.fromarray(values[None]).save(tmp_path / "a.tif")
+    assert row(tmp_path / "a.tif") == expected
+
+
+def test_one_bit(tmp_path: Path):
+    Image.fromarray(np.array([[True, False]])).save(tmp_path / "a.png")
+    assert row(tmp_path / "a.png") == [255, 0]
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_transparency_lies_on_white(tmp_path: Path, mode: str):
+    alpha = Image.fromarray(np.array([[0, 128, 255]], dtype=np.uint8))
+    black = Image.new(mode, (3, 1))
+    black.putalpha(alpha)
+    black.save(tmp_path / "a.png")
+    assert row(tmp_path / "a.png") == [255, 127, 0]
+
+
+@pytest.mark.parametrize("suffix", ["png", "gif"])
+def test_a_transparent_palette_colour_lies_on_white(tmp_path: Path, suffix: str):
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
+    image.putpalette([0, 0, 0, 255, 0, 0])
+    image.save(tmp_path / f"a.{suffix}", transparency=0)
+    assert pixels(tmp_path / f"a.{suffix}").tolist() == [[[255, 255, 255], [255, 0, 0]]]
+
+
+def test_a_palette_with_alpha_of_many_steps(tmp_path: Path):
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
+    image.putpalette([0, 0, 0, 0, 0, 0])
+    image.save(tmp_path / "a.png", transparency=bytes([0, 128]))
+    assert row(tmp_path / "a.png") == [255, 127]
+
+
+def png(header: tuple[int, ...], scanline: bytes, *extra: tuple[bytes, bytes]) -> bytes:
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0)),
+        *extra,
+        (b"IDAT", zlib.compress(scanline)),
+        (b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def test_the_transparent_value_of_a_grey_png_is_white(tmp_path: Path):
+    deep = png((2, 1, 16, 0), b"\0\x01\x01\x64\x64", (b"tRNS", b"\x01\x01"))
+    (tmp_path / "deep.png").write_bytes(deep)
+    assert row(tmp_path / "deep.png") == [255, 100]
+    (tmp_path / "flat.png").write_bytes(png((2, 1, 8, 0), b"\0\x01\x64", (b"tRNS", b"\0\x01")))
+    assert row(tmp_path / "flat.png") == [255, 100]
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tif"])
+def test_the_first_frame_stands_for_an_animation(tmp_path: Path, suffix: str):
+    first, second = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "blue")
+    more = {"lossless": True} if suffix == "webp" else {}
+    first.save(tmp_path / f"a.{suffix}", save_all=True, append_images=[second], **more)
+    assert (pixels(tmp_path / f"a.{suffix}") == (255, 0, 0)).all()
+
+
+def test_lab_colours(tmp_path: Path):
+    Image.new("LAB", (4, 4), (255, 128, 128)).save(tmp_path / "a.tif")
+    np.testing.assert_allclose(pixels(tmp_path / "a.tif"), 255, atol=2)
+
+
+# --- Rotation ---
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+def test_exif_rotation_is_applied_once(tmp_path: Path, suffix: str, orientation: int):
+    upright = np.asarray(photo((6, 4)))
+    stored = {  # what a camera in that position stores, by the EXIF standard's table
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: upright.transpose(1, 0, 2)[::-1],
+        7: upright.transpose(1, 0, 2)[::-1, ::-1],
+        8: upright.transpose(1, 0, 2)[:, ::-1],
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = tmp_path / f"a.{suffix}"
+    more = {"lossless": True} if suffix == "webp" else {}
+    Image.fromarray(np.ascontiguousarray(stored)).save(file, exif=exif, **more)
+    np.testing.assert_array_equal(pixels(file), upright)
+    assert image_size(file) == (6, 4)
+    assert open_image(file).getexif().get(0x0112) is None
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"Exif\0\0garbage",
+        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x63\0\0",  # 99, cut off
+        b"Exif\0\0II*\0\xff\xff\xff\xff",
+        b"Exif\0\0",
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_broken_exif_is_no_reason_to_refuse(tmp_path: Path, suffix: str, exif: bytes):
+    file = tmp_path / f"a.{suffix}"
+    photo().save(file, exif=exif)
+    assert open_image(file).size == (64, 48) == image_size(file)
+
+
+# --- Refusals ---
+
+
+def test_what_is_not_there(tmp_path: Path):
+    assert "no such file" in failure(tmp_path / "none.jpg")
+    assert "is a folder" in failure(tmp_path)
+    with pytest.raises(ImageError, match=r"^https://a\.b/c\.jpg: is a web address; download"):
+        open_image("https://a.b/c.jpg")
+    with pytest.raises(ImageError, match="cannot be opened"):
+        open_image(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "empty"),
+        (b"hello world, no picture", "not a picture .*hello world"),
+        (b"\xff\xd8\xff\xe0\0\x10JF", "breaks off"),
+        (b"\x89PNG\r\n\x1a\n", "breaks off"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"<!DOCTYPE html><title>404</title>", "a web page"),
+        (b'<?xml version="1.0"?>\n<svg/>', "an SVG"),
+        (b"%PDF-1.7", "a PDF"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "PostScript"),
+    ],
+)
+def test_what_is_no_picture(tmp_path: Path, content: bytes, expected: str):
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(ImageError, match=expected):
+        open_image(tmp_path / "a.jpg")
+    assert ";" in failure(tmp_path / "a.jpg")  # what to do
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "bmp", "tif"])
+@pytest.mark.parametrize("part", [0.01, 0.3, 0.6, 0.9])
+def test_a_picture_that_breaks_off_is_refused(tmp_path: Path, suffix: str, part: float):
+    file = tmp_path / f"a.{suffix}"
+    photo().save(file)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * part)])
+    failure(file)
+    if (suffix, part) == ("jpg", 0.6):
+        assert "breaks off before its end (image file is truncated" in failure(file)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "bmp", "tif"])
+def test_damaged_bytes_raise_nothing_but_image_errors(tmp_path: Path, suffix: str):
+    file = tmp_path / f"a.{suffix}"
+    photo((24, 16)).save(file)
+    content, random = file.read_bytes(), np.random.default_rng(1)
+    for _ in range(60):
+        damaged = bytearray(content)
+        for place in random.integers(0, len(damaged), 8):
+            damaged[place] = random.integers(256)
+        file.write_bytes(damaged)
+        try:
+            assert open_image(file).mode == "RGB"
+        except ImageError as error:
+            assert str(error).startswith(f"{file}: ")  # noqa: PT017
+
+
+@pytest.mark.parametrize(("side", "refused"), [(13_377, False), (13_378, True), (60_000, True)])
+def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path, side: int, refused: bool):
+    # The pixels are missing: a reader that decoded would complain about that instead.
+    file = tmp_path / "a.png"
+    file.write_bytes(png((side, side, 8, 2), b""))
+    assert (side * side > images.MAX_PIXELS) == refused
+    assert ("178,956,970 pixels are not decoded" in failure(file)) == refused
+
+
+def test_the_limit_holds_where_pillows_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    (tmp_path / "a.png").write_bytes(png((60_000, 60_000, 8, 2), b""))
+    assert "60000 x 60000 pixels; more than 178,956,970" in failure(tmp_path / "a.png")
+
+
+def test_large_pictures_below_the_limit_give_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 2000
+    )  # Pillow warns from 2000, refuses from 4000
+    photo().save(tmp_path / "a.png")
+    assert open_image(tmp_path / "a.png").size == (64, 48) == image_size(tmp_path / "a.png")
+    with pytest.warns(Image.DecompressionBombWarning), Image.open(tmp_path / "a.png"):
+        pass  # the caller's own filters are back
+
+
+def test_threads_leave_the_warning_filters_as_they_were(tmp_path: Path):
+    photo().save(tmp_path / "a.png")
+    before = list(warnings.filters)
+    threads = [
+        threading.Thread(target=lambda: [open_image(tmp_path / "a.png") for _ in range(20)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(warnings.filters) == before
+
+
+def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def denied(self: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    photo().save(tmp_path / "a.png")
+    monkeypatch.setattr(Path, "open", denied)
+    assert "no permission to read" in failure(tmp_path / "a.png")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
+def test_no_permission_for_real(tmp_path: Path):
+    photo().save(tmp_path / "a.png")
+    (tmp_path / "a.png").chmod(0)
+    assert "no permission to read" in failure(tmp_path / "a.png")
+
+
+# --- Open files ---
+
+
+def test_bytes_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    photo().save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    np.testing.assert_array_equal(np.asarray(open_image(io.BytesIO(content))), np.asarray(photo()))
+    with (tmp_path / "a.png").open("rb") as file:
+        assert open_image(file).size == (64, 48)
+    with pytest.raises(ImageError, match=r"^standard input: empty"):
+        open_image(io.BytesIO(), name="standard input")
+    with pytest.raises(ImageError, match=r"^the given bytes: not a picture"):
+        open_image(io.BytesIO(b"text"))
+    monkeypatch.setattr(images, "MAX_STREAM_BYTES", 100)
+    with pytest.raises(ImageError, match="more than 100 bytes"):
+        open_image(io.BytesIO(content))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
+def test_a_pipe(tmp_path: Path):
+    reader, writer = os.pipe()
+    photo((8, 8)).save(tmp_path / "a.png")
+    os.write(writer, (tmp_path / "a.png").read_bytes())
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        assert open_image(pipe, name="-").size == (8, 8)
+
+
+# --- find_images ---
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in [
+        "b10.JPG",
+        "b2.jpg",
+        "B1.png",
+        ".hidden.jpg",
+        "notes.txt",
+        "sub/1.webp",
+        ".x/1.jpg",
+    ]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "folder.jpg").mkdir()
+    return tmp_path
+
+
+def test_a_folder_gives_its_pictures_in_natural_order(folder: Path):
+    assert list(find_images([folder])) == [folder / n for n in ("B1.png", "b2.jpg", "b10.JPG")]
+
+
+def test_numbers_sort_by_value_whatever_their_zeros(tmp_path: Path):
+    ordered = ["1.jpg", "a-9.jpg", "a.jpg", "a1b.jpg", "a01c.jpg", "a2.jpg", "a10.jpg", "B.jpg"]
+    for name in reversed(ordered):
+        (tmp_path / name).touch()
+    assert [path.name for path in find_images([tmp_path])] == ordered
+
+
+def test_subfolders_only_when_asked(folder: Path):
+    found = list(find_images([folder], recursive=True))
+    assert [str(path.relative_to(folder)) for path in found] == [
+        "B1.png",
+        "b2.jpg",
+        "b10.JPG",
+        str(Path("sub", "1.webp")),
+    ]
+
+
+def test_files_come_as_given_in_the_order_given(folder: Path):
+    given = [folder / "notes.txt", "missing.jpg", folder / "sub", folder / ".hidden.jpg"]
+    assert list(find_images(given)) == [
+        folder / "notes.txt",
+        Path("missing.jpg"),
+        folder / "sub" / "1.webp",
+        folder / ".hidden.jpg",
+    ]
+
+
+def test_every_extension_is_found(tmp_path: Path):
+    for extension in EXTENSIONS:
+        (tmp_path / f"a{extension.upper()}").touch()
+    assert len(list(find_images([tmp_path]))) == len(EXTENSIONS) == 8
+
+
+def test_an_empty_folder_is_named_before_any_work(folder: Path):
+    (folder / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty: no picture.*\.jpg .*\.tiff.*subfolders"):
+        find_images([folder / "b2.jpg", folder / "empty"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links")
+def test_links_do_not_lead_in_circles_and_broken_ones_are_named(folder: Path):
+    (folder / "sub" / "up").symlink_to(folder, target_is_directory=True)
+    (folder / "sub" / "2.png").symlink_to("nowhere.png")
+    found = list(find_images([folder / "sub"], recursive=True))
+    assert found == [folder / "sub" / "1.webp", folder / "sub" / "2.png"]

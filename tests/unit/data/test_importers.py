@@ -1,0 +1,319 @@
+"""Layouts of others are read: known small files in, known photos out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.data.importers import (
+    IMPORTERS,
+    UNSPLIT,
+    ImportedPhoto,
+    Splits,
+    detect_layout,
+    import_coco,
+    import_csv,
+    import_flickr8k,
+    import_kaggle,
+    import_karpathy,
+)
+from captioner.errors import DataError
+
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
+
+
+def put(file: Path, content: str | bytes | dict[str, Any]) -> Path:
+    if isinstance(content, dict):
+        content = json.dumps(content)
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def captions_of(splits: Splits, split: str = UNSPLIT) -> dict[str, tuple[str, ...]]:
+    return {photo.file_name: photo.captions for photo in splits[split]}
+
+
+# --- Karpathy ---
+
+
+def karpathy(*images: dict[str, Any]) -> dict[str, Any]:
+    sentence = {"raw": "A dog .", "tokens": ["a", "dog"]}
+    return {"dataset": "x", "images": [{"sentences": [sentence], **image} for image in images]}
+
+
+def test_karpathy_coco(tmp_path: Path):
+    file = put(
+        tmp_path / "dataset_coco.json",
+        karpathy(
+            {"filename": "1.jpg", "filepath": "val2014", "split": "test", "cocoid": 9, "imgid": 0},
+            {
+                "filename": "2.jpg",
+                "filepath": "train2014",
+                "split": "train",
+                "cocoid": 8,
+                "imgid": 1,
+            },
+            {"filename": "3.jpg", "filepath": "val2014", "split": "restval", "cocoid": 7},
+        ),
+    )
+    train = [
+        ImportedPhoto("train2014/2.jpg", ("A dog .",), 8),
+        ImportedPhoto("val2014/3.jpg", ("A dog .",), 7),
+    ]
+    test = [ImportedPhoto("val2014/1.jpg", ("A dog .",), 9)]
+    assert import_karpathy(file) == {"test": test, "train": train}
+    apart = import_karpathy(file, restval_in_train=False)
+    assert apart == {"test": test, "train": train[:1], "restval": train[1:]}
+
+
+def test_karpathy_flickr8k_numbers_by_imgid(tmp_path: Path):
+    image = {"filename": "1.jpg", "split": "val", "imgid": 0}
+    file = put(tmp_path / "dataset_flickr8k.json", karpathy(image))
+    assert import_karpathy(file) == {"val": [ImportedPhoto("1.jpg", ("A dog .",), 0)]}
+
+
+# --- Flickr8k ---
+
+TOKENS = (
+    "a.jpg#0\tA dog , and\ta tab .\na.jpg#1\tTwo dogs .\nb.jpg#0\tA # cat .\nc.jpg#0\tA bird .\n"
+)
+
+
+def test_flickr8k_with_the_lists_that_are_there(tmp_path: Path):
+    put(tmp_path / "Flickr8k.token.txt", TOKENS)
+    put(tmp_path / "Flickr_8k.trainImages.txt", "a.jpg\r\n\r\n")
+    put(tmp_path / "Flickr_8k.devImages.txt", "b.jpg\nnowhere.jpg\n")
+    splits = import_flickr8k(tmp_path)
+    assert list(splits) == ["train", "val"]
+    assert captions_of(splits, "train") == {"a.jpg": ("A dog , and\ta tab .", "Two dogs .")}
+    assert captions_of(splits, "val") == {"b.jpg": ("A # cat .",), "nowhere.jpg": ()}
+    assert import_flickr8k(tmp_path / "Flickr8k.token.txt") == splits
+
+
+def test_a_token_file_alone_has_no_splits(tmp_path: Path):
+    file = put(tmp_path / "results_20130124.token", TOKENS)
+    assert list(captions_of(import_flickr8k(file))) == ["a.jpg", "b.jpg", "c.jpg"]
+    assert import_flickr8k(tmp_path) == import_flickr8k(file)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [("", ("stray .",)), ("2258277193_586949ec62.jpg#0\town .\n", ("own .",))]
+)
+def test_a_stray_copy_lends_its_captions_only_where_they_lack(
+    tmp_path: Path, own: str, expected: tuple[str, ...]
+):
+    put(tmp_path / "Flickr8k.token.txt", "2258277193_586949ec62.jpg.1#0\tstray .\n" + own)
+    assert captions_of(import_flickr8k(tmp_path)) == {"2258277193_586949ec62.jpg": expected}
+    put(tmp_path / "Flickr_8k.trainImages.txt", "2258277193_586949ec62.jpg.1\n")
+    found = captions_of(import_flickr8k(tmp_path), "train")
+    assert found == {"2258277193_586949ec62.jpg": expected}
+
+
+# --- Tables ---
+
+
+def test_kaggle_takes_all_behind_the_first_comma(tmp_path: Path):
+    lines = [
+        "image,caption",
+        "a.jpg,A dog , a cat , and a bird .",
+        'a.jpg,"A dog , ""Rex"" , barks ."',
+        'a.jpg,"Stop" says the "sign"',
+        'b.jpg,A "big" dog .',
+        "b.jpg,",
+    ]
+    file = put(tmp_path / "captions.txt", "\r\n".join(lines) + "\r\n")
+    expected = {
+        "a.jpg": (
+            "A dog , a cat , and a bird .",
+            'A dog , "Rex" , barks .',
+            '"Stop" says the "sign"',
+        ),
+        "b.jpg": ('A "big" dog .', ""),
+    }
+    assert captions_of(import_kaggle(file)) == expected
+    assert import_kaggle(tmp_path) == import_kaggle(file)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(
+    "header", [("File_Name", "text"), ("image", "Caption"), ("path", "comment")]
+)
+def test_csv_by_header_and_separator(tmp_path: Path, separator: str, header: tuple[str, str]):
+    rows = [("no", *header), ("1", "a.jpg", '"One, a|b;c\td ""x"""'), ("2", "a.jpg", "two")]
+    rows = [tuple(c.replace(separator, " ") for c in row) for row in rows]
+    file = put(tmp_path / "a.csv", "\n".join(separator.join(row) for row in rows) + "\n\n")
+    one = 'One, a|b;c\td "x"'.replace(separator, " ")
+    assert captions_of(import_csv(file)) == {"a.jpg": (one, "two")}
+
+
+def test_csv_quotes_hold_separators_and_line_ends(tmp_path: Path):
+    file = put(tmp_path / "a.csv", 'file,caption\na.jpg,"one, two"\nb.jpg,"three\nfour"\n')
+    assert captions_of(import_csv(file)) == {"a.jpg": ("one, two",), "b.jpg": ("three\nfour",)}
+
+
+def test_csv_with_splits(tmp_path: Path):
+    text = (
+        "split,file,caption\ntrain,a.jpg,one\nDev,b.jpg,two\nvalidation,c.jpg,three\ntest,d.jpg,x\n"
+    )
+    splits = import_csv(put(tmp_path / "a.csv", text))
+    names = {split: [photo.file_name for photo in photos] for split, photos in splits.items()}
+    assert names == {"train": ["a.jpg"], "val": ["b.jpg", "c.jpg"], "test": ["d.jpg"]}
+
+
+def test_flickr30k_results(tmp_path: Path):
+    text = (
+        "image_name| comment_number| comment\n"
+        '1.jpg| 0| A "big , red" dog .\n'
+        "1.jpg| 1| Two dogs .\n"
+        "2199200615.jpg| 4   A dog runs across the grass .\n"  # as published: one | is missing
+    )
+    assert captions_of(import_csv(put(tmp_path / "results.csv", text))) == {
+        "1.jpg": ('A "big , red" dog .', "Two dogs ."),
+        "2199200615.jpg": ("A dog runs across the grass .",),
+    }
+
+
+# --- COCO ---
+
+
+def coco(**changes: Any) -> dict[str, Any]:
+    return {
+        "images": [{"id": 5, "file_name": "a.jpg"}, {"id": 3, "file_name": "b.jpg"}],
+        "annotations": [
+            {"id": 1, "image_id": 3, "caption": "b1"},
+            {"id": 2, "image_id": 5, "caption": "a1"},
+            {"id": 3, "image_id": 3, "caption": "b2"},
+        ],
+        **changes,
+    }
+
+
+def test_coco(tmp_path: Path):
+    assert import_coco(put(tmp_path / "captions.json", coco())) == {
+        UNSPLIT: [ImportedPhoto("a.jpg", ("a1",), 5), ImportedPhoto("b.jpg", ("b1", "b2"), 3)]
+    }
+
+
+# --- Errors ---
+
+
+@pytest.mark.parametrize(
+    ("importer", "content", "expected"),
+    [
+        (import_karpathy, "{\n  oops", r"a:2: not valid JSON"),
+        (import_karpathy, "[]", "a: a JSON list"),
+        (import_karpathy, "{}", r"a has no 'images' \(list\)"),
+        (
+            import_karpathy,
+            {"images": [{"filename": 3}]},
+            r"images\[0\] has 3 as 'filename' \(str\)",
+        ),
+        (import_karpathy, {"images": [7]}, r"images\[0\] is no object"),
+        (
+            import_karpathy,
+            {"images": [{"filename": "a", "split": "val", "sentences": [{}]}]},
+            r"images\[0\]: sentences\[0\] has no 'raw'",
+        ),
+        (import_coco, coco(annotations=[{"image_id": 9}]), r"\[0\]: image_id 9 is not among"),
+        (import_coco, coco(annotations=[{"image_id": 3, "bbox": []}]), r"\[0\] has no 'caption'"),
+        (import_flickr8k, "a.jpg#0\tfine\n\na.jpg no tab\n", r"a:3: not 'name.jpg#0<tab>caption'"),
+        (import_kaggle, "image,caption\na.jpg\n", r"a:2: not 'image,caption'"),
+        (import_csv, "a,b\n1,2\n", r"a:1: the header 'a,b' names no file column \(file, .*comment"),
+        (
+            import_csv,
+            "file,caption\na.jpg,one, two\n",
+            r"a:2: 3 fields where the header has 2; put",
+        ),
+        (import_csv, 'file,caption\na.jpg,"one\n', r"a:\d: not valid CSV"),
+        (import_csv, "file,caption\n,one\n", r"a:2: the file column is empty"),
+        (import_csv, "file,caption,split\na.jpg,one,x\n", r"a:2: the split 'x' is none of train"),
+        (
+            import_csv,
+            "file,caption,split\na.jpg,one,train\na.jpg,two,val\n",
+            r"a:3: a.jpg is in two splits, train and val",
+        ),
+        (import_kaggle, "", "a: the file is empty"),
+        (import_kaggle, b"image,caption\na.jpg,caf\xe9\n", r"a:2: not UTF-8 \(byte 0xe9\); save"),
+        (import_csv, "file,caption\n".encode("utf-16"), r"a:1: not UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, importer: Callable[[Path], Splits], content: Any, expected: str
+):
+    with pytest.raises(DataError, match=expected) as caught:
+        importer(put(tmp_path / "a", content))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("importer", IMPORTERS.values(), ids=IMPORTERS)
+def test_a_missing_file_is_named(tmp_path: Path, importer: Callable[[Path], Splits]):
+    with pytest.raises(DataError, match=r"none.txt: cannot be read \(No such file"):
+        importer(tmp_path / "none.txt")
+
+
+def test_a_folder_without_a_token_file(tmp_path: Path):
+    with pytest.raises(DataError, match="0 token files"):
+        import_flickr8k(tmp_path)
+
+
+# --- Detection ---
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with byte order mark"])
+@pytest.mark.parametrize(
+    ("layout", "content"),
+    [
+        ("karpathy", json.dumps(karpathy({"filename": "a", "split": "val"}))),
+        ("coco", json.dumps(coco())),
+        ("flickr8k", TOKENS),
+        ("kaggle", "image,caption\na.jpg,A dog , a cat .\n"),
+        ("csv", "image_name| comment_number| comment\na.jpg| 0| A dog .\n"),
+        ("csv", "file\tcaption\na.jpg\tA dog .\n"),
+    ],
+)
+def test_every_layout_is_told_and_read(tmp_path: Path, layout: str, content: str, mark: str):
+    file = put(tmp_path / "a", mark + content)
+    assert detect_layout(file) == layout
+    assert sum(len(photos) for photos in IMPORTERS[layout](file).values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("captions.txt", "kaggle"), ("Flickr8k.token.txt", "flickr8k")]
+)
+def test_folders_are_told_by_what_they_hold(tmp_path: Path, name: str, layout: str):
+    put(tmp_path / name, TOKENS)
+    assert detect_layout(tmp_path) == layout
+
+
+@pytest.mark.parametrize("content", ["some text", "{}", '{"images": [1]}', '{"images": {}}'])
+def test_what_is_supported_is_listed(tmp_path: Path, content: str):
+    for path in (put(tmp_path / "a", content), tmp_path):
+        with pytest.raises(DataError, match=r"Karpathy's .* Flickr8k.* Kaggle's .* CSV .* COCO"):
+            detect_layout(path)
+
+
+# --- The data that is here ---
+
+
+@pytest.mark.data
+@real_data
+def test_flickr8k_as_published():
+    path = DATA / "flickr8k"
+    assert detect_layout(path) == "flickr8k"
+    splits = import_flickr8k(path)
+    assert {split: len(photos) for split, photos in splits.items()} == {"train": 6000, "val": 1000}
+    assert {len(photo.captions) for photos in splits.values() for photo in photos} == {5}
+
+
+@pytest.mark.data
+@real_data
+def test_coco_as_published():
+    path = DATA / "coco_mini" / "annotations" / "captions.json"
+    assert detect_layout(path) == "coco"
+    (photos,) = import_coco(path).values()
+    assert (len(photos), sum(len(photo.captions) for photo in photos)) == (686, 3431)

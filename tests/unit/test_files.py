@@ -1,0 +1,300 @@
+"""Files and folders: the old or the new, never a part, whatever happens in between."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from captioner import files
+from captioner.files import atomic_folder, atomic_write, complete_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def full_disk(*args: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+# --- atomic_write ---
+
+
+@pytest.mark.parametrize(
+    ("data", "stored"), [("Straße\r\n", "Straße\r\n".encode()), (b"\0", b"\0")]
+)
+def test_a_file_holds_what_was_given(tmp_path: Path, data: str | bytes, stored: bytes):
+    atomic_write(tmp_path / "new folder" / "a.json", data)
+    assert (tmp_path / "new folder" / "a.json").read_bytes() == stored
+    assert names(tmp_path / "new folder") == ["a.json"]
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    file = tmp_path / "a.json"
+    file.write_text("old")
+    monkeypatch.setattr(*((os, "fsync") if where == "fsync" else (Path, "replace")), full_disk)
+    with pytest.raises(OSError, match="No space left") as caught:
+        atomic_write(file, "new")
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(file)
+    assert file.read_text() == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits")
+def test_a_write_that_stops_halfway_leaves_the_old_file(tmp_path: Path):
+    file = tmp_path / "a.bin"
+    file.write_bytes(b"old")
+    done = run(
+        """
+        import resource, signal, sys
+        from captioner.files import atomic_write
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        atomic_write(sys.argv[1], bytes(100_000))
+        """,
+        file,
+    )
+    assert "File too large" in done.stderr
+    assert file.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs user namespaces")
+def test_a_real_full_disk_leaves_the_old_content(tmp_path: Path):
+    code = """
+        import errno, pathlib, sys
+        from captioner.files import atomic_folder, atomic_write
+        disk = pathlib.Path(sys.argv[1])
+        def fill():
+            with atomic_folder(disk / "model") as folder:
+                (folder / "weights").write_bytes(bytes(100_000))
+        atomic_write(disk / "a", "old")
+        with atomic_folder(disk / "model") as folder:
+            (folder / "weights").write_text("old")
+        for write in (lambda: atomic_write(disk / "a", bytes(100_000)), fill):
+            try:
+                write()
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
+            else:
+                raise AssertionError("the disk was not full")
+        assert (disk / "a").read_text() == (disk / "model/weights").read_text() == "old"
+        print(sorted(entry.name for entry in disk.iterdir()))
+    """
+    mount = 'mount -t tmpfs -o size=64k none "$1" || exit 77; exec "$2" -c "$3" "$1"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    try:
+        done = subprocess.run(
+            [*command, tmp_path, sys.executable, textwrap.dedent(code)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    except FileNotFoundError:
+        pytest.skip("no unshare command")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no file system of one's own here: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout.strip()) == (0, "['a', 'model']"), done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path):
+    (tmp_path / "old").write_text("")
+    (tmp_path / "old").chmod(0o640)
+    before = os.umask(0o022)
+    try:
+        atomic_write(tmp_path / "old", "x")
+        atomic_write(tmp_path / "new", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "old").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o644
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links")
+def test_a_link_stays_a_link(tmp_path: Path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    atomic_write(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a named pipe")
+def test_a_pipe_or_device_is_written_to_and_never_replaced(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        atomic_write(pipe, "text")
+        assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_folder_of_that_name_is_refused(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError, match="a"):
+        atomic_write(tmp_path / "a", "x")
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+def test_leftovers_of_dead_runs_go_and_those_of_living_ones_stay(tmp_path: Path):
+    dead, living = tmp_path / ".a.tmp-00000000", tmp_path / ".a.tmp-11111111"
+    other = tmp_path / ".a.tmp-notes.txt"
+    for file in (dead, living, other):
+        file.write_text("x")
+    lock = files._lock(living)
+    assert lock is not None
+    try:
+        atomic_write(tmp_path / "a", "new")
+    finally:
+        os.close(lock)
+    assert names(tmp_path) == [living.name, other.name, "a"]
+
+
+# --- atomic_folder ---
+
+
+def write(folder: Path, content: str) -> None:
+    with atomic_folder(folder) as temporary:
+        (temporary / "sub").mkdir()
+        (temporary / "sub" / "one").write_text(content)
+        (temporary / "two").write_text(content)
+
+
+def read(folder: Path) -> set[str]:
+    assert names(folder) == ["sub", "two"]
+    return {(folder / "sub" / "one").read_text(), (folder / "two").read_text()}
+
+
+def test_a_folder_is_made_and_replaced_whole(tmp_path: Path):
+    model = tmp_path / "runs" / "model"
+    write(model, "old")
+    (model / "stale").write_text("goes with the old folder")
+    write(model, "new")
+    assert read(model) == {"new"}
+    assert names(model.parent) == ["model"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_the_block_leaves_the_old_folder(tmp_path: Path, error: type[BaseException]):
+    write(tmp_path / "model", "old")
+    with pytest.raises(error), atomic_folder(tmp_path / "model") as temporary:  # noqa: PT012
+        (temporary / "two").write_text("half")
+        raise error
+    assert read(tmp_path / "model") == {"old"}
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_full_disk_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path / "model", "old")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write(tmp_path / "model", "new")
+    assert caught.value.filename == str(tmp_path / "model")
+    assert read(tmp_path / "model") == {"old"}
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_rename_that_fails_brings_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+):
+    write(tmp_path / "model", "old")
+    calls = 0
+    rename = Path.rename
+
+    def counted(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            full_disk()
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", counted)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "model", "new")
+    assert read(tmp_path / "model") == {"old"}
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("renames", "found"), [(0, "old"), (1, "old"), (2, "new"), (3, "new"), (4, "new")]
+)
+def test_a_death_at_any_point_leaves_a_complete_folder(tmp_path: Path, renames: int, found: str):
+    model = tmp_path / "model"
+    write(model, "old")
+    died = run(
+        """
+        import os, pathlib, sys
+        from captioner.files import atomic_folder
+        left, rename = int(sys.argv[2]), pathlib.Path.rename
+        def deadly(self, target):
+            global left
+            if left == 0:
+                os._exit(9)
+            left -= 1
+            return rename(self, target)
+        pathlib.Path.rename = deadly
+        with atomic_folder(sys.argv[1]) as folder:
+            (folder / "sub").mkdir()
+            (folder / "sub" / "one").write_text("new")
+            (folder / "two").write_text("new")
+        """,
+        model,
+        renames,
+    )
+    assert died.returncode == (9 if renames < 4 else 0), died.stderr
+    assert model.exists() == (renames != 2)  # the one moment that needs complete_folder
+    assert read(complete_folder(model)) == {found}
+    write(model, "newest")
+    assert read(model) == {"newest"}
+    assert names(tmp_path) == ["model"]
+
+
+def test_the_old_folder_is_found_when_only_that_survived(tmp_path: Path):
+    (tmp_path / ".model.old-00000000").mkdir()
+    assert complete_folder(tmp_path / "model") == tmp_path / ".model.old-00000000"
+    with pytest.raises(ValueError, match="stop"), atomic_folder(tmp_path / "model"):
+        raise ValueError("stop")
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_missing_folder_is_found_missing(tmp_path: Path):
+    assert complete_folder(tmp_path / "no" / "model") == tmp_path / "no" / "model"
+
+
+def test_a_file_is_no_folder_to_replace(tmp_path: Path):
+    (tmp_path / "model").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="model"), atomic_folder(tmp_path / "model"):
+        pass
+    assert (tmp_path / "model").read_text() == "mine"

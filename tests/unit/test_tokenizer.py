@@ -1,0 +1,123 @@
+"""Tests of captioner.tokenizer against stored and, where Java is found, fresh answers of the jar.
+
+``tests/fixtures/ptb_tokens.json`` holds made-up hard sentences with the jar's tokens; its note
+says how they were got. No caption of a dataset is stored here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from captioner.tokenizer import tokenize
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data"
+CASES: list[tuple[str, list[str]]] = [
+    (text, tokens)
+    for text, tokens in json.loads(
+        (ROOT / "tests" / "fixtures" / "ptb_tokens.json").read_text(encoding="utf-8")
+    )["cases"]
+]
+# What pycocoevalcap drops. Its list has the brackets in capitals only, so after -lowerCase they
+# stay: the same happens here.
+PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
+
+
+def find_jar() -> Path | None:
+    """Return the CoreNLP jar inside the installed pycocoevalcap, if there is one."""
+    spec = importlib.util.find_spec("pycocoevalcap")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        jar = Path(folder) / "tokenizer" / "stanford-corenlp-3.4.1.jar"
+        if jar.exists():
+            return jar
+    return None
+
+
+JAR = find_jar()
+
+
+def ask_jar(lines: list[str], folder: Path) -> list[list[str]]:
+    """Return the jar's tokens of each line, asked in one call as pycocoevalcap does."""
+    source = folder / "lines.txt"
+    source.write_bytes("\n".join(lines).encode())
+    command = ["java", "-Dfile.encoding=UTF-8", "-cp", str(JAR)]
+    command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase"]
+    answer = subprocess.run([*command, str(source)], capture_output=True, check=True).stdout
+    rows = answer.decode().split("\n")
+    rows += [""] * (len(lines) - len(rows))
+    return [
+        [token for token in row.rstrip().split(" ") if token and token not in PUNCTUATION]
+        for row in rows[: len(lines)]
+    ]
+
+
+def read_captions() -> list[str]:
+    """Return every caption of the shared data, or none where the data is missing."""
+    captions: list[str] = []
+    flickr = DATA / "flickr8k" / "Flickr8k.token.txt"
+    if flickr.exists():
+        rows = flickr.read_text(encoding="utf-8").split("\n")
+        captions += [row.split("\t", 1)[1] for row in rows if "\t" in row]
+    for name in ("coco_mini", "coco128"):
+        path = DATA / name / "annotations" / "captions.json"
+        if path.exists():
+            annotations = json.loads(path.read_text(encoding="utf-8"))["annotations"]
+            captions += [annotation["caption"].replace("\n", " ") for annotation in annotations]
+    return captions
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES, ids=[ascii(text) for text, _ in CASES])
+def test_stored_answers_of_the_jar(text: str, expected: list[str]) -> None:
+    assert tokenize(text) == expected
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="java is not installed")
+@pytest.mark.skipif(JAR is None, reason="pycocoevalcap with the CoreNLP jar is not installed")
+def test_equals_the_jar(tmp_path: Path) -> None:
+    captions = read_captions()
+    # The line "x" keeps the jar from looking past a hard sentence into the next one.
+    lines = captions + [line for text, _ in CASES for line in (text, "x")]
+    answers = zip(lines, ask_jar(lines, tmp_path), strict=True)
+    differences = [(text, answer) for text, answer in answers if tokenize(text) != answer]
+    assert differences == []
+
+
+def test_line_breaks_count_as_spaces() -> None:
+    words = ["a", "dog", "runs"]
+    for line_break in ("\n", "\r", "\r\n", "\v", "\f", "\x85", "\u2028", "\u2029"):
+        assert tokenize(f"A dog{line_break}runs") == words
+
+
+def test_blank_text_has_no_tokens() -> None:
+    for text in ("", " ", "\n", "\t \u00a0", "\u200b"):
+        assert tokenize(text) == []
+
+
+TRICKY = st.sampled_from(sorted({piece for text, _ in CASES for piece in (text, *text.split())}))
+
+
+@given(st.one_of(st.text(), st.lists(st.one_of(TRICKY, st.text(max_size=3))).map("".join)))
+def test_tokens_are_clean(text: str) -> None:
+    tokens = tokenize(text)
+    assert tokens == tokenize(text)
+    for token in tokens:
+        assert token
+        assert token == token.lower()
+        assert token not in PUNCTUATION
+        assert " " not in token
+        assert "\n" not in token
+
+
+@given(st.lists(st.from_regex(r"[a-z]{2,8}", fullmatch=True)))
+def test_plain_words_stay_whole(words: list[str]) -> None:
+    split_in_two = {"cannot", "gonna", "gotta", "lemme", "gimme", "wanna"}
+    kept = [word for word in words if word not in split_in_two]
+    assert tokenize(" ".join(kept)) == kept
