@@ -31,7 +31,7 @@ _HOMES = {
     "tokenize": "captioner.tokenizer",
 }
 
-__all__ = [  # noqa: PLE0604 - names of _HOMES, tested against it
+__all__ = [
     "Caption",
     "Captioner",
     "CaptionerError",

@@ -41,7 +41,9 @@ class DataConfig:
     """Processes that read photos; 0 reads them in the main process."""
 
     def __post_init__(self) -> None:
-        _require(self.max_captions >= 1, f"data.max_captions is {self.max_captions}; give 1 or more")
+        _require(
+            self.max_captions >= 1, f"data.max_captions is {self.max_captions}; give 1 or more"
+        )
         _require(self.max_words >= 1, f"data.max_words is {self.max_words}; give 1 or more")
         _require(self.workers >= 0, f"data.workers is {self.workers}; give 0 or more")
 
@@ -69,14 +71,17 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         _require(
-            self.image_size >= 32, f"encoder.image_size is {self.image_size}; give 32 or more pixels"
+            self.image_size >= 32,
+            f"encoder.image_size is {self.image_size}; give 32 or more pixels",
         )
         for name, value in (("mean", self.mean), ("std", self.std)):
             _require(
                 value is None or len(value) == 3,
                 f"encoder.{name} has {len(value or [])} numbers; give 3, one a colour channel",
             )
-        _require(self.std is None or min(self.std) > 0, "encoder.std holds 0 or less; give more than 0")
+        _require(
+            self.std is None or min(self.std) > 0, "encoder.std holds 0 or less; give more than 0"
+        )
 
 
 @dataclass
@@ -167,8 +172,16 @@ class TrainingConfig:
         for name in ("epochs", "batch_size", "save_every"):
             value = getattr(self, name)
             _require(value >= 1, f"training.{name} is {value}; give 1 or more")
-        for name in ("lr", "encoder_lr", "weight_decay", "warmup_steps", "attention_penalty",
-                     "patience", "sample_images", "limit_val"):
+        for name in (
+            "lr",
+            "encoder_lr",
+            "weight_decay",
+            "warmup_steps",
+            "attention_penalty",
+            "patience",
+            "sample_images",
+            "limit_val",
+        ):
             value = getattr(self, name)
             _require(value >= 0, f"training.{name} is {value}; give 0 or more")
         _require(self.clip_norm > 0, f"training.clip_norm is {self.clip_norm}; give more than 0")

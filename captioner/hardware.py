@@ -31,8 +31,10 @@ def pick_device(name: str = "auto") -> torch.device:
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether the hardware has bf16 matrix units (AMX, recent GPUs); emulation does not count."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older torch does not tell
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities: dict[str, object] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # torch >= 2.12
     return device.type == "cpu" and bool(capabilities.get("amx_bf16", False))
 
 

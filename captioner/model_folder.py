@@ -89,9 +89,7 @@ def load_model(folder: str | Path) -> StoredModel:
     path = complete_folder(folder)
     config = _read_config(path)
     try:
-        preprocessing = Preprocessing(
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in config["preprocessing"].items()}
-        )
+        preprocessing = Preprocessing.from_dict(config["preprocessing"])
         vocabulary = Vocabulary(config["vocabulary"])
         decoder = DecoderConfig(**config["decoder"])
         encoder = Encoder(config["encoder"]["name"])
@@ -107,7 +105,9 @@ def load_model(folder: str | Path) -> StoredModel:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         kind = "is a file" if path.exists() else "does not exist"
-        raise ModelError(f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}")
+        raise ModelError(
+            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}"
+        )
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
@@ -125,7 +125,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"{path} was written by a newer captioner (format {version}, this one reads up to "
             f"{FORMAT_VERSION}); pip install --upgrade captioner"
         )
-    return config
+    return dict(config)
 
 
 def _load_weights(model: CaptionModel, path: Path) -> None:

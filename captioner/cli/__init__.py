@@ -1,0 +1,1 @@
+"""The command line: one small file a subcommand; alone reads argv, prints, exits."""

@@ -28,7 +28,8 @@ from captioner.errors import ConfigError
 if TYPE_CHECKING:
     from captioner.caption import Caption
 
-Captioned = tuple[str, list["Caption"]]
+Captioned = tuple[str | int, list["Caption"]]
+"""What the output calls a photo (its path; for COCO results its image id), and its captions."""
 
 
 def parser() -> Parser:
@@ -40,9 +41,7 @@ def parser() -> Parser:
     )
     new.add_argument("photos", nargs="+", help="files, folders, or - for standard input")
     new.add_argument("--recursive", action="store_true", help="look into folders of folders too")
-    new.add_argument(
-        "--format", choices=list(WRITERS), default="text", help="form of the output"
-    )
+    new.add_argument("--format", choices=list(WRITERS), default="text", help="form of the output")
     new.add_argument("-o", "--output", help="file to write (default: standard output)")
     new.add_argument("--force", action="store_true", help="replace the output file")
     new.add_argument(
@@ -56,43 +55,69 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Caption everything; name what failed."""
     options = parser().parse(argv)
-    target = Path(options.output) if options.output else None
-    if target is not None:
-        refuse_overwrite(target, options.force)
+    target = _check(options)
+
+    from captioner.data.images import find_images
+
+    photos = list(find_images(_arguments(options.photos), recursive=options.recursive))
+    named, failures = _names(photos, options)
+
+    from captioner.api import load
+
+    model = load(options.model, device=options.device, precision=options.precision)
+    search = model.options(**search_changes(options))
+
+    def captioned() -> Iterator[Captioned]:
+        nonlocal failures
+        sources = (sys.stdin.buffer if str(photo) == "-" else photo for photo, _ in named)
+        results = model.stream(sources, search, batch_size=options.batch_size)
+        hide = None if len(named) > 1 else True  # None: hidden unless stderr is a terminal
+        bar = tqdm(results, total=len(named), unit="photo", disable=hide, dynamic_ncols=True)
+        for (_, name), result in zip(named, bar, strict=True):
+            if result.error is None:
+                yield name, result.captions
+            else:
+                failures += 1
+                warn(str(result.error))
+
+    with output(target) as file:
+        WRITERS[options.format](file, captioned())
+    return FAILED if failures else OK
+
+
+def _check(options: Any) -> Path | None:
+    """Refuse what cannot work before anything is computed; where the output goes."""
     if options.batch_size < 1:
         raise ConfigError(f"batch-size is {options.batch_size}; give 1 or more")
     if options.annotations and options.format != "coco":
         raise ConfigError(f"--annotations goes with --format coco, not {options.format}")
     if options.format == "coco" and (options.num_captions or 1) > 1:
         raise ConfigError("--format coco holds one caption an image; give --num-captions 1")
+    if options.output is None:
+        return None
+    target = Path(options.output)
+    refuse_overwrite(target, options.force)
+    return target
 
-    from captioner.data.images import find_images
 
-    photos = list(find_images(_arguments(options.photos), recursive=options.recursive))
+def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str | int]], int]:
+    """What the output calls each photo, and how many cannot be called anything.
 
-    from captioner.api import load
-
-    model = load(options.model, device=options.device, precision=options.precision)
-    search = model.options(**search_changes(options))
-    failures = 0
-
-    def captioned() -> Iterator[Captioned]:
-        nonlocal failures
-        sources = (sys.stdin.buffer if str(p) == "-" else p for p in photos)
-        results = model.stream(sources, search, batch_size=options.batch_size)
-        hide = None if len(photos) > 1 else True  # None: hidden unless stderr is a terminal
-        bar = tqdm(results, total=len(photos), unit="photo", disable=hide, dynamic_ncols=True)
-        for path, result in zip(photos, bar, strict=True):
-            if result.error is not None:
-                failures += 1
-                warn(str(result.error))
-            else:
-                yield str(path), result.captions
-
-    ids = _image_ids(options.annotations) if options.format == "coco" else None
-    with output(target) as file:
-        unnamed = WRITERS[options.format](file, captioned(), ids)
-    return FAILED if failures or unnamed else OK
+    The path as it was given; for COCO results the image id.
+    """
+    if options.format != "coco":
+        return [(photo, str(photo)) for photo in photos], 0
+    find = _image_ids(options.annotations)
+    named: list[tuple[Path, str | int]] = []
+    unknown = 0
+    for photo in photos:
+        image_id = find(photo)
+        if image_id is None:
+            unknown += 1
+            warn(f"{photo}: no image id is known for it; name it in --annotations")
+        else:
+            named.append((photo, image_id))
+    return named, unknown
 
 
 def _arguments(given: Iterable[str]) -> Iterator[str]:
@@ -102,7 +127,7 @@ def _arguments(given: Iterable[str]) -> Iterator[str]:
         yield argument
 
 
-def entry(path: str, captions: list[Caption]) -> dict[str, Any]:
+def entry(path: str | int, captions: list[Caption]) -> dict[str, Any]:
     """The JSON form of one photo's captions."""
     return {
         "image": path,
@@ -113,51 +138,31 @@ def entry(path: str, captions: list[Caption]) -> dict[str, Any]:
     }
 
 
-def _write_text(file: IO[str], photos: Iterable[Captioned], ids: object) -> int:
+def _write_text(file: IO[str], photos: Iterable[Captioned]) -> None:
     for path, captions in photos:
         for caption in captions:
             print(f"{path}: {caption.text}", file=file, flush=True)
-    return 0
 
 
-def _write_jsonl(file: IO[str], photos: Iterable[Captioned], ids: object) -> int:
+def _write_jsonl(file: IO[str], photos: Iterable[Captioned]) -> None:
     for photo in photos:
         print(json.dumps(entry(*photo), ensure_ascii=False), file=file, flush=True)
-    return 0
 
 
-def _write_json(file: IO[str], photos: Iterable[Captioned], ids: object) -> int:
+def _write_json(file: IO[str], photos: Iterable[Captioned]) -> None:
     _write_list(file, (entry(*photo) for photo in photos))
-    return 0
 
 
-def _write_csv(file: IO[str], photos: Iterable[Captioned], ids: object) -> int:
+def _write_csv(file: IO[str], photos: Iterable[Captioned]) -> None:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["image", "caption", "log_prob"])
     for path, captions in photos:
         for caption in captions:
             writer.writerow([path, caption.text, f"{caption.log_prob:.4f}"])
-    return 0
 
 
-def _write_coco(
-    file: IO[str], photos: Iterable[Captioned], ids: Callable[[str], int | None] | None
-) -> int:
-    assert ids is not None
-    unnamed = 0
-
-    def results() -> Iterator[dict[str, Any]]:
-        nonlocal unnamed
-        for path, captions in photos:
-            image_id = ids(path)
-            if image_id is None:
-                unnamed += 1
-                warn(f"{path}: no image id is known for it; name it in --annotations")
-            else:
-                yield {"image_id": image_id, "caption": captions[0].text}
-
-    _write_list(file, results())
-    return unnamed
+def _write_coco(file: IO[str], photos: Iterable[Captioned]) -> None:
+    _write_list(file, ({"image_id": i, "caption": c[0].text} for i, c in photos))
 
 
 def _write_list(file: IO[str], entries: Iterable[dict[str, Any]]) -> None:
@@ -169,23 +174,23 @@ def _write_list(file: IO[str], entries: Iterable[dict[str, Any]]) -> None:
     file.write("\n]\n" if separator == ",\n" else "[]\n")
 
 
-def _image_ids(annotations: str | None) -> Callable[[str], int | None]:
-    """Image id of a path: from a COCO file, else from the digits of COCO's file names."""
+def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
+    """Image id of a photo: from a COCO file, else from the digits of COCO's file names."""
     if annotations is not None:
         from captioner.data.coco import read_captions
 
         names, _ = read_captions([annotations])
         known = {Path(name).name: image_id for image_id, name in names.items()}
-        return lambda path: known.get(Path(path).name)
+        return lambda photo: known.get(photo.name)
 
-    def digits(path: str) -> int | None:
-        match = re.fullmatch(r"(?:COCO_\w+_)?(\d+)", Path(path).stem)
+    def digits(photo: Path) -> int | None:
+        match = re.fullmatch(r"(?:COCO_\w+_)?(\d+)", photo.stem)
         return int(match[1]) if match else None
 
     return digits
 
 
-WRITERS: dict[str, Callable[[IO[str], Iterable[Captioned], Any], int]] = {
+WRITERS: dict[str, Callable[[IO[str], Iterable[Captioned]], None]] = {
     "text": _write_text,
     "json": _write_json,
     "jsonl": _write_jsonl,

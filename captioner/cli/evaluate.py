@@ -78,7 +78,8 @@ def main(argv: Sequence[str]) -> int:
             "signature": SIGNATURE,
             **about,
             "per_image": [
-                {"image_id": i, "caption": captions[i], **scores.images[i]} for i in sorted(captions)
+                {"image_id": i, "caption": captions[i], **scores.images[i]}
+                for i in sorted(captions)
             ],
         }
         atomic_write(target, json.dumps(report, indent=1, ensure_ascii=False) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from captioner.cli.main import OK
 from captioner.cli.options import Parser, new_parser
@@ -32,8 +33,6 @@ def main(argv: Sequence[str]) -> int:
     folder = options.model or SHIPPED_MODEL
     stored = load_model(folder)
     model = stored.model
-    from pathlib import Path
-
     facts = {
         "folder": str(folder),
         "size_mb": round((Path(folder) / WEIGHTS).stat().st_size / 1e6, 1),
@@ -53,9 +52,12 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return OK
     for name, value in facts.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {part}" for key, part in value.items())
-        print(f"{name:<14} {value}")
+        told = (
+            ", ".join(f"{key} {part}" for key, part in value.items())
+            if isinstance(value, dict)
+            else value
+        )
+        print(f"{name:<14} {told}")
     card = Path(folder) / CARD
     if card.is_file():
         print("\n" + card.read_text(encoding="utf-8").rstrip())

@@ -56,29 +56,26 @@ def _run(command: str, arguments: list[str]) -> int:
 
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    if not debug:
-        warnings.simplefilter("ignore")  # libraries' notes to programmers, not to users
     try:
-        module = importlib.import_module(f"captioner.cli.{command}")
-        code: int = module.main(arguments)
-        sys.stdout.flush()
-        return code
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.simplefilter("ignore")  # libraries' notes to programmers, not to users
+            module = importlib.import_module(f"captioner.cli.{command}")
+            code: int = module.main(arguments)
+            sys.stdout.flush()
+            return code
     except BrokenPipeError:  # the reader of our output left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CaptionerError, OSError) as error:
         if debug:
             raise
-        return _fail("interrupted", INTERRUPTED)
-    except CaptionerError as error:
-        if debug:
-            raise
+        if isinstance(error, KeyboardInterrupt):
+            return _fail("interrupted", INTERRUPTED)
+        if isinstance(error, OSError):
+            where = f"{error.filename}: " if error.filename else ""
+            return _fail(f"{where}{error.strerror or error}", FAILED)
         return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
-    except OSError as error:
-        if debug:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", FAILED)
 
 
 def _fail(message: str, code: int) -> int:

@@ -44,14 +44,13 @@ def _respell(argument: str) -> str:
 
 def new_parser(command: str, description: str, usage: str) -> Parser:
     """A parser for one subcommand."""
-    parser = Parser(
+    return Parser(
         prog=f"captioner {command}",
         description=description,
         usage=f"captioner {command} {usage}",
         exit_on_error=True,
         default_meta=False,
     )
-    return parser
 
 
 def add_model_options(parser: Parser) -> None:

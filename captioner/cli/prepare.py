@@ -32,7 +32,10 @@ def parser() -> Parser:
         "--images", help="folder of the photos: sizes are added, missing photos are left out"
     )
     new.add_argument(
-        "--val", type=float, default=0.1, help="share for validation, where the source has no splits"
+        "--val",
+        type=float,
+        default=0.1,
+        help="share for validation, where the source has no splits",
     )
     new.add_argument(
         "--test", type=float, default=0.0, help="share for testing, where the source has no splits"
@@ -46,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
     """Read, split where needed, write."""
     if not argv or argv[0] != "dataset":
         if argv and argv[0] in ("-h", "--help"):
-            print("captioner prepare dataset   captions in another layout into COCO's (see its --help)")
+            print(
+                "captioner prepare dataset  turn captions in another layout into COCO's; see --help"
+            )
             return OK
         given = repr(argv[0]) if argv else "nothing"
         raise ConfigError(f"captioner prepare was given {given}; give: captioner prepare dataset")

@@ -74,7 +74,5 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
-    print(
-        f"best CIDEr {progress.best:.3f} in epoch {progress.best_epoch + 1}: {folder / 'best'}"
-    )
+    print(f"best CIDEr {progress.best:.3f} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
     return OK

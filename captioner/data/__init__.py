@@ -1,0 +1,1 @@
+"""Photos and captions: reading, importing, preprocessing, batches."""

@@ -63,7 +63,7 @@ class CaptionDataset(Dataset[tuple[torch.Tensor, list[list[int]]]]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, list[list[int]]]:  # type: ignore[override]
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, list[list[int]]]:
         """Pixels (H, W, 3) and captions of item ``key[1]`` in epoch ``key[0]``."""
         epoch, index = key
         item = self.items[index]
@@ -84,7 +84,9 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
     many processes there are.
     """
 
-    def __init__(self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1
+    ) -> None:
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.rank, self.world = rank, world
         self.epoch, self.start = 0, 0
@@ -123,11 +125,13 @@ def _leave_signals_to_parent(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def training_loader(dataset: CaptionDataset, sampler: EpochSampler, workers: int) -> DataLoader[Batch]:
+def training_loader(
+    dataset: CaptionDataset, sampler: EpochSampler, workers: int
+) -> DataLoader[Batch]:
     """Batches in the sampler's order, read ahead by ``workers`` processes."""
     return DataLoader(
         dataset,  # type: ignore[arg-type]
-        batch_sampler=sampler,  # type: ignore[arg-type]
+        batch_sampler=sampler,
         collate_fn=collate,
         num_workers=workers,
         worker_init_fn=_leave_signals_to_parent,

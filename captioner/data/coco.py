@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from captioner.errors import DataError
 
@@ -87,7 +88,9 @@ def read_dataset(
         if not captions[image_id] or (ids is not None and image_id not in ids):
             continue
         name = names[image_id]
-        path = next((folder / name for folder, files in folders if _holds(folder, files, name)), None)
+        path = next(
+            (folder / name for folder, files in folders if _holds(folder, files, name)), None
+        )
         if path is None:
             missing.append(name)
         else:
@@ -95,8 +98,8 @@ def read_dataset(
     where = ", ".join(str(folder) for folder in images) or "no folder"
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(missing) + len(found)} photos of {_names(annotations)} are not "
-            f"in {where} (first: {missing[0]}); name the folder(s) that hold them"
+            f"{len(missing)} of {len(missing) + len(found)} photos of {_names(annotations)} are "
+            f"not in {where} (first: {missing[0]}); name the folder(s) that hold them"
         )
     if not found:
         raise DataError(
@@ -131,7 +134,7 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
     return splits
 
 
-def _read_json(path: Path) -> dict[str, list[dict[str, object]]]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -152,7 +155,10 @@ def _load(path: Path):  # type: ignore[no-untyped-def]  # pycocotools has no typ
     from pycocotools.coco import COCO
 
     data = _read_json(path)
-    for part, keys in (("images", ("id", "file_name")), ("annotations", ("id", "image_id", "caption"))):
+    for part, keys in (
+        ("images", ("id", "file_name")),
+        ("annotations", ("id", "image_id", "caption")),
+    ):
         entries = data.get(part)
         if not isinstance(entries, list) or not entries:
             raise DataError(f"{path} has no {part!r}; give a COCO captions file")

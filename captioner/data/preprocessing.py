@@ -8,7 +8,7 @@ way into the encoder, in training and in use.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,15 @@ class Preprocessing:
     """Channel standard deviations, for pixels in 0..1."""
     channel_order: Literal["RGB", "BGR"] = "RGB"
     """Order of the channels that the encoder expects; mean and std are given in this order."""
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Preprocessing:
+        """From what JSON made of one: lists for tuples."""
+        tuples: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.items()
+        }
+        return cls(**tuples)
 
     def region(self, width: int, height: int) -> Region:
         """The part of a photo of this size (pixels) that the encoder sees."""

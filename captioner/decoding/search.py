@@ -38,11 +38,13 @@ class Stepper(Protocol):
     A fresh stepper has one beam a photo.
     """
 
-    batch_size: int
-    """B, the photos that are still searched."""
     device: torch.device
     start_token: int
     end_token: int
+
+    @property
+    def batch_size(self) -> int:
+        """B, the photos that are still searched."""
 
     def advance(self, tokens: Tensor) -> Advance:
         """Take the last word of each beam, (B, K), and score the next."""
@@ -114,7 +116,9 @@ def beam_search(stepper: Stepper, options: SearchOptions) -> list[list[Hypothesi
             done = torch.ones(len(photos), dtype=torch.bool)
         else:
             done = _finished(beams, options).cpu()  # the step's one synchronization
-        for photo, row in zip(photos[done].tolist(), done.nonzero().flatten().tolist(), strict=True):
+        for photo, row in zip(
+            photos[done].tolist(), done.nonzero().flatten().tolist(), strict=True
+        ):
             results[photo] = _read(beams, row, stepper.end_token, options)
         if done.all():
             break
@@ -138,9 +142,7 @@ def _start(batch: int, device: torch.device) -> _Beams:
     )
 
 
-def _grow(
-    beams: _Beams, advance: Advance, end_token: int, beam_size: int
-) -> tuple[_Beams, Tensor]:
+def _grow(beams: _Beams, advance: Advance, end_token: int, beam_size: int) -> tuple[_Beams, Tensor]:
     """Give every sentence every next word and keep the best.
 
     Returns:

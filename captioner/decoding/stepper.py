@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from captioner.decoding.search import Advance
+from captioner.models.attention import widen
 from captioner.models.decoder import AttentionDecoder, State
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
@@ -42,7 +43,7 @@ class DecoderStepper:
         step = self.decoder.step(self.decoder.word_gates(embedded), self.state, self.memory)
         self.state = step.state
         logits = self.decoder.readout(embedded, step.state.hidden, step.context)
-        log_probs = logits.float().log_softmax(dim=-1)
+        log_probs = widen(logits).log_softmax(dim=-1)
         log_probs[..., [PAD, START, UNKNOWN]] = -torch.inf
         return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
 

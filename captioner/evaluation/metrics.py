@@ -12,7 +12,9 @@ from typing import NamedTuple
 from captioner.errors import DataError
 from captioner.tokenizer import tokenize
 
-SIGNATURE = "PTB tokens (captioner.tokenizer) | pycocoevalcap Bleu, Rouge, Cider | one caption an image"
+SIGNATURE = (
+    "PTB tokens (captioner.tokenizer) | pycocoevalcap Bleu, Rouge, Cider | one caption an image"
+)
 """What makes numbers comparable: two reports with the same signature were measured alike."""
 
 

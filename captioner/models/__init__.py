@@ -1,0 +1,1 @@
+"""Encoder, attention, decoder, and the model they make."""

@@ -33,9 +33,9 @@ class AdditiveScorer(nn.Module):
             features: (B, L, D).
 
         Returns:
-            (B, L, A).
+            (B, L, A), float32: what follows is a tanh, which on a CPU is faster there than in bf16.
         """
-        return self.key(features)
+        return widen(self.key(features))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score every region against the query.
@@ -47,9 +47,16 @@ class AdditiveScorer(nn.Module):
         Returns:
             Unnormalised scores, (B, R, L), float32.
         """
-        # tanh in float32: it is faster there than in bf16 on a CPU, and the softmax wants the digits.
-        mixed = keys.float().unsqueeze(1) + self.query(query).float().unsqueeze(2)  # (B, R, L, A)
-        return (torch.tanh(mixed) @ self.energy.weight.float().t()).squeeze(-1)
+        mixed = keys.unsqueeze(1) + widen(self.query(query)).unsqueeze(2)  # (B, R, L, A)
+        mixed = mixed.tanh_()  # in place: nothing needs the sum, and this is the largest tensor
+        # mv reads it once as it is; matmul would be made to copy it to bf16 first by autocast.
+        energy = widen(self.energy.weight).flatten()
+        return torch.mv(mixed.flatten(0, 2), energy).view(mixed.shape[:3])
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Half precision to float32; float32 and float64 as they are."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def attend(scores: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

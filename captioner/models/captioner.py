@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.data.preprocessing import Preprocessing
+from captioner.models.attention import widen
 from captioner.models.decoder import AttentionDecoder
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import PAD
@@ -57,7 +57,7 @@ class CaptionModel(nn.Module):
         """
         images = self.preprocessing.normalize(pixels)
         dtype = next(self.encoder.parameters()).dtype
-        features, _ = self.encoder(images.to(dtype))
+        features: Tensor = self.encoder(images.to(dtype))[0]
         return features
 
     def forward(self, pixels: Tensor, tokens: Tensor, label_smoothing: float = 0.0) -> Losses:
@@ -79,7 +79,7 @@ class CaptionModel(nn.Module):
         # Readout and cross-entropy over the real words only: padding costs nothing.
         logits = self.decoder.readout(embedded[mask], hidden[mask], context[mask])  # (words, V)
         cross_entropy = nn.functional.cross_entropy(
-            logits.float(), targets[mask], reduction="sum", label_smoothing=label_smoothing
+            widen(logits), targets[mask], reduction="sum", label_smoothing=label_smoothing
         )
         return Losses(cross_entropy, attention_penalty(alphas, mask), mask.sum())
 
@@ -99,9 +99,9 @@ def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
         mask: (B, R, T), True at real words.
 
     Returns:
-        The sum, float32.
+        The sum.
     """
-    alphas = alphas.float() * mask.unsqueeze(-1)
+    alphas = widen(alphas) * mask.unsqueeze(-1)
     looked = alphas.sum(dim=2)  # (B, R, L)
     target = mask.sum(dim=2, keepdim=True) / alphas.shape[-1]  # (B, R, 1)
     return (target - looked).square().sum()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
-from captioner.models.attention import AdditiveScorer, attend
+from captioner.models.attention import AdditiveScorer, attend, widen
 
 
 class Memory(NamedTuple):
@@ -116,8 +116,8 @@ class AttentionDecoder(nn.Module):
     def start(self, memory: Memory, captions: int = 1) -> State:
         """Hidden state and cell from the mean feature, (B, captions, N) each."""
         mean = memory.features.mean(dim=1, keepdim=True)  # (B, 1, D)
-        hidden = torch.tanh(self.init_hidden(mean).float())
-        cell = torch.tanh(self.init_cell(mean).float())
+        hidden = torch.tanh(widen(self.init_hidden(mean)))
+        cell = torch.tanh(widen(self.init_cell(mean)))
         return State(hidden.expand(-1, captions, -1), cell.expand(-1, captions, -1))
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -135,10 +135,10 @@ class AttentionDecoder(nn.Module):
         """
         scores = self.scorer(state.hidden, memory.keys)
         context, alphas = attend(scores, memory.features)
-        gate = torch.sigmoid(self.gate(state.hidden).float())  # (B, R, 1)
+        gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
         context = gate.to(context.dtype) * context
         gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
-        take, forget, update, show = gates.float().chunk(4, dim=-1)
+        take, forget, update, show = widen(gates).chunk(4, dim=-1)
         cell = torch.sigmoid(forget) * state.cell + torch.sigmoid(take) * torch.tanh(update)
         hidden = torch.sigmoid(show) * torch.tanh(cell)
         return Step(State(hidden, cell), context, alphas, gate)

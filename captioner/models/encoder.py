@@ -56,16 +56,17 @@ class Encoder(nn.Module):
 
     def _timm(self, name: str, pretrained: bool) -> nn.Module:
         import timm
+        from timm.data.config import resolve_data_config
 
         if not timm.is_model(name):
-            close = ", ".join(timm.list_models(f"*{name.split('.')[0][:8]}*")[:5])
+            close = ", ".join(timm.list_models(f"*{name.partition('.')[0][:8]}*")[:5])
             hint = f"; close names: {close}" if close else ""
             raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
         with _download_errors(name, pretrained):
             model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
-        self.mean = cast(Triple, tuple(model.pretrained_cfg.get("mean", IMAGENET_MEAN)))
-        self.std = cast(Triple, tuple(model.pretrained_cfg.get("std", IMAGENET_STD)))
-        return cast(nn.Module, model)
+        trained = resolve_data_config({}, model=model)
+        self.mean, self.std = tuple(trained["mean"]), tuple(trained["std"])
+        return model
 
     def _torchvision(self, name: str, pretrained: bool) -> nn.Module:
         from torchvision import models
@@ -84,7 +85,7 @@ class Encoder(nn.Module):
         return cast(nn.Module, create_feature_extractor(model, return_nodes={node: "features"}))
 
     def train(self, mode: bool = True) -> Encoder:
-        """Stay in eval mode whatever is asked: frozen or learning, batch norm keeps its averages."""
+        """Stay in eval mode whatever is asked: batch norm keeps its averages, learning or not."""
         del mode
         super().train(False)
         return self

@@ -1,0 +1,1 @@
+"""The loop, its state, its run folder."""

@@ -1,11 +1,11 @@
 """The folder of a run.
 
-    config.yaml        every setting, resolved
-    metrics.jsonl      one line a validation
-    tensorboard/       the same as curves
-    samples/epoch_001/ captions of a few validation photos with their attention
-    state.safetensors  where the run is (for --resume auto)
-    best/              the best model so far, ready for `captioner caption --model`
+config.yaml        every setting, resolved
+metrics.jsonl      one line a validation
+tensorboard/       the same as curves
+samples/epoch_001/ captions of a few validation photos with their attention
+state.safetensors  where the run is (for --resume auto)
+best/              the best model so far, ready for `captioner caption --model`
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class RunFolder:
         self._write_rows([*self.rows(), row])
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(self.path / "tensorboard"))  # type: ignore[no-untyped-call]
+        writer = SummaryWriter(str(self.path / "tensorboard"))
         for name, value in row.items():
             if name not in ("epoch", "step"):
-                writer.add_scalar(name, value, int(row["step"]))  # type: ignore[no-untyped-call]
-        writer.close()  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, int(row["step"]))
+        writer.close()
 
     def forget_after(self, epoch: int) -> None:
         """Drop validations that a resumed run will do again."""

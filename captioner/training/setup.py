@@ -72,8 +72,8 @@ def prepare(config: TrainConfig) -> Setup:
         )
         if not vocabulary.words:
             raise ConfigError(
-                f"no word stands {config.data.vocabulary_threshold} times in the training captions; "
-                "lower data.vocabulary_threshold"
+                f"no word stands {config.data.vocabulary_threshold} times in the training "
+                "captions; lower data.vocabulary_threshold"
             )
         stored = _new_model(config, vocabulary)
         stored.model.decoder.expect_words(_target_counts(words, vocabulary))
@@ -117,7 +117,9 @@ def make_average(model: nn.Module, decay: float) -> torch.optim.swa_utils.Averag
     if decay == 0:
         return None
 
-    def update(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], n: object) -> None:
+    def update(
+        averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], n: object
+    ) -> None:
         count = float(n)  # type: ignore[arg-type]
         capped = min(decay, (1 + count) / (10 + count))
         torch._foreach_lerp_(list(averages), list(weights), 1 - capped)

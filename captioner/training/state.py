@@ -91,7 +91,9 @@ def load_state(
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); start again with --force") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({error}); start again with --force"
+        ) from error
     if int(metadata.get("format_version", 0)) != FORMAT_VERSION:
         raise CheckpointError(f"{path} is not a checkpoint of this captioner; start with --force")
     try:
@@ -107,7 +109,7 @@ def load_state(
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(
-            f"{path} belongs to other settings ({reason}); give the run's own, or another run folder"
+            f"{path} belongs to other settings ({reason}); give the run's own, or another --run"
         ) from error
     return Progress(**json.loads(metadata["progress"]))
 

@@ -220,9 +220,7 @@ class Trainer:
 
     def _save(self) -> None:
         if self.accelerator.is_main_process:
-            save_state(
-                self.folder.state, self.progress, self.model, self.average, self.optimizer
-            )
+            save_state(self.folder.state, self.progress, self.model, self.average, self.optimizer)
         self.accelerator.wait_for_everyone()
 
 

@@ -1,0 +1,107 @@
+"""Measure captioning against its floor, the bare encoder, side by side in one run.
+
+    python scripts/benchmark.py FOLDER_OF_PHOTOS [--beam-size 3] [--rounds 5]
+
+Each round encodes the same prepared batches, captions them, and captions the files they came from;
+the order changes from round to round. Printed are medians over the rounds and of the ratios in a
+round. Peak memory is that of captioning the first quarter of the photos, then all of them, each in
+a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BATCH = 32
+
+
+def main() -> None:
+    """Run the measurements and print them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--beam-size", type=int)
+    parser.add_argument("--photos", type=int, default=320)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only-memory", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+
+    from captioner.api import load
+    from captioner.data.images import find_images
+
+    photos = list(find_images([options.folder]))[: options.only_memory or options.photos]
+    if options.only_memory:
+        for _ in load(options.model).stream(photos):
+            pass
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    _speed(options, photos)
+    _memory(options, len(photos))
+
+
+def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
+    import numpy as np
+    import torch
+
+    from captioner.api import load
+    from captioner.hardware import autocast
+
+    model = load(options.model)
+    search = model.options(**({"beam_size": options.beam_size} if options.beam_size else {}))
+    prepared = [model.prepare(photo) for photo in photos]
+    batches = [prepared[i : i + BATCH] for i in range(0, len(prepared), BATCH)]
+
+    @torch.inference_mode()
+    def encode() -> None:
+        for batch in batches:
+            pixels = torch.from_numpy(np.stack([p.pixels for p in batch]))
+            with autocast(model.precision, model.device):
+                model.model.encode(pixels.to(model.device))
+
+    def caption() -> None:
+        for batch in batches:
+            model.caption_batch(batch, search)
+
+    def files() -> None:
+        for _ in model.stream(photos, search, batch_size=BATCH):
+            pass
+
+    jobs: dict[str, Callable[[], None]] = {"encoder": encode, "caption": caption, "files": files}
+    model.caption_batch(batches[0], search)  # warm-up
+    rounds: list[dict[str, float]] = []
+    for number in range(options.rounds):
+        names = list(jobs)[number % 3 :] + list(jobs)[: number % 3]
+        rounds.append({})
+        for name in names:
+            started = time.perf_counter()
+            jobs[name]()
+            rounds[-1][name] = len(photos) / (time.perf_counter() - started)
+    print(f"{len(photos)} photos, batches of {BATCH}, {search}, {torch.get_num_threads()} threads")
+    for name, text in (
+        ("encoder", "bare encoder, prepared batches"),
+        ("caption", "captions, prepared batches"),
+        ("files", "captions from files"),
+    ):
+        speed = statistics.median(r[name] for r in rounds)
+        share = statistics.median(r[name] / r["encoder"] for r in rounds)
+        print(f"{text:<32} {speed:7.1f} photos/s   {100 * share:5.1f}% of the bare encoder")
+
+
+def _memory(options: argparse.Namespace, count: int) -> None:
+    for number in (max(1, count // 4), count):
+        command = [sys.executable, __file__, str(options.folder), "--only-memory", str(number)]
+        if options.model:
+            command += ["--model", options.model]
+        peak = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        print(f"peak memory, {number:>5} photos {'':>10} {float(peak):8.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The commands as a user types them, with the model that ships."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.tokenizer import tokenize
+
+ASSETS = Path(__file__).parents[2] / "assets" / "examples"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two good photos and the kinds of bad ones that people have."""
+    photos = tmp_path / "my photos"
+    photos.mkdir()
+    good = Image.open(sorted(ASSETS.glob("*.jpg"))[0])
+    good.save(photos / "a good one.jpg")
+    good.resize((90, 60)).save(photos / "собака.png")
+    (photos / "empty.jpg").write_bytes(b"")
+    (photos / "text.jpg").write_text("no picture")
+    data = (photos / "a good one.jpg").read_bytes()
+    (photos / "truncated.jpg").write_bytes(data[: len(data) // 2])
+    return photos
+
+
+def test_caption_prints_a_sentence_for_every_example(capsys):
+    assert main(["caption", str(ASSETS)]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(list(ASSETS.glob("*.jpg")))
+    for line in lines:
+        path, _, text = line.partition(": ")
+        assert Path(path).is_file()
+        assert 3 <= len(text.split()) <= 20
+
+
+def test_good_photos_are_captioned_and_bad_ones_named(folder, capsys):
+    assert main(["caption", str(folder), str(folder / "missing.jpg")]) == FAILED
+    out, err = capsys.readouterr()
+    assert [line.partition(": ")[0] for line in out.splitlines()] == [
+        str(folder / "a good one.jpg"),
+        str(folder / "собака.png"),
+    ]
+    for name in ("empty.jpg", "text.jpg", "truncated.jpg", "missing.jpg"):
+        assert sum(name in line for line in err.splitlines()) == 1, err
+    assert "Traceback" not in err
+
+
+def test_formats_say_the_same(capsys):
+    photo = str(sorted(ASSETS.glob("*.jpg"))[0])
+    printed = {}
+    for kind in ("text", "json", "jsonl", "csv"):
+        assert main(["caption", photo, "--format", kind, "--precision", "fp32"]) == OK
+        printed[kind] = capsys.readouterr().out
+    [entry] = json.loads(printed["json"])
+    assert entry == json.loads(printed["jsonl"])
+    assert entry["image"] == photo
+    [caption] = entry["captions"]
+    assert printed["text"] == f"{photo}: {caption['text']}\n"
+    rows = list(csv.reader(io.StringIO(printed["csv"])))
+    assert rows[0] == ["image", "caption", "log_prob"]
+    assert rows[1][:2] == [photo, caption["text"]]
+    assert float(rows[1][2]) == pytest.approx(caption["log_prob"], abs=1e-4)
+    assert tokenize(caption["text"]) == caption["words"]
+
+
+def test_several_captions_come_best_first(capsys):
+    photo = str(sorted(ASSETS.glob("*.jpg"))[0])
+    assert main(["caption", photo, "--format", "json", "--num-captions", "3"]) == OK
+    captions = json.loads(capsys.readouterr().out)[0]["captions"]
+    assert len({c["text"] for c in captions}) == 3
+    assert [c["log_prob"] for c in captions] == sorted((c["log_prob"] for c in captions))[::-1]
+
+
+def test_coco_results_take_ids_from_names_or_annotations(tmp_path, capsys):
+    photo = Image.open(sorted(ASSETS.glob("*.jpg"))[0])
+    photo.save(tmp_path / "COCO_val2014_000000000042.jpg")
+    photo.save(tmp_path / "holiday.jpg")
+    arguments = ["caption", str(tmp_path), "--format", "coco"]
+    assert main(arguments) == FAILED
+    out, err = capsys.readouterr()
+    assert [entry["image_id"] for entry in json.loads(out)] == [42]
+    assert "holiday.jpg" in err
+    annotations = tmp_path / "captions.json"
+    images = [
+        {"id": 7, "file_name": "holiday.jpg"},
+        {"id": 8, "file_name": "COCO_val2014_000000000042.jpg"},
+    ]
+    captions = [{"id": n, "image_id": i["id"], "caption": "a"} for n, i in enumerate(images)]
+    annotations.write_text(json.dumps({"images": images, "annotations": captions}))
+    assert main([*arguments, "--annotations", str(annotations)]) == OK
+    assert [entry["image_id"] for entry in json.loads(capsys.readouterr().out)] == [8, 7]
+
+
+def test_standard_input(monkeypatch, capsys):
+    photo = sorted(ASSETS.glob("*.jpg"))[0]
+
+    class Stdin:
+        buffer = io.BytesIO(photo.read_bytes())
+
+    monkeypatch.setattr("sys.stdin", Stdin)
+    assert main(["caption", "-"]) == OK
+    assert capsys.readouterr().out.startswith("-: ")
+
+
+def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
+    photo = str(sorted(ASSETS.glob("*.jpg"))[0])
+    target = tmp_path / "captions.json"
+    assert main(["caption", photo, "--format", "json", "-o", str(target)]) == OK
+    written = target.read_text()
+    assert json.loads(written)[0]["image"] == photo
+    assert main(["caption", photo, "-o", str(target)]) == USAGE
+    assert "--force" in capsys.readouterr().err
+    assert target.read_text() == written
+    assert main(["caption", photo, "-o", str(target), "--force"]) == OK
+    assert target.read_text() != written
+    assert [p.name for p in tmp_path.iterdir()] == ["captions.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["caption", "EMPTY"], ["EMPTY", ".jpg"]),
+        (["caption", "x.jpg", "--model", "nowhere"], ["nowhere", "config.json"]),
+        (["caption", "x.jpg", "--beam-size", "0"], ["beam-size", "1"]),
+        (["caption", "x.jpg", "--beam-size", "2", "--num-captions", "3"], ["num-captions", "2"]),
+        (["caption", "x.jpg", "--beam-size", "many"], ["beam", "many"]),
+        (["caption", "x.jpg", "--format", "xml"], ["xml", "jsonl"]),
+        (["caption", "x.jpg", "--device", "abacus"], ["abacus", "cpu"]),
+        (["caption"], ["photos"]),
+        (["caption", "-", "-"], ["standard input"]),
+        (["attend", "x.jpg", "-o", "x.docx"], [".docx", ".png"]),
+        (["attend", "x.jpg", "y.jpg", "-o", "x.png"], ["folder"]),
+        (["attend", "x.jpg", "-o", "x.png", "--colormap", "mud"], ["mud", "inferno"]),
+        (["evaluate", "--annotations", "none.json", "--results", "r.json"], ["none.json"]),
+        (["evaluate", "--annotations", "a.json"], ["--images", "--results"]),
+        (["prepare", "features"], ["features", "dataset"]),
+        (["prepare", "dataset", "nowhere", "-o", "out"], ["nowhere"]),
+        (["train", "nowhere.yaml"], ["nowhere.yaml"]),
+        (["train", "--training.epochs", "0"], ["epochs", "1"]),
+        (["train", "--training.epoch", "3"], ["epoch"]),
+        (["frobnicate"], ["frobnicate", "caption"]),
+    ],
+)
+def test_wrong_use_gets_one_clear_line(arguments, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "EMPTY").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) in (FAILED, USAGE)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    for word in words:
+        assert word in err
+    assert [p.name for p in tmp_path.iterdir()] == ["EMPTY"]
+
+
+def test_attend_draws_the_photo_and_every_word(tmp_path, capsys):
+    photo = sorted(ASSETS.glob("*.jpg"))[0]
+    target = tmp_path / "attention.png"
+    assert main(["attend", str(photo), "-o", str(target)]) == OK
+    text = capsys.readouterr().out.strip().partition(": ")[2]
+    picture, original = Image.open(target), Image.open(photo)
+    panels = 1 + len(tokenize(text))
+    assert picture.width * picture.height > panels * original.width * original.height
+    # The first panel is the photo itself, at its own size.
+    wanted = np.asarray(original.convert("RGB"), dtype=int)
+    page = np.asarray(picture.convert("RGB"), dtype=int)
+    height, width = wanted.shape[:2]
+    assert any(
+        np.array_equal(page[top : top + height, left : left + width], wanted)
+        for top, left in np.argwhere((page[:400, :200] == wanted[0, 0]).all(axis=2))
+    )
+
+
+def test_attend_fills_a_folder_and_names_what_failed(folder, tmp_path, capsys):
+    target = tmp_path / "pictures"
+    assert main(["attend", str(folder), "-o", str(target)]) == FAILED
+    assert sorted(p.name for p in target.iterdir()) == [
+        "a good one_attention.png",
+        "собака_attention.png",
+    ]
+    assert "empty.jpg" in capsys.readouterr().err
+
+
+def test_info_tells_what_the_model_is(capsys):
+    assert main(["info", "--format", "json"]) == OK
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["encoder"].startswith("timm/")
+    assert facts["size_mb"] <= 40
+    assert main(["info"]) == OK
+    assert "Flickr8k" in capsys.readouterr().out
+
+
+def test_evaluate_results_file(tmp_path, capsys):
+    sentences = ["a dog runs on grass", "two men play football", "a girl in a red dress"]
+    images = [{"id": n, "file_name": f"{n}.jpg"} for n in range(3)]
+    captions = [{"id": n, "image_id": n, "caption": s} for n, s in enumerate(sentences)]
+    annotations, results = tmp_path / "captions.json", tmp_path / "results.json"
+    annotations.write_text(json.dumps({"images": images, "annotations": captions}))
+    results.write_text(
+        json.dumps([{"image_id": n, "caption": s} for n, s in enumerate(sentences)])
+    )
+    report = tmp_path / "report.json"
+    arguments = ["evaluate", "--annotations", str(annotations), "--results", str(results)]
+    assert main([*arguments, "-o", str(report)]) == OK
+    assert "CIDEr" in capsys.readouterr().out
+    metrics = json.loads(report.read_text())["metrics"]
+    assert metrics["Bleu_4"] == pytest.approx(1.0)
+    assert metrics["ROUGE_L"] == pytest.approx(1.0)
+    assert metrics["CIDEr"] == pytest.approx(10.0)  # every n-gram right: 10 by definition
+    results.write_text(json.dumps([{"image_id": 9, "caption": "a dog"}]))
+    assert main(arguments) == FAILED
+    assert "9" in capsys.readouterr().err

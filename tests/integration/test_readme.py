@@ -1,0 +1,64 @@
+"""What the README tells a reader to type works as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captioner.cli.main import COMMANDS, OK, main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHELL = "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)).replace("\\\n", " ")
+LINES = [line for line in SHELL.splitlines() if re.match(r"(captioner|cat) ", line)]
+
+
+def test_files_that_the_readme_names_are_there():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_readme_and_ci_install_and_test_alike():
+    install = "pip install -e '.[dev,lite]'"
+    assert install in README
+    assert "pip install --quiet -e '.[dev,lite]'" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_readme_commands_are_understood(line, tmp_path, monkeypatch, capsys):
+    """Captioning lines run; of the others the options are parsed."""
+    import importlib
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "holiday").mkdir()
+    photo = Image.open(ROOT / "assets" / "examples" / "chelsea.jpg")
+    photo.save(tmp_path / "photo.jpg")
+    photo.save(tmp_path / "holiday" / "1.jpg")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    words = shlex.split(line, comments=True)
+    if words[0] == "cat":
+        monkeypatch.setattr("sys.stdin", open(tmp_path / "photo.jpg"))  # noqa: PTH123, SIM115
+        words = words[words.index("|") + 1 :]
+    command, arguments = words[1], words[2:]
+    assert command in COMMANDS
+    if command in ("caption", "attend"):
+        assert main([command, *arguments]) == OK
+    elif command == "train":
+        module = importlib.import_module("captioner.cli.train")
+        module.read(arguments)
+    else:
+        module = importlib.import_module(f"captioner.cli.{command}")
+        module.parser().parse(arguments[1:] if command == "prepare" else arguments)
+
+
+def test_python_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Image.open(ROOT / "assets" / "examples" / "chelsea.jpg").save(tmp_path / "photo.jpg")
+    [example] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    assert (tmp_path / "photo_attention.png").is_file()
+    assert len(capsys.readouterr().out.splitlines()) == 2

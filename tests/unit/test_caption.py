@@ -1,0 +1,75 @@
+"""A caption's text: written as a person writes, and still the tokens that are scored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from captioner.caption import Caption, Region, join_words
+from captioner.tokenizer import tokenize
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], ""),
+        (["dog"], "dog"),
+        (["a", "man", "'s", "hat"], "a man's hat"),
+        (["they", "'re", "here", "and", "we", "'ve", "left"], "they're here and we've left"),
+        (["i", "'ll", "go", ",", "he", "'d", "stay"], "i'll go , he'd stay"),
+        (["i", "'m", "sure", "it", "is", "n't"], "i'm sure it isn't"),
+        (["dogs", "'", "bowls"], "dogs' bowls"),
+        (["'s", "no", "first", "word"], "'s no first word"),
+        (["'em", "and", "'n'"], "'em and 'n'"),
+        (("t-shirt", "3.5", "$", "5"), "t-shirt 3.5 $ 5"),
+    ],
+)
+def test_join_words_known_answers(words, text) -> None:
+    assert join_words(words) == text
+
+
+WORDS = [
+    *("a", "the", "two", "man", "dogs", "is", "was", "do", "can", "not", "on", "jumping"),
+    *("t-shirt", "x-ray", "o'clock", "2", "10", "3.5", "1980s", "'80s", "$", "&", "%", "no.", "7"),
+    *("mr.", "st.", "u.s.", "can't", "don't", "isn't", "it's", "man's", "dogs'", "they're"),
+    *("we've", "i'll", "she'd", "i'm", "let's", "cannot", "gonna", "'em", "rock'n'roll"),
+    *("snow-covered", "red/white", "café"),
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=9))
+def test_joined_words_are_the_same_tokens_again(parts) -> None:
+    words = tokenize(" ".join(parts))
+
+    assert tokenize(join_words(words)) == words
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "A man's hat isn't on the dogs' bowl, it's in the car.",
+        "The U.S. team, in red, can't win 3-2; they've 5 players.",
+        "Two men (one in red) hold a [sign]",
+        "Two girls wearing T-shirts cannot see the children's toys!",
+        "A woman who'll jump, a boy that'd run and someone I'm not sure of",
+        "It's a dog 'n' a cat at 5 o'clock",
+    ],
+)
+def test_a_sentences_text_has_the_sentences_tokens(sentence) -> None:
+    words = tokenize(sentence)
+
+    assert tokenize(join_words(words)) == words
+
+
+def test_a_caption_reads_as_its_text() -> None:
+    words = ("a", "man", "'s", "hat")
+    zeros = np.zeros(4, np.float32)
+    caption = Caption(words, zeros, np.zeros((4, 2, 3), np.float32), zeros, -1.5)
+
+    assert caption.text == str(caption) == "a man's hat"
+    assert caption.region == Region() == (0, 0, 1, 1)
+    with pytest.raises(AttributeError):
+        caption.words = ()
+    assert len({caption, caption}) == 1  # has no ==, but can be counted and kept in sets

@@ -1,0 +1,78 @@
+"""Device and precision: what the hardware is good at."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from captioner.errors import ConfigError
+from captioner.hardware import autocast, multiplies_bf16, pick_device, pick_precision
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A machine whose CPU and GPU multiply bf16 natively, or do not."""
+    cpu, gpu = request.param
+
+    def on_gpu(including_emulation: bool = True) -> bool:
+        return gpu or including_emulation  # torch emulates it on every GPU
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": cpu}, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "precision", "expected"),
+    [
+        ((False, False), CPU, "auto", "fp32"),
+        ((True, False), CPU, "auto", "bf16"),
+        ((False, True), CPU, "auto", "fp32"),
+        ((False, True), GPU, "auto", "bf16"),
+        ((True, False), GPU, "auto", "fp32"),
+        ((True, True), CPU, "fp32", "fp32"),
+        ((True, True), GPU, "fp32", "fp32"),
+        ((False, False), CPU, "bf16", "bf16"),
+        ((False, False), GPU, "bf16", "bf16"),
+        ((True, True), torch.device("mps"), "auto", "fp32"),
+    ],
+    indirect=["machine"],
+)
+@pytest.mark.usefixtures("machine")
+def test_precision(device: torch.device, precision: str, expected: str):
+    assert pick_precision(precision, device) == expected  # type: ignore[arg-type]
+
+
+def test_a_cpu_that_does_not_tell_multiplies_fp32(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert not multiplies_bf16(CPU)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    assert not multiplies_bf16(CPU)
+
+
+def test_autocast_is_the_precision():
+    assert isinstance(autocast("fp32", CPU), nullcontext)
+    left = torch.ones(2, 2)
+    with autocast("bf16", CPU):
+        assert (left @ left).dtype == torch.bfloat16
+    with autocast("fp32", CPU):
+        assert (left @ left).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_auto_takes_the_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, expected: str
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert pick_device("auto").type == expected
+    assert pick_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:x", "cuda:99", "tpu"])
+def test_devices_that_are_not_there_are_named(name: str):
+    with pytest.raises(ConfigError, match=rf"{name!r} .* give auto, cpu, cuda") as caught:
+        pick_device(name)
+    assert "\n" not in str(caught.value)

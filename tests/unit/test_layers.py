@@ -1,0 +1,165 @@
+"""Which room may import which: the arrows run one way, and nothing heavy comes in uninvited."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import captioner
+
+PACKAGE = Path(captioner.__file__).parent
+
+# From the bottom up. A module may import from its own room and from rooms on lower floors.
+FLOORS = [
+    ["errors"],
+    ["config", "vocabulary", "caption", "files", "tokenizer", "hardware"],
+    ["data"],
+    ["models"],
+    ["decoding"],
+    ["model_folder"],
+    ["api"],
+    ["evaluation", "visualization"],
+    ["training"],
+    ["cli"],
+    ["__main__"],
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+# What a room or module must not import although it is lower or not ours.
+FORBIDDEN = {
+    "visualization": ("torch", "captioner.models", "captioner.decoding", "captioner.api"),
+    "decoding.search": ("captioner.models",),
+    "models": ("PIL", "json"),
+    "caption": ("torch",),
+    "tokenizer": ("torch",),
+    "vocabulary": ("torch",),
+    "config": ("torch",),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Dotted names without ``captioner.``; the package itself is not a room."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name:
+            found[name] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Every module imported in a file, inside functions too; ``from a import b`` counts as a.b."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+MODULES = modules()
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {name.split(".")[0] for name in MODULES} == set(FLOOR)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_arrows_run_down(name) -> None:
+    own = name.split(".")[0]
+    for target in imports(MODULES[name]):
+        if target.split(".")[0] != "captioner":
+            continue
+        room = target.split(".")[1]
+        if room not in FLOOR:  # a name of the package itself, such as its version
+            assert own == "cli", f"{name} imports {target} through the front door"
+            continue
+        assert room == own or FLOOR[room] < FLOOR[own], f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_rooms_keep_to_what_they_may_know(name) -> None:
+    for place, kept_out in FORBIDDEN.items():
+        if f"{name}.".startswith(f"{place}."):
+            for target in imports(MODULES[name]):
+                assert not f"{target}.".startswith(tuple(f"{k}." for k in kept_out)), target
+
+
+def test_only_the_command_line_prints_exits_and_reads_arguments() -> None:
+    """What ``sys.argv``, ``sys.exit`` and ``print`` look like outside of cli."""
+    for name, path in MODULES.items():
+        if name.split(".")[0] in ("cli", "__main__"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("print", "exit", "input"), f"{name}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used = f"{node.value.id}.{node.attr}"
+                assert used not in ("sys.argv", "sys.exit"), f"{name}:{node.lineno}"
+
+
+# --- light ---------------------------------------------------------------------------------------
+
+HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoevalcap")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import captioner",
+        "import captioner; dir(captioner); captioner.ConfigError; captioner.Caption; "
+        "captioner.SearchOptions; captioner.tokenize",
+        "import captioner.cli.main",
+        "import captioner.visualization.overlay, captioner.data.images",
+        "from captioner.cli.main import main; main(['--help'])",
+        "from captioner.cli.main import main; main(['--version'])",
+        *(
+            f"from captioner.cli.main import main; main(['{command}', '--help'])"
+            for command in ("caption", "attend", "evaluate", "train", "prepare", "info")
+        ),
+    ],
+)
+def test_nothing_heavy_is_loaded(code) -> None:
+    report = f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    script = (
+        f"import sys\ntry:\n    {code}\nexcept SystemExit as e:\n    assert not e.code\n{report}"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+# --- the front door ------------------------------------------------------------------------------
+
+
+def test_all_is_what_dir_shows() -> None:
+    assert sorted(captioner.__all__) == dir(captioner)
+    assert sorted(captioner._HOMES) == sorted(set(captioner.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("name", captioner.__all__)
+def test_every_public_name_is_there_and_tells_what_it_is(name) -> None:
+    value = getattr(captioner, name)
+
+    if name == "__version__":
+        assert value.count(".") == 2
+        return
+    home = importlib.import_module(captioner._HOMES[name])
+    assert value is getattr(home, name)
+    assert value.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        captioner.nothing  # noqa: B018

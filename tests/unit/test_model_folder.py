@@ -1,0 +1,273 @@
+"""A model on disk: whole or not at all, never pickled, and clear about what is wrong with it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from captioner.api import Captioner
+from captioner.config import DecoderConfig, SearchOptions
+from captioner.data.preprocessing import Preprocessing
+from captioner.errors import ModelError
+from captioner.model_folder import StoredModel, load_model, save_model
+from captioner.models.captioner import CaptionModel
+from captioner.models.encoder import Encoder
+from captioner.vocabulary import Vocabulary
+
+WORDS = ("a", "dog", "Straße", "n't", "<end>", "犬")
+
+
+def build(seed: int = 0) -> StoredModel:
+    torch.manual_seed(seed)
+    decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8, dropout=0.25)
+    preprocessing = Preprocessing(48, "squash", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "BGR")
+    encoder = Encoder("timm/test_resnet")
+    model = CaptionModel(encoder, decoder, preprocessing, len(WORDS) + 4).eval()
+    search = SearchOptions(beam_size=3, max_length=5)
+    return StoredModel(model, decoder, Vocabulary(WORDS), search, {"trained": "nowhere", "n": 1})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model", build())
+    return tmp_path / "model"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def refused(folder: Path, expected: str) -> None:
+    with pytest.raises(ModelError, match=expected) as caught:
+        load_model(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+
+
+def photos() -> list[Image.Image]:
+    generator = np.random.default_rng(0)
+    return [
+        Image.fromarray(generator.integers(256, size=(50, 60, 3), dtype=np.uint8)) for _ in "ab"
+    ]
+
+
+# --- Round trip ---
+
+
+def test_what_is_saved_comes_back(folder: Path):
+    stored, loaded = build(), load_model(folder)
+    assert loaded.decoder == stored.decoder
+    assert loaded.vocabulary == stored.vocabulary
+    assert loaded.search == stored.search
+    assert loaded.info == stored.info
+    assert loaded.model.preprocessing == stored.model.preprocessing
+    assert loaded.model.encoder.name == "timm/test_resnet"
+    assert not loaded.model.training
+    found = loaded.model.state_dict()
+    for name, tensor in stored.model.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-7)
+        assert found[name].dtype == tensor.dtype
+
+
+def test_loading_and_saving_again_changes_nothing(folder: Path, tmp_path: Path):
+    save_model(tmp_path / "again", load_model(folder))
+    assert contents(tmp_path / "again") == contents(folder)
+
+
+def test_the_captions_are_the_same(folder: Path, tmp_path: Path):
+    one = Captioner(load_model(folder), device="cpu", precision="fp32")
+    one.save(tmp_path / "again")
+    two = Captioner(load_model(tmp_path / "again"), device="cpu", precision="fp32")
+    for photo in photos():
+        first, second = one.caption(photo), two.caption(photo)
+        assert first.words == second.words
+        assert first.log_prob == second.log_prob
+        np.testing.assert_array_equal(first.alphas, second.alphas)
+
+
+def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    assert set(contents(folder)) == {"config.json", "model.safetensors"}
+    json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert load_file(folder / "model.safetensors")  # NumPy's reader
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(pickle, "Unpickler", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    load_model(folder)
+
+
+def test_people_can_read_the_config(folder: Path):
+    text = (folder / "config.json").read_text(encoding="utf-8")
+    assert "Straße" in text
+    assert json.loads(text)["encoder"] == {"name": "timm/test_resnet", "grid": [2, 2]}
+
+
+def test_an_old_folder_is_replaced_as_a_whole(folder: Path):
+    (folder / "stray").write_text("from an older version")
+    stored = build(seed=1)
+    stored.info = {"second": True}
+    save_model(folder, stored)
+    assert set(contents(folder)) == {"config.json", "model.safetensors"}
+    assert load_model(folder).info == {"second": True}
+
+
+def test_a_weight_that_float16_cannot_hold_is_not_lost(tmp_path: Path):
+    stored = build()
+    with torch.no_grad():
+        stored.model.encoder.get_buffer("backbone.bn1.running_var").fill_(1e6)
+    save_model(tmp_path / "model", stored)
+    found = load_model(tmp_path / "model").model.encoder.get_buffer("backbone.bn1.running_var")
+    torch.testing.assert_close(found, torch.full_like(found, 1e6))
+
+
+# --- Folders that cannot be used ---
+
+
+def test_a_missing_folder(tmp_path: Path):
+    refused(tmp_path / "none", r"does not exist; give a folder with config\.json and model\.safe")
+
+
+def test_a_file_instead_of_a_folder(folder: Path):
+    refused(folder / "config.json", r"is a file; give a folder with config\.json")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file(folder: Path, name: str):
+    (folder / name).unlink()
+    refused(folder, rf"has no {name}; copy the whole folder again")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.0001, 0.01, 0.5, 0.9999])
+def test_cut_weights(folder: Path, kept: float):
+    file = folder / "model.safetensors"
+    raw = file.read_bytes()
+    file.write_bytes(raw[: int(kept * len(raw))])
+    refused(folder, r"is cut or is not a safetensors file .*; copy the whole folder again")
+
+
+def test_weights_of_another_kind(folder: Path):
+    torch.save({"weight": torch.zeros(3)}, folder / "model.safetensors")
+    refused(folder, "is cut or is not a safetensors file")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format_version": 1,', b"\xff\xfe\x00", b"PK\x03\x04"])
+def test_a_config_that_is_no_json(folder: Path, content: bytes):
+    (folder / "config.json").write_bytes(content)
+    refused(folder, r"config\.json cannot be read .*; copy the whole folder again")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], "text", None, {}, {"model_type": "vit-gpt2", "architectures": ["x"]},
+     {"format_version": "1"}, {"format_version": None}],
+)  # fmt: skip
+def test_a_foreign_config(folder: Path, content: Any):
+    (folder / "config.json").write_text(json.dumps(content))
+    refused(folder, r"config\.json is not a captioner model's; it has no format_version")
+
+
+def test_a_config_of_a_newer_captioner(folder: Path):
+    change(folder, lambda config: config.update(format_version=2, surprise=1))
+    refused(folder, r"newer captioner \(format 2, .* up to 1\); pip install --upgrade")
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    edit(config)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(lambda c: c.pop("vocabulary"), id="a part is missing"),
+        pytest.param(lambda c: c.update(encoder="resnet"), id="encoder is text"),
+        pytest.param(lambda c: c.update(encoder={"name": "timm/nothing"}), id="unknown encoder"),
+        pytest.param(lambda c: c.update(encoder={"name": 3}), id="encoder is a number"),
+        pytest.param(lambda c: c.update(decoder={"size": 3}), id="unknown setting"),
+        pytest.param(lambda c: c["decoder"].update(dropout=2), id="setting out of range"),
+        pytest.param(lambda c: c["decoder"].update(embed_dim="8"), id="a number as text"),
+        pytest.param(lambda c: c["decoder"].update(embed_dim=8.5), id="half a number"),
+        pytest.param(lambda c: c.update(preprocessing=[]), id="preprocessing is a list"),
+        pytest.param(lambda c: c["preprocessing"].update(image_size=-1), id="negative size"),
+        pytest.param(lambda c: c["preprocessing"].update(image_size="48"), id="size as text"),
+        pytest.param(lambda c: c["preprocessing"].update(resize="zoom"), id="unknown resize"),
+        pytest.param(lambda c: c["preprocessing"].update(channel_order="XYZ"), id="unknown order"),
+        pytest.param(lambda c: c["preprocessing"].update(std=[1, 1]), id="two numbers for std"),
+        pytest.param(lambda c: c["preprocessing"].update(std=[0, 1, 1]), id="std of 0"),
+        pytest.param(lambda c: c["search"].update(beam_size=0), id="no beam"),
+        pytest.param(lambda c: c.update(search={"beam": 3}), id="unknown search option"),
+        pytest.param(lambda c: c.update(vocabulary=7), id="vocabulary is a number"),
+        pytest.param(lambda c: c["vocabulary"].append("a"), id="a word twice"),
+        pytest.param(lambda c: c.update(vocabulary=[[]] * 6), id="words are lists"),
+    ],
+)
+def test_a_config_that_says_nonsense(folder: Path, edit: Callable[[dict[str, Any]], object]):
+    change(folder, edit)
+    refused(folder, r"config\.json is not a captioner model's: .+")
+
+
+def test_a_config_that_needs_tensors_of_other_sizes(folder: Path):
+    change(folder, lambda config: config["decoder"].update(embed_dim=9))
+    refused(folder, r"does not fit its config\.json \(\d+ tensors, first: decoder\.\w")
+
+
+@pytest.mark.parametrize("what", ["one more", "one less", "another size", "another name"])
+def test_tensors_that_do_not_fit(folder: Path, what: str):
+    name = "decoder.embedding.weight"
+    tensors = load_file(folder / "model.safetensors")
+    if what == "one more":
+        tensors["stranger"] = np.zeros(2, np.float32)
+    elif what == "one less":
+        del tensors[name]
+    elif what == "another size":
+        tensors[name] = tensors[name][:-1].copy()
+    else:
+        tensors["embed.weight"] = tensors.pop(name)
+    save_file(tensors, folder / "model.safetensors")
+    refused(folder, r"does not fit its config\.json .*; copy both files from one model")
+
+
+# --- Writing ---
+
+
+@pytest.mark.parametrize("where", ["fsync", "write", "rename"])
+def test_a_full_disk_keeps_the_old_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = contents(folder)
+    owner = {"fsync": (os, "fsync"), "write": (Path, "write_text"), "rename": (Path, "rename")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*owner[where], full)
+        with pytest.raises(ModelError, match=r"could not be saved \(No space left") as caught:
+            save_model(folder, build(seed=1))
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert contents(folder) == before
+    if where != "rename":  # clearing up renames too
+        assert [entry.name for entry in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_file_in_the_way(tmp_path: Path):
+    (tmp_path / "model").write_text("mine")
+    with pytest.raises(ModelError, match="could not be saved"):
+        save_model(tmp_path / "model", build())
+    assert (tmp_path / "model").read_text() == "mine"

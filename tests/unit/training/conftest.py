@@ -1,0 +1,76 @@
+"""Eight coloured squares and a model that fits in a hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageDraw
+
+from captioner.config import (
+    DataConfig,
+    DecoderConfig,
+    EncoderConfig,
+    SearchOptions,
+    TrainConfig,
+    TrainingConfig,
+)
+
+COLOURS = ("red", "lime", "blue", "yellow", "cyan", "magenta", "white", "gray")
+
+
+@pytest.fixture(scope="session")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos/ and captions.json, one caption a photo: "a red square" ..."""
+    folder = tmp_path_factory.mktemp("squares")
+    (folder / "photos").mkdir()
+    images, annotations = [], []
+    for number, colour in enumerate(COLOURS, start=1):
+        photo = Image.new("RGB", (64, 48), "black")
+        ImageDraw.Draw(photo).rectangle((12, 4, 52, 44), fill=colour)
+        photo.save(folder / "photos" / f"{colour}.png")
+        images.append({"id": number, "file_name": f"{colour}.png"})
+        annotations.append({"id": number, "image_id": number, "caption": f"A {colour} square."})
+    content = {"images": images, "annotations": annotations}
+    (folder / "captions.json").write_text(json.dumps(content))
+    return folder
+
+
+Configure = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def configure(squares: Path, tmp_path: Path) -> Configure:
+    """A config for the squares: ``configure(training={"epochs": 3}, init_from=...)``."""
+    parts: dict[str, Any] = {
+        "data": DataConfig(
+            train_annotations=[str(squares / "captions.json")],
+            val_annotations=[str(squares / "captions.json")],
+            images=[str(squares / "photos")],
+            vocabulary_threshold=1,
+            workers=0,
+        ),
+        "encoder": EncoderConfig(name="timm/test_resnet", weights="none", image_size=48),
+        "decoder": DecoderConfig(embed_dim=16, hidden_dim=16, attention_dim=8, dropout=0.2),
+        "training": TrainingConfig(
+            epochs=3,
+            batch_size=3,
+            lr=1e-2,
+            warmup_steps=2,
+            precision="fp32",
+            sample_images=0,
+            save_every=1000,
+        ),
+        "search": SearchOptions(beam_size=2, max_length=6),
+    }
+
+    def build(**changes: Any) -> TrainConfig:
+        plain = {name: value for name, value in changes.items() if name not in parts}
+        changed = {name: replace(part, **changes.get(name, {})) for name, part in parts.items()}
+        return TrainConfig(run=str(tmp_path / "run"), **changed, **plain)
+
+    return build

@@ -1,0 +1,94 @@
+"""The folder of a run: settings, metrics, curves, samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from captioner.caption import Caption
+from captioner.data.coco import CaptionedImage
+from captioner.training.run_folder import RunFolder
+from captioner.training.validation import Sentence
+
+
+@pytest.fixture
+def folder(configure: Any, tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run", configure())
+
+
+def row(epoch: int) -> dict[str, float]:
+    return {"epoch": epoch, "step": 10 * epoch, "loss": 1 / epoch, "CIDEr": 0.1 * epoch}
+
+
+def sentence(path: Path, colour: str) -> Sentence:
+    path.parent.mkdir(exist_ok=True)
+    Image.new("RGB", (20, 10), colour).save(path)
+    caption = Caption(
+        words=("a", colour),
+        log_probs=np.full(2, -1, np.float32),
+        alphas=np.full((2, 2, 2), 0.25, np.float32),
+        gates=np.ones(2, np.float32),
+        log_prob=-2.5,
+    )
+    return Sentence(CaptionedImage(1, path, ("a photo",)), caption)
+
+
+def test_every_setting_is_written_resolved(folder: RunFolder, configure: Any):
+    assert yaml.safe_load(folder.config.read_text()) == asdict(configure())
+
+
+def test_metrics_come_back_and_are_lines_of_json(folder: RunFolder):
+    assert folder.rows() == []
+    for epoch in (1, 2):
+        folder.add_metrics(row(epoch))
+    assert folder.rows() == [row(1), row(2)]
+    assert [json.loads(line) for line in folder.metrics.read_text().splitlines()] == folder.rows()
+    assert list((folder.path / "tensorboard").glob("events.out.*"))
+
+
+def test_curves_hold_what_the_metrics_hold(folder: RunFolder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for epoch in (1, 2):
+        folder.add_metrics(row(epoch))
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {"loss", "CIDEr"}
+    points = [(event.step, event.value) for event in events.Scalars("CIDEr")]
+    assert points == [(10, pytest.approx(0.1)), (20, pytest.approx(0.2))]
+
+
+def test_what_a_resumed_run_does_again_is_dropped(folder: RunFolder):
+    for epoch in (1, 2, 3):
+        folder.add_metrics(row(epoch))
+    folder.forget_after(2)
+    assert folder.rows() == [row(1), row(2)]
+    folder.forget_after(0)
+    assert folder.rows() == []
+
+
+def test_samples_are_drawn_and_listed(folder: RunFolder, tmp_path: Path):
+    red, blue = (sentence(tmp_path / "photos" / f"{c}.png", c) for c in ("red", "blue"))
+    folder.add_samples(7, [red, blue])
+    samples = folder.path / "samples" / "epoch_007"
+    assert {file.name for file in samples.iterdir()} == {"red.png", "blue.png", "captions.txt"}
+    assert (samples / "captions.txt").read_text() == "red.png\ta red\nblue.png\ta blue\n"
+    with Image.open(samples / "red.png") as drawn:
+        assert drawn.width > 100
+
+
+@pytest.mark.parametrize("other", ["b/1.png", "a/1.bmp"])
+def test_samples_of_one_name_do_not_overwrite_each_other(
+    folder: RunFolder, tmp_path: Path, other: str
+):
+    folder.add_samples(
+        1, [sentence(tmp_path / "a/1.png", "red"), sentence(tmp_path / other, "blue")]
+    )
+    drawn = list((folder.path / "samples" / "epoch_001").glob("*.png"))
+    assert len(drawn) == 2

@@ -1,0 +1,311 @@
+"""The loop: it learns, and a run that was stopped goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from captioner import load
+from captioner.config import TrainConfig
+from captioner.data.batches import Batch
+from captioner.errors import CheckpointError
+from captioner.training.run_folder import RunFolder
+from captioner.training.setup import prepare
+from captioner.training.trainer import Interrupted, Trainer, start
+
+Rows = list[dict[str, float]]
+
+
+def train(config: TrainConfig, folder: Path, *, resume: bool = False) -> Trainer:
+    trainer = Trainer(config, prepare(config), RunFolder(folder, config))
+    if resume:
+        with torch.no_grad():  # the checkpoint must bring everything
+            for tensor in trainer.model.state_dict().values():
+                tensor.zero_()
+        trainer.resume()
+    trainer.run()
+    return trainer
+
+
+def rows(folder: Path) -> Rows:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
+
+
+def progress_of(folder: Path) -> dict[str, float]:
+    raw = (folder / "state.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    progress: dict[str, float] = json.loads(header["__metadata__"]["progress"])
+    del progress["seconds"]
+    return progress
+
+
+def assert_twins(one: Path, two: Path) -> None:
+    assert rows(one) == rows(two)
+    assert progress_of(one) == progress_of(two)
+    for file in ("state.safetensors", "best/model.safetensors"):
+        ones, twos = load_file(one / file), load_file(two / file)
+        assert ones.keys() == twos.keys()
+        assert not [name for name in ones if not torch.equal(ones[name], twos[name])]
+
+
+@contextmanager
+def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> Iterator[None]:
+    """While it lasts, a run is sent a signal before its step of this number, from 1."""
+    whole, done = Trainer._batches, 0
+
+    def batches(self: Trainer) -> Iterator[Batch]:
+        nonlocal done
+        for batch in whole(self):
+            done += 1
+            if done == number:
+                for _ in range(times):
+                    os.kill(os.getpid(), kind)
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_batches", batches)
+        yield
+
+
+# --- Learning ---
+
+
+def test_eight_squares_are_learned_by_heart(configure: Any, squares: Path, tmp_path: Path):
+    config = configure(
+        training={"epochs": 8, "lr": 2e-2, "batch_size": 16, "attention_penalty": 0.1},
+        decoder={"dropout": 0.0, "hidden_dim": 32},
+    )
+    setup = prepare(config)
+    setup.train = setup.train * 40  # an epoch is 20 steps, between two validations
+    start(config, setup, tmp_path / "run", resume=False)
+    losses = [row["loss"] for row in rows(tmp_path / "run")]
+    assert losses[-1] < 0.1 * losses[0]
+    model = load(tmp_path / "run" / "best", device="cpu", precision="fp32")
+    said = {photo.stem: model.caption(photo).text for photo in (squares / "photos").iterdir()}
+    assert said == {colour: f"a {colour} square" for colour in said}
+    assert len(said) == 8
+    assert rows(tmp_path / "run")[-1]["Bleu_3"] == pytest.approx(1)
+
+
+def test_a_frozen_encoder_stays_as_it_is(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 1})
+    before = {k: v.clone() for k, v in prepare(config).stored.model.encoder.state_dict().items()}
+    after = train(config, tmp_path / "run").model.encoder.state_dict()
+    assert any("running_mean" in name for name in before)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_stages_that_learn_change_and_their_statistics_do_not(configure: Any, tmp_path: Path):
+    config = configure(
+        encoder={"finetune_from": "layer4"}, training={"epochs": 1, "encoder_lr": 1e-3}
+    )
+    encoder = prepare(config).stored.model.encoder
+    learning = {name for name, p in encoder.named_parameters() if p.requires_grad}
+    before = {k: v.clone() for k, v in encoder.state_dict().items()}
+    after = train(config, tmp_path / "run").model.encoder.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == learning
+
+
+# --- Going on ---
+
+AVERAGED = {
+    "training": {"ema_decay": 0.5, "label_smoothing": 0.1},
+    "data": {"horizontal_flip": True},
+}
+FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "layer4"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [
+        pytest.param({}, [5], id="in the middle of the second epoch"),
+        pytest.param({}, [3], id="after the last step of the first epoch"),
+        pytest.param(AVERAGED, [4], id="averaged and mirrored"),
+        pytest.param(FINE_TUNED, [4], id="fine-tuned"),
+        pytest.param({"data": {"workers": 1}}, [4], id="photos read ahead"),
+        pytest.param(AVERAGED, [2, 4], id="twice"),
+        pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="again and again"),
+    ],
+)
+def test_a_stopped_run_is_the_twin_of_one_that_was_not(
+    configure: Any, tmp_path: Path, changes: dict[str, Any], stops: list[int]
+):
+    config = configure(**changes)
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    train(config, straight)
+    assert [row["epoch"] for row in rows(straight)] == [1, 2, 3]
+    for number, steps in enumerate(stops):
+        with signal_in_step(steps), pytest.raises(Interrupted):
+            train(config, stopped, resume=number > 0)
+        assert progress_of(stopped)["step"] == sum(stops[: number + 1])
+    train(config, stopped, resume=True)
+    assert_twins(straight, stopped)
+
+
+def test_a_run_that_died_goes_on_from_its_last_checkpoint(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Power goes after the second validation is written and before the state is."""
+    config = configure()
+    train(config, tmp_path / "straight")
+    trainer = Trainer(config, prepare(config), RunFolder(tmp_path / "died", config))
+    whole = trainer._save
+
+    def save() -> None:
+        if trainer.progress.epoch == 2:
+            raise SystemError("no power")
+        whole()
+
+    monkeypatch.setattr(trainer, "_save", save)
+    with pytest.raises(SystemError, match="no power"):
+        trainer.run()
+    assert len(rows(tmp_path / "died")) == 2
+    train(config, tmp_path / "died", resume=True)
+    assert_twins(tmp_path / "straight", tmp_path / "died")
+
+
+def test_a_finished_run_has_nothing_more_to_do(configure: Any, tmp_path: Path):
+    config = configure()
+    train(config, tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert start(config, prepare(config), tmp_path, resume=True).epoch == 3
+    assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
+
+
+def test_more_epochs_can_be_asked_of_a_finished_run(configure: Any, tmp_path: Path):
+    train(configure(training={"epochs": 1}), tmp_path)
+    train(configure(training={"epochs": 2}), tmp_path, resume=True)
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
+
+
+def test_a_run_that_starts_over_forgets_the_old_one(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 2})
+    start(config, prepare(config), tmp_path, resume=False)
+    start(config, prepare(config), tmp_path, resume=False)
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
+
+
+def test_a_refused_checkpoint_leaves_the_settings_of_the_run(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 1})
+    train(config, tmp_path)
+    before = (tmp_path / "config.yaml").read_text()
+    other = configure(decoder={"hidden_dim": 5})
+    with pytest.raises(CheckpointError, match="other settings"):
+        start(other, prepare(other), tmp_path, resume=True)
+    assert (tmp_path / "config.yaml").read_text() == before
+
+
+# --- Signals ---
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_between_two_steps(configure: Any, tmp_path: Path, kind: int):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with signal_in_step(2, kind), pytest.raises(Interrupted):
+        train(configure(), tmp_path)
+    assert progress_of(tmp_path)["step"] == 2  # the step that ran is kept
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_a_second_signal_stops_at_once(configure: Any, tmp_path: Path):
+    handler = signal.getsignal(signal.SIGINT)
+    with signal_in_step(2, times=2), pytest.raises(KeyboardInterrupt):
+        train(configure(), tmp_path)
+    assert not (tmp_path / "state.safetensors").exists()
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_a_run_that_ends_gives_the_signals_back(configure: Any, tmp_path: Path):
+    handler = signal.getsignal(signal.SIGINT)
+    train(configure(training={"epochs": 1}), tmp_path)
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+# --- Validation ---
+
+
+def test_a_run_that_stops_getting_better_ends(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 9, "patience": 2, "lr": 0.0})
+    progress = train(config, tmp_path).progress
+    assert progress.best_epoch == 0
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2, 3]
+    train(config, tmp_path, resume=True)  # and stays ended
+    assert len(rows(tmp_path)) == 3
+
+
+def test_without_patience_it_goes_on(configure: Any, tmp_path: Path):
+    train(configure(training={"epochs": 4, "patience": 0, "lr": 0.0}), tmp_path)
+    assert len(rows(tmp_path)) == 4
+
+
+def test_the_best_model_is_kept_not_the_last(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    scores = iter([0.3, 0.7, 0.5])
+    whole = Trainer._validate
+
+    def validate(self: Trainer) -> Any:
+        found, sentences = whole(self)
+        found.corpus["CIDEr"] = next(scores)
+        return found, sentences
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
+    progress = train(configure(), tmp_path).progress
+    assert (progress.best, progress.best_epoch) == (0.7, 1)
+    info = load(tmp_path / "best", device="cpu").info["training"]
+    assert info["epoch"] == 2
+    assert info["CIDEr"] == 0.7
+    assert info["train_photos"] == 8
+
+
+def test_the_average_is_what_is_validated_and_kept(configure: Any, tmp_path: Path):
+    trainer = train(configure(training={"epochs": 1, "ema_decay": 0.9}), tmp_path)
+    assert trainer.average is not None
+    kept = load_file(tmp_path / "best" / "model.safetensors")
+    for name, tensor in trainer.average.module.state_dict().items():
+        expected = tensor.half() if tensor.is_floating_point() else tensor
+        assert torch.equal(kept[name], expected)
+    raw = trainer.model.state_dict()["decoder.embedding.weight"].half()
+    assert not torch.equal(kept["decoder.embedding.weight"], raw)
+
+
+def test_samples_metrics_and_curves_are_there(configure: Any, tmp_path: Path):
+    train(configure(training={"epochs": 1, "sample_images": 9, "limit_val": 2}), tmp_path)
+    samples = tmp_path / "samples" / "epoch_001"
+    assert {file.name for file in samples.iterdir()} == {"red.png", "lime.png", "captions.txt"}
+    (row,) = rows(tmp_path)
+    names = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"}
+    assert row.keys() == {"epoch", "step", "loss", "lr"} | names
+    assert (row["epoch"], row["step"]) == (1, 3)
+    assert list((tmp_path / "tensorboard").glob("events.out.*"))
+    assert (tmp_path / "config.yaml").is_file()
+
+
+def test_progress_is_no_result(configure: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    train(configure(training={"epochs": 1}), tmp_path)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "epoch 1: loss" in err
+
+
+def test_the_loss_is_a_mean_over_words_in_nats(configure: Any, tmp_path: Path):
+    """A model that knows nothing and never learns: ln V."""
+    config = configure(training={"epochs": 1, "lr": 0.0}, decoder={"dropout": 0.0})
+    setup = prepare(config)
+    with torch.no_grad():
+        for parameter in setup.stored.model.decoder.word_output.parameters():
+            parameter.zero_()
+    start(config, setup, tmp_path, resume=False)
+    expected = math.log(len(setup.stored.vocabulary))
+    assert rows(tmp_path)[0]["loss"] == pytest.approx(expected, rel=1e-6)
