@@ -139,7 +139,7 @@ class Captioner:
         Raises:
             ImageError: The photo cannot be read.
         """
-        image = photo.convert("RGB") if isinstance(photo, Image.Image) else open_image(photo)
+        image = open_image(photo)
         preprocessing = self.model.preprocessing
         return Prepared(preprocessing.pixels(image), preprocessing.region(*image.size))
 

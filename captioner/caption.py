@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 # Tokens that the Penn Treebank convention splits off a word and that readers want joined again.
 _CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
+# The convention's names of brackets.
+_BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
 
 
 class Region(NamedTuple):
@@ -67,5 +69,7 @@ def join_words(words: tuple[str, ...] | list[str]) -> str:
     """
     text = ""
     for word in words:
-        text += word if not text or word in _CLITICS else f" {word}"
+        sign = _BRACKETS.get(word, word)
+        joined = not text or word in _CLITICS or sign in ")]}" or text[-1] in "([{"
+        text += sign if joined else f" {sign}"
     return text

@@ -45,6 +45,10 @@ class DataConfig:
             self.max_captions >= 1, f"data.max_captions is {self.max_captions}; give 1 or more"
         )
         _require(self.max_words >= 1, f"data.max_words is {self.max_words}; give 1 or more")
+        _require(
+            self.vocabulary_threshold >= 1,
+            f"data.vocabulary_threshold is {self.vocabulary_threshold}; give 1 or more",
+        )
         _require(self.workers >= 0, f"data.workers is {self.workers}; give 0 or more")
 
 
@@ -113,9 +117,10 @@ class SearchOptions:
     num_captions: int = 1
     """Sentences given back for a photo, best first; at most beam_size."""
     max_length: int = 20
-    """Most words in a sentence; one that has not ended by then is cut."""
+    """Most tokens in a sentence, its end included; one that has not ended by then is cut."""
     length_penalty: float = 0.0
-    """Sentences are ranked by log-probability / length ** this; 0 ranks by probability alone."""
+    """Sentences of the beam are ranked by log-probability / length ** this; 0: by probability. The
+    beam itself keeps the most probable ones."""
 
     def __post_init__(self) -> None:
         _require(self.beam_size >= 1, f"beam-size is {self.beam_size}; give 1 (greedy) or more")

@@ -39,7 +39,13 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def pick_precision(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
-    """Resolve ``auto``: bf16 where it is native, else fp32."""
+    """Resolve ``auto``: bf16 where it is native, else fp32.
+
+    Raises:
+        ConfigError: There is no such precision.
+    """
+    if precision not in ("auto", "fp32", "bf16"):
+        raise ConfigError(f"precision is {precision!r}; give auto, fp32 or bf16")
     if precision == "auto":
         return "bf16" if multiplies_bf16(device) else "fp32"
     return precision

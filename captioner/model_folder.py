@@ -61,8 +61,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "vocabulary": stored.vocabulary.words,
     }
     tensors = {
-        name: (tensor.half() if tensor.is_floating_point() else tensor).cpu().contiguous()
-        for name, tensor in model.state_dict().items()
+        name: _halved(tensor).cpu().contiguous() for name, tensor in model.state_dict().items()
     }
     try:
         with atomic_folder(folder) as new:
@@ -74,6 +73,12 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         raise ModelError(
             f"{folder} could not be saved ({error.strerror}); what was there is unchanged"
         ) from error
+
+
+def _halved(tensor: torch.Tensor) -> torch.Tensor:
+    """As float16, unless that cannot hold a value."""
+    half = tensor.half() if tensor.is_floating_point() else tensor
+    return half if bool(half.isfinite().all()) else tensor
 
 
 def load_model(folder: str | Path) -> StoredModel:

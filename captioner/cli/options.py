@@ -49,7 +49,6 @@ def new_parser(command: str, description: str, usage: str) -> Parser:
         description=description,
         usage=f"captioner {command} {usage}",
         exit_on_error=True,
-        default_meta=False,
     )
 
 

@@ -40,7 +40,7 @@ def read(argv: Sequence[str]) -> tuple[TrainConfig, bool, bool]:
         argv = ["--config", *argv]
     new = parser()
     arguments = new.parse(argv)
-    settings = new.instantiate(arguments).as_dict()
+    settings = new.instantiate(arguments.clone(with_meta=False)).as_dict()
     resume, force = settings.pop("resume") is not None, settings.pop("force")
     settings.pop("config")
     return TrainConfig(**settings), resume, force

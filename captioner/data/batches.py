@@ -64,11 +64,11 @@ class CaptionDataset(Dataset[tuple[torch.Tensor, list[list[int]]]]):
         return len(self.items)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, list[list[int]]]:
-        """Pixels (H, W, 3) and captions of item ``key[1]`` in epoch ``key[0]``."""
+        """Pixels (H, W, 3) and captions of item ``key[1]`` in epoch ``key[0]``; -1: no captions."""
         epoch, index = key
         item = self.items[index]
         chance = random.Random(f"{self.seed} {epoch} {index}")
-        captions = list(item.tokens)
+        captions = list(item.tokens) if epoch >= 0 else []
         if len(captions) > self.max_captions:
             captions = chance.sample(captions, self.max_captions)
         pixels = self.preprocessing.pixels(open_image(item.image.path))
@@ -104,13 +104,17 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
         order = torch.randperm(self.size, generator=generator).tolist()
         for number in range(self.start, self.batches):
             batch = order[number * self.batch_size : (number + 1) * self.batch_size]
-            yield [(self.epoch, index) for index in batch[self.rank :: self.world]]
+            mine = batch[self.rank :: self.world]
+            # A last batch with fewer photos than processes: a photo without captions keeps this
+            # process in step and adds nothing to the loss.
+            yield [(self.epoch, index) for index in mine] or [(-1, batch[0])]
 
 
 def collate(items: Sequence[tuple[Tensor, list[list[int]]]]) -> Batch:
     """Stack photos and pad captions."""
     captions = [tokens for _, tokens in items]
-    shape = (len(items), max(map(len, captions)), 2 + max(len(c) for cs in captions for c in cs))
+    longest = max((len(words) for photo in captions for words in photo), default=0)
+    shape = (len(items), max(1, *map(len, captions)), 2 + longest)
     tokens = torch.full(shape, PAD)
     for b, photo in enumerate(captions):
         for r, words in enumerate(photo):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,25 +39,25 @@ def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], di
     """
     names: dict[int, str] = {}
     captions: dict[int, list[str]] = {}
-    for annotation in annotations:
-        coco = _load(Path(annotation))
+    for annotation in dict.fromkeys(Path(path).resolve() for path in annotations):
+        coco = _load(annotation)
         for image_id, image in coco.imgs.items():
-            name = str(image["file_name"])
+            name = image["file_name"]
             if names.setdefault(image_id, name) != name:
                 raise DataError(
                     f"{annotation}: image id {image_id} is {name} here but {names[image_id]} in an "
                     "earlier file; give files whose ids agree"
                 )
             captions.setdefault(image_id, [])
-        for entry in coco.anns.values():
+        # Not coco.anns: some files number their captions twice, and those would be lost there.
+        for entry in coco.dataset["annotations"]:
             if entry["image_id"] not in names:
                 raise DataError(
                     f"{annotation}: caption {entry['id']} belongs to image {entry['image_id']}, "
                     "which is not in the file; remove the caption or add the image"
                 )
-            text = str(entry["caption"]).strip()
-            if text:
-                captions[entry["image_id"]].append(text)
+            if entry["caption"].strip():
+                captions[entry["image_id"]].append(entry["caption"].strip())
     return names, captions
 
 
@@ -128,9 +129,10 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
             split = "train" if image["split"] == "restval" else image["split"]
             splits.setdefault(split, set()).add(int(image["cocoid"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not Karpathy's dataset_coco.json: an image lacks {error}"
-        ) from error
+        problem = (
+            f"an image lacks {error}" if isinstance(error, KeyError) else "its form is another"
+        )
+        raise DataError(f"{path} is not Karpathy's dataset_coco.json: {problem}") from error
     return splits
 
 
@@ -150,24 +152,36 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+_FIELDS: dict[str, dict[str, type]] = {
+    "images": {"id": int, "file_name": str},
+    "annotations": {"id": int, "image_id": int, "caption": str},
+}
+_KINDS = {int: "a whole number", str: "text"}
+
+
 def _load(path: Path):  # type: ignore[no-untyped-def]  # pycocotools has no types
     """A pycocotools index of one file, checked, without its prints."""
     from pycocotools.coco import COCO
 
     data = _read_json(path)
-    for part, keys in (
-        ("images", ("id", "file_name")),
-        ("annotations", ("id", "image_id", "caption")),
-    ):
+    for part, kinds in _FIELDS.items():
         entries = data.get(part)
         if not isinstance(entries, list) or not entries:
             raise DataError(f"{path} has no {part!r}; give a COCO captions file")
         for number, entry in enumerate(entries):
-            lacking = [key for key in keys if not isinstance(entry, dict) or key not in entry]
-            if lacking:
-                raise DataError(
-                    f"{path}: {part}[{number}] lacks {lacking[0]!r}; give a COCO captions file"
-                )
+            for key, kind in kinds.items():
+                if not isinstance(entry, dict) or key not in entry:
+                    problem = f"lacks {key!r}"
+                elif type(entry[key]) is not kind:
+                    problem = f"has a {key!r} that is not {_KINDS[kind]}"
+                else:
+                    continue
+                raise DataError(f"{path}: {part}[{number}] {problem}; give a COCO captions file")
+    twice = [
+        i for i, count in Counter(image["id"] for image in data["images"]).items() if count > 1
+    ]
+    if twice:
+        raise DataError(f"{path}: image id {twice[0]} stands twice; give every image its own")
     coco = COCO()
     coco.dataset = data
     with contextlib.redirect_stdout(io.StringIO()):

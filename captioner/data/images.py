@@ -62,11 +62,14 @@ _MISTAKEN = (
 _BEGINNINGS = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\0\*", re.DOTALL)
 
 
-def open_image(source: str | Path | BinaryIO, *, name: str | None = None) -> Image.Image:
+def open_image(
+    source: str | Path | BinaryIO | Image.Image, *, name: str | None = None
+) -> Image.Image:
     """Read one picture as RGB, upright and fully loaded.
 
     Args:
-        source: A file, or an open binary file such as ``sys.stdin.buffer`` (read to its end).
+        source: A file, an open binary file such as ``sys.stdin.buffer`` (read to its end), or a
+            Pillow image, which is treated as its file would be.
         name: What messages call it; by default the path, or the open file's own name.
 
     Returns:
@@ -75,6 +78,8 @@ def open_image(source: str | Path | BinaryIO, *, name: str | None = None) -> Ima
     Raises:
         ImageError: It cannot be read; one line that starts with the name.
     """
+    if isinstance(source, Image.Image):
+        return _plain(source, name or "the picture")
     called = name or _name_of(source)
     if isinstance(source, (str, Path)):
         with _open_file(source, called) as file:
@@ -212,7 +217,12 @@ def _seekable(file: BinaryIO, called: str) -> BinaryIO:
 
 def _decode(file: BinaryIO, called: str) -> Image.Image:
     with _quiet_pillow():
-        image = _identify(file, called)
+        return _plain(_identify(file, called), called)
+
+
+def _plain(image: Image.Image, called: str) -> Image.Image:
+    """RGB, upright, without metadata."""
+    with _quiet_pillow():
         try:
             image.load()
             # After loading: PNG may hold its EXIF behind the pixels, and Pillow turns TIFF itself.

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.caption import Region
+from captioner.errors import ConfigError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -36,6 +37,18 @@ class Preprocessing:
     """Channel standard deviations, for pixels in 0..1."""
     channel_order: Literal["RGB", "BGR"] = "RGB"
     """Order of the channels that the encoder expects; mean and std are given in this order."""
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ConfigError(f"image_size is {self.image_size}; give 1 pixel or more")
+        if self.resize not in ("squash", "crop"):
+            raise ConfigError(f"resize is {self.resize!r}; give squash or crop")
+        if self.channel_order not in ("RGB", "BGR"):
+            raise ConfigError(f"channel_order is {self.channel_order!r}; give RGB or BGR")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ConfigError(
+                f"mean {self.mean} and std {self.std}: give 3 numbers each, std above 0"
+            )
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Preprocessing:

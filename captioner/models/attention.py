@@ -49,9 +49,10 @@ class AdditiveScorer(nn.Module):
         """
         mixed = keys.unsqueeze(1) + widen(self.query(query)).unsqueeze(2)  # (B, R, L, A)
         mixed = mixed.tanh_()  # in place: nothing needs the sum, and this is the largest tensor
-        # mv reads it once as it is; matmul would be made to copy it to bf16 first by autocast.
         energy = widen(self.energy.weight).flatten()
-        return torch.mv(mixed.flatten(0, 2), energy).view(mixed.shape[:3])
+        # Autocast would copy that tensor to bf16 first; mv reads it once, as it is.
+        with torch.autocast(mixed.device.type, enabled=False):
+            return torch.mv(mixed.flatten(0, 2), energy).view(mixed.shape[:3])
 
 
 def widen(tensor: Tensor) -> Tensor:

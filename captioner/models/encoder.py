@@ -8,7 +8,9 @@ Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + c
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,8 +61,8 @@ class Encoder(nn.Module):
         from timm.data.config import resolve_data_config
 
         if not timm.is_model(name):
-            close = ", ".join(timm.list_models(f"*{name.partition('.')[0][:8]}*")[:5])
-            hint = f"; close names: {close}" if close else ""
+            close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), 5)
+            hint = f"; close names: {', '.join(close)}" if close else ""
             raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
         with _download_errors(name, pretrained):
             model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
@@ -186,10 +188,16 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
 
     A max pooling just before (VGG) is left out too: Xu et al. 2015 attend over its input.
     """
+    import torchvision
     from torch import fx
     from torchvision.models.feature_extraction import NodePathTracer
 
-    tracer = NodePathTracer()
+    # Leaves as ``create_feature_extractor`` has them, so that both know the same nodes.
+    operations = vars(torchvision.ops).values()
+    tracer = NodePathTracer(
+        autowrap_modules=(math, torchvision.ops),
+        leaf_modules=[o for o in operations if isinstance(o, type) and issubclass(o, nn.Module)],
+    )
     graph = tracer.trace(model)
     modules = dict(model.named_modules())
 
@@ -267,7 +275,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ModelError(f"{path} holds no weights that can be read: {error}") from error
+        raise ModelError(
+            f"{path} holds no weights that can be read ({type(error).__name__}); give a file of "
+            "named tensors: .safetensors, or torch.save(model.state_dict(), ...)"
+        ) from error
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ModelError(f"{path} holds no state dict; give a file of named tensors")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,8 +33,27 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.state = self.path / "state.safetensors"
         self.best = self.path / "best"
-        text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
-        atomic_write(self.config, text)
+        self._settings = dataclasses.asdict(config)
+
+    def open(self, epoch: int) -> None:
+        """Write the settings and drop what this run will do again or another run has left.
+
+        Args:
+            epoch: Epochs that are done: 0 starts over.
+        """
+        atomic_write(
+            self.config, yaml.safe_dump(self._settings, sort_keys=False, allow_unicode=True)
+        )
+        rows = [row for row in self.rows() if row["epoch"] <= epoch]
+        self._write_rows(rows)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        for row in rows:
+            self._add_curves(row)
+        for folder in (self.path / "samples").glob("epoch_*"):
+            if int(folder.name.removeprefix("epoch_")) > epoch:
+                shutil.rmtree(folder)
+        if epoch == 0:
+            shutil.rmtree(self.best, ignore_errors=True)
 
     def rows(self) -> list[dict[str, float]]:
         """Every validation so far."""
@@ -44,6 +64,9 @@ class RunFolder:
     def add_metrics(self, row: dict[str, float]) -> None:
         """Append one validation to the metrics and to TensorBoard."""
         self._write_rows([*self.rows(), row])
+        self._add_curves(row)
+
+    def _add_curves(self, row: dict[str, float]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(self.path / "tensorboard"))
@@ -52,17 +75,17 @@ class RunFolder:
                 writer.add_scalar(name, value, int(row["step"]))
         writer.close()
 
-    def forget_after(self, epoch: int) -> None:
-        """Drop validations that a resumed run will do again."""
-        self._write_rows([row for row in self.rows() if row["epoch"] <= epoch])
-
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> None:
         """Draw captions with their attention."""
         folder = self.path / "samples" / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
+        used: set[str] = set()
         for sentence in sentences:
-            name = sentence.image.path.stem
+            stem = name = sentence.image.path.stem
+            while name in used:  # photos of one name from different folders
+                name = f"{stem}_{len(used) + 1}"
+            used.add(name)
             overlay(sentence.image.path, sentence.caption, panel_size=240).save(
                 folder / f"{name}.png"
             )

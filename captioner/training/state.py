@@ -42,6 +42,10 @@ class Progress:
     """Words in that sum."""
     seconds: float = 0.0
     """Time spent training, in all sessions."""
+    photos: int = 0
+    """Training photos: with the batch size, what ``batch`` counts in."""
+    batch_size: int = 0
+    """Photos in one step."""
 
 
 def save_state(
@@ -94,7 +98,7 @@ def load_state(
         raise CheckpointError(
             f"{path} cannot be read ({error}); start again with --force"
         ) from error
-    if int(metadata.get("format_version", 0)) != FORMAT_VERSION:
+    if metadata.get("format_version") != str(FORMAT_VERSION):
         raise CheckpointError(f"{path} is not a checkpoint of this captioner; start with --force")
     try:
         model.load_state_dict(_part(tensors, "model."))
@@ -104,14 +108,33 @@ def load_state(
         for name, tensor in _part(tensors, "optimizer.").items():
             number, key = name.split(".", 1)
             moments.setdefault(int(number), {})[key] = tensor
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
+        _load_moments(optimizer, moments)
+        return Progress(**json.loads(metadata["progress"]))
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise CheckpointError(
             f"{path} belongs to other settings ({reason}); give the run's own, or another --run"
         ) from error
-    return Progress(**json.loads(metadata["progress"]))
+
+
+def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
+    """Give each parameter its moments, laid out in memory as the parameter is.
+
+    AdamW's fused step walks weights and moments by address: another layout would pair each weight
+    with another weight's moments, in silence.
+    """
+    learning = [p for group in optimizer.param_groups for p in group["params"]]
+    if moments and (
+        len(moments) != len(learning)
+        or any(moments[n]["exp_avg"].shape != p.shape for n, p in enumerate(learning))
+    ):
+        raise ValueError("other parameters learned")
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    for parameter, state in optimizer.state.items():
+        for key, moment in state.items():
+            if moment.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter).copy_(moment)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ A run that was stopped anywhere therefore goes on as if it had not been.
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from tqdm import tqdm
 from captioner.api import Captioner
 from captioner.config import TrainConfig
 from captioner.data.batches import Batch, CaptionDataset, EpochSampler, training_loader
+from captioner.errors import CheckpointError
 from captioner.evaluation.metrics import Scores
 from captioner.hardware import pick_precision
 from captioner.model_folder import StoredModel, save_model
@@ -62,7 +64,7 @@ class Trainer:
         self.model: CaptionModel = setup.stored.model.to(self.accelerator.device)
         self.optimizer = make_optimizer(self.model, config.training)
         self.average = make_average(self.model, config.training.ema_decay)
-        self.progress = Progress()
+        self.progress = Progress(photos=len(setup.train), batch_size=config.training.batch_size)
         self.sampler = EpochSampler(
             len(setup.train),
             config.training.batch_size,
@@ -73,9 +75,20 @@ class Trainer:
         self.total_steps = config.training.epochs * self.sampler.batches
 
     def resume(self) -> None:
-        """Go on from the run folder's checkpoint."""
-        self.progress = load_state(self.folder.state, self.model, self.average, self.optimizer)
-        self.folder.forget_after(self.progress.epoch)
+        """Go on from the run folder's checkpoint.
+
+        Raises:
+            CheckpointError: It cannot be read, or belongs to other settings.
+        """
+        found = load_state(self.folder.state, self.model, self.average, self.optimizer)
+        for name in ("photos", "batch_size"):
+            old, new = getattr(found, name), getattr(self.progress, name)
+            if old != new:
+                raise CheckpointError(
+                    f"{self.folder.state} was trained with {name} {old}, now it is {new}; "
+                    "give the run's own data and settings, or another --run"
+                )
+        self.progress = found
 
     def run(self) -> Progress:
         """Train to the end.
@@ -88,6 +101,10 @@ class Trainer:
             CheckpointError: The state cannot be saved.
         """
         config, progress = self.config.training, self.progress
+        if progress.epoch >= config.epochs or self._stale():
+            return progress
+        if self.accelerator.is_main_process:
+            self.folder.open(progress.epoch)
         distributed, optimizer = self.accelerator.prepare(self.model, self.optimizer)
         bar = tqdm(
             total=self.total_steps,
@@ -107,10 +124,11 @@ class Trainer:
                     progress.step += 1
                     bar.update()
                     bar.set_postfix(epoch=progress.epoch + 1, loss=f"{self._loss():.3f}")
-                    if stop.requested or progress.step % config.save_every == 0:
+                    stopping = self._any(stop.requested)
+                    if stopping or progress.step % config.save_every == 0:
                         started = self._clock(started)
                         self._save()
-                    if stop.requested:
+                    if stopping:
                         raise Interrupted
                 self._clock(started)
                 scores, sentences = self._validate()
@@ -160,6 +178,13 @@ class Trainer:
             self.average.update_parameters(self.model)
         self.progress.loss += float(accelerator.reduce(losses.cross_entropy.detach()))
         self.progress.words += int(words)
+
+    def _any(self, here: bool) -> bool:
+        """Whether it is so in any process: all must stop at the same step."""
+        if self.accelerator.num_processes == 1:
+            return here
+        flag = torch.tensor(int(here), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag))
 
     def _loss(self) -> float:
         """Mean cross-entropy of a word over the epoch so far, nats."""
@@ -211,6 +236,7 @@ class Trainer:
         bar.write(
             f"epoch {row['epoch']}: loss {row['loss']:.3f}, CIDEr {scores.corpus['CIDEr']:.3f}, "
             f"BLEU-4 {scores.corpus['Bleu_4']:.3f}",
+            file=sys.stderr,
         )
         if scores.corpus["CIDEr"] > progress.best:
             progress.best, progress.best_epoch = scores.corpus["CIDEr"], progress.epoch

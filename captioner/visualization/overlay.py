@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner.caption import Caption, Region
+from captioner.data.images import open_image
 from captioner.errors import ConfigError
 from captioner.visualization.heatmap import (
     attention_image,
@@ -63,7 +64,7 @@ def overlay(
     """
     check_colormap(colormap)
     _check(caption, columns)
-    photo = fit_photo(_opened(image), panel_size)
+    photo = fit_photo(open_image(image), panel_size)
     page = _Page.of(photo.size, 1 + len(caption.words), columns)
     header = _header(caption, page)
     legend = _legend(caption, page, colormap)
@@ -112,15 +113,6 @@ def _check(caption: Caption, columns: int | None) -> None:
             )
     if columns is not None and columns < 1:
         raise ConfigError(f"columns is {columns}; give 1 or more, or None to let the page choose")
-
-
-def _opened(image: Image.Image | str | Path) -> Image.Image:
-    """The photo itself, or the one at a path."""
-    if isinstance(image, Image.Image):
-        return image
-    from captioner.data.images import open_image
-
-    return open_image(image)
 
 
 @dataclass(frozen=True)

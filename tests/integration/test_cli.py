@@ -77,7 +77,7 @@ def test_several_captions_come_best_first(capsys):
     assert main(["caption", photo, "--format", "json", "--num-captions", "3"]) == OK
     captions = json.loads(capsys.readouterr().out)[0]["captions"]
     assert len({c["text"] for c in captions}) == 3
-    assert [c["log_prob"] for c in captions] == sorted((c["log_prob"] for c in captions))[::-1]
+    assert [c["log_prob"] for c in captions] == sorted(c["log_prob"] for c in captions)[::-1]
 
 
 def test_coco_results_take_ids_from_names_or_annotations(tmp_path, capsys):
@@ -205,9 +205,7 @@ def test_evaluate_results_file(tmp_path, capsys):
     captions = [{"id": n, "image_id": n, "caption": s} for n, s in enumerate(sentences)]
     annotations, results = tmp_path / "captions.json", tmp_path / "results.json"
     annotations.write_text(json.dumps({"images": images, "annotations": captions}))
-    results.write_text(
-        json.dumps([{"image_id": n, "caption": s} for n, s in enumerate(sentences)])
-    )
+    results.write_text(json.dumps([{"image_id": n, "caption": s} for n, s in enumerate(sentences)]))
     report = tmp_path / "report.json"
     arguments = ["evaluate", "--annotations", str(annotations), "--results", str(results)]
     assert main([*arguments, "-o", str(report)]) == OK

@@ -41,6 +41,7 @@ def sentence(path: Path, colour: str) -> Sentence:
 
 
 def test_every_setting_is_written_resolved(folder: RunFolder, configure: Any):
+    folder.open(0)
     assert yaml.safe_load(folder.config.read_text()) == asdict(configure())
 
 
@@ -65,12 +66,23 @@ def test_curves_hold_what_the_metrics_hold(folder: RunFolder):
 
 
 def test_what_a_resumed_run_does_again_is_dropped(folder: RunFolder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     for epoch in (1, 2, 3):
         folder.add_metrics(row(epoch))
-    folder.forget_after(2)
+        folder.add_samples(epoch, [])
+    folder.best.mkdir()
+    folder.open(2)
     assert folder.rows() == [row(1), row(2)]
-    folder.forget_after(0)
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [10, 20]
+    samples = folder.path / "samples"
+    assert sorted(path.name for path in samples.iterdir()) == ["epoch_001", "epoch_002"]
+    assert folder.best.is_dir()
+    folder.open(0)
     assert folder.rows() == []
+    assert not list(samples.iterdir())
+    assert not folder.best.exists()
 
 
 def test_samples_are_drawn_and_listed(folder: RunFolder, tmp_path: Path):
