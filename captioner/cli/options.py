@@ -49,6 +49,7 @@ def new_parser(command: str, description: str, usage: str) -> Parser:
         description=description,
         usage=f"captioner {command} {usage}",
         exit_on_error=True,
+        allow_abbrev=False,  # a misspelled setting must not pass for another
     )
 
 

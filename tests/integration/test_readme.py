@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import re
 import shlex
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
 from captioner.cli.main import COMMANDS, OK, main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PHOTO = ROOT / "assets" / "examples" / "chelsea.jpg"
 SHELL = "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)).replace("\\\n", " ")
 LINES = [line for line in SHELL.splitlines() if re.match(r"(captioner|cat) ", line)]
 
@@ -31,17 +35,14 @@ def test_readme_and_ci_install_and_test_alike():
 @pytest.mark.parametrize("line", LINES)
 def test_readme_commands_are_understood(line, tmp_path, monkeypatch, capsys):
     """Captioning lines run; of the others the options are parsed."""
-    import importlib
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "holiday").mkdir()
-    photo = Image.open(ROOT / "assets" / "examples" / "chelsea.jpg")
-    photo.save(tmp_path / "photo.jpg")
-    photo.save(tmp_path / "holiday" / "1.jpg")
+    shutil.copy(PHOTO, tmp_path / "photo.jpg")
+    shutil.copy(PHOTO, tmp_path / "holiday" / "1.jpg")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     words = shlex.split(line, comments=True)
     if words[0] == "cat":
-        monkeypatch.setattr("sys.stdin", open(tmp_path / "photo.jpg"))  # noqa: PTH123, SIM115
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PHOTO.read_bytes())))
         words = words[words.index("|") + 1 :]
     command, arguments = words[1], words[2:]
     assert command in COMMANDS
@@ -57,7 +58,7 @@ def test_readme_commands_are_understood(line, tmp_path, monkeypatch, capsys):
 
 def test_python_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Image.open(ROOT / "assets" / "examples" / "chelsea.jpg").save(tmp_path / "photo.jpg")
+    shutil.copy(PHOTO, tmp_path / "photo.jpg")
     [example] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
     assert (tmp_path / "photo_attention.png").is_file()
