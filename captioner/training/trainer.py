@@ -133,10 +133,12 @@ class Trainer:
                 self._clock(started)
                 scores, sentences = self._validate()
                 if self.accelerator.is_main_process:
-                    self._report(scores, sentences, bar)
+                    self._report(scores, bar)
                 progress.epoch, progress.batch = progress.epoch + 1, 0
                 progress.loss, progress.words = 0.0, 0
                 self._save()
+                if self.accelerator.is_main_process:  # last: a drawing that fails loses nothing
+                    self.folder.add_samples(progress.epoch, sentences[: config.sample_images])
         return progress
 
     def _batches(self) -> Iterator[Batch]:
@@ -220,8 +222,8 @@ class Trainer:
             sentences = sorted(gather_object(sentences), key=lambda s: s.image.image_id)
         return score_sentences(sentences), sentences
 
-    def _report(self, scores: Scores, sentences: list[Sentence], bar: Any) -> None:
-        """Write metrics and samples; keep the model when it is the best so far."""
+    def _report(self, scores: Scores, bar: Any) -> None:
+        """Write the metrics; keep the model when it is the best so far."""
         progress, config = self.progress, self.config.training
         row = {
             "epoch": progress.epoch + 1,
@@ -232,7 +234,6 @@ class Trainer:
             **scores.corpus,
         }
         self.folder.add_metrics(row)
-        self.folder.add_samples(progress.epoch + 1, sentences[: config.sample_images])
         bar.write(
             f"epoch {row['epoch']}: loss {row['loss']:.3f}, CIDEr {scores.corpus['CIDEr']:.3f}, "
             f"BLEU-4 {scores.corpus['Bleu_4']:.3f}",

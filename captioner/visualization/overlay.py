@@ -246,7 +246,7 @@ def _scale(caption: Caption, width: int, text: int, colormap: str) -> Image.Imag
     draw.text((width, middle), _percent(top), _INK, font, anchor="rm")
     block.paste(scale_bar(right - left, lower - upper, colormap), (left, upper))
 
-    tick = left + (right - left) * min(uniform / top, 1.0)
+    tick = left + round((right - left) * min(uniform / top, 1.0))
     thick = max(1, round(0.08 * text))
     draw.rectangle((tick, lower, tick + thick - 1, lower + round(0.25 * text)), _INK)
     label = f"uniform {_percent(uniform)}"

@@ -411,3 +411,14 @@ def test_knows_no_torch() -> None:
         " or 'matplotlib.pyplot' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_uniform_tick_can_be_drawn_wherever_it_falls() -> None:
+    """Its place was a fraction of a pixel: where x + 1 - 1 < x, Pillow refused to draw."""
+    for uniform_over_top in np.linspace(0.02, 0.5, 300):
+        top = 1 / 64 / uniform_over_top
+        alphas = np.full((1, 8, 8), (1 - top) / 63, np.float32)
+        alphas[0, 3, 3] = top
+        one = np.ones(1, np.float32)
+        picture = overlay(flat((40, 30)), Caption(("dog",), -one, alphas, one, -1.0))
+        assert picture.width > 40
