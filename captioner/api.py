@@ -174,6 +174,8 @@ class Captioner:
             options: How to search; None: the model's own.
             batch_size: Photos captioned together.
         """
+        if batch_size < 1:
+            raise ConfigError(f"batch-size is {batch_size}; give 1 or more")
         options = options or self.stored.search
         with ThreadPoolExecutor(max_workers=2) as readers:
             for batch in _read_ahead(photos, self._try_prepare, readers, batch_size):

@@ -93,7 +93,7 @@ def atomic_open(path: str | Path) -> Iterator[IO[str]]:
         _remove_leftovers(target)
         temporary = _sibling(target, "tmp")
         try:
-            with temporary.open("w", encoding="utf-8") as file:
+            with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

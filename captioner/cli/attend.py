@@ -12,6 +12,7 @@ from captioner.cli.options import (
     Parser,
     add_model_options,
     add_search_options,
+    find_photos,
     new_parser,
     refuse_overwrite,
     search_changes,
@@ -56,22 +57,23 @@ def main(argv: Sequence[str]) -> int:
     """Draw everything; name what failed."""
     options = parser().parse(argv)
 
-    from captioner.data.images import find_images, open_image
+    from captioner.data.images import open_image
     from captioner.visualization import overlay
     from captioner.visualization.heatmap import check_colormap
 
     check_colormap(options.colormap)
-    photos = list(find_images(options.photos))
+    photos, failures = find_photos(options.photos)
+    if not photos:
+        return FAILED
     targets = _targets(photos, Path(options.output))
-    for target in targets:
-        refuse_overwrite(target, options.force)
-
     from captioner.api import load
     from captioner.files import atomic_write
 
-    model = load(options.model, device=options.device, precision=options.precision)
     search = search_changes(options)
-    failures = 0
+    for target in targets:
+        for name in _numbered(target, search.get("num_captions", 1)):
+            refuse_overwrite(name, options.force)
+    model = load(options.model, device=options.device, precision=options.precision)
     for photo, target in zip(photos, targets, strict=True):
         try:
             image = open_image(sys.stdin.buffer if str(photo) == "-" else photo)
@@ -80,8 +82,7 @@ def main(argv: Sequence[str]) -> int:
             warn(str(error))
             continue
         captions = model.captions(image, **search)
-        for number, caption in enumerate(captions):
-            name = target if number == 0 else target.with_stem(f"{target.stem}_{number + 1}")
+        for name, caption in zip(_numbered(target, len(captions)), captions, strict=True):
             picture = overlay(
                 image,
                 caption,
@@ -95,6 +96,12 @@ def main(argv: Sequence[str]) -> int:
             atomic_write(name, buffer.getvalue())
             print(f"{photo}: {caption.text}", flush=True)
     return FAILED if failures else OK
+
+
+def _numbered(target: Path, count: int) -> list[Path]:
+    """A name for each caption's picture of one photo."""
+    more = [target.with_stem(f"{target.stem}_{number}") for number in range(2, count + 1)]
+    return [target, *more]
 
 
 def _formats() -> dict[str, str]:

@@ -17,13 +17,14 @@ from captioner.cli.options import (
     Parser,
     add_model_options,
     add_search_options,
+    find_photos,
     new_parser,
     output,
     refuse_overwrite,
     search_changes,
     warn,
 )
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
@@ -57,10 +58,11 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
     target = _check(options)
 
-    from captioner.data.images import find_images
-
-    photos = list(find_images(_arguments(options.photos), recursive=options.recursive))
+    photos, empty = find_photos(options.photos, options.recursive)
     named, failures = _names(photos, options)
+    failures += empty
+    if failures and not named:
+        return FAILED
 
     from captioner.api import load
 
@@ -87,8 +89,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(options: Any) -> Path | None:
     """Refuse what cannot work before anything is computed; where the output goes."""
-    if options.batch_size < 1:
-        raise ConfigError(f"batch-size is {options.batch_size}; give 1 or more")
     if options.annotations and options.format != "coco":
         raise ConfigError(f"--annotations goes with --format coco, not {options.format}")
     if options.format == "coco" and (options.num_captions or 1) > 1:
@@ -118,13 +118,6 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str |
         else:
             named.append((photo, image_id))
     return named, unknown
-
-
-def _arguments(given: Iterable[str]) -> Iterator[str]:
-    for position, argument in enumerate(given):
-        if argument == "-" and "-" in list(given)[:position]:
-            raise ConfigError("standard input (-) was given twice; give it once")
-        yield argument
 
 
 def entry(path: str | int, captions: list[Caption]) -> dict[str, Any]:
@@ -181,6 +174,8 @@ def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
 
         names, _ = read_captions([annotations])
         known = {Path(name).name: image_id for image_id, name in names.items()}
+        if len(known) < len(names):
+            raise DataError(f"{annotations} names two photos alike; their ids cannot be told apart")
         return lambda photo: known.get(photo.name)
 
     def digits(photo: Path) -> int | None:

@@ -10,6 +10,7 @@ Exit codes: 0 fine, 1 some inputs failed (the rest is done, the failures are nam
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show is no failure
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return OK if arguments else USAGE

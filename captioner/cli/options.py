@@ -13,7 +13,7 @@ import jsonargparse
 from docstring_parser import parse_from_object
 
 from captioner.config import SearchOptions
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, DataError
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -93,6 +93,27 @@ def refuse_overwrite(path: Path, force: bool) -> None:
     """
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; give --force to replace it, or another name")
+
+
+def find_photos(given: Sequence[str], recursive: bool = False) -> tuple[list[Path], int]:
+    """The photos that the arguments stand for, and how many arguments stand for none.
+
+    Raises:
+        ConfigError: Standard input was given twice.
+    """
+    from captioner.data.images import find_images
+
+    if given.count("-") > 1:
+        raise ConfigError("standard input (-) was given more than once; give it once")
+    photos: list[Path] = []
+    failures = 0
+    for argument in given:
+        try:
+            photos.extend(find_images([argument], recursive=recursive))
+        except DataError as error:  # an empty folder: the others go on
+            failures += 1
+            warn(str(error))
+    return photos, failures
 
 
 @contextmanager

@@ -13,6 +13,9 @@ from captioner.cli.options import Parser, new_parser
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError
 
+RUN_FILES = ("state.safetensors", "metrics.jsonl", "best", "samples", "tensorboard")
+"""What starting over in a run folder would replace."""
+
 
 def parser() -> Parser:
     """Every setting of ``TrainConfig`` as an option."""
@@ -51,10 +54,11 @@ def main(argv: Sequence[str]) -> int:
     config, resume, force = read(argv)
     folder = Path(config.run)
     state = folder / "state.safetensors"
-    if state.exists() and not resume and not force:
+    used = any((folder / name).exists() for name in RUN_FILES)
+    if used and not (resume and state.exists()) and not force:
         raise ConfigError(
-            f"{folder} holds a run; go on with --resume auto, start over with --force, "
-            "or give another --run"
+            f"{folder} holds a run or other files of such names; go on with --resume auto, start "
+            "over with --force, or give another --run"
         )
     from captioner.training.setup import prepare
     from captioner.training.trainer import Interrupted, start
@@ -74,5 +78,6 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
-    print(f"best CIDEr {progress.best:.3f} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
+    best = f"best CIDEr {100 * progress.best:.1f} in epoch {progress.best_epoch + 1}"
+    print(f"{best}: {folder / 'best'}")
     return OK

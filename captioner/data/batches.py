@@ -7,6 +7,7 @@ it had not been.
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
+from captioner.errors import ImageError
 from captioner.vocabulary import END, PAD, START
 
 
@@ -71,7 +74,12 @@ class CaptionDataset(Dataset[tuple[torch.Tensor, list[list[int]]]]):
         captions = list(item.tokens) if epoch >= 0 else []
         if len(captions) > self.max_captions:
             captions = chance.sample(captions, self.max_captions)
-        pixels = self.preprocessing.pixels(open_image(item.image.path))
+        try:
+            image = open_image(item.image.path)
+        except ImageError as error:  # one broken photo among thousands: named, and left out
+            logging.getLogger(__name__).warning("%s; training goes on without it", error)
+            image, captions = Image.new("RGB", (32, 32)), []
+        pixels = self.preprocessing.pixels(image)
         if self.horizontal_flip and chance.random() < 0.5:
             pixels = pixels[:, ::-1]
         return torch.from_numpy(np.array(pixels)), captions

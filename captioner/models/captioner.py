@@ -76,10 +76,19 @@ class CaptionModel(nn.Module):
         inputs, targets = tokens[..., :-1], tokens[..., 1:]  # (B, R, T)
         mask = targets != PAD
         embedded, hidden, context, alphas = self.decoder(features, inputs)
-        # Readout and cross-entropy over the real words only: padding costs nothing.
-        logits = self.decoder.readout(embedded[mask], hidden[mask], context[mask])  # (words, V)
+        # Readout and cross-entropy over the real words only, rounded up to a multiple of 128: with
+        # another number of rows at every step oneDNN would keep a kernel for each of them.
+        rows = mask.flatten().nonzero().squeeze(1)  # (words,)
+        rows = nn.functional.pad(rows, (0, -len(rows) % 128))
+        wanted = targets.flatten()[rows].clone()
+        wanted[int(mask.sum()) :] = PAD
+        logits = self.decoder.readout(*(p.flatten(0, 2)[rows] for p in (embedded, hidden, context)))
         cross_entropy = nn.functional.cross_entropy(
-            widen(logits), targets[mask], reduction="sum", label_smoothing=label_smoothing
+            widen(logits),
+            wanted,
+            reduction="sum",
+            ignore_index=PAD,
+            label_smoothing=label_smoothing,
         )
         return Losses(cross_entropy, attention_penalty(alphas, mask), mask.sum())
 

@@ -68,6 +68,8 @@ class Encoder(nn.Module):
             model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
         trained = resolve_data_config({}, model=model)
         self.mean, self.std = tuple(trained["mean"]), tuple(trained["std"])
+        if hasattr(model, "head"):  # its norm would count as learning and never get a gradient
+            model.head = nn.Identity()
         return model
 
     def _torchvision(self, name: str, pretrained: bool) -> nn.Module:
@@ -80,7 +82,10 @@ class Encoder(nn.Module):
                 f"encoder.name {name!r} is not a torchvision classification model; give one of "
                 f"{', '.join(allowed[:6])}, ... or timm/NAME"
             )
-        weights = models.get_model_weights(name).DEFAULT if pretrained else None
+        known = models.get_model_weights(name).DEFAULT
+        trained = known.transforms()
+        self.mean, self.std = tuple(trained.mean), tuple(trained.std)
+        weights = known if pretrained else None
         with _download_errors(name, pretrained):
             model = models.get_model(name, weights=weights).eval()
         node = _last_grid_node(model, name)

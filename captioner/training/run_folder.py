@@ -35,12 +35,16 @@ class RunFolder:
         self.best = self.path / "best"
         self._settings = dataclasses.asdict(config)
 
-    def open(self, epoch: int) -> None:
+    def open(self, epoch: int, *, fresh: bool = False) -> None:
         """Write the settings and drop what this run will do again or another run has left.
 
         Args:
-            epoch: Epochs that are done: 0 starts over.
+            epoch: Epochs that are done.
+            fresh: The run starts over: the state and the best model of another one go too.
         """
+        if fresh:
+            self.state.unlink(missing_ok=True)  # first: nothing may resume what is half removed
+            shutil.rmtree(self.best, ignore_errors=True)
         atomic_write(
             self.config, yaml.safe_dump(self._settings, sort_keys=False, allow_unicode=True)
         )
@@ -49,11 +53,9 @@ class RunFolder:
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         for row in rows:
             self._add_curves(row)
-        for folder in (self.path / "samples").glob("epoch_*"):
+        for folder in (self.path / "samples").glob("epoch_[0-9]*"):
             if int(folder.name.removeprefix("epoch_")) > epoch:
                 shutil.rmtree(folder)
-        if epoch == 0:
-            shutil.rmtree(self.best, ignore_errors=True)
 
     def rows(self) -> list[dict[str, float]]:
         """Every validation so far."""

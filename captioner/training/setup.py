@@ -85,6 +85,9 @@ def prepare(config: TrainConfig) -> Setup:
                 f"{stored.model.encoder.name}; give the same"
             )
         stored = _resized(stored, config)
+    config.decoder = (
+        stored.decoder
+    )  # a second stage's sizes are its model's: the run folder says so
     stored.search = config.search
     stored.model.encoder.finetune_from(config.encoder.finetune_from)
     stored.model.encoder.to(memory_format=torch.channels_last)

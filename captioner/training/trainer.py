@@ -10,6 +10,7 @@ A run that was stopped anywhere therefore goes on as if it had not been.
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -104,7 +105,7 @@ class Trainer:
         if progress.epoch >= config.epochs or self._stale():
             return progress
         if self.accelerator.is_main_process:
-            self.folder.open(progress.epoch)
+            self.folder.open(progress.epoch, fresh=progress.step == 0)
         distributed, optimizer = self.accelerator.prepare(self.model, self.optimizer)
         bar = tqdm(
             total=self.total_steps,
@@ -132,8 +133,12 @@ class Trainer:
                         raise Interrupted
                 self._clock(started)
                 scores, sentences = self._validate()
+                cider = scores.corpus["CIDEr"]
+                better = cider > progress.best  # known to every process: all stop together
+                if better:
+                    progress.best, progress.best_epoch = cider, progress.epoch
                 if self.accelerator.is_main_process:
-                    self._report(scores, bar)
+                    self._report(scores, better, bar)
                 progress.epoch, progress.batch = progress.epoch + 1, 0
                 progress.loss, progress.words = 0.0, 0
                 self._save()
@@ -178,7 +183,13 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update_parameters(self.model)
-        self.progress.loss += float(accelerator.reduce(losses.cross_entropy.detach()))
+        cross_entropy = float(accelerator.reduce(losses.cross_entropy.detach()))
+        if not math.isfinite(cross_entropy):
+            raise CheckpointError(
+                f"the loss is {cross_entropy} at step {self.progress.step + 1}; lower training.lr "
+                "and start again, or go on before it with --resume auto"
+            )
+        self.progress.loss += cross_entropy
         self.progress.words += int(words)
 
     def _any(self, here: bool) -> bool:
@@ -222,7 +233,7 @@ class Trainer:
             sentences = sorted(gather_object(sentences), key=lambda s: s.image.image_id)
         return score_sentences(sentences), sentences
 
-    def _report(self, scores: Scores, bar: Any) -> None:
+    def _report(self, scores: Scores, better: bool, bar: Any) -> None:
         """Write the metrics; keep the model when it is the best so far."""
         progress, config = self.progress, self.config.training
         row = {
@@ -235,12 +246,11 @@ class Trainer:
         }
         self.folder.add_metrics(row)
         bar.write(
-            f"epoch {row['epoch']}: loss {row['loss']:.3f}, CIDEr {scores.corpus['CIDEr']:.3f}, "
-            f"BLEU-4 {scores.corpus['Bleu_4']:.3f}",
+            f"epoch {row['epoch']}: loss {row['loss']:.3f}, CIDEr {100 * row['CIDEr']:.1f}, "
+            f"BLEU-4 {100 * row['Bleu_4']:.1f}",
             file=sys.stderr,
         )
-        if scores.corpus["CIDEr"] > progress.best:
-            progress.best, progress.best_epoch = scores.corpus["CIDEr"], progress.epoch
+        if better:
             stored = self._kept()
             stored.info = {"training": row | {"train_photos": len(self.setup.train)}}
             save_model(self.folder.best, stored)
@@ -265,6 +275,7 @@ def _stop_signals() -> Iterator[_Stop]:
         if stop.requested:  # asked twice: at once
             raise KeyboardInterrupt
         stop.requested = True
+        tqdm.write("stopping after this step; once more to stop without saving", file=sys.stderr)
 
     try:
         old = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -79,7 +79,7 @@ def test_what_a_resumed_run_does_again_is_dropped(folder: RunFolder):
     samples = folder.path / "samples"
     assert sorted(path.name for path in samples.iterdir()) == ["epoch_001", "epoch_002"]
     assert folder.best.is_dir()
-    folder.open(0)
+    folder.open(0, fresh=True)
     assert folder.rows() == []
     assert not list(samples.iterdir())
     assert not folder.best.exists()
