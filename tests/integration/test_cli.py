@@ -217,3 +217,28 @@ def test_evaluate_results_file(tmp_path, capsys):
     results.write_text(json.dumps([{"image_id": 9, "caption": "a dog"}]))
     assert main(arguments) == FAILED
     assert "9" in capsys.readouterr().err
+
+
+def test_an_empty_folder_does_not_stop_the_others(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    photo = str(sorted(ASSETS.glob("*.jpg"))[0])
+    assert main(["caption", str(tmp_path / "empty"), photo]) == FAILED
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{photo}: ")
+    assert "empty" in err
+
+
+def test_attend_replaces_none_of_several_pictures_unasked(tmp_path, capsys):
+    photo = str(sorted(ASSETS.glob("*.jpg"))[0])
+    (tmp_path / "x_2.png").write_bytes(b"mine")
+    assert main(["attend", photo, "-o", str(tmp_path / "x.png"), "--num-captions", "2"]) == USAGE
+    assert "x_2.png" in capsys.readouterr().err
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("x_2.png", b"mine")]
+
+
+def test_train_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "thesis.txt").write_text("mine")
+    assert main(["train", "--run", str(tmp_path)]) == USAGE
+    assert "--force" in capsys.readouterr().err
+    assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"

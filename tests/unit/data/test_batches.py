@@ -213,3 +213,17 @@ def test_photos_meet_their_own_captions(make: Make, items: list[EncodedImage]):
             number = int(captions[0, 1]) - 10
             expected = make().preprocessing.pixels(Image.open(Path(items[number].image.path)))
             assert torch.equal(photo, torch.from_numpy(np.array(expected)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_photo_that_cannot_be_read_is_left_out(
+    items: list[EncodedImage], make: Make, tmp_path: Path, workers: int
+):
+    """With a worker the error used to kill the run, and the process never ended."""
+    dataset = make()
+    broken = CaptionedImage(99, tmp_path / "gone.jpg", ("a photo",))
+    dataset.items = [*items, EncodedImage(broken, ([4],))]
+    [batch] = training_loader(dataset, EpochSampler(8, 8, seed=0), workers)
+    assert len(batch.pixels) == 8
+    captions = (batch.tokens != PAD).any(dim=2).sum(dim=1)
+    assert sorted(captions.tolist()) == [0, *sorted(len(item.tokens) for item in items)]
