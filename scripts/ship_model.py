@@ -82,7 +82,9 @@ choice; scores on photos that nothing was tuned on will be somewhat lower.
   "man" stands in {men:.0%} of its validation captions. Do not use it to describe people where that
   matters, to identify or judge anyone, or where a wrong caption does harm.
 - Attention shows where the decoder looked, on a grid as coarse as {grid}. It is no proof of why
-  a word was chosen.
+  a word was chosen. Read the gate with the map: the first word's map is often the sharpest while
+  its gate is near 0, so that next to nothing of it is used. Clothes and colours are looked at
+  diffusely.
 """
 
 

@@ -70,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
     search = model.options(**search_changes(options))
 
     def captioned() -> Iterator[Captioned]:
+        """What could be read, as it is captioned; the rest is named and counted."""
         nonlocal failures
         sources = (sys.stdin.buffer if str(photo) == "-" else photo for photo, _ in named)
         results = model.stream(sources, search, batch_size=options.batch_size)
