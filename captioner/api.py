@@ -154,8 +154,9 @@ class Captioner:
         """
         pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos])).to(self.device)
         with autocast(self.precision, self.device):
-            features = self.model.encode(pixels)
-            found = beam_search(DecoderStepper(self.model.decoder, features), options)
+            decoder = self.model.decoder
+            memory = decoder.memory(self.model.encode(pixels))
+            found = beam_search(DecoderStepper(decoder, memory), options)
         return [
             [self._caption(hypothesis, photo.region) for hypothesis in hypotheses]
             for photo, hypotheses in zip(photos, found, strict=True)

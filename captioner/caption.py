@@ -43,7 +43,8 @@ class Caption:
     alphas: NDArray[np.float32]
     """(T, Gh, Gw) attention while each word was chosen; every map sums to 1."""
     gates: NDArray[np.float32]
-    """(T,) the context gate beta, 0 (the photo is ignored) to 1 (fully used)."""
+    """(T,) the context gate beta, 0 (the photo is ignored) to 1 (fully used). Models of the order
+    ``luong`` have no gate: 1; with attention ``fixed_at_start`` no word is given a context: 0."""
     log_prob: float
     """Natural log-probability of the whole sentence, its end token included."""
     region: Region = field(default=Region())

@@ -100,11 +100,43 @@ class DecoderConfig:
     """Size in which the query meets the keys (A)."""
     dropout: float = 0.5
     """Dropped share of the word embedding and of the readout, in training only."""
+    attention: str = "additive"
+    """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head; or
+    no attention, a vector of fixed length: fixed (given at every word), fixed_at_start."""
+    query: Literal["hidden", "self", "mean"] = "hidden"
+    """What asks: the hidden state; every region itself; the mean of all (the last two: one map for
+    all words; additive, dot and general only)."""
+    selection: Literal["soft", "hard"] = "soft"
+    """soft: the weighted mean of the regions; hard: one region, sampled in training."""
+    heads: int = 8
+    """Heads of multi_head attention; attention_dim is shared among them."""
+    projection_dim: int = 0
+    """Size to which a 1 x 1 projection takes the grid's channels before attention; 0: none. dot
+    and scaled_dot need it equal to hidden_dim, unless the channels are."""
+    order: Literal["bahdanau", "luong"] = "bahdanau"
+    """bahdanau: attend with the previous hidden state, then run the LSTM; luong: run the LSTM, then
+    attend with the new one."""
+    input_feeding: bool = True
+    """The LSTM is fed the attentional vector of the word before (order luong only)."""
 
     def __post_init__(self) -> None:
-        for name in ("embed_dim", "hidden_dim", "attention_dim"):
+        for name in ("embed_dim", "hidden_dim", "attention_dim", "heads"):
             value = getattr(self, name)
             _require(value >= 1, f"decoder.{name} is {value}; give 1 or more")
+        for name, allowed in (
+            ("query", ("hidden", "self", "mean")),
+            ("selection", ("soft", "hard")),
+            ("order", ("bahdanau", "luong")),
+        ):
+            value = getattr(self, name)
+            _require(
+                value in allowed,
+                f"decoder.{name} is {value!r}; give {', '.join(allowed[:-1])} or {allowed[-1]}",
+            )
+        _require(
+            self.projection_dim >= 0,
+            f"decoder.projection_dim is {self.projection_dim}; give 1 or more, or 0 for none",
+        )
         _require(0 <= self.dropout < 1, f"decoder.dropout is {self.dropout}; give 0 up to below 1")
 
 
@@ -158,6 +190,11 @@ class TrainingConfig:
     attention_penalty: float = 0.02
     """Weight of the doubly stochastic penalty, summed over regions (Xu et al. 2015, equation 14).
     The authors' code averages over regions with weight 1: 1 / L here. At 1.0 the maps go flat."""
+    hard_reward: float = 1.0
+    """Weight of the score-function estimate that teaches hard attention where to look (Xu et al.
+    2015, equation 12)."""
+    hard_entropy: float = 0.002
+    """Weight of the entropy of hard attention's maps: more keeps it looking around."""
     ema_decay: float = 0.0
     """Decay a step of the averaged weights that are validated and kept; 0: no averaging."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -183,6 +220,8 @@ class TrainingConfig:
             "weight_decay",
             "warmup_steps",
             "attention_penalty",
+            "hard_reward",
+            "hard_entropy",
             "patience",
             "sample_images",
             "limit_val",

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from captioner.decoding.search import Advance
-from captioner.models.attention import widen
-from captioner.models.decoder import AttentionDecoder, State
+from captioner.models.attention import Memory, widen
+from captioner.models.decoder import Decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
 
@@ -20,29 +20,29 @@ class DecoderStepper:
     start_token = START
     end_token = END
 
-    def __init__(self, decoder: AttentionDecoder, features: Tensor) -> None:
+    def __init__(self, decoder: Decoder, memory: Memory) -> None:
         """Start one beam a photo.
 
         Args:
             decoder: In eval mode.
-            features: (B, L, D).
+            memory: The photos, (B, ...), from ``decoder.memory``.
         """
         self.decoder = decoder
-        self.memory = decoder.memory(features)
-        self.state = decoder.start(self.memory)
-        self.device = features.device
+        self.memory = memory
+        self.state = decoder.start(memory)
+        self.device = memory.summary.device
 
     @property
     def batch_size(self) -> int:
         """Photos that are still searched."""
-        return self.memory.features.shape[0]
+        return self.memory.summary.shape[0]
 
     def advance(self, tokens: Tensor) -> Advance:
         """Score the next word of every beam; never the unknown word, padding or a second start."""
         embedded = self.decoder.embed(tokens)  # (B, K, E)
         step = self.decoder.step(self.decoder.word_gates(embedded), self.state, self.memory)
         self.state = step.state
-        logits = self.decoder.readout(embedded, step.state.hidden, step.context)
+        logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)
         log_probs[..., [PAD, START, UNKNOWN]] = -torch.inf
         return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
@@ -50,9 +50,9 @@ class DecoderStepper:
     def reorder(self, parents: Tensor) -> None:
         """Beam k of each photo continues beam ``parents[b, k]``."""
         photos = torch.arange(len(parents), device=parents.device).unsqueeze(1)
-        self.state = State(*(part[photos, parents] for part in self.state))
+        self.state = self.state.map(lambda part: part[photos, parents])
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these photos only."""
         self.memory = self.memory.select(rows)
-        self.state = State(*(part[rows] for part in self.state))
+        self.state = self.state.map(lambda part: part[rows])

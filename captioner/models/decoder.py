@@ -1,43 +1,39 @@
-"""The LSTM decoder: attend, gate, remember, speak.
+"""The LSTM decoder: one word a step, in the order of Bahdanau, of Luong, or with no context at all.
 
-One step, given the previous word y and the previous state (h, c):
+Every decoder has one ``step``, which training, search and everything later call, and one
+``readout``. Given the previous word y and the previous state (h, c):
 
-    alpha  = softmax(score(h, keys))         attention, asked by the previous hidden state
-    z      = sum_i alpha_i a_i               context
-    beta   = sigmoid(w_beta h + b_beta)      gate: how much of the context is let in
-    h, c   = LSTM([E y; beta z], h, c)
-    logits = L_o tanh(E y + L_h h + L_z beta z)    deep output
+    Bahdanau  attend with the previous hidden state, then remember
+        z, alpha = attend(h)
+        beta     = sigmoid(w_beta h + b_beta)      gate: how much of the context is let in
+        h, c     = LSTM([E y; beta z], h, c)
+        logits   = L_o tanh(E y + L_h h + L_z beta z)    deep output
 
-Source: Xu et al. 2015 (arXiv:1502.03044), equations 1-10 and section 4.2.1.
-Deviation: a tanh before L_o (as in the authors' released code), dropout on the embedding and on
-the readout.
+    Luong     remember, then attend with the new hidden state
+        h, c     = LSTM([E y; f], h, c)            f: the attentional vector before (input feeding)
+        z, alpha = attend(h)
+        f        = tanh(W_z z + W_h h)             attentional vector
+        logits   = L_o f
+
+    Plain     the photo is the first state and nothing else (attention ``fixed_at_start``)
+        h, c     = LSTM(E y, h, c)
+        logits   = L_o tanh(E y + L_h h)
 
 Notation: B photos, R captions (or beams) a photo, T steps, V vocabulary, L regions, D feature
-size, N hidden size, E embedding size, A attention size.
+size, N hidden size, E embedding size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
-from captioner.models.attention import AdditiveScorer, attend, widen
-
-
-class Memory(NamedTuple):
-    """What depends on the photo alone: made once, shared by all its captions and beams."""
-
-    features: Tensor
-    """(B, L, D)."""
-    keys: Tensor
-    """(B, L, A), the features projected for the scorer."""
-
-    def select(self, rows: Tensor) -> Memory:
-        """The photos at these row numbers, (B',)."""
-        return Memory(self.features[rows], self.keys[rows])
+from captioner.models.attention import Memory, Sizes, build_attention, masked_mean, widen
+from captioner.vocabulary import PAD
 
 
 class State(NamedTuple):
@@ -47,43 +43,91 @@ class State(NamedTuple):
     """(B, R, N)."""
     cell: Tensor
     """(B, R, N)."""
+    fed: Tensor | None = None
+    """(B, R, N), the attentional vector; None where it is not fed."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> State:
+        """The same change to every part."""
+        return State(*(None if part is None else change(part) for part in self))  # type: ignore[arg-type]
+
+    def crop(self, photos: int, captions: int) -> State:
+        """The first so many photos, and the first so many captions of each."""
+        return self.map(lambda part: part[:photos, :captions])
 
 
 class Step(NamedTuple):
     """What one step gives."""
 
     state: State
-    context: Tensor
-    """(B, R, D), already gated."""
+    outputs: tuple[Tensor, ...]
+    """What ``readout`` turns into logits, (B, R, ...) each."""
     alphas: Tensor
     """(B, R, L), rows sum to 1."""
     gate: Tensor
-    """(B, R, 1), 0..1."""
+    """(B, R, 1), 0..1: how much of the context was let in."""
+    chosen: Tensor | None
+    """(B, R), the region that hard attention took."""
 
 
-class AttentionDecoder(nn.Module):
-    """Word by word, with attention over a grid of features."""
+class Unrolled(NamedTuple):
+    """What teacher forcing gives, T steps."""
 
-    def __init__(self, config: DecoderConfig, feature_dim: int, vocabulary_size: int) -> None:
+    embedded: Tensor
+    """(B, R, T, E)."""
+    outputs: tuple[Tensor, ...]
+    """(B, R, T, ...) each."""
+    alphas: Tensor
+    """(B, R, T, L)."""
+    gates: Tensor
+    """(B, R, T)."""
+    chosen: Tensor | None
+    """(B, R, T)."""
+
+
+class Decoder(nn.Module):
+    """What all orders share; ``step`` and ``readout`` are theirs."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        feature_dim: int,
+        vocabulary_size: int,
+        regions: int,
+        *,
+        readout_dim: int,
+    ) -> None:
+        """Make the shared layers.
+
+        Args:
+            config: Sizes and the kind of attention.
+            feature_dim: D, as the encoder gives it.
+            vocabulary_size: V.
+            regions: Most regions there will be (L).
+            readout_dim: Size of what the last layer reads.
+
+        Raises:
+            ConfigError: Sizes or words of the config do not go together.
+        """
         super().__init__()
-        embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
-        self.embedding = nn.Embedding(vocabulary_size, embed_dim)
-        self.init_hidden = nn.Linear(feature_dim, hidden_dim)
-        self.init_cell = nn.Linear(feature_dim, hidden_dim)
-        self.scorer = AdditiveScorer(feature_dim, hidden_dim, config.attention_dim)
-        self.gate = nn.Linear(hidden_dim, 1)
-        # The LSTM's input is split in its word and context halves: the word half needs no state,
+        hidden_dim = config.hidden_dim
+        self.projection = (
+            nn.Linear(feature_dim, config.projection_dim) if config.projection_dim else None
+        )
+        self.feature_dim = config.projection_dim or feature_dim
+        sizes = Sizes(self.feature_dim, hidden_dim, config.attention_dim, regions)
+        self.attention = build_attention(config, sizes)
+        self.embedding = nn.Embedding(vocabulary_size, config.embed_dim)
+        self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
+        self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
+        # The LSTM's input is split in its word half and the rest: the word half needs no state,
         # so training computes it for all steps in one product.
-        self.word_gates = nn.Linear(embed_dim, 4 * hidden_dim)
-        self.context_gates = nn.Linear(feature_dim, 4 * hidden_dim, bias=False)
+        self.word_gates = nn.Linear(config.embed_dim, 4 * hidden_dim)
         self.hidden_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
-        self.hidden_output = nn.Linear(hidden_dim, embed_dim)
-        self.context_output = nn.Linear(feature_dim, embed_dim, bias=False)
-        self.word_output = nn.Linear(embed_dim, vocabulary_size)
+        self.word_output = nn.Linear(readout_dim, vocabulary_size)
         self.dropout = nn.Dropout(config.dropout)
-        self._initialize(hidden_dim)
 
-    def _initialize(self, hidden_dim: int) -> None:
+    def initialize(self) -> None:
+        """Draw the first weights; the last thing that a constructor does."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -92,6 +136,7 @@ class AttentionDecoder(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.5)
         for gates in self.hidden_gates.weight.chunk(4):
             nn.init.orthogonal_(gates)
+        hidden_dim = self.hidden_gates.in_features
         with torch.no_grad():  # forget gate: remember at first (Jozefowicz et al. 2015)
             self.word_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0
 
@@ -105,20 +150,27 @@ class AttentionDecoder(nn.Module):
         share = (counts + 1) / (counts + 1).sum()  # + 1: a token never seen is rare, not impossible
         self.word_output.bias.copy_(share.log())
 
-    def memory(self, features: Tensor) -> Memory:
-        """Project the features for the scorer, once a photo.
+    def memory(
+        self, features: Tensor, mask: Tensor | None = None, summary: Tensor | None = None
+    ) -> Memory:
+        """Prepare photos (or texts), once each.
 
         Args:
             features: (B, L, D).
+            mask: (B, L), True at real regions; None: all are.
+            summary: One vector for the whole, (B, 1, D); None: the mean over the real regions.
         """
-        return Memory(features, self.scorer.keys(features))
+        if summary is None:
+            summary = masked_mean(features, mask)
+        if self.projection is not None:  # a 1 x 1 convolution over the grid
+            features, summary = self.projection(features), self.projection(summary)
+        return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """Hidden state and cell from the mean feature, (B, captions, N) each."""
-        mean = memory.features.mean(dim=1, keepdim=True)  # (B, 1, D)
-        hidden = torch.tanh(widen(self.init_hidden(mean)))
-        cell = torch.tanh(widen(self.init_cell(mean)))
-        return State(hidden.expand(-1, captions, -1), cell.expand(-1, captions, -1))
+        """The first state, from the summary: (B, captions, N) each."""
+        hidden = torch.tanh(widen(self.init_hidden(memory.summary)))
+        cell = torch.tanh(widen(self.init_cell(memory.summary)))
+        return State(hidden, cell).map(lambda part: part.expand(-1, captions, -1))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens of any shape (...,) to (..., E)."""
@@ -130,57 +182,221 @@ class AttentionDecoder(nn.Module):
 
         Args:
             word_gates: The previous word's half of the LSTM's input, (B, R, 4N).
-            state: From the step before, (B, R, N) each.
-            memory: The photos, (B, L, ...).
+            state: From the step before, (B, R, ...) each.
+            memory: The photos, (B, ...).
         """
-        scores = self.scorer(state.hidden, memory.keys)
-        context, alphas = attend(scores, memory.features)
-        gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
-        context = gate.to(context.dtype) * context
-        gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
-        take, forget, update, show = widen(gates).chunk(4, dim=-1)
-        cell = torch.sigmoid(forget) * state.cell + torch.sigmoid(take) * torch.tanh(update)
-        hidden = torch.sigmoid(show) * torch.tanh(cell)
-        return Step(State(hidden, cell), context, alphas, gate)
+        raise NotImplementedError
 
-    def readout(self, embedded: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
-        """Deep output.
+    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
+        """Logits over the vocabulary.
 
         Args:
             embedded: The previous word, (..., E).
-            hidden: The new hidden state, (..., N).
-            context: The gated context, (..., D).
+            *outputs: The step's, (..., n) each.
 
         Returns:
-            Logits over the vocabulary, (..., V).
+            (..., V).
         """
+        raise NotImplementedError
+
+    def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
+        """Teacher forcing: every step is given the true previous word.
+
+        A step runs on the photos and captions up to the last that still has a word there; what it
+        leaves out is 0. With the longest captions and photos first that is nearly all padding.
+        ``readout`` is left to the caller, so that it runs on the real words only.
+
+        Args:
+            memory: The photos, (B, ...).
+            tokens: Words from the start token on, then padding, (B, R, T).
+        """
+        embedded = self.embed(tokens)  # (B, R, T, E)
+        state = self.start(memory, tokens.shape[1])
+        steps = []
+        # All word halves in one product. unbind, not indexing: its backward stacks once, where
+        # indexing would add a mostly empty (B, R, T, 4N) tensor for every step.
+        word_gates = self.word_gates(embedded).unbind(2)  # T of (B, R, 4N)
+        for gates, (photos, captions) in zip(word_gates, _extents(tokens), strict=True):
+            state = state.crop(photos, captions)
+            memory = memory.select(slice(photos))
+            steps.append(self.step(gates[:photos, :captions], state, memory))
+            state = steps[-1].state
+
+        def stacked(parts: Sequence[Tensor]) -> Tensor:
+            return torch.stack([_padded(part, *tokens.shape[:2]) for part in parts], 2)
+
+        chosen = [step.chosen.unsqueeze(-1) for step in steps if step.chosen is not None]
+        return Unrolled(
+            embedded,
+            tuple(stacked(parts) for parts in zip(*(step.outputs for step in steps), strict=True)),
+            stacked([step.alphas for step in steps]),
+            stacked([step.gate for step in steps]).squeeze(-1),
+            stacked(chosen).squeeze(-1) if chosen else None,
+        )
+
+
+class BahdanauDecoder(Decoder):
+    """Attend with the previous hidden state, feed word and context, predict from all three.
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.2, with the gate of Xu et al. 2015
+    (arXiv:1502.03044), section 4.2.1, and its equations 1-7. Deviation: an LSTM for Bahdanau's GRU
+    (as Xu et al.); a tanh before L_o (as in their released code), dropout on the embedding and on
+    the readout.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+    ) -> None:
+        embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
+        super().__init__(config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim)
+        self.gate = nn.Linear(hidden_dim, 1)
+        self.context_gates = nn.Linear(self.feature_dim, 4 * hidden_dim, bias=False)
+        self.hidden_output = nn.Linear(hidden_dim, embed_dim)
+        self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)
+        self.initialize()
+
+    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+        """See ``Decoder.step``; outputs: hidden (B, R, N), gated context (B, R, D)."""
+        glimpse = self.attention(state.hidden, memory)
+        gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
+        context = gate.to(glimpse.context.dtype) * glimpse.context
+        gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
+        state = _remember(gates, state.cell)
+        return Step(state, (state.hidden, context), glimpse.alphas, gate, glimpse.chosen)
+
+    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
+        """Deep output: word (..., E), hidden (..., N) and gated context (..., D) to (..., V)."""
+        hidden, context = outputs
         mixed = embedded + self.hidden_output(hidden) + self.context_output(context)
         logits: Tensor = self.word_output(self.dropout(torch.tanh(mixed)))
         return logits
 
-    def forward(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Teacher forcing: every step is given the true previous word.
 
-        Args:
-            features: (B, L, D).
-            tokens: Words from the start token on, (B, R, T).
+class LuongDecoder(Decoder):
+    """Run the LSTM, attend with its new hidden state, predict from the attentional vector.
 
-        Returns:
-            embedded (B, R, T, E), hidden (B, R, T, N), context (B, R, T, D) for ``readout``, which
-            is left to the caller so that it runs on the real words only; alphas (B, R, T, L).
-        """
-        _, captions, steps = tokens.shape
-        memory = self.memory(features)
-        embedded = self.embed(tokens)  # (B, R, T, E)
-        # All steps in one product. unbind, not indexing: its backward stacks once, where indexing
-        # would add a mostly empty (B, R, T, 4N) tensor for every step.
-        word_gates = self.word_gates(embedded).unbind(2)  # T of (B, R, 4N)
-        state = self.start(memory, captions)
-        hidden, context, alphas = [], [], []
-        for t in range(steps):
-            step = self.step(word_gates[t], state, memory)
-            state = step.state
-            hidden.append(state.hidden)
-            context.append(step.context)
-            alphas.append(step.alphas)
-        return embedded, torch.stack(hidden, 2), torch.stack(context, 2), torch.stack(alphas, 2)
+    Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6; input feeding, section 3.3.
+    Deviation: one LSTM layer; L_o has a bias; dropout on the embedding and before L_o.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+    ) -> None:
+        hidden_dim = config.hidden_dim
+        super().__init__(config, feature_dim, vocabulary_size, regions, readout_dim=hidden_dim)
+        self.fed_gates = (
+            nn.Linear(hidden_dim, 4 * hidden_dim, bias=False) if config.input_feeding else None
+        )
+        self.hidden_output = nn.Linear(hidden_dim, hidden_dim, bias=False)
+        self.context_output = nn.Linear(self.feature_dim, hidden_dim, bias=False)
+        self.initialize()
+
+    def start(self, memory: Memory, captions: int = 1) -> State:
+        """The first state; nothing was attended to before the first word."""
+        state = super().start(memory, captions)
+        if self.fed_gates is None:
+            return state
+        return state._replace(fed=torch.zeros_like(state.hidden))
+
+    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+        """See ``Decoder.step``; outputs: the attentional vector (B, R, N)."""
+        gates = word_gates + self.hidden_gates(state.hidden)
+        if self.fed_gates is not None:
+            gates = gates + self.fed_gates(state.fed)
+        state = _remember(gates, state.cell)
+        glimpse = self.attention(state.hidden, memory)
+        mixed = self.context_output(glimpse.context) + self.hidden_output(state.hidden)
+        attentional = torch.tanh(widen(mixed))  # (B, R, N)
+        if self.fed_gates is not None:
+            state = state._replace(fed=attentional)
+        open_gate = torch.ones_like(attentional[..., :1])  # the whole context is let in
+        return Step(state, (attentional,), glimpse.alphas, open_gate, glimpse.chosen)
+
+    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
+        """From the attentional vector alone, (..., N) to (..., V)."""
+        del embedded
+        (attentional,) = outputs
+        logits: Tensor = self.word_output(self.dropout(attentional))
+        return logits
+
+
+class PlainDecoder(Decoder):
+    """A language model whose first state is the photo: no context at any step, whatever the order.
+
+    Source: Vinyals et al. 2015 (arXiv:1411.4555). Deviation: the photo is the first state, not
+    the first word; the readout of ``BahdanauDecoder`` without its context.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+    ) -> None:
+        embed_dim = config.embed_dim
+        super().__init__(config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim)
+        self.hidden_output = nn.Linear(config.hidden_dim, embed_dim)
+        self.initialize()
+
+    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+        """See ``Decoder.step``; outputs: hidden (B, R, N). The map is even and the gate shut."""
+        alphas = self.attention(state.hidden, memory).alphas
+        state = _remember(word_gates + self.hidden_gates(state.hidden), state.cell)
+        shut_gate = torch.zeros_like(state.hidden[..., :1])
+        return Step(state, (state.hidden,), alphas, shut_gate, None)
+
+    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
+        """From word (..., E) and hidden (..., N) to (..., V)."""
+        (hidden,) = outputs
+        logits: Tensor = self.word_output(
+            self.dropout(torch.tanh(embedded + self.hidden_output(hidden)))
+        )
+        return logits
+
+
+def _extents(tokens: Tensor) -> list[tuple[int, int]]:
+    """For each of T steps: up to which photo and which caption there are words, at least (1, 1)."""
+    real = (tokens != PAD).cpu()  # (B, R, T)
+    needed = real.flip(2).cummax(dim=2).values.flip(2)  # a word later needs the steps before it
+
+    def last(there: Tensor) -> list[int]:  # (n, T) to T numbers
+        places = torch.arange(1, len(there) + 1).unsqueeze(1)
+        return (places * there).amax(dim=0).clamp(min=1).tolist()
+
+    return list(zip(last(needed.any(dim=1)), last(needed.any(dim=0)), strict=True))
+
+
+def _padded(part: Tensor, photos: int, captions: int) -> Tensor:
+    """(b, r, n) with zeros to (photos, captions, n)."""
+    missing = (0, 0, 0, captions - part.shape[1], 0, photos - part.shape[0])
+    return nn.functional.pad(part, missing) if any(missing) else part
+
+
+def _remember(gates: Tensor, cell: Tensor) -> State:
+    """The LSTM's update from the sum of its inputs, (B, R, 4N), and its cell, (B, R, N).
+
+    Source: Hochreiter and Schmidhuber 1997 with forget gates; torch's order i, f, g, o.
+    """
+    take, forget, update, show = widen(gates).chunk(4, dim=-1)
+    cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(update)
+    return State(torch.sigmoid(show) * torch.tanh(cell), cell)
+
+
+def build_decoder(
+    config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+) -> Decoder:
+    """The decoder that a config names.
+
+    Args:
+        config: Sizes, kind of attention, order of the step.
+        feature_dim: D.
+        vocabulary_size: V.
+        regions: Most regions there will be (L).
+
+    Raises:
+        ConfigError: Sizes or words of the config do not go together.
+    """
+    orders: dict[str, type[BahdanauDecoder | LuongDecoder]] = {
+        "bahdanau": BahdanauDecoder,
+        "luong": LuongDecoder,
+    }
+    if config.attention == "fixed_at_start":
+        return PlainDecoder(config, feature_dim, vocabulary_size, regions)
+    return orders[config.order](config, feature_dim, vocabulary_size, regions)

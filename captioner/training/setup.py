@@ -14,6 +14,7 @@ from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError
 from captioner.model_folder import StoredModel, load_model
+from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder, build_encoder
 from captioner.tokenizer import tokenize
@@ -62,6 +63,7 @@ def prepare(config: TrainConfig) -> Setup:
     Raises:
         CaptionerError: Data, settings or weights cannot be used.
     """
+    check_attention(config.decoder)  # a misspelt word is told before the data are read
     train, val = read_data(config.data)
     words = [[tokenize(caption) for caption in image.captions] for image in train]
     torch.manual_seed(config.training.seed)
@@ -169,5 +171,11 @@ def _resized(stored: StoredModel, config: TrainConfig) -> StoredModel:
         old.preprocessing, image_size=config.encoder.image_size, resize=config.encoder.resize
     )
     model = CaptionModel(old.encoder, decoder, preprocessing, len(stored.vocabulary))
+    if decoder.attention == "location" and model.grid != old.grid:
+        raise ConfigError(
+            f"encoder.image_size {preprocessing.image_size} gives {model.grid[0]} x "
+            f"{model.grid[1]} regions, but attention 'location' of {config.init_from} has learned "
+            f"{old.grid[0]} x {old.grid[1]}; give image_size {old.preprocessing.image_size}"
+        )
     model.load_state_dict(old.state_dict())
     return StoredModel(model, decoder, stored.vocabulary, stored.search, stored.info)

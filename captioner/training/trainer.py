@@ -172,10 +172,9 @@ class Trainer:
         pixels = batch.pixels.to(accelerator.device, non_blocking=True)
         tokens = batch.tokens.to(accelerator.device, non_blocking=True)
         losses = model(pixels, tokens, config.label_smoothing)
-        total = losses.cross_entropy + config.attention_penalty * losses.attention_penalty
         # Mean over the words of all processes, however unequal (gradients are averaged over them).
         words = accelerator.reduce(losses.words)
-        accelerator.backward(total * accelerator.num_processes / words)
+        accelerator.backward(losses.objective(config) * accelerator.num_processes / words)
         accelerator.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], config.clip_norm
         )

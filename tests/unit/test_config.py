@@ -35,6 +35,11 @@ BAD = [
     (DecoderConfig, "embed_dim", [0, -4], "decoder.embed_dim", "1 or more"),
     (DecoderConfig, "hidden_dim", [0], "decoder.hidden_dim", "1 or more"),
     (DecoderConfig, "attention_dim", [0], "decoder.attention_dim", "1 or more"),
+    (DecoderConfig, "heads", [0, -8], "decoder.heads", "1 or more"),
+    (DecoderConfig, "projection_dim", [-1], "decoder.projection_dim", "1 or more, or 0 for none"),
+    (DecoderConfig, "query", ["photo", ""], "decoder.query", "hidden, self or mean"),
+    (DecoderConfig, "selection", ["firm"], "decoder.selection", "soft or hard"),
+    (DecoderConfig, "order", ["vinyals", "Luong"], "decoder.order", "bahdanau or luong"),
     (DecoderConfig, "dropout", [-0.1, 1.0, math.nan], "decoder.dropout", "0 up to below 1"),
     (SearchOptions, "beam_size", [0, -1], "beam-size", "1 (greedy) or more"),
     (SearchOptions, "max_length", [0], "max-length", "1 or more"),
@@ -50,7 +55,14 @@ BAD = [
     ),
     *(
         (TrainingConfig, name, [-0.1, math.nan], f"training.{name}", "0 or more")
-        for name in ("lr", "encoder_lr", "weight_decay", "attention_penalty")
+        for name in (
+            "lr",
+            "encoder_lr",
+            "weight_decay",
+            "attention_penalty",
+            "hard_reward",
+            "hard_entropy",
+        )
     ),
     (TrainingConfig, "clip_norm", [0.0, -1.0, math.nan], "training.clip_norm", "more than 0"),
     (TrainingConfig, "label_smoothing", [-0.1, 1.0], "training.label_smoothing", "0 up to below 1"),
@@ -89,8 +101,10 @@ def test_every_number_has_a_range_that_is_tested(kind) -> None:
         DataConfig(max_captions=1, max_words=1, workers=0, vocabulary_threshold=1),
         EncoderConfig(image_size=32, mean=[0.0, 0.0, 0.0], std=[0.1, 0.1, 0.1]),
         DecoderConfig(embed_dim=1, hidden_dim=1, attention_dim=1, dropout=0.0),
+        DecoderConfig(heads=1, projection_dim=0),
         SearchOptions(beam_size=1, num_captions=1, max_length=1, length_penalty=0.0),
         TrainingConfig(epochs=1, batch_size=1, save_every=1, lr=0.0, patience=0, limit_val=0),
+        TrainingConfig(attention_penalty=0.0, hard_reward=0.0, hard_entropy=0.0),
     ],
     ids=lambda config: type(config).__name__,
 )
@@ -142,6 +156,11 @@ def test_the_command_line_changes_what_the_file_says() -> None:
         ("training: {epochs: many}", "epochs"),
         ("training: {epoch: 3}", "epoch"),
         ("encoder: {resize: stretch}", "resize"),
+        ("decoder: {query: photo}", "query"),
+        ("decoder: {selection: firm}", "selection"),
+        ("decoder: {order: vinyals}", "order"),
+        ("decoder: {heads: 0}", "decoder.heads"),
+        ("training: {hard_reward: -1}", "training.hard_reward"),
         ("colour: red", "colour"),
     ],
 )

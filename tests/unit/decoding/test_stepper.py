@@ -8,7 +8,7 @@ import torch
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.decoding.search import beam_search
 from captioner.decoding.stepper import DecoderStepper
-from captioner.models.decoder import AttentionDecoder
+from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
 B, L, D, V = 3, 4, 8, 12
@@ -16,13 +16,14 @@ OPTIONS = SearchOptions(beam_size=4, num_captions=3, max_length=5)
 
 
 @pytest.fixture
-def decoder(tiny_config: DecoderConfig) -> AttentionDecoder:
-    new = AttentionDecoder(tiny_config, D, V).eval()
+def decoder(tiny_config: DecoderConfig) -> Decoder:
+    new = build_decoder(tiny_config, D, V, L).eval()
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.normal_()
         # Training would never leave it so, but the search must not say these whatever the weights.
         new.word_output.bias[[PAD, START, UNKNOWN]] += 3
+        new.word_output.bias[END] += 2  # some sentences end, others are cut
     return new
 
 
@@ -31,21 +32,26 @@ def features() -> torch.Tensor:
     return torch.randn(B, L, D)
 
 
+def stepper_for(decoder: Decoder, features: torch.Tensor) -> DecoderStepper:
+    return DecoderStepper(decoder, decoder.memory(features))
+
+
 def test_what_is_said_is_what_teacher_forcing_gives(decoder, features) -> None:
     ended = 0
-    for photo, hypotheses in enumerate(beam_search(DecoderStepper(decoder, features), OPTIONS)):
+    for photo, hypotheses in enumerate(beam_search(stepper_for(decoder, features), OPTIONS)):
         assert len(hypotheses) == 3
         for found in hypotheses:
             words = [*found.tokens, END] if found.ended else found.tokens
             inputs = torch.tensor([START, *words[:-1]]).reshape(1, 1, -1)
             with torch.no_grad():
-                embedded, hidden, context, alphas = decoder(features[photo : photo + 1], inputs)
-                log_probs = decoder.readout(embedded, hidden, context).log_softmax(-1)[0, 0]
+                unrolled = decoder(decoder.memory(features[photo : photo + 1]), inputs)
+                logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+                log_probs = logits.log_softmax(-1)[0, 0]
             said = log_probs[torch.arange(len(words)), torch.tensor(words)]
             length = len(found.tokens)
             ended += found.ended
             torch.testing.assert_close(found.token_log_probs, said[:length])
-            torch.testing.assert_close(found.alphas, alphas[0, 0, :length])
+            torch.testing.assert_close(found.alphas, unrolled.alphas[0, 0, :length])
             assert found.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
             assert ((found.gates > 0) & (found.gates < 1)).all()
     assert 0 < ended < 9  # both kinds were compared
@@ -56,7 +62,7 @@ def test_the_unknown_word_padding_and_the_start_are_never_said(decoder, features
 
     said = {
         token
-        for hypotheses in beam_search(DecoderStepper(decoder, features), options)
+        for hypotheses in beam_search(stepper_for(decoder, features), options)
         for found in hypotheses
         for token in found.tokens
     }
@@ -66,7 +72,7 @@ def test_the_unknown_word_padding_and_the_start_are_never_said(decoder, features
 
 @torch.no_grad()
 def test_a_step_forbids_three_tokens_and_leaves_the_others_as_they_are(decoder, features) -> None:
-    stepper = DecoderStepper(decoder, features)
+    stepper = stepper_for(decoder, features)
 
     advance = stepper.advance(torch.full((B, 1), START))
 
@@ -79,23 +85,24 @@ def test_a_step_forbids_three_tokens_and_leaves_the_others_as_they_are(decoder, 
 
 def test_photos_are_never_copied_for_their_beams(decoder, features) -> None:
     keys, projections = [], []
-    decoder.scorer.register_forward_pre_hook(lambda _, args: keys.append(args[1].shape[0]))
-    decoder.scorer.key.register_forward_hook(lambda _, args, out: projections.append(out.shape))
+    scorer = decoder.attention.scorer
+    scorer.register_forward_pre_hook(lambda _, args: keys.append(args[1].shape[0]))
+    scorer.key.register_forward_hook(lambda _, args, out: projections.append(out.shape))
 
-    stepper = DecoderStepper(decoder, features)
+    stepper = stepper_for(decoder, features)
     beam_search(stepper, OPTIONS)
 
     assert projections == [(B, L, 7)]  # projected once, for all steps and beams
     assert keys[0] == B
     assert keys == sorted(keys, reverse=True)
-    assert stepper.memory.keys.shape[0] == stepper.memory.features.shape[0] == keys[-1]
+    assert stepper.memory.keys.shape[0] == stepper.memory.values.shape[0] == keys[-1]
 
 
 def test_a_batch_is_its_photos_one_by_one(decoder, features) -> None:
-    together = beam_search(DecoderStepper(decoder, features), OPTIONS)
+    together = beam_search(stepper_for(decoder, features), OPTIONS)
 
     for photo in range(B):
-        (alone,) = beam_search(DecoderStepper(decoder, features[photo : photo + 1]), OPTIONS)
+        (alone,) = beam_search(stepper_for(decoder, features[photo : photo + 1]), OPTIONS)
         for one, other in zip(alone, together[photo], strict=True):
             assert one.tokens == other.tokens
             torch.testing.assert_close(one.alphas, other.alphas)
@@ -104,7 +111,7 @@ def test_a_batch_is_its_photos_one_by_one(decoder, features) -> None:
 
 @torch.no_grad()
 def test_reorder_and_keep_move_the_state_with_its_photo(decoder, features) -> None:
-    stepper = DecoderStepper(decoder, features)
+    stepper = stepper_for(decoder, features)
     stepper.advance(torch.full((B, 1), START))
     stepper.reorder(torch.zeros(B, 2, dtype=torch.long))
     stepper.advance(torch.tensor([[4, 5], [6, 7], [8, 9]]))
@@ -116,5 +123,5 @@ def test_reorder_and_keep_move_the_state_with_its_photo(decoder, features) -> No
 
     assert torch.equal(swapped, torch.stack([before[0][[1, 0]], before[1][[1, 1]], before[2]]))
     assert torch.equal(stepper.state.hidden, swapped[[2, 0]])
-    assert torch.equal(stepper.memory.features, features[[2, 0]])
+    assert torch.equal(stepper.memory.values, features[[2, 0]])
     assert stepper.batch_size == 2

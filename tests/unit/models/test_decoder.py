@@ -1,40 +1,86 @@
-"""The decoder against a plain loop written from the equations in its module's docstring."""
+"""The decoders against plain loops written from the equations in their module's docstring."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from captioner.config import DecoderConfig
-from captioner.models.decoder import AttentionDecoder
+from captioner.config import DecoderConfig, TrainingConfig
+from captioner.models.attention import masked_mean
+from captioner.models.decoder import (
+    BahdanauDecoder,
+    Decoder,
+    LuongDecoder,
+    PlainDecoder,
+    build_decoder,
+)
+from captioner.models.losses import caption_losses
+from captioner.vocabulary import END, PAD, START
 
 B, R, T, L, D, V = 2, 3, 4, 5, 8, 9
-N = 6
+E, N, A = 5, 6, 7
 Array = NDArray[np.float64]
 
+KINDS: dict[str, dict[str, Any]] = {
+    "bahdanau": {},
+    "luong": {"order": "luong"},
+    "luong, not fed": {"order": "luong", "input_feeding": False},
+    "plain": {"attention": "fixed_at_start"},
+}
+CLASSES = {
+    "bahdanau": BahdanauDecoder,
+    "luong": LuongDecoder,
+    "luong, not fed": LuongDecoder,
+    "plain": PlainDecoder,
+}
+with_attention = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
 
-@pytest.fixture
-def decoder(tiny_config: DecoderConfig) -> AttentionDecoder:
-    new = AttentionDecoder(tiny_config, D, V).eval()
+
+def config_of(kind: str, **changes: Any) -> DecoderConfig:
+    sizes = {"embed_dim": E, "hidden_dim": N, "attention_dim": A, "dropout": 0.0}
+    return DecoderConfig(**{**sizes, **KINDS[kind], **changes})
+
+
+def build(kind: str, **changes: Any) -> Decoder:
+    new = build_decoder(config_of(kind, **changes), D, V, L).eval()
     with torch.no_grad():  # larger than at birth, so that nothing hides in a small number
         for parameter in new.parameters():
             parameter.normal_(std=0.7)
     return new
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def features() -> torch.Tensor:
+def decoder(kind: str) -> Decoder:
+    return build(kind)
+
+
+@pytest.fixture
+def features() -> Tensor:
     return torch.randn(B, L, D)
 
 
 @pytest.fixture
-def tokens() -> torch.Tensor:
-    return torch.randint(V, (B, R, T))
+def tokens() -> Tensor:
+    return torch.randint(1, V, (B, R, T))
+
+
+def other_words(tokens: Tensor) -> Tensor:
+    """Another word in every place, and padding in none."""
+    return 1 + tokens % (V - 1)
+
+
+# --- By hand -------------------------------------------------------------------------------------
 
 
 class ByHand(NamedTuple):
@@ -48,39 +94,93 @@ def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def by_hand(decoder: AttentionDecoder, regions: Array, words: list[int]) -> ByHand:
-    """One sentence about one photo, one word and one region at a time."""
-    p = {name: value.detach().double().numpy() for name, value in decoder.named_parameters()}
+class Weights:
+    """A decoder's weights, and what the orders share: one sentence, one word, one region a time."""
 
-    def linear(name: str, x: Array) -> Array:
-        return p[f"{name}.weight"] @ x + p.get(f"{name}.bias", np.zeros(()))
+    def __init__(self, decoder: Decoder) -> None:
+        self.p = {n: value.detach().double().numpy() for n, value in decoder.named_parameters()}
 
-    mean = sum(regions) / len(regions)
-    h, c = np.tanh(linear("init_hidden", mean)), np.tanh(linear("init_cell", mean))
-    told = []
-    for y in words:
-        e = [
-            float(p["scorer.energy.weight"][0] @ np.tanh(linear("scorer.key", a)
-                  + linear("scorer.query", h)))
-            for a in regions
-        ]  # fmt: skip
+    def linear(self, name: str, x: Array) -> Array:
+        return self.p[f"{name}.weight"] @ x + self.p.get(f"{name}.bias", np.zeros(()))
+
+    def start(self, regions: Array) -> tuple[Array, Array]:
+        mean = sum(regions) / len(regions)
+        return np.tanh(self.linear("init_hidden", mean)), np.tanh(self.linear("init_cell", mean))
+
+    def attend(self, regions: Array, h: Array) -> tuple[Array, Array]:
+        v = self.p["attention.scorer.energy.weight"][0]
+        asked = self.linear("attention.scorer.query", h)
+        e = [v @ np.tanh(self.linear("attention.scorer.key", a) + asked) for a in regions]
         alpha = np.exp(e) / np.exp(e).sum()
-        z = sum(weight * a for weight, a in zip(alpha, regions, strict=True))
-        beta = sigmoid(linear("gate", h))
-        ey, bz = p["embedding.weight"][y], beta * z
-        gates = linear("word_gates", ey) + linear("context_gates", bz) + linear("hidden_gates", h)
+        return sum(weight * a for weight, a in zip(alpha, regions, strict=True)), alpha
+
+    @staticmethod
+    def remember(gates: Array, c: Array) -> tuple[Array, Array]:
         i, f, g, o = np.split(gates, 4)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        h = sigmoid(o) * np.tanh(c)
+        return sigmoid(o) * np.tanh(c), c
+
+
+def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
+    linear, told = weights.linear, []
+    h, c = weights.start(regions)
+    for y in words:
+        ey = weights.p["embedding.weight"][y]
+        z, alpha = weights.attend(regions, h)
+        beta = sigmoid(linear("gate", h))
+        bz = beta * z
+        gates = linear("word_gates", ey) + linear("context_gates", bz) + linear("hidden_gates", h)
+        h, c = weights.remember(gates, c)
         mixed = np.tanh(ey + linear("hidden_output", h) + linear("context_output", bz))
         told.append((linear("word_output", mixed), alpha, beta, h))
-    return ByHand(*(np.stack(part) for part in zip(*told, strict=True)))
+    return told
 
 
-def step_by_step(
-    decoder: AttentionDecoder, features: torch.Tensor, tokens: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits, alphas, gates and hidden states, one call of ``step`` a word."""
+def luong(weights: Weights, regions: Array, words: list[int], fed: bool) -> list[tuple[Array, ...]]:
+    linear, told = weights.linear, []
+    h, c = weights.start(regions)
+    f = np.zeros(N)  # nothing was attended to before the first word
+    for y in words:
+        gates = linear("word_gates", weights.p["embedding.weight"][y]) + linear("hidden_gates", h)
+        if fed:
+            gates = gates + linear("fed_gates", f)
+        h, c = weights.remember(gates, c)
+        z, alpha = weights.attend(regions, h)
+        f = np.tanh(linear("context_output", z) + linear("hidden_output", h))
+        told.append((linear("word_output", f), alpha, np.ones(1), h))
+    return told
+
+
+def plain(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
+    linear, told = weights.linear, []
+    h, c = weights.start(regions)
+    for y in words:
+        ey = weights.p["embedding.weight"][y]
+        h, c = weights.remember(linear("word_gates", ey) + linear("hidden_gates", h), c)
+        logits = linear("word_output", np.tanh(ey + linear("hidden_output", h)))
+        told.append((logits, np.full(L, 1 / L), np.zeros(1), h))
+    return told
+
+
+BY_HAND: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]]] = {
+    "bahdanau": bahdanau,
+    "luong": lambda weights, regions, words: luong(weights, regions, words, fed=True),
+    "luong, not fed": lambda weights, regions, words: luong(weights, regions, words, fed=False),
+    "plain": plain,
+}
+
+
+class Told(NamedTuple):
+    """Of every step, (B, R, T, ...)."""
+
+    logits: Tensor
+    alphas: Tensor
+    gates: Tensor
+    hidden: Tensor
+
+
+def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Told:
+    """One call of ``step`` a word."""
     memory = decoder.memory(features)
     state = decoder.start(memory, tokens.shape[1])
     told = []
@@ -88,20 +188,22 @@ def step_by_step(
         embedded = decoder.embed(tokens[:, :, t])
         step = decoder.step(decoder.word_gates(embedded), state, memory)
         state = step.state
-        logits = decoder.readout(embedded, state.hidden, step.context)
+        logits = decoder.readout(embedded, *step.outputs)
         told.append((logits, step.alphas, step.gate, state.hidden))
-    logits, alphas, gates, hidden = (torch.stack(part, dim=2) for part in zip(*told, strict=True))
-    return logits, alphas, gates, hidden
+    return Told(*(torch.stack(part, dim=2) for part in zip(*told, strict=True)))
 
 
-def test_a_step_is_its_equations(decoder, features, tokens) -> None:
+def test_a_step_is_its_equations(kind, decoder, features, tokens) -> None:
+    assert isinstance(decoder, CLASSES[kind])
     logits, alphas, gates, hidden = (
         part.detach().numpy() for part in step_by_step(decoder, features, tokens)
     )
+    weights = Weights(decoder)
     for photo in range(B):
         for caption in range(R):
             words = tokens[photo, caption].tolist()
-            expected = by_hand(decoder, features[photo].double().numpy(), words)
+            told = BY_HAND[kind](weights, features[photo].double().numpy(), words)
+            expected = ByHand(*(np.stack(part) for part in zip(*told, strict=True)))
             at = (photo, caption)
             np.testing.assert_allclose(alphas[at], expected.alphas, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(gates[at], expected.gates, rtol=1e-4, atol=1e-5)
@@ -109,90 +211,322 @@ def test_a_step_is_its_equations(decoder, features, tokens) -> None:
             np.testing.assert_allclose(logits[at], expected.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_recurrence_is_torchs_lstm_cell(decoder, features) -> None:
-    cell = nn.LSTMCell(decoder.embedding.embedding_dim + D, N)
+def test_the_recurrence_is_torchs_lstm_cell(kind, decoder, features) -> None:
+    second_input = {
+        "bahdanau": lambda state, step: (decoder.context_gates, step.outputs[1]),  # beta z
+        "luong": lambda state, step: (decoder.fed_gates, state.fed),
+    }.get(kind)
+    memory = decoder.memory(features)
+    embedded = decoder.embed(torch.tensor([[3], [5]]))
+    # The second step: before the first nothing was fed.
+    state = decoder.step(decoder.word_gates(embedded), decoder.start(memory), memory).state
+    embedded = decoder.embed(torch.tensor([[2], [7]]))
+
+    step = decoder.step(decoder.word_gates(embedded), state, memory)
+
+    weights, inputs = [decoder.word_gates.weight], [embedded]
+    if second_input is not None:
+        gates, more = second_input(state, step)
+        weights.append(gates.weight)
+        inputs.append(more)
+    whole = torch.cat(inputs, dim=-1).squeeze(1)
+    cell = nn.LSTMCell(whole.shape[1], N)
     with torch.no_grad():
-        cell.weight_ih.copy_(
-            torch.cat([decoder.word_gates.weight, decoder.context_gates.weight], dim=1)
-        )
+        cell.weight_ih.copy_(torch.cat(weights, dim=1))
         cell.weight_hh.copy_(decoder.hidden_gates.weight)
         cell.bias_ih.copy_(decoder.word_gates.bias)
         cell.bias_hh.zero_()
-    memory = decoder.memory(features)
-    state = decoder.start(memory)
-    embedded = decoder.embed(torch.tensor([[3], [5]]))
-
-    step = decoder.step(decoder.word_gates(embedded), state, memory)
-    word_and_context = torch.cat([embedded, step.context], dim=-1).squeeze(1)
-    hidden, memory_cell = cell(word_and_context, (state.hidden[:, 0], state.cell[:, 0]))
-
+    hidden, memory_cell = cell(whole, (state.hidden[:, 0], state.cell[:, 0]))
     torch.testing.assert_close(step.state.hidden[:, 0], hidden)
     torch.testing.assert_close(step.state.cell[:, 0], memory_cell)
 
 
-def test_teacher_forcing_is_step_by_step(decoder, features, tokens) -> None:
-    embedded, hidden, context, alphas = decoder(features, tokens)
-    logits, expected_alphas, _, expected_hidden = step_by_step(decoder, features, tokens)
+# --- Teacher forcing -----------------------------------------------------------------------------
 
-    torch.testing.assert_close(decoder.readout(embedded, hidden, context), logits)
-    torch.testing.assert_close(alphas, expected_alphas)
-    torch.testing.assert_close(hidden, expected_hidden)
+
+def test_teacher_forcing_is_step_by_step(decoder, features, tokens) -> None:
+    unrolled = decoder(decoder.memory(features), tokens)
+    expected = step_by_step(decoder, features, tokens)
+
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+    torch.testing.assert_close(logits, expected.logits)
+    torch.testing.assert_close(unrolled.alphas, expected.alphas)
+    torch.testing.assert_close(unrolled.gates, expected.gates.squeeze(-1))
+    assert unrolled.chosen is None
+
+
+# Neither photos nor captions by length; one photo without any, one caption that is a word alone.
+LENGTHS = [[1, 4, 0], [0, 0, 0], [5, 2, 3], [0, 0, 2]]
+
+
+@pytest.mark.parametrize("longest_first", [True, False])
+def test_leaving_padding_out_changes_no_real_word(decoder, longest_first: bool) -> None:
+    lengths = torch.tensor(LENGTHS)
+    if longest_first:
+        lengths = lengths.sort(dim=1, descending=True).values
+        lengths = lengths[lengths[:, 0].argsort(descending=True)]
+    photos, captions, steps = *lengths.shape, int(lengths.max())
+    features = torch.randn(photos, L, D)
+    real = torch.arange(steps) < lengths.unsqueeze(-1)
+    tokens = torch.randint(1, V, (photos, captions, steps)) * real
+    rows = []
+    decoder.hidden_gates.register_forward_pre_hook(
+        lambda _, args: rows.append(args[0].shape[0] * args[0].shape[1])
+    )
+
+    unrolled = decoder(decoder.memory(features), tokens)
+    computed = sum(rows)
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+
+    assert unrolled.alphas.shape == (photos, captions, steps, L)
+    for photo in range(photos):
+        for caption in range(captions):
+            count = int(lengths[photo, caption])
+            if count == 0:
+                continue
+            words = tokens[photo : photo + 1, caption : caption + 1, :count]
+            expected = step_by_step(decoder, features[photo : photo + 1], words)
+            at = (photo, caption, slice(count))
+            torch.testing.assert_close(logits[at], expected.logits[0, 0])
+            torch.testing.assert_close(unrolled.alphas[at], expected.alphas[0, 0])
+            torch.testing.assert_close(unrolled.gates[at], expected.gates[0, 0, :, 0])
+    assert int(real.sum()) <= computed < photos * captions * steps
+    if longest_first:  # what is left out is 0
+        assert not unrolled.alphas[-1].any()
+        assert not any(part[-1].any() for part in unrolled.outputs)
+
+
+def test_padding_between_words_is_a_step_like_another(decoder, features, tokens) -> None:
+    # The last caption of all photos, and the last photo: words later need the steps before them.
+    tokens[:, -1, 1] = tokens[-1, :, 0] = PAD
+
+    unrolled = decoder(decoder.memory(features), tokens)
+
+    expected = step_by_step(decoder, features, tokens)
+    torch.testing.assert_close(unrolled.alphas, expected.alphas)
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+    torch.testing.assert_close(logits, expected.logits)
 
 
 def test_captions_that_share_a_photo_are_the_photo_repeated(decoder, features, tokens) -> None:
-    shared = decoder(features, tokens)
-    copies = decoder(features.repeat_interleave(R, dim=0), tokens.reshape(B * R, 1, T))
+    shared = decoder(decoder.memory(features), tokens)
+    copies = decoder(
+        decoder.memory(features.repeat_interleave(R, dim=0)), tokens.reshape(B * R, 1, T)
+    )
 
-    for one, other in zip(shared, copies, strict=True):
+    for one, other in zip(flat(shared), flat(copies), strict=True):
         torch.testing.assert_close(one, other.reshape(one.shape))
+
+
+def flat(unrolled: Any) -> list[Tensor]:
+    return [unrolled.embedded, *unrolled.outputs, unrolled.alphas, unrolled.gates]
+
+
+def test_the_order_of_photos_and_captions_does_not_matter_to_the_losses(decoder) -> None:
+    words = [[[4, 5, 6], [7]], [[], []], [[8, 8], [5, 4]], [[6], [7, 8, 4]]]
+    tokens = torch.zeros(len(words), 2, 5, dtype=torch.long)
+    for photo, captions in enumerate(words):
+        for number, caption in enumerate(captions):
+            if caption:
+                tokens[photo, number, : len(caption) + 2] = torch.tensor([START, *caption, END])
+    decoder.double()
+    features = torch.randn(len(words), L, D).double()
+    expected = gradients(decoder, features, tokens)
+
+    for order in ([3, 1, 0, 2], [1, 2, 3, 0]):
+        mixed = tokens[order].flip(1)
+        for one, other in zip(gradients(decoder, features[order], mixed), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor]:
+    """The losses, and the gradient of every parameter."""
+    losses = caption_losses(decoder, decoder.memory(features), tokens)
+    decoder.zero_grad()
+    losses.objective(TrainingConfig(attention_penalty=0.5)).backward()
+    return [*(part.detach() for part in losses), *(p.grad for p in decoder.parameters())]
+
+
+# --- What the orders are -------------------------------------------------------------------------
 
 
 def test_a_word_depends_on_no_later_word(decoder, features, tokens) -> None:
     changed = tokens.clone()
-    changed[..., 2:] = (changed[..., 2:] + 1) % V
+    changed[..., 2:] = other_words(changed[..., 2:])
 
-    _, hidden, _, alphas = decoder(features, tokens)
-    _, other_hidden, _, other_alphas = decoder(features, changed)
+    memory = decoder.memory(features)
+    one, other = (decoder(memory, words) for words in (tokens, changed))
 
-    torch.testing.assert_close(hidden[:, :, :2], other_hidden[:, :, :2])
-    torch.testing.assert_close(alphas[:, :, :3], other_alphas[:, :, :3])
-    assert not torch.allclose(hidden[:, :, 2], other_hidden[:, :, 2], atol=1e-3)
+    for mine, theirs in zip(flat(one), flat(other), strict=True):
+        torch.testing.assert_close(mine[:, :, :2], theirs[:, :, :2])
+    moved = (one.outputs[0] - other.outputs[0])[:, :, 2].abs().amax(-1)
+    assert moved.min() > 1e-3
 
 
-def test_alphas_sum_to_one_and_move_from_word_to_word(decoder, features, tokens) -> None:
-    _, _, _, alphas = decoder(features, tokens)
+@with_attention
+def test_alphas_sum_to_one_and_move_from_word_to_word(kind, features, tokens) -> None:
+    decoder = build(kind)
+    alphas = decoder(decoder.memory(features), tokens).alphas
 
     torch.testing.assert_close(alphas.sum(-1), torch.ones(B, R, T))
     moved = (alphas[:, :, 1:] - alphas[:, :, :-1]).abs().amax(dim=-1)
     assert moved.min() > 1e-3
-    # From the same start, other words lead to other places.
-    _, _, _, others = decoder(features, (tokens + 1) % V)
-    torch.testing.assert_close(alphas[:, :, 0], others[:, :, 0])
-    assert (alphas[:, :, -1] - others[:, :, -1]).abs().amax(dim=-1).min() > 1e-3
 
 
-def test_the_features_are_projected_once_a_photo(decoder, features, tokens) -> None:
-    shapes = []
-    decoder.scorer.key.register_forward_hook(lambda _, args, out: shapes.append(out.shape))
+@with_attention
+def test_bahdanau_looks_before_it_reads_the_word_and_luong_after(kind, features, tokens) -> None:
+    decoder = build(kind)
+    memory = decoder.memory(features)
 
-    decoder(features, tokens)
+    alphas, others = (decoder(memory, words).alphas for words in (tokens, other_words(tokens)))
 
-    assert shapes == [(B, L, 7)]
+    moved = (alphas - others).abs().amax(dim=-1)  # (B, R, T)
+    assert moved[:, :, -1].min() > 1e-3
+    if kind == "bahdanau":
+        assert not moved[:, :, 0].any()
+    else:
+        assert moved[:, :, 0].min() > 1e-3
 
 
-def test_dropout_is_off_in_use_and_on_in_training(features, tokens) -> None:
-    config = DecoderConfig(embed_dim=5, hidden_dim=N, attention_dim=7, dropout=0.5)
-    decoder = AttentionDecoder(config, D, V).eval()
-    inputs = torch.randn(3, 5), torch.randn(3, N), torch.randn(3, D)
+def test_only_what_is_fed_reaches_the_hidden_state(kind, decoder, features, tokens) -> None:
+    """The photo reaches the LSTM once, or at every word."""
+    memory = decoder.memory(features)
+    elsewhere = memory._replace(values=torch.randn_like(memory.values))
 
-    assert torch.equal(decoder(features, tokens)[1], decoder(features, tokens)[1])
-    assert torch.equal(decoder.readout(*inputs), decoder.readout(*inputs))
+    def hidden(memory: Any, steps: int) -> Tensor:
+        state = decoder.start(memory, R)
+        for t in range(steps):
+            gates = decoder.word_gates(decoder.embed(tokens[:, :, t]))
+            state = decoder.step(gates, state, memory).state
+        return state.hidden
+
+    same = [torch.equal(hidden(memory, n), hidden(elsewhere, n)) for n in (1, 2)]
+    assert (
+        same
+        == {
+            "bahdanau": [False, False],
+            "luong": [True, False],  # from the second word on
+            "luong, not fed": [True, True],
+            "plain": [True, True],
+        }[kind]
+    )
+
+
+def test_gates_say_how_much_of_the_context_is_let_in(kind, decoder, features, tokens) -> None:
+    gates = decoder(decoder.memory(features), tokens).gates
+
+    if kind == "bahdanau":
+        assert ((gates > 0) & (gates < 1)).all()
+        assert gates.std() > 0.01
+    else:
+        assert torch.equal(gates, torch.full_like(gates, 0.0 if kind == "plain" else 1.0))
+
+
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_without_a_context_the_order_does_not_matter(order: str) -> None:
+    decoder, expected = build("plain", order=order), build("plain")
+
+    assert isinstance(decoder, PlainDecoder)
+    assert decoder.state_dict().keys() == expected.state_dict().keys()
+
+
+# --- Once a photo --------------------------------------------------------------------------------
+
+
+@with_attention
+def test_the_features_are_projected_once_a_photo(kind, features, tokens) -> None:
+    decoder, shapes = build(kind, projection_dim=4), []
+    for module in (decoder.projection, decoder.attention.scorer.key):
+        module.register_forward_hook(lambda _, args, out: shapes.append(tuple(out.shape)))
+
+    decoder(decoder.memory(features), tokens)
+
+    assert shapes == [(B, L, 4), (B, 1, 4), (B, L, A)]  # the grid, its summary, the keys
+
+
+@with_attention
+def test_the_projection_is_a_1_x_1_convolution_over_the_grid(kind) -> None:
+    height, width, channels = 3, 2, 4
+    decoder = build(kind, projection_dim=channels)
+    grid = torch.randn(B, D, height, width)
+    convolution = nn.Conv2d(D, channels, kernel_size=1)
+    with torch.no_grad():
+        convolution.weight.copy_(decoder.projection.weight[:, :, None, None])
+        convolution.bias.copy_(decoder.projection.bias)
+
+    memory = decoder.memory(grid.flatten(2).transpose(1, 2))
+
+    expected = convolution(grid).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(memory.values, expected)
+    torch.testing.assert_close(memory.summary, expected.mean(dim=1, keepdim=True))
+
+
+def test_projected_features_are_all_that_a_decoder_sees(kind, features, tokens) -> None:
+    decoder = build(kind, projection_dim=4)
+    bare = build_decoder(config_of(kind), 4, V, L)
+    weights = decoder.state_dict()
+    bare.load_state_dict({n: w for n, w in weights.items() if not n.startswith("projection.")})
+    projected = decoder.projection(features)
+
+    one = decoder(decoder.memory(features), tokens)
+    other = bare(bare.memory(projected), tokens)
+
+    for mine, theirs in zip(flat(one), flat(other), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_padded_photo_is_the_photo_and_a_summary_may_be_given(decoder, features, tokens) -> None:
+    count = 3
+    mask = (torch.arange(L) < count).expand(B, L)
+    given = torch.randn(B, 1, D)
+
+    alone = decoder(decoder.memory(features[:, :count]), tokens)
+    padded = decoder(decoder.memory(features, mask), tokens)
+    told = decoder(decoder.memory(features, mask, masked_mean(features, mask)), tokens)
+    other = decoder(decoder.memory(features, mask, given), tokens)
+
+    for one, two, three in zip(alone.outputs, padded.outputs, told.outputs, strict=True):
+        torch.testing.assert_close(two, one)
+        torch.testing.assert_close(three, one)
+    torch.testing.assert_close(padded.alphas[..., :count], alone.alphas)
+    assert not padded.alphas[..., count:].any()
+    assert (other.outputs[0] - padded.outputs[0]).abs().amax(-1).min() > 1e-3
+
+
+# --- Training and first weights ------------------------------------------------------------------
+
+
+def test_dropout_is_off_in_use_and_on_in_training(kind, features, tokens) -> None:
+    decoder = build(kind, dropout=0.5)
+    memory = decoder.memory(features)
+    unrolled = decoder(memory, tokens)
+
+    def read() -> Tensor:
+        return decoder.readout(unrolled.embedded, *unrolled.outputs)
+
+    assert torch.equal(decoder(memory, tokens).outputs[0], unrolled.outputs[0])
+    assert torch.equal(read(), read())
     decoder.train()
-    assert not torch.equal(decoder(features, tokens)[1], decoder(features, tokens)[1])
-    assert not torch.equal(decoder.readout(*inputs), decoder.readout(*inputs))
+    assert not torch.equal(decoder(memory, tokens).embedded, unrolled.embedded)
+    assert not torch.equal(decoder(memory, tokens).outputs[0], unrolled.outputs[0])
+    assert not torch.equal(read(), read())
 
 
-def test_the_forget_gate_starts_open(tiny_config) -> None:
-    bias = AttentionDecoder(tiny_config, D, V).word_gates.bias
+def test_the_first_weights(kind) -> None:
+    decoder = build_decoder(config_of(kind), D, V, L)
 
-    assert bias.reshape(4, N).tolist() == [[0.0] * N, [1.0] * N, [0.0] * N, [0.0] * N]
+    bias = decoder.word_gates.bias.reshape(4, N).tolist()
+    assert bias == [[0.0] * N, [1.0] * N, [0.0] * N, [0.0] * N]  # the forget gate starts open
+    for gates in decoder.hidden_gates.weight.chunk(4):
+        torch.testing.assert_close(gates @ gates.T, torch.eye(N))
+
+
+def test_before_learning_words_are_as_frequent_as_they_were_counted(kind) -> None:
+    decoder = build_decoder(config_of(kind), D, V, L)
+    counts = torch.tensor([0.0, 0.0, 40.0, 5.0, 39.0, 2.0, 1.0, 0.0, 9.0])
+    nn.init.zeros_(decoder.word_output.weight)
+
+    decoder.expect_words(counts)
+
+    said = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
+    torch.testing.assert_close(said, (counts + 1) / (96 + V))

@@ -90,6 +90,22 @@ def test_settings_that_leave_nothing_are_named(configure: Any):
         prepare(configure(data={"vocabulary_threshold": 9}))
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"attention": "aditive"}, "decoder.attention 'aditive' is unknown; give one of additive"),
+        ({"attention": "concat", "query": "self"}, "decoder.query 'self' does not go with"),
+        ({"attention": "fixed", "selection": "hard"}, "decoder.selection 'hard' does not go with"),
+    ],
+)
+def test_words_of_the_decoder_are_judged_before_the_data_are_read(
+    configure: Any, tmp_path: Path, words: dict[str, str], expected: str
+):
+    nowhere = str(tmp_path / "nowhere.json")  # reading it would be another error
+    with pytest.raises(ConfigError, match=expected):
+        prepare(configure(decoder=words, data={"train_annotations": [nowhere]}))
+
+
 # --- Model ---
 
 
@@ -159,6 +175,39 @@ def test_a_second_stage_with_another_encoder_is_refused(configure: Any, first_st
     other = configure(init_from=str(first_stage), encoder={"name": "timm/test_efficientnet"})
     with pytest.raises(ConfigError, match=r"test_efficientnet, but .*first holds timm/test_resnet"):
         prepare(other)
+
+
+def stage_of(configure: Any, folder: Path, **decoder: Any) -> Path:
+    save_model(folder, prepare(configure(decoder=decoder)).stored)
+    return folder
+
+
+def test_a_second_stage_keeps_its_models_attention(configure: Any, tmp_path: Path):
+    words = {"attention": "general", "selection": "hard", "order": "luong", "projection_dim": 5}
+    first = stage_of(configure, tmp_path / "first", **words)
+    config = configure(init_from=str(first), encoder={"image_size": 96}, decoder={"dropout": 0.4})
+    second = prepare(config).stored
+    for name, value in words.items():
+        assert getattr(second.decoder, name) == value
+    assert config.decoder == second.decoder  # the run folder says so too
+    assert second.model.grid == (3, 3)  # regions are only counted by 'location'
+
+
+def test_a_second_stage_gives_location_as_many_regions_as_it_has_learned(
+    configure: Any, tmp_path: Path
+):
+    first = stage_of(configure, tmp_path / "first", attention="location")
+    larger = configure(init_from=str(first), encoder={"image_size": 96})
+    expected = (
+        r"^encoder\.image_size 96 gives 3 x 3 regions, but attention 'location' of .*first has "
+        r"learned 2 x 2; give image_size 48$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        prepare(larger)
+    same_grid = prepare(configure(init_from=str(first), encoder={"image_size": 64})).stored
+    assert same_grid.model.grid == (2, 2)
+    rows = same_grid.model.decoder.attention.scorer.place.weight
+    assert torch.equal(rows, load_model(first).model.decoder.attention.scorer.place.weight)
 
 
 def test_a_second_stage_from_nowhere_is_refused(configure: Any, tmp_path: Path):

@@ -136,6 +136,7 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
         pytest.param({"data": {"workers": 1}}, [4], id="photos read ahead"),
         pytest.param(AVERAGED, [2, 4], id="twice"),
         pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="again and again"),
+        pytest.param({"decoder": {"selection": "hard"}}, [4], id="sampled regions"),
     ],
 )
 def test_a_stopped_run_is_the_twin_of_one_that_was_not(

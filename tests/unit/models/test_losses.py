@@ -1,0 +1,373 @@
+"""What is minimised: known answers, and hard attention's gradient against all it could choose."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captioner.config import DecoderConfig, TrainingConfig
+from captioner.models.decoder import Decoder, build_decoder
+from captioner.models.losses import (
+    Losses,
+    attention_penalty,
+    caption_losses,
+    map_entropy,
+    score_function,
+)
+from captioner.vocabulary import END, PAD, START
+
+L, D, V = 3, 4, 8
+
+
+def build(selection: str = "hard", **words: Any) -> Decoder:
+    """In float64 and training mode."""
+    config = DecoderConfig(
+        embed_dim=2,
+        hidden_dim=5,
+        attention_dim=6,
+        dropout=0.0,
+        heads=3,
+        selection=selection,  # type: ignore[arg-type]
+        **words,
+    )
+    decoder = build_decoder(config, D, V, L).double().train()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_(std=0.7)
+    return decoder
+
+
+def features(photos: int) -> Tensor:
+    return torch.randn(photos, L, D).double()
+
+
+# --- Penalty -------------------------------------------------------------------------------------
+
+
+def test_attention_penalty_known_answer() -> None:
+    # One photo with two captions on 4 regions. The first, 2 words, both on region 0: regions are
+    # looked at 2, 0, 0, 0 times where 2/4 is even: 1.5**2 + 3 * 0.5**2 = 3. The second, 1 word
+    # spread evenly and a padded place that does not count: 0.
+    first = [[1.0, 0, 0, 0], [1.0, 0, 0, 0]]
+    second = [[0.25] * 4, [0, 1.0, 0, 0]]
+    alphas = torch.tensor([[first, second]])
+    mask = torch.tensor([[[True, True], [True, False]]])
+
+    assert float(attention_penalty(alphas, mask)) == pytest.approx(3.0)
+    assert float(attention_penalty(alphas[:, 1:], mask[:, 1:])) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("steps", [2, 4, 7])
+def test_the_penalty_has_the_gradient_of_the_papers_target_of_one(steps: int) -> None:
+    scores = torch.randn(2, 3, steps, L, requires_grad=True)
+    mask = torch.ones(2, 3, steps, dtype=torch.bool)
+    mask[1, 2, steps // 2 :] = False
+
+    attention_penalty(scores.softmax(-1), mask).backward()
+    ours, scores.grad = scores.grad, None
+    looked = (scores.softmax(-1) * mask.unsqueeze(-1)).sum(2)
+    (1 - looked).square().sum().backward()
+
+    torch.testing.assert_close(ours, scores.grad)
+    assert ours.abs().max() > 0.01
+
+
+# --- Entropy -------------------------------------------------------------------------------------
+
+
+def test_entropy_known_answers() -> None:
+    alphas = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [1 / 3] * 3]).double()
+    alphas.requires_grad_()
+
+    entropy = map_entropy(alphas)
+    entropy.sum().backward()
+
+    torch.testing.assert_close(entropy, torch.tensor([0.0, math.log(2), math.log(3)]).double())
+    assert alphas.grad.isfinite().all()
+
+
+def test_the_entropy_of_a_map_on_one_region_has_a_finite_gradient() -> None:
+    """In float32, where the alphas of a sure model are exactly 0 and 1."""
+    scores = torch.tensor([[0.0, 300.0, -300.0], [0.0, 0.0, -torch.inf]], requires_grad=True)
+
+    entropy = map_entropy(scores.softmax(-1))
+    entropy.sum().backward()
+
+    torch.testing.assert_close(entropy, torch.tensor([0.0, math.log(2)]))
+    assert scores.grad.isfinite().all()
+
+
+# --- Score function ------------------------------------------------------------------------------
+
+
+def test_score_function_known_answer() -> None:
+    # One photo, two captions of 2 words and of 1 word; the padding holds what must not count.
+    halves, quarters = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
+    alphas = torch.tensor([[[halves, quarters], [quarters, [0.0, 0.0, 1.0]]]])
+    chosen = torch.tensor([[[0, 2], [0, 1]]])  # alphas 1/2 and 1/4; 1/4
+    log_probs = torch.tensor([[[-1.0, -3.0], [-5.0, -99.0]]])
+    mask = torch.tensor([[[True, True], [True, False]]])
+    ln2 = math.log(2)
+
+    def surrogate(baseline: float) -> float:
+        return float(score_function(alphas, chosen, log_probs, mask, torch.tensor(baseline)))
+
+    # First caption: -1 - 3 = -4 is paid to the first choice and -3 to the second.
+    assert surrogate(0.0) == pytest.approx(-(-4 * -ln2 + -3 * -2 * ln2 + -5 * -2 * ln2))
+    # The baseline is taken off every word that is left: -4 + 2 * 2, -3 + 2, -5 + 2.
+    assert surrogate(-2.0) == pytest.approx(-(0 * -ln2 + -1 * -2 * ln2 + -3 * -2 * ln2))
+
+
+def test_the_score_function_teaches_the_alphas_alone() -> None:
+    scores = torch.randn(2, 1, 4, L, requires_grad=True)
+    log_probs = (-torch.rand(2, 1, 4)).requires_grad_()
+    chosen, mask = torch.randint(L, (2, 1, 4)), torch.ones(2, 1, 4, dtype=torch.bool)
+
+    score_function(scores.softmax(-1), chosen, log_probs, mask, torch.tensor(-0.3)).backward()
+
+    assert scores.grad.any()
+    assert log_probs.grad is None
+
+
+def test_padding_with_a_vanished_alpha_gives_no_nan() -> None:
+    scores = torch.zeros(1, 1, 3, L, requires_grad=True)
+    mask = torch.tensor([[[True, True, False]]])
+    alphas = scores.softmax(-1) * mask.unsqueeze(-1)
+
+    surrogate = score_function(
+        alphas, torch.zeros(1, 1, 3, dtype=torch.long), -torch.ones(1, 1, 3), mask, torch.zeros(())
+    )
+    surrogate.backward()
+
+    assert surrogate.isfinite()
+    assert scores.grad.isfinite().all()
+
+
+# --- Hard attention's gradient against enumeration -----------------------------------------------
+
+# Captions of one photo: three choices of one of three regions each, in two shapes.
+SHAPES = {
+    "one caption": [[START, 5, 7, END]],
+    "two captions": [[START, 6, END], [START, END, PAD]],
+}
+
+
+class Played:
+    """In the place of ``torch.multinomial``: plays the regions it was given, word by word."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.regions: list[list[int]] = []
+        self.step = 0
+
+    def give(self, sequence: tuple[int, ...]) -> None:
+        rest = iter(sequence)
+        self.regions = [[next(rest) for _ in range(length)] for length in self.lengths]
+        self.step = 0
+
+    def __call__(self, alphas: Tensor, count: int) -> Tensor:
+        assert count == 1
+        drawn = [self.regions[row][self.step] for row in range(len(alphas))]
+        self.step += 1
+        return torch.tensor(drawn).unsqueeze(1)
+
+
+class Enumeration:
+    """A hard decoder, a photo and captions, and every choice of regions that it could make."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, order: str, shape: str) -> None:
+        self.decoder, self.photo = build(order=order), features(1)
+        self.tokens = torch.tensor([SHAPES[shape]])
+        self.real = self.tokens[..., 1:] != PAD
+        self.played = Played(self.real.sum(-1)[0].tolist())
+        monkeypatch.setattr(torch, "multinomial", self.played)
+
+    def choices(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Probability and cross-entropy of every choice, from alphas and logits.
+
+        While the caller looks at one, the decoder makes this choice again.
+        """
+        decoder, total = self.decoder, 0.0
+        for sequence in itertools.product(range(L), repeat=int(self.real.sum())):
+            self.played.give(sequence)
+            inputs = self.tokens[..., :-1].masked_fill(~self.real, PAD)
+            unrolled = decoder(decoder.memory(self.photo), inputs)
+            table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
+            probability, cross_entropy = torch.ones(()).double(), torch.zeros(()).double()
+            for caption, regions in enumerate(self.played.regions):
+                for t, region in enumerate(regions):
+                    assert unrolled.chosen[0, caption, t] == region
+                    probability = probability * unrolled.alphas[0, caption, t, region]
+                    word = self.tokens[0, caption, t + 1]
+                    cross_entropy = cross_entropy - table[0, caption, t, word]
+            self.played.give(sequence)
+            yield probability, cross_entropy
+            total += probability.item()
+        assert total == pytest.approx(1)  # all that there are
+
+    def loss(self) -> Tensor:
+        """What hard attention should minimise: sum_s p(s) CE(s)."""
+        return sum(probability * loss for probability, loss in self.choices())
+
+    def objectives(self, baseline: float, reward: float = 1.0) -> Iterator[tuple[float, Tensor]]:
+        """Of every choice its probability, a constant, and what training minimises."""
+        config = TrainingConfig(attention_penalty=0.0, hard_reward=reward, hard_entropy=0.0)
+        for probability, _ in self.choices():
+            self.decoder.attention.baseline.fill_(baseline)  # the choice before has moved it
+            losses = caption_losses(self.decoder, self.decoder.memory(self.photo), self.tokens)
+            yield probability.item(), losses.objective(config)
+
+    def gradients(self, value: Tensor) -> dict[str, Tensor]:
+        names, parameters = zip(*self.decoder.named_parameters(), strict=True)
+        return dict(zip(names, torch.autograd.grad(value, parameters), strict=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_hard_attentions_expected_gradient_is_that_of_the_expected_loss(
+    monkeypatch: pytest.MonkeyPatch, order: str, shape: str
+) -> None:
+    game = Enumeration(monkeypatch, order, shape)
+
+    truth = game.gradients(game.loss())
+    without = game.gradients(sum(p * value for p, value in game.objectives(0.0, reward=0.0)))
+    for baseline in (0.0, -1.3):
+        ours = game.gradients(sum(p * value for p, value in game.objectives(baseline)))
+        for name, gradient in truth.items():
+            torch.testing.assert_close(ours[name], gradient, rtol=0, atol=1e-9, msg=name)
+
+    # The cross-entropy alone teaches the alphas nothing, and the hidden states only half.
+    energy, gates = "attention.scorer.energy.weight", "hidden_gates.weight"
+    assert not without[energy].any()
+    assert truth[energy].abs().max() > 1e-3
+    assert (without[gates] - truth[gates]).abs().max() > 1e-3
+
+
+def test_a_baseline_near_the_mean_lowers_the_variance(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = Enumeration(monkeypatch, "bahdanau", "one caption")
+    mean_log_prob = -game.loss().item() / int(game.real.sum())
+
+    def mean_square(baseline: float) -> float:
+        """Of the alphas' gradient; its mean is the same whatever the baseline."""
+        return sum(
+            p * float(game.gradients(value)["attention.scorer.energy.weight"].square().sum())
+            for p, value in game.objectives(baseline)
+        )
+
+    assert mean_square(mean_log_prob) < 0.5 * mean_square(0.0)
+
+
+# --- What caption_losses makes of them -----------------------------------------------------------
+
+CAPTIONS = torch.tensor(
+    [
+        [[START, 5, END, PAD, PAD], [START, 4, 6, 7, END]],
+        [[PAD, PAD, PAD, PAD, PAD], [START, 6, 6, END, PAD]],
+    ]
+)
+WORDS = 2 + 4 + 3
+
+
+def losses_of(decoder: Decoder, photos: Tensor, smoothing: float = 0.0) -> Losses:
+    """The same choices and dropout every time."""
+    torch.manual_seed(7)
+    return caption_losses(decoder, decoder.memory(photos), CAPTIONS, smoothing)
+
+
+def test_the_baseline_moves_a_tenth_towards_the_batchs_mean_log_probability() -> None:
+    decoder, photos = build(), features(2)
+    expected = 0.0
+
+    for _ in range(3):
+        losses = losses_of(decoder, photos)
+        mean = -losses.cross_entropy.item() / WORDS
+        expected = 0.9 * expected + 0.1 * mean
+
+        assert decoder.attention.baseline.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_baseline_stays_in_use_and_over_padding_alone() -> None:
+    decoder, photos = build(), features(2)
+    decoder.attention.baseline.fill_(-1.5)
+
+    nothing = caption_losses(decoder, decoder.memory(photos), torch.full((2, 1, 4), PAD))
+    losses_of(decoder.eval(), photos)
+
+    assert [part.item() for part in nothing] == [0.0] * 5
+    assert decoder.attention.baseline.item() == -1.5
+
+
+def test_a_batch_is_paid_against_the_baseline_of_the_batches_before() -> None:
+    decoder, photos = build(), features(2)
+
+    first, second = losses_of(decoder, photos), losses_of(decoder, photos)
+    decoder.attention.baseline.zero_()
+    again = losses_of(decoder, photos)
+
+    assert again.score_function.item() == first.score_function.item()
+    assert second.score_function.item() != first.score_function.item()
+    assert second.cross_entropy.item() == first.cross_entropy.item()
+
+
+def test_label_smoothing_does_not_enter_the_reward() -> None:
+    decoder, photos = build(), features(2)
+
+    plain = losses_of(decoder, photos)
+    moved = decoder.attention.baseline.clone()
+    decoder.attention.baseline.zero_()
+    smooth = losses_of(decoder, photos, smoothing=0.3)
+
+    assert smooth.cross_entropy.item() != plain.cross_entropy.item()
+    assert smooth.score_function.item() == plain.score_function.item()
+    assert torch.equal(decoder.attention.baseline, moved)
+
+
+def test_the_entropy_is_summed_over_the_real_words() -> None:
+    decoder, photos = build().eval(), features(2)
+
+    losses = losses_of(decoder, photos)
+
+    alphas = decoder(decoder.memory(photos), CAPTIONS[..., :-1]).alphas
+    expected = sum(
+        -sum(a * math.log(a) for a in alphas[photo, caption, t].tolist())
+        for photo, caption, t in (CAPTIONS[..., 1:] != PAD).nonzero().tolist()
+    )
+    assert losses.entropy.item() == pytest.approx(expected, rel=1e-9)
+    assert 0 < losses.entropy.item() < WORDS * math.log(L)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {},
+        {"order": "luong"},
+        {"attention": "multi_head"},
+        {"attention": "general", "query": "self"},
+        {"attention": "fixed"},
+        {"attention": "fixed_at_start"},
+    ],
+    ids=lambda words: " ".join(words.values()) or "additive",
+)
+def test_soft_attention_has_no_score_function_and_no_entropy(words: dict[str, str]) -> None:
+    decoder, photos = build("soft", **words), features(2)
+
+    losses = losses_of(decoder, photos)
+
+    assert losses.score_function.item() == losses.entropy.item() == 0.0
+    assert losses.cross_entropy.item() > 0
+    plain = TrainingConfig(attention_penalty=0.0)
+    rich = TrainingConfig(attention_penalty=0.0, hard_reward=9.0, hard_entropy=9.0)
+    assert losses.objective(plain) == losses.objective(rich) == losses.cross_entropy
+
+
+def test_the_objective_weighs_its_parts_as_the_config_says() -> None:
+    parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11))
+    config = TrainingConfig(attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0)
+
+    assert Losses(*parts).objective(config).item() == 2 + 10 * 3 + 100 * 5 - 1000 * 7

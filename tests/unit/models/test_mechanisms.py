@@ -1,0 +1,308 @@
+"""Every mechanism of attention through every order of the step: training, search and saving."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.data.preprocessing import Preprocessing
+from captioner.decoding.search import Hypothesis, beam_search
+from captioner.decoding.stepper import DecoderStepper
+from captioner.errors import ConfigError
+from captioner.model_folder import StoredModel, load_model, save_model
+from captioner.models.attention import (
+    SCORERS,
+    WITHOUT_SCORER,
+    FixedVector,
+    Memory,
+    check_attention,
+)
+from captioner.models.captioner import CaptionModel
+from captioner.models.decoder import Decoder, Unrolled, build_decoder
+from captioner.models.losses import Losses, caption_losses
+from captioner.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
+
+B, L, D, V = 3, 4, 8, 13
+N = 6
+OPTIONS = SearchOptions(beam_size=3, num_captions=2, max_length=4)
+
+CAPTIONS = torch.tensor(
+    [
+        [[START, 5, 6, 7, END], [START, 4, END, PAD, PAD]],
+        [[START, 9, 12, END, PAD], [PAD, PAD, PAD, PAD, PAD]],
+        [[START, 10, END, PAD, PAD], [START, 8, 8, 11, END]],
+    ]
+)
+MASK = torch.tensor([[True] * 4, [True, True, True, False], [True, True, False, False]])
+
+
+def combinations() -> list[DecoderConfig]:
+    """All that go together; ``fixed_at_start`` has no order, and must work under every one."""
+    found = []
+    for attention, query, selection, (order, feeding) in product(
+        (*SCORERS, *WITHOUT_SCORER),
+        ("hidden", "self", "mean"),
+        ("soft", "hard"),
+        (("bahdanau", True), ("luong", True), ("luong", False)),
+    ):
+        config = DecoderConfig(
+            embed_dim=5,
+            hidden_dim=N,
+            attention_dim=14,
+            dropout=0.0,
+            attention=attention,
+            query=query,
+            selection=selection,
+            heads=7,
+            order=order,
+            input_feeding=feeding,
+        )
+        scorer = SCORERS.get(attention)
+        if scorer is not None and scorer.equal_sizes:
+            config.projection_dim = N
+        try:
+            check_attention(config)
+        except ConfigError:
+            continue
+        found.append(config)
+    return found
+
+
+def told(config: DecoderConfig) -> str:
+    fed = "" if config.input_feeding else " not fed"
+    return f"{config.attention} {config.query} {config.selection} {config.order}{fed}"
+
+
+COMBINATIONS = combinations()
+each = pytest.mark.parametrize("config", COMBINATIONS, ids=told)
+asked_by_photo = pytest.mark.parametrize(
+    "config",
+    [c for c in COMBINATIONS if c.query != "hidden" or c.attention.startswith("fixed")],
+    ids=told,
+)
+
+
+def build(config: DecoderConfig) -> Decoder:
+    decoder = build_decoder(config, D, V, L)
+    with torch.no_grad():  # larger than at birth, so that nothing hides in a small number
+        for parameter in decoder.parameters():
+            parameter.normal_(std=0.6)
+        decoder.word_output.bias[END] += 1  # some sentences end, others are cut
+    return decoder
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return torch.randn(B, L, D)
+
+
+def test_every_word_of_the_config_is_tried_in_every_order() -> None:
+    names = {told(config) for config in COMBINATIONS}
+
+    assert len(names) == len(COMBINATIONS)
+    for order in ("bahdanau", "luong", "luong not fed"):
+        soft = [f"{name} hidden soft {order}" for name in (*SCORERS, *WITHOUT_SCORER)]
+        hard = [f"{name} hidden hard {order}" for name in SCORERS]
+        photo = [
+            f"{name} {query} soft {order}"
+            for name in ("additive", "dot", "general")
+            for query in ("self", "mean")
+        ]
+        assert names >= {*soft, *hard, *photo}
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["all real", "masked"])
+@each
+def test_every_parameter_gets_a_gradient(
+    config: DecoderConfig, mask: Tensor | None, features: Tensor
+) -> None:
+    decoder = build(config).train()
+
+    losses = caption_losses(decoder, decoder.memory(features, mask), CAPTIONS)
+    losses.objective(TrainingConfig()).backward()
+
+    gradients = {name: parameter.grad for name, parameter in decoder.named_parameters()}
+    assert [name for name, grad in gradients.items() if grad is None or not grad.any()] == []
+    assert [name for name, grad in gradients.items() if not grad.isfinite().all()] == []
+
+
+@each
+def test_step_by_step_is_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
+    decoder = build(config).eval()
+    memory = decoder.memory(features, MASK)
+    inputs = torch.randint(4, V, (B, 2, 3))
+
+    unrolled = decoder(memory, inputs)
+
+    state = decoder.start(memory, 2)
+    for t in range(3):
+        step = decoder.step(decoder.word_gates(decoder.embed(inputs[:, :, t])), state, memory)
+        state = step.state
+        for whole, now in zip(unrolled.outputs, step.outputs, strict=True):
+            torch.testing.assert_close(whole[:, :, t], now)
+        torch.testing.assert_close(unrolled.alphas[:, :, t], step.alphas)
+        torch.testing.assert_close(unrolled.gates[:, :, t], step.gate[..., 0])
+        if config.selection == "hard":
+            assert torch.equal(unrolled.chosen[:, :, t], step.chosen)
+        else:
+            assert unrolled.chosen is step.chosen is None
+
+
+@each
+def test_the_losses_of_a_batch_are_those_of_its_photos(
+    config: DecoderConfig, features: Tensor
+) -> None:
+    decoder = build(config).eval()
+
+    together = caption_losses(decoder, decoder.memory(features), CAPTIONS)
+    alone = [
+        caption_losses(decoder, decoder.memory(features[rows]), CAPTIONS[rows])
+        for rows in (slice(0, 1), slice(1, 2), slice(2, 3))
+    ]
+
+    assert together.words == 4 + 2 + 3 + 2 + 4
+    for name in Losses._fields:
+        total = sum(getattr(losses, name) for losses in alone)
+        torch.testing.assert_close(getattr(together, name), total, rtol=1e-4, atol=1e-4)
+
+
+@each
+def test_a_padded_photo_teaches_what_the_photo_teaches(
+    config: DecoderConfig, features: Tensor
+) -> None:
+    decoder, photo = build(config).eval(), slice(2, 3)
+    real = int(MASK[photo].sum())
+
+    padded = gradients(decoder, decoder.memory(features[photo], MASK[photo]))
+    alone = gradients(decoder, decoder.memory(features[photo, :real]))
+
+    for name, gradient in alone.items():
+        torch.testing.assert_close(padded[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def gradients(decoder: Decoder, memory: Memory) -> dict[str, Tensor]:
+    """Of every parameter, the penalty's part too."""
+    decoder.zero_grad()
+    losses = caption_losses(decoder, memory, CAPTIONS[:1])
+    losses.objective(TrainingConfig(attention_penalty=0.5, hard_entropy=0.5)).backward()
+    return {name: parameter.grad for name, parameter in decoder.named_parameters()}
+
+
+# --- Search --------------------------------------------------------------------------------------
+
+
+def search(decoder: Decoder, features: Tensor, mask: Tensor | None) -> list[list[Hypothesis]]:
+    return beam_search(DecoderStepper(decoder, decoder.memory(features, mask)), OPTIONS)
+
+
+def log_probs_of(decoder: Decoder, unrolled: Unrolled) -> Tensor:
+    return decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
+
+
+@each
+@torch.no_grad()
+def test_what_is_said_is_what_teacher_forcing_gives(
+    config: DecoderConfig, features: Tensor
+) -> None:
+    decoder = build(config).eval()
+
+    for photo, hypotheses in enumerate(search(decoder, features, MASK)):
+        assert len(hypotheses) == 2
+        memory = decoder.memory(features[photo : photo + 1], MASK[photo : photo + 1])
+        for found in hypotheses:
+            words = [*found.tokens, END] if found.ended else found.tokens
+            unrolled = decoder(memory, torch.tensor([[[START, *words[:-1]]]]))
+            table = log_probs_of(decoder, unrolled)[0, 0]
+            said = table[torch.arange(len(words)), torch.tensor(words)]
+            length = len(found.tokens)
+            torch.testing.assert_close(found.token_log_probs, said[:length])
+            torch.testing.assert_close(found.alphas, unrolled.alphas[0, 0, :length])
+            torch.testing.assert_close(found.gates, unrolled.gates[0, 0, :length])
+            assert found.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
+            assert not set(found.tokens) & {PAD, START, UNKNOWN}
+
+
+@each
+def test_a_batch_is_searched_as_its_photos_one_by_one(
+    config: DecoderConfig, features: Tensor
+) -> None:
+    decoder = build(config).eval()
+
+    together = search(decoder, features, MASK)
+
+    for photo, mask in enumerate(MASK):
+        (alone,) = search(decoder, features[photo, mask].unsqueeze(0), None)
+        for one, other in zip(alone, together[photo], strict=True):
+            assert one.tokens == other.tokens
+            torch.testing.assert_close(one.alphas, other.alphas[:, mask])
+            assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
+
+
+@asked_by_photo
+def test_what_the_photo_asks_itself_is_asked_once_a_photo(
+    config: DecoderConfig, features: Tensor
+) -> None:
+    decoder, asked = build(config).eval(), []
+    assert isinstance(decoder.attention, FixedVector)
+    if config.query != "hidden":  # the fixed vectors have no scorer at all
+        decoder.attention.scorer.register_forward_pre_hook(
+            lambda _, args: asked.append(args[0].shape[0] * args[0].shape[1])
+        )
+    questions = {"self": [B * L], "mean": [B], "hidden": []}[config.query]
+
+    memory = decoder.memory(features)
+    assert asked == questions
+    caption_losses(decoder, memory, CAPTIONS)
+    beam_search(DecoderStepper(decoder, memory), OPTIONS)
+
+    assert asked == questions
+
+
+# --- Saving --------------------------------------------------------------------------------------
+
+
+class Patches(nn.Module):
+    """The smallest thing that encodes, in the encoder's place: one region a 16 x 16 patch."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.conv = nn.Conv2d(3, D, 16, 16)
+
+    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
+        return D, (image_size // 16, image_size // 16)
+
+
+@each
+@torch.no_grad()
+def test_a_saved_model_comes_back_as_it_was_but_for_rounding(
+    config: DecoderConfig, features: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner.model_folder.Encoder", Patches)
+    model = CaptionModel(Patches("patches"), config, Preprocessing(image_size=32), V).eval()
+    if config.selection == "hard":
+        model.decoder.attention.baseline.fill_(-1.7)  # it is learned too
+    vocabulary = Vocabulary([f"word{number}" for number in range(4, V)])
+
+    save_model(tmp_path / "model", StoredModel(model, config, vocabulary))
+    loaded = load_model(tmp_path / "model")
+
+    def log_probs(decoder: Decoder) -> Tensor:
+        return log_probs_of(decoder, decoder(decoder.memory(features), CAPTIONS[..., :-1]))
+
+    assert loaded.decoder == config
+    found = log_probs(loaded.model.decoder)
+    torch.testing.assert_close(found, log_probs(model.decoder), rtol=0, atol=0.01)
+    for tensor in model.state_dict().values():
+        tensor.copy_(tensor.half())
+    assert torch.equal(found, log_probs(model.decoder))
+    kept = loaded.model.state_dict()
+    assert all(torch.equal(kept[name], own) for name, own in model.state_dict().items())
