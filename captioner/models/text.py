@@ -1,0 +1,104 @@
+"""Attention over text: an encoder whose regions are words, under the decoder that captions photos.
+
+Notation: B texts, R targets a text, L source words, D feature size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from captioner.config import DecoderConfig
+from captioner.models.attention import Memory
+from captioner.models.decoder import build_decoder
+from captioner.models.losses import Losses, caption_losses
+from captioner.vocabulary import PAD
+
+
+class EncodedText(NamedTuple):
+    """A batch of texts, read in both directions."""
+
+    features: Tensor
+    """(B, L, D), the annotation of every word; 0 at padding."""
+    mask: Tensor
+    """(B, L), True at words."""
+    summary: Tensor
+    """(B, 1, D), the last state of both directions: the whole text as one vector."""
+
+
+class TextEncoder(nn.Module):
+    """A bidirectional LSTM: word i is annotated with what was read up to it from either side.
+
+        a_i = [forward h_i; backward h_i],   summary = [forward h_L; backward h_1]
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section 3.2. Deviation: LSTMs for GRUs.
+    """
+
+    def __init__(self, vocabulary_size: int, embed_dim: int, hidden_dim: int) -> None:
+        """Make the layers.
+
+        Args:
+            vocabulary_size: Of the source words.
+            embed_dim: Size of a word's embedding.
+            hidden_dim: Of each direction; D is twice this.
+        """
+        super().__init__()
+        self.feature_dim = 2 * hidden_dim
+        self.embedding = nn.Embedding(vocabulary_size, embed_dim)
+        self.lstm = nn.LSTM(embed_dim, hidden_dim, batch_first=True, bidirectional=True)
+
+    def forward(self, tokens: Tensor) -> EncodedText:
+        """Read texts.
+
+        Args:
+            tokens: Words, then padding, (B, L); at least one word each.
+        """
+        mask = tokens != PAD
+        packed = pack_padded_sequence(
+            self.embedding(tokens), mask.sum(dim=1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        states, (last, _) = self.lstm(packed)
+        features, _ = pad_packed_sequence(states, batch_first=True, total_length=tokens.shape[1])
+        summary = torch.cat([last[0], last[1]], dim=-1).unsqueeze(1)
+        return EncodedText(features, mask, summary)
+
+
+class TextModel(nn.Module):
+    """Source words to target words."""
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        config: DecoderConfig,
+        vocabulary_size: int,
+        most_words: int,
+    ) -> None:
+        """Put encoder and decoder together.
+
+        Args:
+            encoder: Reads the source.
+            config: The decoder; attention ``fixed`` gives it the summary and nothing else.
+            vocabulary_size: Of the target words.
+            most_words: Longest source (L); ``location`` attention has a row for each.
+        """
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = build_decoder(config, encoder.feature_dim, vocabulary_size, most_words)
+
+    def memory(self, source: Tensor) -> Memory:
+        """Read the sources, (B, L), and prepare them for the decoder."""
+        text: EncodedText = self.encoder(source)
+        return self.decoder.memory(text.features, text.mask, text.summary)
+
+    def forward(self, source: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Losses:
+        """Losses of teacher-forced targets.
+
+        Args:
+            source: Words, then padding, (B, L).
+            target: (B, R, T + 1), see ``caption_losses``.
+            label_smoothing: Share of the target spread evenly over the vocabulary.
+        """
+        return caption_losses(self.decoder, self.memory(source), target, label_smoothing)

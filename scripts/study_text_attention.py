@@ -1,0 +1,238 @@
+"""Attention over text against a vector of fixed length: numbers in words to digits.
+
+    python scripts/study_text_attention.py --out docs [--steps 2500]
+
+    six thousand two hundred eight  ->  6 2 0 8
+
+Rules write any number in words, so there are as many examples as one likes, as long as one likes.
+Two models learn from the same examples in the same order; they differ in one word of their config:
+one attends over the source, its twin is given the source as one vector at every step. Numbers that
+are tested are never trained on. Written to --out: text_accuracy.png (accuracy against the length of
+the input), text_alignment.png (where each digit looked), text_attention.json (the numbers). A model
+that is done is kept in --work and not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import zlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+from tqdm import tqdm
+
+from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.decoding.search import Hypothesis, beam_search
+from captioner.decoding.stepper import DecoderStepper
+from captioner.files import atomic_write
+from captioner.models.text import TextEncoder, TextModel
+from captioner.training.schedule import lr_factor
+from captioner.vocabulary import END, PAD, START, Vocabulary
+
+# fmt: off
+ONES = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
+    "nineteen",
+]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+SCALES = [
+    "thousand", "million", "billion", "trillion", "quadrillion", "quintillion", "sextillion",
+]
+# fmt: on
+MOST_DIGITS = 3 * (len(SCALES) + 1)
+MOST_WORDS = 4 * (len(SCALES) + 1) + len(SCALES)  # three hundred forty five, and a scale
+
+SOURCE = Vocabulary([*ONES, *TENS, "hundred", *SCALES])
+TARGET = Vocabulary(list("0123456789"))
+
+
+def spell(number: int) -> list[str]:
+    """A number in words, e.g. ``six thousand two hundred eight``.
+
+    Args:
+        number: 0 up to below 10 ** MOST_DIGITS.
+    """
+    if number == 0:
+        return ["zero"]
+    words: list[str] = []
+    for scale in reversed(range(len(SCALES) + 1)):
+        group = number // 1000**scale % 1000
+        if group:
+            words += _group(group) + ([SCALES[scale - 1]] if scale else [])
+    return words
+
+
+def _group(number: int) -> list[str]:
+    """1 to 999 in words."""
+    words = [ONES[number // 100], "hundred"] if number >= 100 else []
+    rest = number % 100
+    if rest >= 20:
+        words.append(TENS[rest // 10 - 2])
+        rest %= 10
+    return words + ([ONES[rest]] if rest else [])
+
+
+def is_for_test(number: int) -> bool:
+    """One number in ten, by its checksum: whoever draws it, it is never trained on."""
+    return zlib.crc32(str(number).encode()) % 10 == 0
+
+
+def draw_number(chance: random.Random, *, test: bool) -> int:
+    """A number of 1 to MOST_DIGITS digits, every length as likely."""
+    while True:
+        digits = chance.randint(1, MOST_DIGITS)
+        number = chance.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
+        if is_for_test(number) == test:
+            return number
+
+
+def batch_of(numbers: list[int]) -> tuple[Tensor, Tensor]:
+    """Source (B, L) and target (B, 1, T + 1)."""
+    sources = [SOURCE.encode(spell(number)) for number in numbers]
+    targets = [[START, *TARGET.encode(str(number)), END] for number in numbers]
+    return _padded(sources), _padded(targets).unsqueeze(1)
+
+
+def _padded(rows: list[list[int]]) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+
+
+def build(attention: str, seed: int = 0) -> TextModel:
+    """One of the models; nothing but the word ``attention`` differs between them."""
+    torch.manual_seed(seed)
+    encoder = TextEncoder(len(SOURCE), embed_dim=64, hidden_dim=64)
+    config = DecoderConfig(
+        embed_dim=64, hidden_dim=128, attention_dim=64, dropout=0.1, attention=attention
+    )
+    return TextModel(encoder, config, len(TARGET), MOST_WORDS)
+
+
+def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:
+    """Train a model on freshly drawn numbers."""
+    model = build(attention).train()
+    config = TrainingConfig(lr=2e-3, attention_penalty=0.0, clip_norm=1.0, warmup_steps=100)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=config.weight_decay)
+    chance = random.Random(0)
+    with tqdm(range(steps), desc=attention, unit="step", dynamic_ncols=True) as bar:
+        for step in bar:
+            for group in optimizer.param_groups:
+                group["lr"] = config.lr * lr_factor(step, config.warmup_steps, steps)
+            source, target = batch_of([draw_number(chance, test=False) for _ in range(batch_size)])
+            losses = model(source, target)
+            (losses.objective(config) / losses.words).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if step % 50 == 0:
+                mean = float(losses.cross_entropy.detach() / losses.words)
+                bar.set_postfix(loss=f"{mean:.3f}")
+    return model
+
+
+@torch.inference_mode()
+def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
+    """What the model makes of the numbers' words, by greedy search."""
+    model.eval()
+    options = SearchOptions(beam_size=1, max_length=MOST_DIGITS + 2)
+    found = []
+    for at in range(0, len(numbers), 100):
+        source, _ = batch_of(numbers[at : at + 100])
+        stepper = DecoderStepper(model.decoder, model.memory(source))
+        found += [best[0] for best in beam_search(stepper, options)]
+    return found
+
+
+def accuracy_by_length(model: TextModel, numbers: list[int], width: int = 5) -> dict[str, Any]:
+    """Share of numbers read without any mistake, by the number of source words in bins."""
+    right: dict[int, list[bool]] = defaultdict(list)
+    for number, found in zip(numbers, read(model, numbers), strict=True):
+        said = "".join(TARGET.decode(found.tokens))
+        right[(len(spell(number)) - 1) // width].append(said == str(number))
+    bins = sorted(right)
+    return {
+        "words": [f"{width * b + 1}-{width * (b + 1)}" for b in bins],
+        "numbers": [len(right[b]) for b in bins],
+        "accuracy": [sum(right[b]) / len(right[b]) for b in bins],
+        "overall": sum(map(sum, right.values())) / len(numbers),
+    }
+
+
+def draw_accuracy(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Accuracy against the length of the input, a line for each model."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, result in results.items():
+        axes.plot(result["words"], [100 * a for a in result["accuracy"]], "o-", label=name)
+    axes.set(
+        xlabel="input length, words", ylabel="numbers read without a mistake, %", ylim=(-3, 103)
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(title="decoder.attention")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_alignment(model: TextModel, number: int, path: Path) -> None:
+    """Which source words each digit looked at."""
+    from matplotlib import pyplot as plt
+
+    (found,) = read(model, [number])
+    words, digits = spell(number), TARGET.decode(found.tokens)
+    alphas = found.alphas.float().numpy()  # (T, L)
+    figure, axes = plt.subplots(
+        figsize=(0.34 * len(words) + 1.2, 0.28 * len(digits) + 1.6), layout="constrained"
+    )
+    image = axes.imshow(alphas, cmap="gray", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(words)), words, rotation=60, ha="left", rotation_mode="anchor")
+    axes.set_yticks(range(len(digits)), digits)
+    axes.xaxis.tick_top()
+    axes.set_ylabel("digit that was written")
+    figure.colorbar(image, label="alpha", fraction=0.03, pad=0.01)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Train what is missing, then measure and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--work", type=Path, default=Path("runs/text"), help="trained models")
+    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--tests", type=int, default=3000, help="numbers that are tested")
+    parser.add_argument("--attention", nargs="+", default=["additive", "fixed"])
+    options = parser.parse_args()
+    for folder in (options.out, options.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    chance = random.Random(1)
+    numbers = [draw_number(chance, test=True) for _ in range(options.tests)]
+    example = min(numbers, key=lambda number: abs(len(spell(number)) - 16))
+    results = {}
+    for attention in options.attention:
+        kept = options.work / f"{attention}_{options.steps}.safetensors"
+        if kept.exists():
+            model = build(attention)
+            model.load_state_dict(load_file(kept))
+        else:
+            model = train(attention, options.steps)
+            atomic_write(kept, save(model.state_dict()))
+        results[attention] = accuracy_by_length(model, numbers)
+        print(f"{attention}: {100 * results[attention]['overall']:.1f}% right", file=sys.stderr)
+        if attention not in ("fixed", "fixed_at_start"):
+            draw_alignment(model, example, options.out / "text_alignment.png")
+    atomic_write(options.out / "text_attention.json", json.dumps(results, indent=1) + "\n")
+    draw_accuracy(results, options.out / "text_accuracy.png")
+    print(options.out / "text_accuracy.png")
+
+
+if __name__ == "__main__":
+    main()
