@@ -1,0 +1,120 @@
+"""Numbers about attention maps: known answers, bounds, and what must not matter."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from captioner.evaluation.attention import entropy, movement
+
+Array = NDArray[np.float64]
+
+
+@st.composite
+def maps(draw: st.DrawFn, words: int = 1) -> Array:
+    """(T, Gh, Gw) with at least so many words; regions may get nothing at all."""
+    shape = draw(st.tuples(st.integers(words, 5), st.integers(1, 3), st.integers(1, 4)))
+    seed = draw(st.integers(0, 1000))
+    generator = np.random.default_rng(seed)
+    sharpness = draw(st.sampled_from([0.0, 1.0, 30.0]))
+    weights = np.exp(sharpness * generator.normal(size=shape)) * generator.integers(2, size=shape)
+    weights[:, 0, 0] += 1e-9  # something everywhere would be no map with nothing anywhere
+    return weights / weights.sum(axis=(1, 2), keepdims=True)
+
+
+# --- Entropy -------------------------------------------------------------------------------------
+
+
+def test_entropy_known_answers() -> None:
+    one, half, even = [1, 0, 0, 0], [0.5, 0, 0, 0.5], [0.25] * 4
+
+    found = entropy([one, half, even])
+
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, [0, math.log(2), math.log(4)], atol=1e-15)
+
+
+def test_the_grid_is_looked_at_as_a_whole() -> None:
+    grids = np.arange(1.0, 25).reshape(2, 3, 4)
+    grids /= grids.sum(axis=(1, 2), keepdims=True)
+
+    np.testing.assert_array_equal(entropy(grids), entropy(grids.reshape(2, 12)))
+    assert movement(grids) == movement(grids.reshape(2, 12))
+
+
+@given(maps())
+def test_entropy_lies_between_one_region_and_all(array: Array) -> None:
+    found = entropy(array)
+
+    assert found.shape == array.shape[:1]
+    assert (found >= -1e-12).all()
+    assert (found <= math.log(array[0].size) + 1e-12).all()
+
+
+@given(maps(), st.randoms(use_true_random=False))
+def test_entropy_does_not_know_which_region_is_which(array: Array, random: object) -> None:
+    flat = array.reshape(len(array), -1)
+    order = list(range(flat.shape[1]))
+    random.shuffle(order)  # type: ignore[attr-defined]
+
+    np.testing.assert_allclose(entropy(flat[:, order]), entropy(array), rtol=1e-12, atol=1e-12)
+
+
+# --- Movement ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        pytest.param([[0.2, 0.8]] * 3, 0.0, id="one map for all words"),
+        pytest.param([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 1.0, id="no region in common"),
+        pytest.param([[1, 0], [0.5, 0.5]], 0.5, id="half of it moved"),
+        pytest.param([[1, 0], [1, 0], [0, 1]], 2 / 3, id="two pairs of three"),
+        pytest.param([[[0.5, 0.5], [0, 0]], [[0.25, 0], [0.25, 0.5]]], 0.75, id="on a grid"),
+    ],
+)
+def test_movement_known_answers(array: list[object], expected: float) -> None:
+    assert movement(array) == pytest.approx(expected)
+
+
+@given(maps(words=2))
+def test_movement_is_the_mean_over_all_pairs_of_words(array: Array) -> None:
+    pairs = [np.abs(one - two).sum() / 2 for one, two in combinations(array, 2)]
+
+    assert movement(array) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+    assert -1e-12 <= movement(array) <= 1 + 1e-12
+
+
+@given(maps(words=2), st.randoms(use_true_random=False))
+def test_the_order_of_words_and_regions_does_not_matter_to_movement(
+    array: Array, random: object
+) -> None:
+    flat = array.reshape(len(array), -1)
+    words, regions = list(range(len(flat))), list(range(flat.shape[1]))
+    random.shuffle(words)  # type: ignore[attr-defined]
+    random.shuffle(regions)  # type: ignore[attr-defined]
+
+    assert movement(flat[words][:, regions]) == pytest.approx(movement(array), abs=1e-12)
+
+
+# --- Short captions ------------------------------------------------------------------------------
+
+
+def test_one_word_has_an_entropy_and_no_movement() -> None:
+    array = np.full((1, 2, 3), 1 / 6)
+
+    np.testing.assert_allclose(entropy(array), [math.log(6)])
+    assert math.isnan(movement(array))
+
+
+def test_a_caption_without_words_has_neither() -> None:
+    array = np.zeros((0, 2, 3))  # what ``Caption.alphas`` is where the model says nothing
+
+    assert entropy(array).shape == (0,)
+    assert math.isnan(movement(array))
