@@ -30,7 +30,10 @@ from captioner.decoding.stepper import DecoderStepper
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision, autocast, pick_device, pick_precision
 from captioner.model_folder import StoredModel, load_model, save_model
+from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
+from captioner.tokenizer import tokenize
+from captioner.vocabulary import END, START
 
 Photo = str | Path | Image.Image | BinaryIO
 
@@ -133,6 +136,48 @@ class Captioner:
         """The best ``num_captions`` captions of one photo, best first; see ``caption``."""
         return self.caption_batch([self.prepare(photo)], self.options(**search))[0]
 
+    @torch.inference_mode()
+    def explain(self, photo: Photo, text: str) -> Caption:
+        """Where the model looks, and how probable it finds each word, when it says this sentence.
+
+        Args:
+            photo: A path, a PIL image or a binary file.
+            text: The sentence; tokenized as captions are.
+
+        Returns:
+            The sentence with its attention, log-probabilities and gates.
+
+        Raises:
+            ImageError: The photo cannot be read.
+            ConfigError: The sentence is empty or holds words that the model does not know.
+        """
+        vocabulary, decoder = self.stored.vocabulary, self.model.decoder
+        words = tokenize(text)
+        unknown = [word for word in words if word not in vocabulary]
+        if unknown or not words:
+            given = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
+            raise ConfigError(
+                f"{text!r}: {given}; give a sentence of words from its training captions"
+            )
+        prepared = self.prepare(photo)
+        tokens = torch.tensor([[[START, *vocabulary.encode(words), END]]], device=self.device)
+        with autocast(self.precision, self.device):
+            unrolled = decoder(self._memory([prepared]), tokens[..., :-1])
+            logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+        said = widen(logits).log_softmax(dim=-1).take_along_dim(tokens[..., 1:, None], dim=-1)
+        log_probs = said.flatten().cpu()  # the words', then the end's
+        return self._caption(
+            Hypothesis(
+                tokens=tokens[0, 0, 1:-1].tolist(),
+                token_log_probs=log_probs[:-1],
+                alphas=unrolled.alphas[0, 0, :-1].cpu(),
+                gates=unrolled.gates[0, 0, :-1].cpu(),
+                log_prob=float(log_probs.sum()),
+                ended=True,
+            ),
+            prepared.region,
+        )
+
     def prepare(self, photo: Photo) -> Prepared:
         """Read and resize one photo.
 
@@ -152,11 +197,9 @@ class Captioner:
         Returns:
             For each photo its best captions, best first.
         """
-        pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos])).to(self.device)
         with autocast(self.precision, self.device):
-            decoder = self.model.decoder
-            memory = decoder.memory(self.model.encode(pixels))
-            found = beam_search(DecoderStepper(decoder, memory), options)
+            stepper = DecoderStepper(self.model.decoder, self._memory(photos))
+            found = beam_search(stepper, options)
         return [
             [self._caption(hypothesis, photo.region) for hypothesis in hypotheses]
             for photo, hypotheses in zip(photos, found, strict=True)
@@ -187,6 +230,12 @@ class Captioner:
                         yield Result(photo, [], prepared)
                     else:
                         yield Result(photo, next(captions), None)
+
+    def _memory(self, photos: Sequence[Prepared]) -> Memory:
+        """Encode photos for the decoder."""
+        pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos])).to(self.device)
+        memory: Memory = self.model.decoder.memory(self.model.encode(pixels))
+        return memory
 
     def _try_prepare(self, photo: Photo) -> Prepared | ImageError:
         try:

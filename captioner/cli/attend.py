@@ -48,6 +48,7 @@ def parser() -> Parser:
         "--blocks", action="store_true", help="show the grid's regions as they are, not smoothed"
     )
     new.add_argument("--colormap", default="inferno", help="inferno, viridis, gray, ...")
+    new.add_argument("--words", help="a sentence of yours to look for, in place of the model's own")
     add_search_options(new)
     add_model_options(new)
     return new
@@ -70,6 +71,11 @@ def main(argv: Sequence[str]) -> int:
     from captioner.files import atomic_write
 
     search = search_changes(options)
+    if search and options.words is not None:
+        raise ConfigError(
+            f"--words gives the sentence, so there is nothing to search; leave out "
+            f"--{next(iter(search)).replace('_', '-')}"
+        )
     for target in targets:
         for name in _numbered(target, search.get("num_captions", 1)):
             refuse_overwrite(name, options.force)
@@ -81,7 +87,10 @@ def main(argv: Sequence[str]) -> int:
             failures += 1
             warn(str(error))
             continue
-        captions = model.captions(image, **search)
+        if options.words is None:
+            captions = model.captions(image, **search)
+        else:
+            captions = [model.explain(image, options.words)]
         for name, caption in zip(_numbered(target, len(captions)), captions, strict=True):
             picture = overlay(
                 image,

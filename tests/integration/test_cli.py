@@ -15,6 +15,7 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.tokenizer import tokenize
 
 ASSETS = Path(__file__).parents[2] / "assets" / "examples"
+CHELSEA = ASSETS / "chelsea.jpg"
 
 
 @pytest.fixture
@@ -140,6 +141,14 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
         (["attend", "x.jpg", "-o", "x.docx"], [".docx", ".png"]),
         (["attend", "x.jpg", "y.jpg", "-o", "x.png"], ["folder"]),
         (["attend", "x.jpg", "-o", "x.png", "--colormap", "mud"], ["mud", "inferno"]),
+        (
+            ["attend", str(CHELSEA), "-o", "x.png", "--words", "a dog", "--beam-size", "3"],
+            ["--words", "--beam-size"],
+        ),
+        (
+            ["attend", str(CHELSEA), "-o", "x.png", "--words", "a gryphon runs"],
+            ["gryphon", "training captions"],
+        ),
         (["evaluate", "--annotations", "none.json", "--results", "r.json"], ["none.json"]),
         (["evaluate", "--annotations", "a.json"], ["--images", "--results"]),
         (["prepare", "features"], ["features", "dataset"]),
@@ -178,6 +187,16 @@ def test_attend_draws_the_photo_and_every_word(tmp_path, capsys):
         np.array_equal(page[top : top + height, left : left + width], wanted)
         for top, left in np.argwhere((page[:400, :200] == wanted[0, 0]).all(axis=2))
     )
+
+
+def test_attend_looks_for_the_words_it_is_given(tmp_path, capsys):
+    target = tmp_path / "given.png"
+
+    assert main(["attend", str(CHELSEA), "-o", str(target), "--words", "A dog runs."]) == OK
+
+    assert capsys.readouterr().out == f"{CHELSEA}: a dog runs\n"
+    with Image.open(target) as picture:
+        assert picture.width > 300
 
 
 def test_attend_fills_a_folder_and_names_what_failed(folder, tmp_path, capsys):

@@ -123,6 +123,34 @@ def test_probabilities_are_the_models_own(captioner: Captioner, photos: list[Pat
     assert ended > 0
 
 
+def test_a_sentence_of_the_users_is_explained_as_the_models_own_is(
+    captioner: Captioner, photos: list[Path]
+):
+    compared = 0
+    for photo in photos:
+        own = captioner.caption(photo)
+        given = captioner.explain(photo, own.text)
+        assert given.words == own.words
+        np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
+        np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
+        np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
+        assert given.region == own.region
+        if len(own.words) < 6:  # one that was cut has no end to compare
+            compared += 1
+            assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
+    assert compared > 0
+
+
+@pytest.mark.parametrize("text", ["A dog on a zeppelin.", "", "..."])
+def test_a_sentence_that_cannot_be_explained_says_why(
+    captioner: Captioner, photos: list[Path], text: str
+):
+    with pytest.raises(ConfigError, match=r"does not know.* zeppelin|no words") as caught:
+        captioner.explain(photos[0], text)
+
+    assert "training captions" in str(caught.value)
+
+
 def test_a_model_with_nothing_to_say(photos: list[Path]):
     captioner = build()
     with torch.no_grad():
