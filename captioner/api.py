@@ -156,9 +156,7 @@ class Captioner:
         unknown = [word for word in words if word not in vocabulary]
         if unknown or not words:
             given = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
-            raise ConfigError(
-                f"{text!r}: {given}; give a sentence of words from its training captions"
-            )
+            raise ConfigError(f"{text!r}: {given}; give a sentence of words from its vocabulary")
         prepared = self.prepare(photo)
         tokens = torch.tensor([[[START, *vocabulary.encode(words), END]]], device=self.device)
         with autocast(self.precision, self.device):

@@ -97,7 +97,7 @@ class DecoderConfig:
     hidden_dim: int = 512
     """Size of the LSTM's hidden state (N)."""
     attention_dim: int = 512
-    """Size in which the query meets the keys (A)."""
+    """Size in which the query meets the keys (A): additive, concat, multi_head."""
     dropout: float = 0.5
     """Dropped share of the word embedding and of the readout, in training only."""
     attention: str = "additive"
@@ -115,7 +115,7 @@ class DecoderConfig:
     and scaled_dot need it equal to hidden_dim, unless the channels are."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """bahdanau: attend with the previous hidden state, then run the LSTM; luong: run the LSTM, then
-    attend with the new one."""
+    attend with the new one. fixed_at_start attends never, so it has no order."""
     input_feeding: bool = True
     """The LSTM is fed the attentional vector of the word before (order luong only)."""
 
@@ -192,9 +192,10 @@ class TrainingConfig:
     The authors' code averages over regions with weight 1: 1 / L here. At 1.0 the maps go flat."""
     hard_reward: float = 1.0
     """Weight of the score-function estimate that teaches hard attention where to look (Xu et al.
-    2015, equation 12)."""
+    2015, section 4.1); decoder.selection hard only."""
     hard_entropy: float = 0.002
-    """Weight of the entropy of hard attention's maps: more keeps it looking around."""
+    """Weight of the entropy of hard attention's maps, decoder.selection hard only: more keeps it
+    looking around."""
     ema_decay: float = 0.0
     """Decay a step of the averaged weights that are validated and kept; 0: no averaging."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -241,7 +242,7 @@ class TrainConfig:
     run: str = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints, the best model."""
     init_from: str | None = None
-    """A model folder whose weights, vocabulary and sizes are the start (a second stage)."""
+    """A model folder whose weights, vocabulary and decoder are the start (a second stage)."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

@@ -4,7 +4,8 @@
         --work runs/attention --out docs [--epochs 6] [--only additive dot ...]
 
 ``--data`` is what ``captioner prepare dataset`` wrote. The encoder stays frozen, so every photo is
-encoded once, in --work. A mechanism that is done is not trained again: stop and start as you like.
+encoded once, in --work. A mechanism that is done is not trained again, so the command can be
+stopped between two of them; several processes may share the work, each with some in --only.
 Every trained model stays in --work as a model folder (``captioner attend --model ...``). At the end
 the table (attention_table.md) and the picture (attention_compared.png) are written to --out.
 """
@@ -12,10 +13,12 @@ the table (attention_table.md) and the picture (attention_compared.png) are writ
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +42,14 @@ from captioner.data.batches import EpochSampler, collate
 from captioner.data.images import open_image
 from captioner.decoding.search import Hypothesis, beam_search
 from captioner.decoding.stepper import DecoderStepper
+from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.attention import entropy, movement
 from captioner.evaluation.metrics import score
 from captioner.files import atomic_write
 from captioner.hardware import autocast, pick_device
 from captioner.model_folder import load_model, save_model
 from captioner.models.captioner import CaptionModel
+from captioner.tokenizer import tokenize
 from captioner.training.schedule import lr_factor
 from captioner.training.setup import Setup, make_optimizer, prepare
 from captioner.visualization import attention_image, shared_scale
@@ -88,9 +93,13 @@ def main() -> None:
     }
     options.work.mkdir(parents=True, exist_ok=True)
     first = prepare(next(iter(configs.values())))
+    strange = [w for w in tokenize(options.words) if w not in first.stored.vocabulary]
+    if strange:
+        raise ConfigError(f"--words holds {', '.join(strange)}, which no model here can say")
+    open_image(options.photo)
     train, val = (encoded(options.work, first, part) for part in ("train", "val"))
     for number, (name, config) in enumerate(configs.items(), 1):
-        if result_file(options.work, name).exists():
+        if finished(options.work, name, config):
             continue
         print(f"{name} ({number} of {len(configs)})", file=sys.stderr)
         run(options.work, name, config, train, val)
@@ -98,7 +107,9 @@ def main() -> None:
     rows = [json.loads(result_file(options.work, name).read_text()) for name in configs]
     options.out.mkdir(parents=True, exist_ok=True)
     atomic_write(options.out / "attention_table.md", table(rows, times))
-    draw(options, [name for name in configs if name != AGAIN])
+    drawn = [name for name in configs if name != AGAIN]
+    if drawn:
+        draw(options, drawn)
     print(options.out / "attention_table.md")
 
 
@@ -149,19 +160,48 @@ def result_file(work: Path, name: str) -> Path:
     return work / f"{name}.json"
 
 
+def settings(config: TrainConfig) -> dict[str, Any]:
+    """What a result depends on, as JSON gives it back."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
+
+
+def finished(work: Path, name: str, config: TrainConfig) -> bool:
+    """Whether a mechanism is trained.
+
+    Raises:
+        ConfigError: It is, but with other settings.
+    """
+    path = result_file(work, name)
+    if not path.exists():
+        return False
+    old, new = json.loads(path.read_text())["settings"], settings(config)
+    for part in ("data", "encoder", "decoder", "training", "search"):
+        for key, value in new[part].items():
+            if old[part][key] != value:
+                raise ConfigError(
+                    f"{path} was made with {part}.{key} {old[part][key]}, now it is {value}; give "
+                    "the same settings, or another --work"
+                )
+    return True
+
+
 @torch.inference_mode()
 def encoded(work: Path, setup: Setup, part: str) -> Tensor:
     """Features of all photos of a part, (photos, L, D), bf16; encoded once."""
-    path = work / f"features_{part}.safetensors"
+    photos = [item.image for item in setup.train] if part == "train" else setup.val
+    model = setup.stored.model
+    total = sum(float(tensor.double().sum()) for tensor in model.encoder.state_dict().values())
+    told = f"{model.encoder.name} {total} {model.preprocessing} {[str(p.path) for p in photos]}"
+    path = work / f"features_{part}_{zlib.crc32(told.encode()):08x}.safetensors"
     if not path.exists():
-        model = Captioner(setup.stored)
-        photos = [item.image for item in setup.train] if part == "train" else setup.val
+        captioner = Captioner(setup.stored)
         features = []
         for at in tqdm(range(0, len(photos), 32), desc=f"encoding {part}"):
-            prepared = [model.prepare(photo.path).pixels for photo in photos[at : at + 32]]
-            with autocast(model.precision, model.device):
-                pixels = torch.from_numpy(np.stack(prepared)).to(model.device)
-                features.append(model.model.encode(pixels).bfloat16().cpu())
+            prepared = [captioner.prepare(photo.path).pixels for photo in photos[at : at + 32]]
+            with autocast(captioner.precision, captioner.device):
+                pixels = torch.from_numpy(np.stack(prepared)).to(captioner.device)
+                features.append(captioner.model.encode(pixels).bfloat16().cpu())
         atomic_write(path, save({"features": torch.cat(features)}))
     return load_file(path)["features"]
 
@@ -223,18 +263,14 @@ def run(work: Path, name: str, config: TrainConfig, train: Tensor, val: Tensor) 
         },
         {i.image_id: i.captions for i in setup.val},
     ).corpus
-    maps = [h.alphas.float().numpy() for h in found if len(h.tokens) > 1]
     decoder = setup.stored.model.decoder
     result = {
         "name": name,
-        "epochs": config.training.epochs,
-        "seed": config.training.seed,
+        "settings": settings(config),
         "loss": loss,
         "parameters": sum(p.numel() for p in decoder.parameters()),
         "attention_parameters": sum(p.numel() for p in decoder.attention.parameters()),
-        "entropy": float(np.mean(np.concatenate([entropy(m) for m in maps]))),
-        "even_entropy": float(np.log(val.shape[1])),
-        "movement": float(np.mean([movement(m) for m in maps])),
+        **map_figures(setup, val),
         **corpus,
     }
     setup.stored.info = {"comparison": result}
@@ -259,6 +295,32 @@ def search(setup: Setup, features: Tensor, options: SearchOptions) -> list[Hypot
             memory = decoder.memory(batch.to(device).float())
             found += [best[0] for best in beam_search(DecoderStepper(decoder, memory), options)]
     return found
+
+
+@torch.inference_mode()
+def map_figures(setup: Setup, features: Tensor) -> dict[str, float]:
+    """How spread the maps are and how far they move, while each photo's first caption is said.
+
+    The same words for every mechanism: their own captions differ in length and content.
+    """
+    device = pick_device()
+    stored = setup.stored
+    decoder = stored.model.decoder.to(device).eval()
+    spread, moved = [], []
+    for at in range(0, len(setup.val), 64):
+        captions = [tokenize(image.captions[0]) for image in setup.val[at : at + 64]]
+        numbers = [[stored.vocabulary.encode(words)] for words in captions]
+        batch = collate(list(zip(features[at : at + 64], numbers, strict=True)))
+        memory = decoder.memory(batch.pixels.to(device).float())
+        alphas = decoder(memory, batch.tokens[..., :-1].to(device)).alphas[:, 0].cpu().numpy()
+        for maps, words in zip(alphas, captions, strict=True):
+            spread.append(entropy(maps[: len(words)]))
+            moved.append(movement(maps[: len(words)]))
+    return {
+        "entropy": float(np.mean(np.concatenate(spread))),
+        "even_entropy": float(np.log(features.shape[1])),
+        "movement": float(np.nanmean(moved)),  # NaN: a caption of one word
+    }
 
 
 def step_times(configs: dict[str, TrainConfig], train: Tensor, rounds: int) -> dict[str, float]:
@@ -327,4 +389,7 @@ def draw(options: argparse.Namespace, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CaptionerError as problem:
+        sys.exit(f"compare_attention: {problem}")

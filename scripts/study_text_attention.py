@@ -7,9 +7,10 @@
 Rules write any number in words, so there are as many examples as one likes, as long as one likes.
 Two models learn from the same examples in the same order; they differ in one word of their config:
 one attends over the source, its twin is given the source as one vector at every step. Numbers that
-are tested are never trained on. Written to --out: text_accuracy.png (accuracy against the length of
-the input), text_alignment.png (where each digit looked), text_attention.json (the numbers). A model
-that is done is kept in --work and not trained again.
+are tested are never trained on, and none is tested twice. Written to --out: text_accuracy.png
+(accuracy against the length of the input), text_alignment.png (where the first model looked for
+each digit), text_attention.json (the figures, and what was read wrong). A model that is done is
+kept in --work and not trained again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.decoding.search import Hypothesis, beam_search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.files import atomic_write
+from captioner.models.attention import SCORERS, WITHOUT_SCORER
 from captioner.models.text import TextEncoder, TextModel
 from captioner.training.schedule import lr_factor
 from captioner.vocabulary import END, PAD, START, Vocabulary
@@ -111,7 +113,11 @@ def build(attention: str, seed: int = 0) -> TextModel:
     torch.manual_seed(seed)
     encoder = TextEncoder(len(SOURCE), embed_dim=64, hidden_dim=64)
     config = DecoderConfig(
-        embed_dim=64, hidden_dim=128, attention_dim=64, dropout=0.1, attention=attention
+        embed_dim=64,
+        hidden_dim=128,  # the annotations' size too, so that dot needs no projection
+        attention_dim=64,
+        dropout=0.1,
+        attention=attention,
     )
     return TextModel(encoder, config, len(TARGET), MOST_WORDS)
 
@@ -151,18 +157,31 @@ def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
     return found
 
 
+def draw_tests(count: int) -> list[int]:
+    """Numbers to test, each once."""
+    chance = random.Random(1)
+    numbers: dict[int, None] = {}
+    while len(numbers) < count:
+        numbers[draw_number(chance, test=True)] = None
+    return list(numbers)
+
+
 def accuracy_by_length(model: TextModel, numbers: list[int], width: int = 5) -> dict[str, Any]:
     """Share of numbers read without any mistake, by the number of source words in bins."""
     right: dict[int, list[bool]] = defaultdict(list)
+    mistakes = []
     for number, found in zip(numbers, read(model, numbers), strict=True):
         said = "".join(TARGET.decode(found.tokens))
         right[(len(spell(number)) - 1) // width].append(said == str(number))
+        if said != str(number):
+            mistakes.append([str(number), said])
     bins = sorted(right)
     return {
         "words": [f"{width * b + 1}-{width * (b + 1)}" for b in bins],
         "numbers": [len(right[b]) for b in bins],
         "accuracy": [sum(right[b]) / len(right[b]) for b in bins],
         "overall": sum(map(sum, right.values())) / len(numbers),
+        "mistakes": mistakes[:10],
     }
 
 
@@ -209,12 +228,17 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/text"), help="trained models")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--tests", type=int, default=3000, help="numbers that are tested")
-    parser.add_argument("--attention", nargs="+", default=["additive", "fixed"])
+    parser.add_argument(
+        "--attention",
+        nargs="+",
+        default=["additive", "fixed"],
+        choices=[*SCORERS, *WITHOUT_SCORER],
+        help="models, the first of which is drawn",
+    )
     options = parser.parse_args()
     for folder in (options.out, options.work):
         folder.mkdir(parents=True, exist_ok=True)
-    chance = random.Random(1)
-    numbers = [draw_number(chance, test=True) for _ in range(options.tests)]
+    numbers = draw_tests(options.tests)
     example = min(numbers, key=lambda number: abs(len(spell(number)) - 16))
     results = {}
     for attention in options.attention:
@@ -227,7 +251,7 @@ def main() -> None:
             atomic_write(kept, save(model.state_dict()))
         results[attention] = accuracy_by_length(model, numbers)
         print(f"{attention}: {100 * results[attention]['overall']:.1f}% right", file=sys.stderr)
-        if attention not in ("fixed", "fixed_at_start"):
+        if attention == options.attention[0]:
             draw_alignment(model, example, options.out / "text_alignment.png")
     atomic_write(options.out / "text_attention.json", json.dumps(results, indent=1) + "\n")
     draw_accuracy(results, options.out / "text_accuracy.png")

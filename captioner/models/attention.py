@@ -21,6 +21,7 @@ hidden state's), A attention size.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -91,7 +92,8 @@ class AdditiveScorer(Scorer):
         e_i = v^T tanh(W_a a_i + W_h q + b)
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.1.2, as used by Xu et al. 2015
-    (arXiv:1502.03044). Deviation: none. (v carries no bias: the softmax would cancel it.)
+    (arXiv:1502.03044). Deviation: none but the bias b, which the appendix leaves out for brevity.
+    (v carries none: the softmax would cancel it.)
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -149,7 +151,7 @@ class DotScorer(Scorer):
         return _products(query, keys)
 
 
-class ScaledDotScorer(Scorer):
+class ScaledDotScorer(DotScorer):
     """Dot products that keep their spread however large the features are.
 
         e_i = q^T a_i / sqrt(D)
@@ -158,11 +160,9 @@ class ScaledDotScorer(Scorer):
     keys and values both. ``multi_head`` has the projections of section 3.2.2.
     """
 
-    equal_sizes = True
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Scores (B, R, L) from query (B, R, D) and keys (B, L, D)."""
-        return _products(query, keys / float(self.sizes.features) ** 0.5)
+    def keys(self, features: Tensor) -> Tensor:
+        """a_i / sqrt(D), (B, L, D)."""
+        return widen(features) / math.sqrt(self.sizes.features)
 
 
 class GeneralScorer(Scorer):
@@ -191,8 +191,9 @@ class LocationScorer(Scorer):
 
         e = W q,   W has a row for every region
 
-    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, equation 8. Deviation: none. With
-    fewer regions than rows the first rows are used, as the paper does for short sentences.
+    Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, equation 8. With fewer regions than
+    rows the first rows are used, as the paper does for short sentences. Deviation: more regions
+    than rows are refused; the paper leaves the rest of a long sentence out.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -210,7 +211,7 @@ class LocationScorer(Scorer):
                 f"attention 'location' knows {self.sizes.regions} regions and was given "
                 f"{features.shape[1]}; give as many as it was made for, or take another attention"
             )
-        return features[..., :0]
+        return widen(features[..., :0])
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, N) and keys (B, L, 0)."""
@@ -252,9 +253,10 @@ class Memory(NamedTuple):
     """What depends on the photo alone: made once, shared by all its captions and beams."""
 
     values: Tensor
-    """(B, L, D), what the context is a mean of."""
+    """(B, L, D), what the context is a mean of; by head, or the context itself, where the
+    attention says so."""
     keys: Tensor
-    """(B, L, ...), what the scorer reads."""
+    """(B, L, ...), what the scorer reads; likewise."""
     summary: Tensor
     """(B, 1, D), the photo as one vector of fixed length."""
     mask: Tensor | None
@@ -278,6 +280,9 @@ class Glimpse(NamedTuple):
 
 class Attention(nn.Module):
     """The interface: photos are prepared once, then asked at every word."""
+
+    reads_regions = True
+    """Whether the features of the regions matter, or only how many there are."""
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """Prepare photos.
@@ -318,7 +323,7 @@ class SoftAttention(Attention):
     def forward(self, query: Tensor, memory: Memory) -> Glimpse:
         """Context and alphas for query (B, R, N)."""
         alphas = _softmax(self.scorer(query, memory.keys), memory.mask)
-        return Glimpse(_mean(alphas, memory.values), alphas, None)
+        return Glimpse(_weighted(alphas, memory.values), alphas, None)
 
 
 class HardAttention(SoftAttention):
@@ -336,7 +341,8 @@ class HardAttention(SoftAttention):
     """The paper's: b <- 0.9 b + 0.1 log p."""
 
     baseline: Tensor
-    """Moving average of a word's log-probability (nats), kept with the weights."""
+    """Moving average of a word's log-probability (nats), kept with the weights. With several
+    processes it follows the first one's words, which leaves the estimate unbiased."""
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
@@ -350,7 +356,7 @@ class HardAttention(SoftAttention):
         else:
             chosen = alphas.argmax(dim=-1)
         picked = nn.functional.one_hot(chosen, alphas.shape[-1])
-        return Glimpse(_mean(picked, memory.values), alphas, chosen)
+        return Glimpse(_weighted(picked, memory.values), alphas, chosen)
 
     @torch.no_grad()
     def observe(self, log_prob: Tensor) -> None:
@@ -369,11 +375,6 @@ class MultiHeadAttention(Attention):
 
     def __init__(self, sizes: Sizes, heads: int) -> None:
         super().__init__()
-        if sizes.attention % heads:
-            raise ConfigError(
-                f"decoder.attention_dim {sizes.attention} cannot be shared among decoder.heads "
-                f"{heads}; give a multiple of {heads}"
-            )
         self.heads = heads
         self.query = nn.Linear(sizes.query, sizes.attention, bias=False)
         self.key = nn.Linear(sizes.features, sizes.attention, bias=False)
@@ -390,7 +391,7 @@ class MultiHeadAttention(Attention):
         asked = self._by_head(self.query(query))  # (B, heads, R, d)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas = _softmax(_products(asked, memory.keys) / asked.shape[-1] ** 0.5, mask)
-        found = _mean(alphas, memory.values).transpose(1, 2).flatten(2)  # (B, R, A)
+        found = _weighted(alphas, memory.values).transpose(1, 2).flatten(2)  # (B, R, A)
         return Glimpse(self.output(found), alphas.mean(dim=1), None)
 
     def _by_head(self, tensor: Tensor) -> Tensor:
@@ -399,19 +400,11 @@ class MultiHeadAttention(Attention):
         return tensor.view(batch, length, self.heads, size // self.heads).transpose(1, 2)
 
 
-class FixedVector(Attention):
-    """No attention: the photo as one vector of fixed length, its map even.
+class OneMap(Attention):
+    """One context and one map for all words: both are made with the memory, once a photo.
 
-        z = summary,   alpha_i = 1 / L
-
-    Source: Sutskever et al. 2014 (arXiv:1409.3215), Cho et al. 2014 (arXiv:1406.1078): the
-    bottleneck that attention was invented for.
+    The memory's values are the context itself, (B, 1, D), and its keys the alphas, (B, 1, L).
     """
-
-    def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """The context as the one value, (B, 1, D); the alphas as its key, (B, 1, L)."""
-        even = torch.zeros(len(features), 1, features.shape[1], device=features.device)
-        return Memory(summary, _softmax(even.to(widen(summary).dtype), mask), summary, mask)
 
     def forward(self, query: Tensor, memory: Memory) -> Glimpse:
         """The same context and alphas whatever the query, (B, R, N)."""
@@ -421,14 +414,33 @@ class FixedVector(Attention):
         )
 
 
-class PhotoAttention(FixedVector):
-    """Asked by the photo alone: one map for all words, so it is made once a photo.
+class FixedVector(OneMap):
+    """No attention: the photo as one vector of fixed length, its map even.
+
+        z = summary,   alpha_i = 1 / L
+
+    Source: Cho et al. 2014 (arXiv:1406.1078), whose decoder is given the vector at every step: the
+    bottleneck that attention was invented for. Deviation: the summary of a photo is its mean
+    feature, not the last state of a recurrent encoder.
+    """
+
+    reads_regions = False
+
+    def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
+        """The summary as it is; of the features only their number counts."""
+        even = torch.zeros(len(features), 1, features.shape[1], device=features.device)
+        return Memory(summary, _softmax(even.to(widen(summary).dtype), mask), summary, mask)
+
+
+class PhotoAttention(OneMap):
+    """Asked by the photo alone.
 
         self   q_i = a_i              every region by its own features
         mean   q   = sum_i a_i / L    by the mean of all features
 
-    Queries and features have one size here. With ``self`` the additive scorer's two matrices both
-    read a_i and act as their sum.
+    Source: the scorer's; with ``self`` and the additive scorer, Lin et al. 2017
+    (arXiv:1703.03130), equation 5. Deviation: the scorer's two matrices both read a_i there and
+    act as their sum, and there is one map. Queries and features have one size here.
     """
 
     def __init__(self, scorer: Scorer, query: str) -> None:
@@ -436,7 +448,7 @@ class PhotoAttention(FixedVector):
         self.scorer, self.source = scorer, query
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """The context as the one value, (B, 1, D); the alphas as its key, (B, 1, L)."""
+        """Scores, alphas and context, all at once."""
         keys = self.scorer.keys(features)  # (B, L, ...)
         if self.source == "self":
             # Every region as a photo of one region, which asks itself.
@@ -445,24 +457,25 @@ class PhotoAttention(FixedVector):
         else:
             scores = self.scorer(masked_mean(features, mask), keys)
         alphas = _softmax(scores, mask)
-        return Memory(_mean(alphas, features), alphas, summary, mask)
+        return Memory(_weighted(alphas, features), alphas, summary, mask)
 
 
 def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
     """Mean over the real regions: (B, L, D) to (B, 1, D)."""
     if mask is None:
         return features.mean(dim=1, keepdim=True)
-    return _mean(mask.unsqueeze(1), features) / mask.sum(dim=1)[:, None, None]
+    return _weighted(mask.unsqueeze(1), features) / mask.sum(dim=1)[:, None, None]
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Alphas from scores (..., R, L); 0 where mask (..., L) is False."""
+    scores = widen(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-2), -torch.inf)
     return scores.softmax(dim=-1)
 
 
-def _mean(weights: Tensor, values: Tensor) -> Tensor:
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
     """Weighted sums of values (..., L, D) under weights (..., R, L)."""
     return weights.to(values.dtype) @ values
 
@@ -512,6 +525,11 @@ def check_attention(config: DecoderConfig) -> None:
     if name not in SCORERS and name not in WITHOUT_SCORER:
         allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
         raise ConfigError(f"decoder.attention {name!r} is unknown; give one of {allowed}")
+    if name == "multi_head" and config.attention_dim % config.heads:
+        raise ConfigError(
+            f"decoder.attention_dim {config.attention_dim} cannot be shared among decoder.heads "
+            f"{config.heads}; give a multiple of {config.heads}"
+        )
     if config.query != "hidden" and name not in PHOTO_QUERIES:
         raise ConfigError(
             f"decoder.query {config.query!r} does not go with decoder.attention {name!r}; "

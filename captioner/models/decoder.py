@@ -163,7 +163,8 @@ class Decoder(nn.Module):
         if summary is None:
             summary = masked_mean(features, mask)
         if self.projection is not None:  # a 1 x 1 convolution over the grid
-            features, summary = self.projection(features), self.projection(summary)
+            summary = self.projection(summary)
+            features = self.projection(features) if self.attention.reads_regions else features
         return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
@@ -276,7 +277,8 @@ class LuongDecoder(Decoder):
     """Run the LSTM, attend with its new hidden state, predict from the attentional vector.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6; input feeding, section 3.3.
-    Deviation: one LSTM layer; L_o has a bias; dropout on the embedding and before L_o.
+    Deviation: one LSTM layer, its first state made from the summary; L_o has a bias; dropout on
+    the embedding and before L_o.
     """
 
     def __init__(
@@ -323,8 +325,9 @@ class LuongDecoder(Decoder):
 class PlainDecoder(Decoder):
     """A language model whose first state is the photo: no context at any step, whatever the order.
 
-    Source: Vinyals et al. 2015 (arXiv:1411.4555). Deviation: the photo is the first state, not
-    the first word; the readout of ``BahdanauDecoder`` without its context.
+    Source: Sutskever et al. 2014 (arXiv:1409.3215) for texts, Vinyals et al. 2015
+    (arXiv:1411.4555) for photos. Deviation: the photo is the first state, not the first word; the
+    readout of ``BahdanauDecoder`` without its context.
     """
 
     def __init__(
@@ -352,7 +355,10 @@ class PlainDecoder(Decoder):
 
 
 def _extents(tokens: Tensor) -> list[tuple[int, int]]:
-    """For each of T steps: up to which photo and which caption there are words, at least (1, 1)."""
+    """For each of T steps: up to which photo and which caption there are words, at least (1, 1).
+
+    ``losses`` puts the longest first, so that little lies in between.
+    """
     real = (tokens != PAD).cpu()  # (B, R, T)
     needed = real.flip(2).cummax(dim=2).values.flip(2)  # a word later needs the steps before it
 

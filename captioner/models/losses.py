@@ -104,7 +104,7 @@ def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
     Source: Xu et al. 2015 (arXiv:1502.03044), equation 14, lambda left to the caller.
     Deviation: the paper's target is 1, which T words cannot reach on more than T regions. T / L is
     what they can reach; as the alphas of a sentence sum to T the two differ by a constant and the
-    gradient is the paper's.
+    gradient is the paper's. (L counts masked regions too: again a constant.)
 
     Args:
         alphas: (B, R, T, L).
@@ -126,8 +126,9 @@ def score_function(
 
         - sum_t (R_t - b_t) log alpha_t[s_t],   R_t = sum over u >= t of log p(y_u)
 
-    with R_t and b_t constants: added to the cross-entropy it makes the expected gradient that of
-    the expected cross-entropy over all choices of regions.
+    with R_t and b_t constants: added to the plain cross-entropy it makes the expected gradient that
+    of the expected cross-entropy over all choices of regions. (Label smoothing and the penalties on
+    the maps are no part of the reward: what the regions are chosen for is the true words.)
 
     Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1, lambda_r left to the caller.
     Deviation: a choice is paid only for the words from its own on (it cannot change earlier ones)
@@ -153,7 +154,6 @@ def score_function(
 
 def map_entropy(alphas: Tensor) -> Tensor:
     """Entropy of attention maps (..., L), nats: 0 on one region, ln L when even."""
-    floor = torch.finfo(
-        alphas.dtype
-    ).tiny  # where alpha is 0 its logarithm would give a NaN gradient
+    # Where alpha is 0 its logarithm would give a NaN gradient.
+    floor = torch.finfo(alphas.dtype).tiny
     return -(alphas * alphas.clamp(min=floor).log()).sum(dim=-1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
 
-from captioner.config import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
+from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig, TrainingConfig
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
 from captioner.data.preprocessing import Preprocessing
@@ -86,6 +86,7 @@ def prepare(config: TrainConfig) -> Setup:
                 f"encoder.name is {config.encoder.name}, but {config.init_from} holds "
                 f"{stored.model.encoder.name}; give the same"
             )
+        _refuse_another_decoder(config, stored.decoder)
         stored = _resized(stored, config)
     config.decoder = (
         stored.decoder
@@ -161,6 +162,18 @@ def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
     preprocessing = _preprocessing(config.encoder, encoder)
     model = CaptionModel(encoder, config.decoder, preprocessing, len(vocabulary))
     return StoredModel(model, config.decoder, vocabulary)
+
+
+def _refuse_another_decoder(config: TrainConfig, stored: DecoderConfig) -> None:
+    """A second stage keeps its model's decoder; what asks for another one is not passed over."""
+    default = DecoderConfig()
+    for field in fields(DecoderConfig):
+        asked, held = getattr(config.decoder, field.name), getattr(stored, field.name)
+        if field.name != "dropout" and asked not in (held, getattr(default, field.name)):
+            raise ConfigError(
+                f"decoder.{field.name} is {asked!r}, but {config.init_from} holds {held!r}; leave "
+                "it out, or train without init_from"
+            )
 
 
 def _resized(stored: StoredModel, config: TrainConfig) -> StoredModel:

@@ -147,7 +147,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
         ),
         (
             ["attend", str(CHELSEA), "-o", "x.png", "--words", "a gryphon runs"],
-            ["gryphon", "training captions"],
+            ["gryphon", "vocabulary"],
         ),
         (["evaluate", "--annotations", "none.json", "--results", "r.json"], ["none.json"]),
         (["evaluate", "--annotations", "a.json"], ["--images", "--results"]),

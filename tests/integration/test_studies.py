@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 from PIL import Image
 
+from captioner.errors import ConfigError
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -92,8 +94,9 @@ def test_a_batch_holds_the_words_and_the_digits(text) -> None:
 def test_the_twins_differ_in_nothing_but_attention(text) -> None:
     one, other = text.build("additive"), text.build("fixed")
 
-    own = {n for n, _ in one.named_parameters()} - {n for n, _ in other.named_parameters()}
-    assert {name.partition(".scorer")[0] for name in own} == {"decoder.attention"}
+    shapes = [{n: p.shape for n, p in model.named_parameters()} for model in (one, other)]
+    own = set(shapes[0].items()) ^ set(shapes[1].items())
+    assert {name.partition(".scorer")[0] for name, _ in own} == {"decoder.attention"}
 
 
 @pytest.mark.slow
@@ -114,7 +117,10 @@ def test_the_text_study_runs_and_keeps_what_it_trained(text, tmp_path, monkeypat
     monkeypatch.setattr(text, "train", None)  # a second run trains nothing
     run(text, monkeypatch, *arguments)
 
+    assert len(set(text.draw_tests(300))) == 300  # a number that is tested twice counts twice
     assert set(first) == {"additive", "fixed"}
+    wrong = [said for number, said in first["fixed"]["mistakes"] if said == number]
+    assert wrong == []
     assert sum(first["fixed"]["numbers"]) == 40
     assert json.loads((tmp_path / "out" / "text_attention.json").read_text()) == first
     for name in ("text_accuracy.png", "text_alignment.png"):
@@ -153,10 +159,14 @@ def test_the_comparison_trains_every_mechanism_once(tiny_data, tmp_path, monkeyp
         "--out", tmp_path / "out", "--epochs", 2, "--size", 16, "--rounds", 1,
         "--encoder", "timm/test_resnet", "--weights", "none", "--words", "A red square.",
     )  # fmt: skip
+    with pytest.raises(ConfigError, match="zeppelin"):
+        run(module, monkeypatch, *arguments[:-1], "A red zeppelin.")
     run(module, monkeypatch, *arguments)
     table = (tmp_path / "out" / "attention_table.md").read_text()
     monkeypatch.setattr(module, "run", None)  # a second run trains nothing
     run(module, monkeypatch, *arguments)
+    with pytest.raises(ConfigError, match=r"training.epochs 2, now it is 3"):
+        run(module, monkeypatch, *arguments, "--epochs", 3)
 
     rows = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
     assert rows == list(module.MECHANISMS)

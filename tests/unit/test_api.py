@@ -148,7 +148,7 @@ def test_a_sentence_that_cannot_be_explained_says_why(
     with pytest.raises(ConfigError, match=r"does not know.* zeppelin|no words") as caught:
         captioner.explain(photos[0], text)
 
-    assert "training captions" in str(caught.value)
+    assert "vocabulary" in str(caught.value)
 
 
 def test_a_model_with_nothing_to_say(photos: list[Path]):

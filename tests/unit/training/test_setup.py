@@ -210,6 +210,14 @@ def test_a_second_stage_gives_location_as_many_regions_as_it_has_learned(
     assert torch.equal(rows, load_model(first).model.decoder.attention.scorer.place.weight)
 
 
+def test_a_second_stage_that_asks_for_another_decoder_is_refused(configure: Any, first_stage: Path):
+    """It goes on with the decoder it has; the wish must not be passed over in silence."""
+    other = configure(init_from=str(first_stage), decoder={"attention": "general"})
+
+    with pytest.raises(ConfigError, match=r"decoder.attention is 'general'.*holds 'additive'"):
+        prepare(other)
+
+
 def test_a_second_stage_from_nowhere_is_refused(configure: Any, tmp_path: Path):
     with pytest.raises(ModelError, match="does not exist"):
         prepare(configure(init_from=str(tmp_path / "nowhere")))
