@@ -7,7 +7,7 @@
 encoded once, in --work. A mechanism that is done is not trained again, so the command can be
 stopped between two of them; several processes may share the work, each with some in --only.
 Every trained model stays in --work as a model folder (``captioner attend --model ...``). At the end
-the table (attention_table.md) and the picture (attention_compared.png) are written to --out.
+the table (attention_table.md) and the picture (attention_compared.jpg) are written to --out.
 """
 
 from __future__ import annotations
@@ -366,25 +366,27 @@ def draw(options: argparse.Namespace, names: list[str]) -> None:
         for name in names
     }
     words = captions[names[0]].words
+    panel = 1.05, 1.05 * thumb.height / thumb.width  # inches
     figure, axes = plt.subplots(
-        len(names), len(words), figsize=(1.05 * len(words) + 1.6, 1.17 * len(names) + 0.4),
+        len(names), len(words), figsize=(panel[0] * len(words) + 1.3, panel[1] * len(names) + 0.3),
         squeeze=False,
     )  # fmt: skip
+    for axis, word in zip(axes[0], words, strict=True):
+        axis.set_title(word, fontsize=10)
     for row, (name, caption) in zip(axes, captions.items(), strict=True):
-        maps = caption.alphas
-        top = shared_scale(maps)
-        for axis, alpha, word in zip(row, maps, words, strict=True):
-            axis.imshow(attention_image(thumb, alpha, scale_max=top))
+        top = shared_scale(caption.alphas)
+        for axis, alpha in zip(row, caption.alphas, strict=True):
+            axis.imshow(attention_image(thumb, alpha, scale_max=top), aspect="auto")
             axis.set(xticks=[], yticks=[])
-            if row is axes[0]:
-                axis.set_title(word, fontsize=10)
         label = name.replace("_", " ", 1).replace("_", "\n", 1)
-        row[0].set_ylabel(f"{label}\nto {top:.0%}", rotation=0, ha="right", va="center", fontsize=8)
+        row[0].set_ylabel(
+            f"{label}\nscale to {top:.0%}", rotation=0, ha="right", va="center", fontsize=8
+        )
     width, height = figure.get_size_inches()
     figure.subplots_adjust(
-        left=1.3 / width, right=0.995, top=1 - 0.3 / height, bottom=0.003, wspace=0.04, hspace=0.04
+        left=1.3 / width, right=0.998, top=1 - 0.3 / height, bottom=0.002, wspace=0.03, hspace=0.03
     )
-    figure.savefig(options.out / "attention_compared.png", dpi=100)
+    figure.savefig(options.out / "attention_compared.jpg", dpi=100, pil_kwargs={"quality": 88})
     plt.close(figure)
 
 

@@ -177,5 +177,5 @@ def test_the_comparison_trains_every_mechanism_once(tiny_data, tmp_path, monkeyp
         assert (tmp_path / "work" / name / "model.safetensors").is_file()
         assert 0 <= result["entropy"] <= result["even_entropy"] + 1e-6
     assert results["fixed"]["entropy"] == pytest.approx(results["fixed"]["even_entropy"], abs=1e-5)
-    with Image.open(tmp_path / "out" / "attention_compared.png") as picture:
+    with Image.open(tmp_path / "out" / "attention_compared.jpg") as picture:
         assert picture.width > 200
