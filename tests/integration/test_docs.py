@@ -1,0 +1,100 @@
+"""The pages under docs/: commands are understood, the example works, links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioner.cli import attend, train
+from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.decoding.search import beam_search
+from captioner.decoding.stepper import DecoderStepper
+from captioner.models import attention
+from captioner.models.attention import SCORERS
+from captioner.models.decoder import build_decoder
+from captioner.models.losses import caption_losses
+from captioner.vocabulary import END, START
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+ATTENTION = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_are_there(page) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_understood(page, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shell = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL))
+    lines = [shlex.split(line, comments=True) for line in shell.replace("\\\n", " ").splitlines()]
+    understood = {
+        "train": train.read,
+        "attend": lambda arguments: attend.parser().parse(arguments),
+    }
+    assert lines
+    for program, what, *arguments in filter(None, lines):
+        if program == "captioner":
+            understood[what](arguments)
+        else:
+            assert program == "python"
+            assert (ROOT / what).is_file(), what
+
+
+def test_every_word_of_the_page_is_a_mechanism_and_every_mechanism_is_on_it() -> None:
+    table = ATTENTION.partition("| `decoder.attention` |")[2].partition("\n\n")[0]
+    told = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
+
+    assert sorted(told) == sorted([*SCORERS, "multi_head", "fixed", "fixed_at_start"])
+
+
+def test_the_figures_about_text_are_the_studys() -> None:
+    figures = json.loads((ROOT / "docs" / "text_attention.json").read_text())
+    attentive, fixed = figures["additive"], figures["fixed"]
+    total = sum(attentive["numbers"])
+
+    told = ATTENTION.partition("## Over text")[2].partition("##")[0]
+    for figure in (
+        f"Of {total:,} numbers",
+        f"reads {round(total * attentive['overall']):,} without",
+        f"{100 * min(attentive['accuracy']):.1f}% or more at every length",
+        f"reads {100 * fixed['overall']:.0f}%",
+        f"{100 * fixed['accuracy'][0]:.0f}% of the shortest",
+        f"{100 * fixed['accuracy'][-1]:.0f}% of the longest",
+    ):
+        assert figure in told.replace("\n", " "), figure
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", [{}, {"order": "luong"}, {"selection": "hard"}])
+def test_the_scorer_that_the_page_adds_works_by_its_word(changes, precision, monkeypatch) -> None:
+    """The class goes among the others in the file, the line into ``SCORERS``."""
+    scorer, line = re.findall(r"```python\n(.*?)```", ATTENTION, flags=re.DOTALL)
+    file = dict(vars(attention))
+    exec(compile(scorer, "docs/attention.md", "exec"), file)
+    monkeypatch.setattr(attention, "SCORERS", SCORERS | eval(f"{{{line}}}", file))
+    config = DecoderConfig(
+        embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0, attention="cosine", **changes
+    )
+    decoder = build_decoder(config, feature_dim=8, vocabulary_size=9, regions=4)
+    features = torch.randn(2, 4, 8)
+    tokens = torch.tensor([[[START, 4, 5, END]], [[START, 6, 7, END]]])
+
+    with torch.autocast("cpu", precision, enabled=precision == torch.bfloat16):
+        losses = caption_losses(decoder, decoder.memory(features), tokens)
+        losses.objective(TrainingConfig()).backward()
+        memory = decoder.eval().memory(features)
+        options = SearchOptions(beam_size=2, max_length=4)
+        found = beam_search(DecoderStepper(decoder, memory), options)
+
+    assert all(p.grad is not None and p.grad.any() for p in decoder.attention.parameters())
+    assert found[0][0].alphas.dtype == torch.float32
+    torch.testing.assert_close(found[0][0].alphas.sum(-1), torch.ones(len(found[0][0].tokens)))
