@@ -163,8 +163,8 @@ class Decoder(nn.Module):
         if summary is None:
             summary = masked_mean(features, mask)
         if self.projection is not None:  # a 1 x 1 convolution over the grid
-            summary = self.projection(summary)
             features = self.projection(features) if self.attention.reads_regions else features
+            summary = self.projection(summary)
         return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioner.cli import attend, train
+from captioner.cli import attend, prepare, train
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.decoding.search import beam_search
 from captioner.decoding.stepper import DecoderStepper
@@ -21,7 +21,8 @@ from captioner.models.losses import caption_losses
 from captioner.vocabulary import END, START
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+TABLE = ROOT / "docs" / "attention_table.md"
+PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {TABLE})
 ATTENTION = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
 
 
@@ -39,6 +40,7 @@ def test_commands_are_understood(page, monkeypatch) -> None:
     understood = {
         "train": train.read,
         "attend": lambda arguments: attend.parser().parse(arguments),
+        "prepare": lambda arguments: prepare.parser().parse(arguments[1:]),
     }
     assert lines
     for program, what, *arguments in filter(None, lines):
@@ -54,6 +56,10 @@ def test_every_word_of_the_page_is_a_mechanism_and_every_mechanism_is_on_it() ->
     told = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
 
     assert sorted(told) == sorted([*SCORERS, "multi_head", "fixed", "fixed_at_start"])
+
+
+def test_the_table_is_the_comparisons() -> None:
+    assert TABLE.read_text(encoding="utf-8").strip() in ATTENTION
 
 
 def test_the_figures_about_text_are_the_studys() -> None:

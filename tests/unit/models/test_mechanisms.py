@@ -18,8 +18,8 @@ from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.attention import (
     SCORERS,
     WITHOUT_SCORER,
-    FixedVector,
     Memory,
+    OneMap,
     check_attention,
 )
 from captioner.models.captioner import CaptionModel
@@ -251,7 +251,7 @@ def test_what_the_photo_asks_itself_is_asked_once_a_photo(
     config: DecoderConfig, features: Tensor
 ) -> None:
     decoder, asked = build(config).eval(), []
-    assert isinstance(decoder.attention, FixedVector)
+    assert isinstance(decoder.attention, OneMap)
     if config.query != "hidden":  # the fixed vectors have no scorer at all
         decoder.attention.scorer.register_forward_pre_hook(
             lambda _, args: asked.append(args[0].shape[0] * args[0].shape[1])
