@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,18 +21,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from captioner.caption import Caption, Region
 from captioner.config import SearchOptions
 from captioner.data.images import open_image
-from captioner.decoding.search import Hypothesis, beam_search
-from captioner.decoding.stepper import DecoderStepper
+from captioner.data.preprocessing import Preprocessing
+from captioner.decoding.rules import number_words
+from captioner.decoding.search import Hypothesis, search
+from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision, autocast, pick_device, pick_precision
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
+from captioner.models.decoder import Unrolled
 from captioner.tokenizer import tokenize
 from captioner.vocabulary import END, START
 
@@ -42,12 +46,12 @@ SHIPPED_MODEL = Path(__file__).parent / "pretrained"
 
 
 class Prepared(NamedTuple):
-    """A photo ready for the encoder."""
+    """A photo ready for the encoders."""
 
-    pixels: NDArray[np.uint8]
-    """(H, W, 3)."""
+    pixels: tuple[NDArray[np.uint8], ...]
+    """(H, W, 3) for every model."""
     region: Region
-    """The part of the photo that the pixels show."""
+    """The part of the photo that the first model sees."""
 
 
 class Result(NamedTuple):
@@ -59,40 +63,64 @@ class Result(NamedTuple):
     error: ImageError | None
 
 
-def load(
-    folder: str | Path | None = None, *, device: str = "auto", precision: Precision = "auto"
-) -> Captioner:
-    """Load a model.
+def load(*folders: str | Path, device: str = "auto", precision: Precision = "auto") -> Captioner:
+    """Load a model, or several that caption together.
 
     Args:
-        folder: A model folder; None: the model that comes with the package.
+        *folders: Model folders; none: the model that comes with the package.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
         precision: ``auto`` (bf16 where the hardware multiplies it natively), ``fp32``, ``bf16``.
 
     Raises:
-        ModelError: The folder cannot be loaded.
-        ConfigError: The device is not there.
+        ModelError: A folder cannot be loaded.
+        ConfigError: The device is not there, or the models do not go together.
     """
-    return Captioner(load_model(folder or SHIPPED_MODEL), device=device, precision=precision)
+    stored = [load_model(folder) for folder in folders or (SHIPPED_MODEL,)]
+    return Captioner(*stored, device=device, precision=precision)
 
 
 class Captioner:
-    """A loaded model: photos in, captions out."""
+    """A loaded model: photos in, captions out.
+
+    Several models caption together as an ensemble: at every word their probabilities are averaged.
+    Search options and grid are the first one's; attention is averaged where all of them see a photo
+    through one grid, and otherwise the first one's.
+    """
 
     def __init__(
-        self, stored: StoredModel, *, device: str = "auto", precision: Precision = "auto"
+        self,
+        stored: StoredModel,
+        *others: StoredModel,
+        device: str = "auto",
+        precision: Precision = "auto",
     ) -> None:
         """Put a model to use.
 
         Args:
             stored: A model in memory, e.g. from ``load_model``.
-            device: Where it runs.
+            *others: More models of the same vocabulary, for an ensemble.
+            device: Where they run.
             precision: See ``load``.
+
+        Raises:
+            ConfigError: The vocabularies differ.
         """
+        for number, other in enumerate(others, 2):
+            if other.vocabulary != stored.vocabulary:
+                raise ConfigError(
+                    f"model {number} says other words than model 1 ({len(other.vocabulary)} and "
+                    f"{len(stored.vocabulary)} in their vocabularies); an ensemble takes models "
+                    "that were trained with one vocabulary"
+                )
         self.stored = stored
         self.device = pick_device(device)
         self.precision: Precision = precision
-        self.model = _working_copy(stored.model, self.device, precision)
+        self.models = [
+            _working_copy(one.model, self.device, precision) for one in (stored, *others)
+        ]
+        self.model = self.models[0]
+        views = {(model.grid, model.preprocessing.resize) for model in self.models}
+        self._one_grid = len(views) == 1
 
     @property
     def info(self) -> dict[str, Any]:
@@ -100,7 +128,7 @@ class Captioner:
         return self.stored.info
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as a model folder."""
+        """Write the (first) model as a model folder."""
         save_model(folder, self.stored)
 
     def options(self, **changes: Any) -> SearchOptions:
@@ -115,7 +143,10 @@ class Captioner:
             raise ConfigError(
                 f"{unknown[0]!r} is no search option; give {', '.join(sorted(known))}"
             )
-        return dataclasses.replace(self.stored.search, **changes)
+        own = self.stored.search
+        if changes.get("temperature"):  # the model's own beam is no wish of the user's
+            own = dataclasses.replace(own, beam_size=1, num_captions=1, beam_groups=1)
+        return dataclasses.replace(own, **changes)
 
     def caption(self, photo: Photo, **search: Any) -> Caption:
         """Caption one photo.
@@ -151,7 +182,7 @@ class Captioner:
             ImageError: The photo cannot be read.
             ConfigError: The sentence is empty or holds words that the model does not know.
         """
-        vocabulary, decoder = self.stored.vocabulary, self.model.decoder
+        vocabulary = self.stored.vocabulary
         words = tokenize(text)
         unknown = [word for word in words if word not in vocabulary]
         if unknown or not words:
@@ -159,17 +190,23 @@ class Captioner:
             raise ConfigError(f"{text!r}: {given}; give a sentence of words from its vocabulary")
         prepared = self.prepare(photo)
         tokens = torch.tensor([[[START, *vocabulary.encode(words), END]]], device=self.device)
+        told: list[Tensor] = []
+        mapped: list[Unrolled] = []
         with autocast(self.precision, self.device):
-            unrolled = decoder(self._memory([prepared]), tokens[..., :-1])
-            logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-        said = widen(logits).log_softmax(dim=-1).take_along_dim(tokens[..., 1:, None], dim=-1)
+            for model, memory in zip(self.models, self._memories([prepared]), strict=True):
+                unrolled = model.decoder(memory, tokens[..., :-1])
+                logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
+                told.append(widen(logits).log_softmax(dim=-1))
+                if self._one_grid or not mapped:
+                    mapped.append(unrolled)
+        said = mean_probability(told).take_along_dim(tokens[..., 1:, None], dim=-1)
         log_probs = said.flatten().cpu()  # the words', then the end's
         return self._caption(
             Hypothesis(
                 tokens=tokens[0, 0, 1:-1].tolist(),
                 token_log_probs=log_probs[:-1],
-                alphas=unrolled.alphas[0, 0, :-1].cpu(),
-                gates=unrolled.gates[0, 0, :-1].cpu(),
+                alphas=torch.stack([u.alphas[0, 0, :-1] for u in mapped]).mean(dim=0).cpu(),
+                gates=torch.stack([u.gates[0, 0, :-1] for u in mapped]).mean(dim=0).cpu(),
                 log_prob=float(log_probs.sum()),
                 ended=True,
             ),
@@ -183,8 +220,13 @@ class Captioner:
             ImageError: The photo cannot be read.
         """
         image = open_image(photo)
-        preprocessing = self.model.preprocessing
-        return Prepared(preprocessing.pixels(image), preprocessing.region(*image.size))
+        made: dict[tuple[object, ...], NDArray[np.uint8]] = {}
+        for model in self.models:
+            kind = _kind_of_pixels(model.preprocessing)
+            if kind not in made:
+                made[kind] = model.preprocessing.pixels(image)
+        pixels = tuple(made[_kind_of_pixels(model.preprocessing)] for model in self.models)
+        return Prepared(pixels, self.model.preprocessing.region(*image.size))
 
     @torch.inference_mode()
     def caption_batch(
@@ -193,11 +235,25 @@ class Captioner:
         """Caption prepared photos together.
 
         Returns:
-            For each photo its best captions, best first.
+            For each photo its captions, best first; at least one.
+
+        Raises:
+            ConfigError: A word of the options cannot be used, or no sentence is left to say.
         """
+        words = number_words(options, self.stored.vocabulary)
+        keys = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
         with autocast(self.precision, self.device):
-            stepper = DecoderStepper(self.model.decoder, self._memory(photos))
-            found = beam_search(stepper, options)
+            steppers = [
+                DecoderStepper(model.decoder, memory)
+                for model, memory in zip(self.models, self._memories(photos), strict=True)
+            ]
+            ensemble = EnsembleStepper(steppers, one_grid=self._one_grid)
+            stepper = ensemble if len(steppers) > 1 else steppers[0]
+            found = search(stepper, options, words, keys)
+        if not all(found):
+            raise ConfigError(
+                "the search options leave no sentence to say; lower min-length, or ban fewer words"
+            )
         return [
             [self._caption(hypothesis, photo.region) for hypothesis in hypotheses]
             for photo, hypotheses in zip(photos, found, strict=True)
@@ -229,11 +285,13 @@ class Captioner:
                     else:
                         yield Result(photo, next(captions), None)
 
-    def _memory(self, photos: Sequence[Prepared]) -> Memory:
-        """Encode photos for the decoder."""
-        pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos])).to(self.device)
-        memory: Memory = self.model.decoder.memory(self.model.encode(pixels))
-        return memory
+    def _memories(self, photos: Sequence[Prepared]) -> list[Memory]:
+        """Encode photos for every model's decoder."""
+        memories = []
+        for number, model in enumerate(self.models):
+            pixels = torch.from_numpy(np.stack([photo.pixels[number] for photo in photos]))
+            memories.append(model.decoder.memory(model.encode(pixels.to(self.device))))
+        return memories
 
     def _try_prepare(self, photo: Photo) -> Prepared | ImageError:
         try:
@@ -251,6 +309,11 @@ class Captioner:
             log_prob=hypothesis.log_prob,
             region=region,
         )
+
+
+def _kind_of_pixels(preprocessing: Preprocessing) -> tuple[object, ...]:
+    """Models that agree on this share a photo's pixels."""
+    return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
 
 
 def _working_copy(model: CaptionModel, device: torch.device, precision: Precision) -> CaptionModel:

@@ -6,6 +6,8 @@ The dataclasses below are read three ways: by Python, from a YAML file, and from
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -142,29 +144,118 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a sentence is looked for."""
+    """How a sentence is found: searched for (greedy, beam, diverse groups) or drawn (sampling)."""
 
     beam_size: int = 5
     """Sentences kept at every word; 1 is greedy."""
     num_captions: int = 1
-    """Sentences given back for a photo, best first; at most beam_size."""
+    """Sentences given back for a photo, best first; at most beam_size, or any number of draws."""
+    min_length: int = 0
+    """Fewest words in a sentence."""
     max_length: int = 20
     """Most tokens in a sentence, its end included; one that has not ended by then is cut."""
     length_penalty: float = 0.0
     """Sentences of the beam are ranked by log-probability / length ** this; 0: by probability. The
     beam itself keeps the most probable ones."""
+    temperature: float = 0.0
+    """0: search; above 0: draw every word at random, from the probabilities to the power of
+    1 / temperature. 1: as the model has them; less is safer."""
+    top_k: int = 0
+    """Draw from the so many most probable words only; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the fewest most probable words that hold this share of the probability."""
+    seed: int = 0
+    """Seed of the draws; a photo's draws do not depend on the photos beside it."""
+    beam_groups: int = 1
+    """Parts of the beam that are kept apart from each other, so that captions differ (diverse beam
+    search); divides beam_size."""
+    diversity: float = 0.5
+    """What a word costs a group for every earlier group's sentence that takes it at the same place
+    (nats)."""
+    block_ngrams: int = 0
+    """No phrase of so many words stands twice in a sentence; 0: any may."""
+    forced_words: tuple[str, ...] = ()
+    """Words that the sentence must hold, in any order, each once or more. Each widens the beam by
+    beam_size."""
+    banned_words: tuple[str, ...] = ()
+    """Words that the sentence must not hold."""
+    guard_endings: bool = False
+    """No sentence ends with a word that asks for another: a, the, with, of, and, ..."""
 
     def __post_init__(self) -> None:
+        for name in ("forced_words", "banned_words"):
+            object.__setattr__(self, name, _words(getattr(self, name)))
+        self._check_ranges()
+        self._check_contradictions()
+
+    def _check_ranges(self) -> None:
         _require(self.beam_size >= 1, f"beam-size is {self.beam_size}; give 1 (greedy) or more")
         _require(self.max_length >= 1, f"max-length is {self.max_length}; give 1 or more words")
+        _require(self.num_captions >= 1, f"num-captions is {self.num_captions}; give 1 or more")
+        _require(self.beam_groups >= 1, f"beam-groups is {self.beam_groups}; give 1 or more")
+        _require(0 < self.top_p <= 1, f"top-p is {self.top_p}; give more than 0, 1 at most")
+        for name in (
+            "min_length",
+            "length_penalty",
+            "temperature",
+            "top_k",
+            "seed",
+            "diversity",
+            "block_ngrams",
+        ):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, f"{name.replace('_', '-')} is {value}; give 0 or more")
+
+    def _check_contradictions(self) -> None:
+        draws = self.temperature > 0
         _require(
-            1 <= self.num_captions <= self.beam_size,
+            draws or self.num_captions <= self.beam_size,
             f"num-captions is {self.num_captions}; give 1 to beam-size ({self.beam_size}), "
-            "or a wider beam",
+            "a wider beam, or a temperature to draw them",
         )
         _require(
-            self.length_penalty >= 0, f"length-penalty is {self.length_penalty}; give 0 or more"
+            not draws or self.beam_size == 1,
+            f"temperature {self.temperature} draws sentences, beam-size {self.beam_size} searches "
+            "for them; give one of the two (num-captions says how many are drawn)",
         )
+        _require(
+            not (draws and self.forced_words),
+            "temperature draws sentences, forced-words needs a search; give one of the two",
+        )
+        for name, unset in (("top_k", 0), ("top_p", 1.0)):
+            value = getattr(self, name)
+            _require(
+                draws or value == unset,
+                f"{name.replace('_', '-')} {value} says how words are drawn, and nothing is drawn; "
+                "give a temperature with it",
+            )
+        _require(
+            self.beam_size % self.beam_groups == 0,
+            f"beam-groups is {self.beam_groups}, which does not divide beam-size "
+            f"({self.beam_size}); give one that does",
+        )
+        _require(
+            not (self.beam_groups > 1 and self.forced_words),
+            "beam-groups and forced-words both divide the beam; give one of the two",
+        )
+        _require(
+            self.min_length < self.max_length,
+            f"min-length is {self.min_length}, max-length {self.max_length}, of which the end "
+            "takes one; give a min-length below max-length",
+        )
+        _require(
+            len(self.forced_words) < self.max_length,
+            f"forced-words holds {len(self.forced_words)} words, max-length is {self.max_length}, "
+            "of which the end takes one; give fewer words or a greater length",
+        )
+        both = sorted(set(self.forced_words) & set(self.banned_words))
+        _require(not both, f"{', '.join(both)} is forced and banned; give it once")
+
+
+def _words(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Words as a list, or as a person types them: with commas or blanks between."""
+    words = given.replace(",", " ").split() if isinstance(given, str) else given
+    return tuple(dict.fromkeys(words))
 
 
 @dataclass

@@ -17,6 +17,15 @@ them, not even a caption that holds the text ``<end>``."""
 
 SPECIAL_NAMES = ("<pad>", "<start>", "<end>", "<unk>")
 
+BAD_ENDINGS = frozenset(
+    """a an the this these those its his her their my your our 's
+    of in on at to for with from by into onto upon near beside between among against towards toward
+    and or but while as than that which who whose where when because before after during
+    is are am was were be been being has have
+    very two three four five several many some other another""".split()
+)
+"""Words that ask for another one: a sentence that ends with one was cut short."""
+
 
 class Vocabulary:
     """Maps words to numbers and back.

@@ -40,7 +40,7 @@ from captioner.config import (
 )
 from captioner.data.batches import EpochSampler, collate
 from captioner.data.images import open_image
-from captioner.decoding.search import Hypothesis, beam_search
+from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.attention import entropy, movement
@@ -198,7 +198,7 @@ def encoded(work: Path, setup: Setup, part: str) -> Tensor:
         captioner = Captioner(setup.stored)
         features = []
         for at in tqdm(range(0, len(photos), 32), desc=f"encoding {part}"):
-            prepared = [captioner.prepare(photo.path).pixels for photo in photos[at : at + 32]]
+            prepared = [captioner.prepare(photo.path).pixels[0] for photo in photos[at : at + 32]]
             with autocast(captioner.precision, captioner.device):
                 pixels = torch.from_numpy(np.stack(prepared)).to(captioner.device)
                 features.append(captioner.model.encode(pixels).bfloat16().cpu())
@@ -254,7 +254,7 @@ def run(work: Path, name: str, config: TrainConfig, train: Tensor, val: Tensor) 
                 loss += steps.step([index for _, index in keys]) / steps.sampler.batches
                 bar.update()
             bar.set_postfix(loss=f"{loss:.3f}")
-    found = search(setup, val, config.search)
+    found = best_sentences(setup, val, config.search)
     vocabulary = setup.stored.vocabulary
     corpus = score(
         {
@@ -285,7 +285,7 @@ def run(work: Path, name: str, config: TrainConfig, train: Tensor, val: Tensor) 
 
 
 @torch.inference_mode()
-def search(setup: Setup, features: Tensor, options: SearchOptions) -> list[Hypothesis]:
+def best_sentences(setup: Setup, features: Tensor, options: SearchOptions) -> list[Hypothesis]:
     """The best sentence for every photo."""
     device = pick_device()
     decoder = setup.stored.model.decoder.eval()
@@ -293,7 +293,7 @@ def search(setup: Setup, features: Tensor, options: SearchOptions) -> list[Hypot
     for batch in features.split(64):
         with autocast("auto", device):
             memory = decoder.memory(batch.to(device).float())
-            found += [best[0] for best in beam_search(DecoderStepper(decoder, memory), options)]
+            found += [best[0] for best in search(DecoderStepper(decoder, memory), options)]
     return found
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
-from captioner.decoding.search import Hypothesis, beam_search
+from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.files import atomic_write
 from captioner.models.attention import SCORERS, WITHOUT_SCORER
@@ -153,7 +153,7 @@ def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
     for at in range(0, len(numbers), 100):
         source, _ = batch_of(numbers[at : at + 100])
         stepper = DecoderStepper(model.decoder, model.memory(source))
-        found += [best[0] for best in beam_search(stepper, options)]
+        found += [best[0] for best in search(stepper, options)]
     return found
 
 

@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     for target in targets:
         for name in _numbered(target, search.get("num_captions", 1)):
             refuse_overwrite(name, options.force)
-    model = load(options.model, device=options.device, precision=options.precision)
+    model = load(*options.model, device=options.device, precision=options.precision)
     for photo, target in zip(photos, targets, strict=True):
         try:
             image = open_image(sys.stdin.buffer if str(photo) == "-" else photo)

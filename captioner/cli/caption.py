@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
     from captioner.api import load
 
-    model = load(options.model, device=options.device, precision=options.precision)
+    model = load(*options.model, device=options.device, precision=options.precision)
     search = model.options(**search_changes(options))
 
     def captioned() -> Iterator[Captioned]:

@@ -96,7 +96,7 @@ def _caption(options: Any) -> tuple[dict[int, list[str]], dict[int, str], dict[s
     from captioner.data.coco import read_dataset
 
     images = read_dataset([options.annotations], [options.images])
-    model = load(options.model, device=options.device, precision=options.precision)
+    model = load(*options.model, device=options.device, precision=options.precision)
     search = model.options(**search_changes(options))
     captions = {}
     results = model.stream((i.path for i in images), search, batch_size=options.batch_size)

@@ -55,7 +55,13 @@ def new_parser(command: str, description: str, usage: str) -> Parser:
 
 def add_model_options(parser: Parser) -> None:
     """``--model``, ``--device``, ``--precision``, ``--batch-size``."""
-    parser.add_argument("--model", help="model folder (default: the model that ships)")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        help="model folder (default: the model that ships); given more than once, the models "
+        "caption together: their probabilities are averaged",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     parser.add_argument(
         "--precision",
@@ -69,14 +75,15 @@ def add_model_options(parser: Parser) -> None:
 def add_search_options(parser: Parser) -> None:
     """Every field of ``SearchOptions``; unset ones stay as the model has them."""
     texts = {entry.arg_name: entry.description for entry in parse_from_object(SearchOptions).params}
-    kinds = {"int": int, "float": float}
     for field in dataclasses.fields(SearchOptions):
-        parser.add_argument(
-            f"--{field.name}",
-            type=kinds[str(field.type)] | None,
-            default=None,
-            help=" ".join((texts[field.name] or "").split()) + " (default: the model's own)",
-        )
+        text = " ".join((texts[field.name] or "").split()) + " (default: the model's own)"
+        if field.type == "bool":
+            parser.add_argument(
+                f"--{field.name}", action=jsonargparse.ActionYesNo, default=None, help=text
+            )
+            continue
+        kind = {"int": int, "float": float}.get(str(field.type), str)
+        parser.add_argument(f"--{field.name}", type=kind | None, default=None, help=text)
 
 
 def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:

@@ -1,17 +1,27 @@
-"""Beam search over a step function; greedy search is a beam of one.
+"""The search: drives a step function until every photo has its sentences.
+
+    beams = one empty sentence a photo
+    until every photo is finished:
+        advance   the stepper scores every next word of every sentence
+        forbid    the rules take out what must not follow
+        choose    the strategy keeps some of the continuations
 
 The search knows no model: it drives anything that fits ``Stepper``. Whole batches of photos and
 their beams move together, no Python loop runs over photos or beams inside a step, and a photo that
-is finished leaves the batch.
+is finished leaves the batch. A step waits for the device once, to learn which photos are finished.
 
 A sentence that has ended keeps its place in the beam with its score frozen, so the places always
-hold the best sentences known, ended or not.
+hold the best sentences known, ended or not. What a step saw (attention, gates) is kept as it came,
+with the parents of the sentences; the sentences that are given back trace their own path through
+it at the end, so nothing is copied on the way.
 
-Notation: B photos, K beams, V vocabulary, L regions, T words so far.
+Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, M
+sentences given back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -19,13 +29,16 @@ import torch
 from torch import Tensor
 
 from captioner.config import SearchOptions
+from captioner.decoding.rules import Rules, WordNumbers
+from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
 
 
 class Advance(NamedTuple):
     """What a stepper gives for one word."""
 
     log_probs: Tensor
-    """(B, K, V) log-probabilities of the next word, float32; -inf where a word is forbidden."""
+    """(B, K, V) log-probabilities of the next word, float32; -inf where a word is forbidden. The
+    search may write into it."""
     alphas: Tensor
     """(B, K, L) attention while the word is chosen."""
     gates: Tensor
@@ -73,147 +86,171 @@ class Hypothesis:
     """False: cut at max_length before the end token came."""
 
 
-class _Beams(NamedTuple):
-    """The sentences so far."""
+class _Past(NamedTuple):
+    """What one step saw, as it came."""
 
-    scores: Tensor  # (B, K) summed log-probabilities
-    lengths: Tensor  # (B, K) tokens that were scored, the end token included
-    ended: Tensor  # (B, K)
-    tokens: Tensor  # (B, K, T)
-    log_probs: Tensor  # (B, K, T)
-    alphas: Tensor  # (B, K, T, L)
-    gates: Tensor  # (B, K, T)
+    rows: Tensor  # (N,) where each photo stood in the batch; meaningless for one that had left
+    parents: Tensor  # (B, K)
+    log_probs: Tensor  # (B, K) of the words that were chosen
+    alphas: Tensor  # (B, parents, L)
+    gates: Tensor  # (B, parents)
 
-    def select(self, rows: Tensor) -> _Beams:
-        return _Beams(*(part[rows] for part in self))
 
-    def follow(self, parents: Tensor) -> _Beams:
-        """Beam k becomes a copy of beam parents[b, k]."""
-        photos = torch.arange(len(parents), device=parents.device).unsqueeze(1)
-        return _Beams(*(part[photos, parents] for part in self))
+class _Found(NamedTuple):
+    """The sentences of the photos that finished at one step."""
+
+    photos: Tensor  # (B,)
+    beams: Tensor  # (B, n) best first
+    scores: Tensor  # (B, n)
+    tokens: Tensor  # (B, n, T)
 
 
 @torch.inference_mode()
-def beam_search(stepper: Stepper, options: SearchOptions) -> list[list[Hypothesis]]:
-    """Look for the most probable sentences of every photo.
+def search(
+    stepper: Stepper,
+    options: SearchOptions,
+    words: WordNumbers = WordNumbers(),  # noqa: B008 - a tuple, never changed
+    keys: Sequence[int] | None = None,
+) -> list[list[Hypothesis]]:
+    """Find the sentences of every photo.
 
     Args:
         stepper: A fresh stepper.
-        options: Beam size, number of captions, length limit, ranking.
+        options: What is looked for, and how.
+        words: The words that the options name, from ``number_words``.
+        keys: A number for each photo, from which its random draws are made; None: its place.
 
     Returns:
         For each photo its best ``options.num_captions`` sentences, best first; fewer only where
-        the vocabulary allows no more.
+        there are no more different ones.
     """
-    results: list[list[Hypothesis]] = [[] for _ in range(stepper.batch_size)]
-    photos = torch.arange(stepper.batch_size)  # which photo each row of the batch is
-    beams = _start(stepper.batch_size, stepper.device)
-    last = torch.full((stepper.batch_size, 1), stepper.start_token, device=stepper.device)
+    count, device = stepper.batch_size, stepper.device
+    if not count:
+        return []
+    rules = Rules(options, words, stepper.end_token, device)
+    keys = range(count) if keys is None else keys
+    strategy = build_strategy(options, words, keys, stepper.end_token, device)
+    photos = torch.arange(count, device=device)  # which photo each row of the batch is
+    beams = _start(count, device)
+    last = torch.full((count, 1), stepper.start_token, device=device)
+    past: list[_Past] = []
+    found: list[_Found] = []
     for t in range(options.max_length):
         advance = stepper.advance(last)
-        beams, parents = _grow(beams, advance, stepper.end_token, options.beam_size)
+        rules.forbid(advance.log_probs, beams.tokens)
+        log_probs = _freeze(advance.log_probs, beams.ended, stepper.end_token)
+        choice = strategy.choose(beams.scores.unsqueeze(2) + log_probs, beams, photos)
+        past.append(_remember(photos, count, log_probs, choice, advance))
+        beams = _grow(beams, choice, stepper.end_token)
         if t == options.max_length - 1:
-            done = torch.ones(len(photos), dtype=torch.bool)
-        else:
-            done = _finished(beams, options).cpu()  # the step's one synchronization
-        for photo, row in zip(
-            photos[done].tolist(), done.nonzero().flatten().tolist(), strict=True
-        ):
-            results[photo] = _read(beams, row, stepper.end_token, options)
-        if done.all():
+            found.append(_collect(strategy, beams, photos))
             break
-        stepper.reorder(parents)
+        done = strategy.finished(beams).cpu()  # the step's one synchronization
+        stepper.reorder(choice.parents)
         if done.any():
-            going = (~done).nonzero().flatten()
-            photos = photos[going]
-            going = going.to(stepper.device)
-            beams = beams.select(going)
+            ready, going = (part.nonzero().flatten().to(device) for part in (done, ~done))
+            found.append(_collect(strategy, _select(beams, ready), photos[ready]))
+            if done.all():
+                break
+            photos, beams = photos[going], _select(beams, going)
             stepper.keep(going)
         last = beams.tokens[:, :, -1]
-    return results
+    results: list[list[Hypothesis]] = [[] for _ in range(count)]
+    for photo, hypothesis in _trace(past, found, stepper.end_token):
+        results[photo].append(hypothesis)
+    # Draws may agree; the answers of a search may not, though groups of a beam can meet.
+    if options.temperature == 0:
+        results = [_distinct(hypotheses) for hypotheses in results]
+    return [hypotheses[: options.num_captions] for hypotheses in results]
 
 
-def _start(batch: int, device: torch.device) -> _Beams:
+def _start(batch: int, device: torch.device) -> Beams:
     """One empty sentence a photo."""
     zeros = torch.zeros(batch, 1, device=device)
-    nothing = zeros.new_zeros(batch, 1, 0)
-    return _Beams(
-        zeros, zeros, zeros.bool(), nothing.long(), nothing, nothing.unsqueeze(-1), nothing
-    )
+    return Beams(zeros, zeros, zeros.bool(), zeros.long().new_zeros(batch, 1, 0))
 
 
-def _grow(beams: _Beams, advance: Advance, end_token: int, beam_size: int) -> tuple[_Beams, Tensor]:
-    """Give every sentence every next word and keep the best.
-
-    Returns:
-        The new beams, and the beam that each of them continues, (B, K).
-    """
-    vocabulary = advance.log_probs.shape[-1]
-    # A sentence that has ended goes on in one way only: as it is, at no cost.
-    frozen = advance.log_probs.new_full((vocabulary,), -torch.inf)
+def _freeze(log_probs: Tensor, ended: Tensor, end_token: int) -> Tensor:
+    """A sentence that has ended goes on in one way only, as it is, at no cost: (B, K, V)."""
+    frozen = log_probs.new_full(log_probs.shape[2:], -torch.inf)
     frozen[end_token] = 0.0
-    log_probs = torch.where(beams.ended.unsqueeze(-1), frozen, advance.log_probs)  # (B, K, V)
-    total = (beams.scores.unsqueeze(-1) + log_probs).flatten(1)  # (B, K V)
-    scores, index = total.topk(min(beam_size, total.shape[1]), dim=1)
-    parents, words = index // vocabulary, index % vocabulary
-    old = beams.follow(parents)
-    rows = torch.arange(len(parents), device=parents.device).unsqueeze(1)
+    return torch.where(ended.unsqueeze(2), frozen, log_probs)
 
-    def append(past: Tensor, new: Tensor) -> Tensor:
-        return torch.cat([past.expand(*past.shape[:3], *new.shape[2:]), new.unsqueeze(2)], dim=2)
 
-    grown = _Beams(
-        scores=scores,
-        lengths=old.lengths + ~old.ended,
-        ended=old.ended | (words == end_token),
-        tokens=append(old.tokens, words),
-        log_probs=append(old.log_probs, log_probs.flatten(1).gather(1, index)),
-        alphas=append(old.alphas, advance.alphas[rows, parents]),
-        gates=append(old.gates, advance.gates[rows, parents]),
+def _take(part: Tensor, index: Tensor) -> Tensor:
+    """``part[b, index[b, k]]`` for every b and k: (B, K, ...) and (B, n) to (B, n, ...)."""
+    rows = torch.arange(len(index), device=index.device).unsqueeze(1)
+    return part[rows, index]
+
+
+def _grow(beams: Beams, choice: Choice, end_token: int) -> Beams:
+    """Every sentence with its next word."""
+    ended = _take(beams.ended, choice.parents)
+    tokens = _take(beams.tokens, choice.parents)
+    return Beams(
+        scores=choice.scores,
+        lengths=_take(beams.lengths, choice.parents) + ~ended,
+        ended=ended | (choice.words == end_token),
+        tokens=torch.cat([tokens, choice.words.unsqueeze(2)], dim=2),
     )
-    return grown, parents
 
 
-def _rank(scores: Tensor, lengths: Tensor | int, penalty: float) -> Tensor:
-    """Score by which sentences are compared: log-probability / length ** penalty."""
-    return scores / lengths**penalty
+def _select(beams: Beams, rows: Tensor) -> Beams:
+    """Some of the photos."""
+    return Beams(*(part[rows] for part in beams))
 
 
-def _finished(beams: _Beams, options: SearchOptions) -> Tensor:
-    """Photos whose best sentences no unended sentence can overtake any more, (B,).
-
-    Log-probabilities only fall, so a sentence is worth at most what its score so far would be
-    worth at the greatest length.
-    """
-    ranks = _rank(beams.scores, beams.lengths, options.length_penalty)
-    ranks = ranks.masked_fill(~beams.ended, -torch.inf)
-    hope = _rank(beams.scores, options.max_length, options.length_penalty)
-    hope = hope.masked_fill(beams.ended, -torch.inf).amax(dim=1)
-    if ranks.shape[1] < options.num_captions:
-        return beams.ended.all(dim=1)
-    worst_given = ranks.topk(options.num_captions, dim=1).values[:, -1]
-    return (worst_given >= hope) | beams.ended.all(dim=1)
+def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Found:
+    """What is given back of photos that are finished."""
+    best = strategy.best(beams)
+    scores = beams.scores.masked_fill(strategy.ranks(beams) == -torch.inf, -torch.inf)
+    return _Found(photos, best, scores.gather(1, best), _take(beams.tokens, best))
 
 
-def _read(beams: _Beams, row: int, end_token: int, options: SearchOptions) -> list[Hypothesis]:
-    """The best sentences of one photo, best first."""
-    ranks = _rank(beams.scores[row], beams.lengths[row], options.length_penalty)
-    order = ranks.argsort(descending=True, stable=True).tolist()
-    found = []
-    for k in order[: options.num_captions]:
-        score = float(beams.scores[row, k])
+def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Every sentence once, where it first stands."""
+    first: dict[tuple[int, ...], Hypothesis] = {}
+    for hypothesis in hypotheses:
+        first.setdefault(tuple(hypothesis.tokens), hypothesis)
+    return list(first.values())
+
+
+def _remember(
+    photos: Tensor, count: int, log_probs: Tensor, choice: Choice, advance: Advance
+) -> _Past:
+    rows = photos.new_zeros(count)
+    rows[photos] = torch.arange(len(photos), device=photos.device)
+    chosen = _take(log_probs, choice.parents).gather(2, choice.words.unsqueeze(2)).squeeze(2)
+    return _Past(rows, choice.parents, chosen, advance.alphas, advance.gates)
+
+
+def _trace(
+    past: list[_Past], found: list[_Found], end_token: int
+) -> Iterator[tuple[int, Hypothesis]]:
+    """The sentences that were found, with what was seen on their way; best first in each photo."""
+    photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in found])  # (M,)
+    beams = torch.cat([f.beams.flatten() for f in found])
+    lengths = [f.tokens.shape[2] for f in found for _ in range(f.beams.numel())]
+    steps = torch.tensor(lengths, device=photos.device)
+    seen = []
+    for t in reversed(range(len(past))):
+        rows, step = past[t].rows[photos], past[t]
+        there = t < steps  # the others had left: their beam waits for its own last step
+        beam = torch.where(there, beams, 0)
+        parents = step.parents[rows, beam]
+        seen.append(
+            (step.log_probs[rows, beam], step.alphas[rows, parents], step.gates[rows, parents])
+        )
+        beams = torch.where(there, parents, beams)
+    parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*seen, strict=True)]  # (M, T, ..)
+    scores = torch.cat([f.scores.flatten() for f in found]).tolist()
+    sentences = [tokens for f in found for tokens in f.tokens.flatten(0, 1).tolist()]
+    for photo, score, tokens, evidence in zip(
+        photos.tolist(), scores, sentences, zip(*parts, strict=True), strict=True
+    ):
         if score == -torch.inf:  # only forbidden words were left
             continue
-        tokens = beams.tokens[row, k].tolist()
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
-        found.append(
-            Hypothesis(
-                tokens=tokens[:length],
-                token_log_probs=beams.log_probs[row, k, :length].cpu(),
-                alphas=beams.alphas[row, k, :length].cpu(),
-                gates=beams.gates[row, k, :length].cpu(),
-                log_prob=score,
-                ended=length < len(tokens),
-            )
-        )
-    return found
+        log_probs, alphas, gates = (part[:length] for part in evidence)
+        ended = length < len(tokens)
+        yield photo, Hypothesis(tokens[:length], log_probs, alphas, gates, score, ended)

@@ -1,6 +1,9 @@
-"""Shows a decoder to the search as a step function."""
+"""Shows a decoder, or several together, to the search as a step function."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +47,8 @@ class DecoderStepper:
         self.state = step.state
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)
-        log_probs[..., [PAD, START, UNKNOWN]] = -torch.inf
+        for token in (PAD, START, UNKNOWN):
+            log_probs[..., token] = -torch.inf
         return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
 
     def reorder(self, parents: Tensor) -> None:
@@ -56,3 +60,59 @@ class DecoderStepper:
         """Go on with these photos only."""
         self.memory = self.memory.select(rows)
         self.state = self.state.map(lambda part: part[rows])
+
+
+class EnsembleStepper:
+    """Several decoders that say one sentence together: their probabilities are averaged.
+
+        p(word) = mean over members of p_m(word)
+
+    Attention and gate are averaged too where the members see the photo through one grid; where
+    they do not, those of the first member are given.
+    """
+
+    start_token = START
+    end_token = END
+
+    def __init__(self, members: Sequence[DecoderStepper], *, one_grid: bool) -> None:
+        """Step all members with the same words.
+
+        Args:
+            members: Fresh, of one vocabulary and the same photos; at least one.
+            one_grid: Region l is the same part of the photo for every member.
+        """
+        self.members = list(members)
+        self.mapped = self.members if one_grid else self.members[:1]
+        self.device = self.members[0].device
+
+    @property
+    def batch_size(self) -> int:
+        """Photos that are still searched."""
+        return self.members[0].batch_size
+
+    def advance(self, tokens: Tensor) -> Advance:
+        """Score the next word of every beam by all members."""
+        told = [member.advance(tokens) for member in self.members]
+        mapped = told[: len(self.mapped)]
+        return Advance(
+            mean_probability([advance.log_probs for advance in told]),
+            torch.stack([advance.alphas for advance in mapped]).mean(dim=0),
+            torch.stack([advance.gates for advance in mapped]).mean(dim=0),
+        )
+
+    def reorder(self, parents: Tensor) -> None:
+        """Beam k of each photo continues beam ``parents[b, k]``."""
+        for member in self.members:
+            member.reorder(parents)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these photos only."""
+        for member in self.members:
+            member.keep(rows)
+
+
+def mean_probability(log_probs: Sequence[Tensor]) -> Tensor:
+    """Logarithm of the mean of probabilities, from their logs, all of one shape."""
+    if len(log_probs) == 1:
+        return log_probs[0]
+    return torch.stack(list(log_probs)).logsumexp(dim=0) - math.log(len(log_probs))

@@ -12,7 +12,7 @@ import torch
 
 from captioner.cli import attend, prepare, train
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
-from captioner.decoding.search import beam_search
+from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.models import attention
 from captioner.models.attention import SCORERS
@@ -99,7 +99,7 @@ def test_the_scorer_that_the_page_adds_works_by_its_word(changes, precision, mon
         losses.objective(TrainingConfig()).backward()
         memory = decoder.eval().memory(features)
         options = SearchOptions(beam_size=2, max_length=4)
-        found = beam_search(DecoderStepper(decoder, memory), options)
+        found = search(DecoderStepper(decoder, memory), options)
 
     assert all(p.grad is not None and p.grad.any() for p in decoder.attention.parameters())
     assert found[0][0].alphas.dtype == torch.float32

@@ -104,7 +104,7 @@ def test_probabilities_are_the_models_own(captioner: Captioner, photos: list[Pat
     for photo in photos:
         caption = captioner.caption(photo)
         numbers = captioner.stored.vocabulary.encode(caption.words)
-        pixels = torch.from_numpy(np.array(captioner.prepare(photo).pixels))[None]
+        pixels = torch.from_numpy(np.array(captioner.prepare(photo).pixels[0]))[None]
         decoder = captioner.model.decoder
         tokens = torch.tensor([[[START, *numbers]]])
         unrolled = decoder(decoder.memory(captioner.model.encode(pixels)), tokens)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from captioner.config import SearchOptions
-from captioner.decoding.search import Advance, Hypothesis, beam_search
+from captioner.decoding.search import Advance, Hypothesis, search
 
 START, END = 99, 0  # the start token need not be a word
 Prefix = tuple[int, ...]
@@ -180,7 +180,7 @@ def test_a_wide_beam_is_brute_force(penalty, num_captions, forbidden) -> None:
         beam_size=3**4, num_captions=num_captions, max_length=4, length_penalty=penalty
     )
 
-    found = beam_search(TableStepper(tables), options)
+    found = search(TableStepper(tables), options)
 
     for table, hypotheses in zip(tables, found, strict=True):
         assert_same(hypotheses, brute_force(table, options))
@@ -190,7 +190,7 @@ def test_a_wide_beam_gives_every_sentence_once_and_no_more() -> None:
     table = random_table(5, 2)
     options = SearchOptions(beam_size=50, num_captions=50, max_length=4)
 
-    (found,) = beam_search(TableStepper([table]), options)
+    (found,) = search(TableStepper([table]), options)
 
     assert len(found) == 5  # ended after 0 to 3 words, or cut after 4
     assert_same(found, brute_force(table, options))
@@ -219,7 +219,7 @@ def test_narrow_beams_are_the_slow_search(
         length_penalty=penalty,
     )
 
-    found = beam_search(TableStepper(tables), options)
+    found = search(TableStepper(tables), options)
 
     assert len(found) == photos
     for table, hypotheses in zip(tables, found, strict=True):
@@ -235,7 +235,7 @@ def test_narrow_beams_are_the_slow_search(
 def test_a_beam_of_one_takes_the_likeliest_word_every_time() -> None:
     tables = [random_table(seed, 5) for seed in range(6)]
 
-    found = beam_search(TableStepper(tables), SearchOptions(beam_size=1, max_length=7))
+    found = search(TableStepper(tables), SearchOptions(beam_size=1, max_length=7))
 
     for table, (hypothesis,) in zip(tables, found, strict=True):
         words: Prefix = ()
@@ -251,11 +251,11 @@ def test_a_batch_is_its_photos_one_by_one(penalty) -> None:
     options = SearchOptions(beam_size=3, num_captions=2, max_length=8, length_penalty=penalty)
     stepper = TableStepper(tables)
 
-    together = beam_search(stepper, options)
+    together = search(stepper, options)
 
     assert stepper.kept  # some photo finished before the others
     for table, hypotheses in zip(tables, together, strict=True):
-        (alone,) = beam_search(TableStepper([table]), options)
+        (alone,) = search(TableStepper([table]), options)
         assert len(alone) == len(hypotheses) == 2
         for one, other in zip(alone, hypotheses, strict=True):
             assert one.tokens == other.tokens
@@ -280,7 +280,7 @@ def test_finished_photos_leave_the_batch_and_keep_their_place_in_the_answer() ->
     tables = [ending_after(n) for n in (3, 0, 9, 1, 3)]
     stepper = TableStepper(tables)
 
-    found = beam_search(stepper, SearchOptions(beam_size=2, max_length=6))
+    found = search(stepper, SearchOptions(beam_size=2, max_length=6))
 
     assert [len(hypotheses[0].tokens) for hypotheses in found] == [3, 0, 6, 1, 3]
     assert [hypotheses[0].ended for hypotheses in found] == [True, True, False, True, True]
@@ -290,7 +290,7 @@ def test_finished_photos_leave_the_batch_and_keep_their_place_in_the_answer() ->
 def test_the_search_stops_when_every_photo_is_finished() -> None:
     stepper = TableStepper([ending_after(1), ending_after(1)])
 
-    beam_search(stepper, SearchOptions(beam_size=2, max_length=1000))
+    search(stepper, SearchOptions(beam_size=2, max_length=1000))
 
     assert len(stepper.prefixes[0][0]) == 1
 
@@ -303,7 +303,7 @@ def test_sentences_that_cannot_end_are_cut(beam_size) -> None:
         )
 
     options = SearchOptions(beam_size=beam_size, num_captions=beam_size, max_length=5)
-    (found,) = beam_search(TableStepper([table]), options)
+    (found,) = search(TableStepper([table]), options)
 
     assert len(found) == beam_size
     assert found[0].tokens == [1] * 5
@@ -315,7 +315,7 @@ def test_one_word_at_most() -> None:
     table = random_table(3, 4)
     options = SearchOptions(beam_size=9, num_captions=9, max_length=1)
 
-    (found,) = beam_search(TableStepper([table]), options)
+    (found,) = search(TableStepper([table]), options)
 
     assert_same(found, brute_force(table, options))
     assert sorted(len(hypothesis.tokens) for hypothesis in found) == [0, 1, 1, 1]
@@ -326,7 +326,7 @@ def test_ties_give_different_sentences() -> None:
         return np.full(4, np.log(0.25), dtype=np.float32)
 
     options = SearchOptions(beam_size=5, num_captions=5, max_length=3)
-    (found,) = beam_search(TableStepper([table]), options)
+    (found,) = search(TableStepper([table]), options)
 
     assert len({(tuple(h.tokens), h.ended) for h in found}) == 5
     assert found[0].tokens == []  # the only sentence of one decision
@@ -339,7 +339,7 @@ def test_forbidden_words_are_never_said_even_to_fill_a_wide_beam() -> None:
         return np.array([np.log(0.5), -np.inf, np.log(0.5), -np.inf], dtype=np.float32)
 
     options = SearchOptions(beam_size=10, num_captions=10, max_length=3)
-    (found,) = beam_search(TableStepper([table]), options)
+    (found,) = search(TableStepper([table]), options)
 
     assert len(found) == 4
     assert {word for hypothesis in found for word in hypothesis.tokens} == {2}
@@ -350,7 +350,7 @@ def test_a_photo_with_nothing_to_say_gives_nothing_and_spares_the_others() -> No
     def silent(prefix: Prefix) -> np.ndarray:
         return np.full(3, -np.inf, dtype=np.float32)
 
-    found = beam_search(
+    found = search(
         TableStepper([silent, ending_after(2, vocabulary=3)]), SearchOptions(beam_size=2)
     )
 
@@ -367,7 +367,7 @@ def test_a_length_penalty_prefers_the_longer_sentence() -> None:
     said = {}
     for penalty in (0.0, 0.5, 1.0):
         options = SearchOptions(beam_size=4, max_length=3, length_penalty=penalty)
-        ((found,),) = beam_search(TableStepper([table]), options)
+        ((found,),) = search(TableStepper([table]), options)
         said[penalty] = found.tokens
 
     assert said == {0.0: [], 0.5: [1, 1], 1.0: [1, 1]}
@@ -381,7 +381,7 @@ def test_a_length_penalty_waits_for_a_sentence_that_overtakes_late() -> None:
         return np.log(np.array([end, 1 - end], dtype=np.float32))
 
     options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
-    ((found,),) = beam_search(TableStepper([table]), options)
+    ((found,),) = search(TableStepper([table]), options)
 
     assert found.tokens == [1, 1, 1, 1]
     assert found.ended
@@ -394,4 +394,4 @@ def test_no_photos_give_no_captions() -> None:
         def advance(self, tokens: Tensor) -> Advance:
             return Advance(torch.zeros(0, 1, 4), torch.zeros(0, 1, 2), torch.zeros(0, 1))
 
-    assert beam_search(Empty([]), options) == []
+    assert search(Empty([]), options) == []

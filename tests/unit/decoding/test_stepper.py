@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from captioner.config import DecoderConfig, SearchOptions
-from captioner.decoding.search import beam_search
+from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
@@ -38,7 +38,7 @@ def stepper_for(decoder: Decoder, features: torch.Tensor) -> DecoderStepper:
 
 def test_what_is_said_is_what_teacher_forcing_gives(decoder, features) -> None:
     ended = 0
-    for photo, hypotheses in enumerate(beam_search(stepper_for(decoder, features), OPTIONS)):
+    for photo, hypotheses in enumerate(search(stepper_for(decoder, features), OPTIONS)):
         assert len(hypotheses) == 3
         for found in hypotheses:
             words = [*found.tokens, END] if found.ended else found.tokens
@@ -62,7 +62,7 @@ def test_the_unknown_word_padding_and_the_start_are_never_said(decoder, features
 
     said = {
         token
-        for hypotheses in beam_search(stepper_for(decoder, features), options)
+        for hypotheses in search(stepper_for(decoder, features), options)
         for found in hypotheses
         for token in found.tokens
     }
@@ -90,7 +90,7 @@ def test_photos_are_never_copied_for_their_beams(decoder, features) -> None:
     scorer.key.register_forward_hook(lambda _, args, out: projections.append(out.shape))
 
     stepper = stepper_for(decoder, features)
-    beam_search(stepper, OPTIONS)
+    search(stepper, OPTIONS)
 
     assert projections == [(B, L, 7)]  # projected once, for all steps and beams
     assert keys[0] == B
@@ -99,10 +99,10 @@ def test_photos_are_never_copied_for_their_beams(decoder, features) -> None:
 
 
 def test_a_batch_is_its_photos_one_by_one(decoder, features) -> None:
-    together = beam_search(stepper_for(decoder, features), OPTIONS)
+    together = search(stepper_for(decoder, features), OPTIONS)
 
     for photo in range(B):
-        (alone,) = beam_search(stepper_for(decoder, features[photo : photo + 1]), OPTIONS)
+        (alone,) = search(stepper_for(decoder, features[photo : photo + 1]), OPTIONS)
         for one, other in zip(alone, together[photo], strict=True):
             assert one.tokens == other.tokens
             torch.testing.assert_close(one.alphas, other.alphas)

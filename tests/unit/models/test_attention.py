@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
-from captioner.decoding.search import beam_search
+from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.errors import ConfigError
 from captioner.models.attention import (
@@ -648,7 +648,7 @@ def test_a_new_scorer_is_a_subclass_and_one_line(
     losses = caption_losses(decoder.train(), decoder.memory(features), tokens)
     losses.objective(TrainingConfig()).backward()
     stepper = DecoderStepper(decoder.eval(), decoder.memory(features))
-    found = beam_search(stepper, SearchOptions(beam_size=2, max_length=4))
+    found = search(stepper, SearchOptions(beam_size=2, max_length=4))
 
     assert decoder.attention.scorer.place.weight.grad.any()
     assert [len(hypotheses) for hypotheses in found] == [1] * B

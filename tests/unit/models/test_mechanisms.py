@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.search import Hypothesis, beam_search
+from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.errors import ConfigError
 from captioner.model_folder import StoredModel, load_model, save_model
@@ -199,8 +199,8 @@ def gradients(decoder: Decoder, memory: Memory) -> dict[str, Tensor]:
 # --- Search --------------------------------------------------------------------------------------
 
 
-def search(decoder: Decoder, features: Tensor, mask: Tensor | None) -> list[list[Hypothesis]]:
-    return beam_search(DecoderStepper(decoder, decoder.memory(features, mask)), OPTIONS)
+def search_photos(decoder: Decoder, features: Tensor, mask: Tensor | None) -> list[list[Hypothesis]]:
+    return search(DecoderStepper(decoder, decoder.memory(features, mask)), OPTIONS)
 
 
 def log_probs_of(decoder: Decoder, unrolled: Unrolled) -> Tensor:
@@ -214,7 +214,7 @@ def test_what_is_said_is_what_teacher_forcing_gives(
 ) -> None:
     decoder = build(config).eval()
 
-    for photo, hypotheses in enumerate(search(decoder, features, MASK)):
+    for photo, hypotheses in enumerate(search_photos(decoder, features, MASK)):
         assert len(hypotheses) == 2
         memory = decoder.memory(features[photo : photo + 1], MASK[photo : photo + 1])
         for found in hypotheses:
@@ -236,10 +236,10 @@ def test_a_batch_is_searched_as_its_photos_one_by_one(
 ) -> None:
     decoder = build(config).eval()
 
-    together = search(decoder, features, MASK)
+    together = search_photos(decoder, features, MASK)
 
     for photo, mask in enumerate(MASK):
-        (alone,) = search(decoder, features[photo, mask].unsqueeze(0), None)
+        (alone,) = search_photos(decoder, features[photo, mask].unsqueeze(0), None)
         for one, other in zip(alone, together[photo], strict=True):
             assert one.tokens == other.tokens
             torch.testing.assert_close(one.alphas, other.alphas[:, mask])
@@ -261,7 +261,7 @@ def test_what_the_photo_asks_itself_is_asked_once_a_photo(
     memory = decoder.memory(features)
     assert asked == questions
     caption_losses(decoder, memory, CAPTIONS)
-    beam_search(DecoderStepper(decoder, memory), OPTIONS)
+    search(DecoderStepper(decoder, memory), OPTIONS)
 
     assert asked == questions
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
-from captioner.decoding.search import beam_search
+from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.models.text import TextEncoder, TextModel
 from captioner.vocabulary import END, PAD, START
@@ -91,10 +91,10 @@ def test_a_batch_is_its_texts_one_by_one(attention) -> None:
     options = SearchOptions(beam_size=3, max_length=5)
 
     with torch.inference_mode():
-        together = beam_search(DecoderStepper(new.decoder, new.memory(SOURCE)), options)
+        together = search(DecoderStepper(new.decoder, new.memory(SOURCE)), options)
         for row, length in enumerate((6, 3, 1)):
             memory = new.memory(SOURCE[row : row + 1, :length])
-            (alone,) = beam_search(DecoderStepper(new.decoder, memory), options)
+            (alone,) = search(DecoderStepper(new.decoder, memory), options)
             assert alone[0].tokens == together[row][0].tokens
             assert alone[0].log_prob == pytest.approx(together[row][0].log_prob, rel=1e-4)
             torch.testing.assert_close(alone[0].alphas, together[row][0].alphas[:, :length])
@@ -135,7 +135,7 @@ def test_attention_learns_to_turn_a_text_round() -> None:
         optimizer.zero_grad()
     new.eval()
 
-    found = beam_search(
+    found = search(
         DecoderStepper(new.decoder, new.memory(kept_back)), SearchOptions(beam_size=1, max_length=5)
     )
 
