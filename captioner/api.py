@@ -144,8 +144,20 @@ class Captioner:
                 f"{unknown[0]!r} is no search option; give {', '.join(sorted(known))}"
             )
         own = self.stored.search
-        if changes.get("temperature"):  # the model's own beam is no wish of the user's
-            own = dataclasses.replace(own, beam_size=1, num_captions=1, beam_groups=1)
+        drawn = own.temperature > 0
+        draws = changes.get("temperature", own.temperature) > 0
+        if "temperature" not in changes and changes.get("beam_size", 1) > 1:
+            draws = False
+        if draws != drawn:  # what the model has for the other way is no wish of the user's
+            own = SearchOptions(
+                beam_size=1 if draws else SearchOptions.beam_size,
+                min_length=own.min_length,
+                max_length=own.max_length,
+                length_penalty=own.length_penalty,
+                block_ngrams=own.block_ngrams,
+                banned_words=own.banned_words,
+                guard_endings=own.guard_endings,
+            )
         return dataclasses.replace(own, **changes)
 
     def caption(self, photo: Photo, **search: Any) -> Caption:
@@ -252,7 +264,8 @@ class Captioner:
             found = search(stepper, options, words, keys)
         if not all(found):
             raise ConfigError(
-                "the search options leave no sentence to say; lower min-length, or ban fewer words"
+                "the search options leave no sentence to say; lower min-length or block-ngrams, "
+                "force or ban fewer words"
             )
         return [
             [self._caption(hypothesis, photo.region) for hypothesis in hypotheses]
@@ -328,6 +341,8 @@ def _working_copy(model: CaptionModel, device: torch.device, precision: Precisio
         for module in copied.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(torch.bfloat16)
+    with autocast(precision, device):
+        copied.decoder.tabulate_words()
     return copied
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
+
+import yaml
 
 from captioner.errors import ConfigError
 
@@ -189,20 +191,22 @@ class SearchOptions:
         self._check_contradictions()
 
     def _check_ranges(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            _require(
+                option.type != "int" or type(value) is int,
+                f"{option.name.replace('_', '-')} is {value!r}; give a whole number",
+            )
         _require(self.beam_size >= 1, f"beam-size is {self.beam_size}; give 1 (greedy) or more")
         _require(self.max_length >= 1, f"max-length is {self.max_length}; give 1 or more words")
         _require(self.num_captions >= 1, f"num-captions is {self.num_captions}; give 1 or more")
         _require(self.beam_groups >= 1, f"beam-groups is {self.beam_groups}; give 1 or more")
         _require(0 < self.top_p <= 1, f"top-p is {self.top_p}; give more than 0, 1 at most")
-        for name in (
-            "min_length",
-            "length_penalty",
-            "temperature",
-            "top_k",
-            "seed",
-            "diversity",
-            "block_ngrams",
-        ):
+        _require(
+            0 <= self.length_penalty <= 10,
+            f"length-penalty is {self.length_penalty}; give 0 to 10",
+        )
+        for name in ("min_length", "temperature", "top_k", "seed", "diversity", "block_ngrams"):
             value = getattr(self, name)
             _require(0 <= value < math.inf, f"{name.replace('_', '-')} is {value}; give 0 or more")
 
@@ -252,8 +256,12 @@ class SearchOptions:
         _require(not both, f"{', '.join(both)} is forced and banned; give it once")
 
 
-def _words(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Words as a list, or as a person types them: with commas or blanks between."""
+def _words(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Words as a list, or as a person types them: with commas or blanks between, or in brackets."""
+    if given is None:
+        return ()
+    if isinstance(given, str) and given.startswith("["):
+        given = [str(word) for word in yaml.safe_load(given)]
     words = given.replace(",", " ").split() if isinstance(given, str) else given
     return tuple(dict.fromkeys(words))
 

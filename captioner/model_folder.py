@@ -1,5 +1,8 @@
 """A model on disk: ``config.json`` and ``model.safetensors``, and nothing else is needed.
 
+``document_frequencies.json.gz`` may lie beside them: in how many training photos' captions a phrase
+occurs, so that CIDEr-D can be told for a few captions too.
+
 The folder holds the architecture, the preprocessing, the vocabulary, where it was trained and how
 it scored. Nothing is pickled, no second download follows, and the folder is written whole or not
 at all. Weights are stored as float16: half the size; training keeps its own float32 state.
@@ -21,6 +24,7 @@ from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ModelError
 from captioner.files import atomic_folder, complete_folder
+from captioner.frequencies import FREQUENCIES
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
@@ -42,6 +46,9 @@ class StoredModel:
     """How this model is best searched, unless the user says otherwise."""
     info: dict[str, Any] = field(default_factory=dict)
     """Where it was trained and how it scored: free text and numbers for people."""
+    frequencies: bytes | None = None
+    """The file of its training captions' document frequencies, as it is; see
+    ``captioner.frequencies``. None: they were not counted."""
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:
@@ -104,7 +111,10 @@ def load_model(folder: str | Path) -> StoredModel:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{path / CONFIG} is not a captioner model's: {reason}") from error
     _load_weights(model, path / WEIGHTS)
-    return StoredModel(model.eval(), decoder, vocabulary, search, config.get("info", {}))
+    counted = path / FREQUENCIES
+    frequencies = counted.read_bytes() if counted.is_file() else None
+    info = config.get("info", {})
+    return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

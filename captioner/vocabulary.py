@@ -17,13 +17,13 @@ them, not even a caption that holds the text ``<end>``."""
 
 SPECIAL_NAMES = ("<pad>", "<start>", "<end>", "<unk>")
 
-BAD_ENDINGS = frozenset(
-    """a an the this these those its his her their my your our 's
-    of in on at to for with from by into onto upon near beside between among against towards toward
-    and or but while as than that which who whose where when because before after during
-    is are am was were be been being has have
-    very two three four five several many some other another""".split()
-)
+_ASKING = """
+a an the this these those its his their my your our 's very two three four five several many some
+of in on at to for with from by into onto upon near beside between among against towards toward
+and or but while as than that which who whose where when because before after during
+is are am was were be been being has have
+"""
+BAD_ENDINGS = frozenset(_ASKING.split())
 """Words that ask for another one: a sentence that ends with one was cut short."""
 
 

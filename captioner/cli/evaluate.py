@@ -1,13 +1,15 @@
-"""``captioner evaluate``: captions against references."""
+"""``captioner evaluate``: captions against references, attention against masks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from captioner.cli.main import OK
+import jsonargparse
+
+from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
     Parser,
     add_model_options,
@@ -15,22 +17,58 @@ from captioner.cli.options import (
     new_parser,
     refuse_overwrite,
     search_changes,
+    warn,
 )
 from captioner.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from captioner.caption import Caption
+    from captioner.config import SearchOptions
+    from captioner.evaluation.masks import Instances
+    from captioner.evaluation.report import Judge, Report
+    from captioner.frequencies import DocumentFrequencies
 
 
 def parser() -> Parser:
     """Options of ``evaluate``."""
     new = new_parser(
         "evaluate",
-        "Score captions against references: BLEU-1 to 4, ROUGE-L, CIDEr. Either a model captions "
-        "the photos now, or a COCO results file of any system is read.",
-        "--annotations CAPTIONS.json (--images FOLDER [--model DIR] | --results RESULTS.json) "
-        "[-o REPORT.json]",
+        "Score captions against references (BLEU, ROUGE-L, CIDEr; METEOR and SPICE where Java is "
+        "found), with 95% intervals, and attention against COCO's instance masks. Either a model "
+        "captions the photos now, or a COCO results file of any system is read.",
+        "--annotations CAPTIONS.json (--images FOLDER [--model DIR] [--instances INSTANCES.json] | "
+        "--results RESULTS.json) [--compare OTHER.json] [-o REPORT.json]",
     )
-    new.add_argument("--annotations", required=True, help="COCO captions file with the references")
+    new.add_argument("--annotations", help="COCO captions file with the references")
     new.add_argument("--images", help="folder of the photos: the model captions them")
     new.add_argument("--results", help="COCO results file: [{image_id, caption}, ...]")
+    new.add_argument(
+        "--instances",
+        help="COCO instances file: measure whether attention lies on the objects that words name; "
+        "with --images, and without --annotations too",
+    )
+    new.add_argument(
+        "--compare",
+        help="results or report of another system: say whether the difference is significant",
+    )
+    new.add_argument(
+        "--frequencies",
+        help="frozen document frequencies for CIDEr_D: a file of captioner prepare frequencies, a "
+        "COCO captions file, or a model folder (default with --images: the model's own)",
+    )
+    new.add_argument(
+        "--train_annotations",
+        action="append",
+        default=[],
+        help="COCO captions file that the system learned from: tells which captions are new",
+    )
+    for metric, need in (("METEOR", "Java"), ("SPICE", "Java and CoreNLP, which it downloads")):
+        new.add_argument(
+            f"--{metric.lower()}",
+            action=jsonargparse.ActionYesNo,
+            default=None,
+            help=f"score {metric} too; needs {need} (default: where all of it is found)",
+        )
     new.add_argument("-o", "--output", help="write the report as JSON, with every image's scores")
     new.add_argument("--force", action="store_true", help="replace the report")
     add_search_options(new)
@@ -41,88 +79,236 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Score and report."""
     options = parser().parse(argv)
-    if (options.images is None) == (options.results is None):
-        raise ConfigError("give either --images (a model captions them) or --results (a file)")
-    target = Path(options.output) if options.output else None
-    if target is not None:
-        refuse_overwrite(target, options.force)
+    target = _check(options)
 
-    from captioner.data.coco import read_captions
-    from captioner.evaluation.metrics import SIGNATURE, score
+    from captioner.evaluation.report import as_json, as_text, read_captions_of
     from captioner.files import atomic_write
 
+    judged = _read(options)  # what cannot be read is told before the photos are captioned
+    report: Report
+    captions: dict[int, str]
     if options.results is not None:
-        _, references = read_captions([options.annotations])
-        captions = _read_results(Path(options.results))
-        unknown = sorted(captions.keys() - references.keys())
-        if unknown:
-            raise DataError(
-                f"{options.results}: image {unknown[0]} (and {len(unknown) - 1} more) is not in "
-                f"{options.annotations}; give the annotations that the results belong to"
-            )
-        about: dict[str, Any] = {"results": options.results}
+        report = {"results": options.results}
+        captions = read_captions_of(options.results)
     else:
-        references, captions, about = _caption(options)
-    scores = score(captions, references)
-    about |= {"annotations": options.annotations, "images": len(captions)}
-    missing = sum(1 for i, texts in references.items() if texts and i not in captions)
-    if missing:
-        about["images_without_caption"] = missing
-    for name, value in about.items():
-        print(f"{name:<22} {value}")
-    for name, value in scores.corpus.items():
-        print(f"{name:<22} {100 * value:.2f}")
+        report, captions, own = _caption(options)
+        if judged is not None and judged.judge.frequencies is None:
+            judged = judged._replace(judge=dataclasses.replace(judged.judge, frequencies=own))
+    failed = _score(report, captions, judged, options) if judged is not None else False
+    print(as_text(report))
     if target is not None:
-        report = {
-            "metrics": scores.corpus,
-            "signature": SIGNATURE,
-            **about,
-            "per_image": [
-                {"image_id": i, "caption": captions[i], **scores.images[i]}
-                for i in sorted(captions)
-            ],
-        }
-        atomic_write(target, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    return OK
+        atomic_write(target, as_json(report))
+    return FAILED if failed else OK
 
 
-def _caption(options: Any) -> tuple[dict[int, list[str]], dict[int, str], dict[str, Any]]:
-    """Caption the annotated photos with a model."""
-    import dataclasses
+def _check(options: Any) -> Path | None:
+    """Refuse what cannot work before anything is computed; where the report goes."""
+    if (options.images is None) == (options.results is None):
+        raise ConfigError("give either --images (a model captions them) or --results (a file)")
+    if options.results is not None and options.instances is not None:
+        raise ConfigError(
+            "--instances measures the attention of a model, and a results file holds none; give "
+            "--images in place of --results"
+        )
+    if options.annotations is None and options.instances is None:
+        raise ConfigError("give --annotations (to score captions) or --instances (attention)")
+    for name in ("results", "compare", "frequencies", "train_annotations"):
+        if options[name] and options.annotations is None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is about captions; give --annotations with it"
+            )
+    if options.results is not None and search_changes(options):
+        name = next(iter(search_changes(options))).replace("_", "-")
+        raise ConfigError(f"--results holds the captions, so nothing is searched; omit --{name}")
+    if options.results is not None and options.model:
+        raise ConfigError("give either --model (it captions the photos) or --results, not both")
+    if options.output is None:
+        return None
+    target = Path(options.output)
+    refuse_overwrite(target, options.force)
+    return target
 
+
+class _Judged(NamedTuple):
+    """What captions are held against."""
+
+    judge: Judge
+    others: dict[int, str] | None
+    """Captions of the system to compare with."""
+    known: list[str] | None
+    """Training captions."""
+    failed: bool
+    """A metric that was asked for cannot be had."""
+
+
+def _read(options: Any) -> _Judged | None:
+    """Read all that the captions will be held against; None: they are not scored."""
+    if options.annotations is None:
+        return None
+    from captioner.data.coco import read_captions
+    from captioner.evaluation.report import Judge, read_captions_of
+
+    _, references = read_captions([options.annotations])
+    others = known = None
+    if options.compare is not None:
+        others = _within(read_captions_of(options.compare), references, options.compare, options)
+    if options.train_annotations:
+        _, training = read_captions(options.train_annotations)
+        known = [text for texts in training.values() for text in texts]
+    java, failed = _java_metrics(options)
+    judge = Judge(references, _frequencies(options.frequencies), java, bool(options.spice))
+    return _Judged(judge, others, known, failed)
+
+
+def _within(
+    captions: dict[int, str], references: Mapping[int, Sequence[str]], source: str, options: Any
+) -> dict[int, str]:
+    """The captions whose photos have references.
+
+    Raises:
+        DataError: A photo is not in the annotations at all.
+    """
+    unknown = captions.keys() - references.keys()
+    if unknown:
+        raise DataError(
+            f"{source}: image {min(unknown)} (and {len(unknown) - 1} more) is not in "
+            f"{options.annotations}; give the annotations that the results belong to"
+        )
+    return {image_id: text for image_id, text in captions.items() if references[image_id]}
+
+
+def _java_metrics(options: Any) -> tuple[list[str], bool]:
+    """Which of METEOR and SPICE to score, and whether one that was asked for cannot be."""
+    from captioner.evaluation.java import JAVA_METRICS, unavailable
+
+    wanted, failed = [], False
+    for metric in JAVA_METRICS:
+        asked = options[metric.lower()]
+        if asked is False:
+            continue
+        reason = unavailable(metric, download=bool(asked))
+        if reason is None:
+            wanted.append(metric)
+        else:
+            failed |= bool(asked)
+            warn(f"{metric} is left out: {reason} (--no-{metric.lower()} silences this)")
+    return wanted, failed
+
+
+def _frequencies(given: str | None) -> DocumentFrequencies | None:
+    """Frozen document frequencies from where the user says."""
+    from captioner.data.coco import read_captions
+    from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+
+    if given is None:
+        return None
+    path = Path(given)
+    if path.is_dir():
+        if not (path / FREQUENCIES).is_file():
+            raise ConfigError(
+                f"{path} has no {FREQUENCIES}; give a captions file, or make it by: captioner "
+                f"prepare frequencies CAPTIONS.json -o {path}"
+            )
+        path /= FREQUENCIES
+    if path.suffix == ".json":
+        _, references = read_captions([path])
+        return DocumentFrequencies.from_references(references)
+    return DocumentFrequencies.load(path)
+
+
+# --- captions ------------------------------------------------------------------------------------
+
+
+def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies | None]:
+    """Caption the photos of the annotations and of the instances with a model.
+
+    Returns:
+        What to report of it, the captions, and the model's own document frequencies.
+    """
     from tqdm import tqdm
 
     from captioner.api import load
-    from captioner.data.coco import read_dataset
+    from captioner.data.coco import locate_photos, read_dataset
+    from captioner.frequencies import DocumentFrequencies
 
-    images = read_dataset([options.annotations], [options.images])
+    paths: dict[int, Path] = {}
+    instances = None
+    if options.instances is not None:
+        from captioner.evaluation.masks import read_instances
+
+        instances = read_instances(options.instances)
+        paths |= locate_photos(instances.names, [options.images], Path(options.instances).name)
+    if options.annotations is not None:
+        dataset = read_dataset([options.annotations], [options.images])
+        paths |= {image.image_id: image.path for image in dataset}
     model = load(*options.model, device=options.device, precision=options.precision)
     search = model.options(**search_changes(options))
-    captions = {}
-    results = model.stream((i.path for i in images), search, batch_size=options.batch_size)
-    bar = tqdm(results, total=len(images), unit="photo", disable=None, dynamic_ncols=True)
-    for image, result in zip(images, bar, strict=True):
+    said: dict[int, Caption] = {}
+    results = model.stream(paths.values(), search, batch_size=options.batch_size)
+    bar = tqdm(results, total=len(paths), unit="photo", disable=None, dynamic_ncols=True)
+    for image_id, result in zip(paths, bar, strict=True):
         if result.error is not None:
             raise result.error
-        captions[image.image_id] = result.captions[0].text
-    about = {
+        said[image_id] = result.captions[0]
+    report: Report = {
         "model": options.model or "the model that ships",
-        "search": ", ".join(f"{k} {v}" for k, v in dataclasses.asdict(search).items()),
+        "search": ", ".join(f"{k} {v}" for k, v in _telling(search).items()),
     }
-    return {image.image_id: list(image.captions) for image in images}, captions, about
+    if instances is not None:
+        report |= {"instances": options.instances, "attention": _attention(said, instances)}
+    own = model.stored.frequencies
+    frequencies = DocumentFrequencies.from_bytes(own) if own is not None else None
+    return report, {image_id: caption.text for image_id, caption in said.items()}, frequencies
 
 
-def _read_results(path: Path) -> dict[int, str]:
-    """A COCO results file."""
+def _telling(search: SearchOptions) -> dict[str, Any]:
+    """Search options that say something: the sizes, and what is not as it is by default."""
+    always = ("beam_size", "max_length", "length_penalty")
+    return {
+        field.name: getattr(search, field.name)
+        for field in dataclasses.fields(search)
+        if field.name in always or getattr(search, field.name) != field.default
+    }
+
+
+def _attention(said: dict[int, Caption], instances: Instances) -> dict[str, Any]:
+    """Measure attention on the photos of the instances."""
+    from captioner.evaluation.grounding import measure
+
+    measured = measure({i: c for i, c in said.items() if i in instances.sizes}, instances)
+    return measured.summary() | {
+        "per_name": [dataclasses.asdict(one) for one in measured.occurrences]
+    }
+
+
+# --- scores --------------------------------------------------------------------------------------
+
+
+def _score(report: Report, captions: dict[int, str], judged: _Judged, options: Any) -> bool:
+    """Add scores, statistics and comparison to the report; whether a metric failed."""
+    from captioner.evaluation.report import build, difference, per_image
+
+    judge, failed = judged.judge, judged.failed
+    references = judge.references
+    if options.results is not None:
+        captions = _within(captions, references, options.results, options)
+    captions = {i: text for i, text in captions.items() if references.get(i)}
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        captions = {int(entry["image_id"]): str(entry["caption"]) for entry in entries}
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give a COCO results file") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            f"{path} is not a COCO results file ({error}); give a list of image_id and caption"
-        ) from error
-    if len(captions) != len(entries):
-        raise DataError(f"{path} holds more than one caption of an image; give one an image")
-    return captions
+        found, scores = build(captions, judge, judged.known)
+    except DataError as error:
+        if not judge.java:
+            raise
+        warn(f"{error}; the other metrics follow")
+        failed, judge = True, dataclasses.replace(judge, java=())
+        found, scores = build(captions, judge, judged.known)
+    report |= {"annotations": options.annotations, **found}
+    missing = sum(1 for i, texts in references.items() if texts and i not in captions)
+    if missing:
+        report["images_without_caption"] = missing
+    if judged.others is not None:
+        report["compare"] = {
+            "with": options.compare,
+            **difference(captions, judged.others, judge),
+        }
+    report["per_image"] = per_image(captions, scores)
+    return failed

@@ -1,19 +1,44 @@
-"""``captioner prepare dataset``: other layouts into COCO's."""
+"""``captioner prepare``: other layouts into COCO's; document frequencies of captions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from captioner.cli.main import OK
-from captioner.cli.options import Parser, new_parser
+from captioner.cli.options import Parser, new_parser, refuse_overwrite
+from captioner.data.coco import read_captions
 from captioner.data.dataset_writer import split_randomly, write_coco
 from captioner.data.importers import IMPORTERS, UNSPLIT, detect_layout
 from captioner.errors import ConfigError, DataError
+from captioner.frequencies import FREQUENCIES, DocumentFrequencies
 
 
-def parser() -> Parser:
-    """Options of ``prepare dataset``."""
+def parser(what: str = "dataset") -> Parser:
+    """Options of ``prepare dataset`` or ``prepare frequencies``."""
+    return KINDS[what][0]()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prepare what the first argument names."""
+    if argv and argv[0] in ("-h", "--help"):
+        for name, (_, _, text) in KINDS.items():
+            print(f"captioner prepare {name:<12} {text}; see --help")
+        return OK
+    if not argv or argv[0] not in KINDS:
+        given = repr(argv[0]) if argv else "nothing"
+        raise ConfigError(
+            f"captioner prepare was given {given}; give: captioner prepare {' or '.join(KINDS)}"
+        )
+    make_parser, run, _ = KINDS[argv[0]]
+    return run(make_parser().parse(argv[1:]))
+
+
+# --- dataset -------------------------------------------------------------------------------------
+
+
+def _dataset_parser() -> Parser:
     new = new_parser(
         "prepare dataset",
         "Turn captions in another layout into COCO captions files, one a split: "
@@ -45,17 +70,8 @@ def parser() -> Parser:
     return new
 
 
-def main(argv: Sequence[str]) -> int:
+def _dataset(options: Any) -> int:
     """Read, split where needed, write."""
-    if not argv or argv[0] != "dataset":
-        if argv and argv[0] in ("-h", "--help"):
-            print(
-                "captioner prepare dataset  turn captions in another layout into COCO's; see --help"
-            )
-            return OK
-        given = repr(argv[0]) if argv else "nothing"
-        raise ConfigError(f"captioner prepare was given {given}; give: captioner prepare dataset")
-    options = parser().parse(argv[1:])
     source = Path(options.source)
     if not source.exists():
         raise DataError(f"{source} does not exist; give the file or folder with the captions")
@@ -69,3 +85,40 @@ def main(argv: Sequence[str]) -> int:
     summary = write_coco(splits, Path(options.output), images=images, force=options.force)
     print(summary)
     return OK
+
+
+# --- frequencies ---------------------------------------------------------------------------------
+
+
+def _frequencies_parser() -> Parser:
+    new = new_parser(
+        "prepare frequencies",
+        "Count in how many photos' captions each phrase of one to four words occurs, so that "
+        "CIDEr-D means the same for one photo as for many (captioner evaluate --frequencies).",
+        "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER",
+    )
+    new.add_argument("annotations", nargs="+", help="COCO captions file(s), the training ones")
+    new.add_argument(
+        "-o", "--output", required=True, help="file to write, or the model folder to keep it in"
+    )
+    new.add_argument("--force", action="store_true", help="replace the file")
+    return new
+
+
+def _frequencies(options: Any) -> int:
+    """Count and write."""
+    target = Path(options.output)
+    target = target / FREQUENCIES if target.is_dir() else target
+    refuse_overwrite(target, options.force)
+
+    _, references = read_captions(options.annotations)
+    counted = DocumentFrequencies.from_references(references)
+    counted.save(target)
+    print(f"{target}: {len(counted.counts)} phrases of {counted.documents} photos")
+    return OK
+
+
+KINDS: dict[str, tuple[Callable[[], Parser], Callable[[Any], int], str]] = {
+    "dataset": (_dataset_parser, _dataset, "turn captions in another layout into COCO's"),
+    "frequencies": (_frequencies_parser, _frequencies, "count phrases once, for CIDEr-D"),
+}

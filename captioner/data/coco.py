@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,31 +83,54 @@ def read_dataset(
     if not annotations:
         raise DataError("no annotations were given; name one COCO captions JSON file or more")
     names, captions = read_captions(annotations)
-    folders = [_listing(Path(folder)) for folder in images]
-    found, missing = [], []
-    for image_id in sorted(names):
-        if not captions[image_id] or (ids is not None and image_id not in ids):
-            continue
-        name = names[image_id]
-        path = next(
-            (folder / name for folder, files in folders if _holds(folder, files, name)), None
-        )
-        if path is None:
-            missing.append(name)
-        else:
-            found.append(CaptionedImage(image_id, path, tuple(captions[image_id])))
-    where = ", ".join(str(folder) for folder in images) or "no folder"
-    if missing:
-        raise DataError(
-            f"{len(missing)} of {len(missing) + len(found)} photos of {_names(annotations)} are "
-            f"not in {where} (first: {missing[0]}); name the folder(s) that hold them"
-        )
-    if not found:
+    wanted = {
+        image_id: names[image_id]
+        for image_id in sorted(names)
+        if captions[image_id] and (ids is None or image_id in ids)
+    }
+    paths = locate_photos(wanted, images, _names(annotations))
+    if not paths:
         raise DataError(
             f"{_names(annotations)} holds no captioned photo"
             f"{' of this split' if ids is not None else ''}; give a COCO captions file"
         )
-    return found
+    return [
+        CaptionedImage(image_id, path, tuple(captions[image_id]))
+        for image_id, path in paths.items()
+    ]
+
+
+def locate_photos(
+    names: Mapping[int, str], images: Sequence[str | Path], source: str
+) -> dict[int, Path]:
+    """Find photos on disk.
+
+    Args:
+        names: File name by image id.
+        images: Folders that hold the photos, searched in order.
+        source: The file that names them, for the error.
+
+    Returns:
+        Path by image id, in the order given.
+
+    Raises:
+        DataError: A folder is missing, or photos are missing from the folders.
+    """
+    folders = [_listing(Path(folder)) for folder in images]
+    found = {
+        image_id: next(
+            (folder / name for folder, files in folders if _holds(folder, files, name)), None
+        )
+        for image_id, name in names.items()
+    }
+    missing = [names[image_id] for image_id, path in found.items() if path is None]
+    if missing:
+        where = ", ".join(str(folder) for folder in images) or "no folder"
+        raise DataError(
+            f"{len(missing)} of {len(found)} photos of {source} are not in {where} "
+            f"(first: {missing[0]}); name the folder(s) that hold them"
+        )
+    return {image_id: path for image_id, path in found.items() if path is not None}
 
 
 def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
@@ -122,7 +145,7 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
     Raises:
         DataError: The file is missing or is not Karpathy's.
     """
-    data = _read_json(Path(path))
+    data = read_json(Path(path))
     splits: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
     try:
         for image in data["images"]:
@@ -136,7 +159,12 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
     return splits
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        DataError: It is missing, cannot be read, or holds something else.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -163,7 +191,7 @@ def _load(path: Path):  # type: ignore[no-untyped-def]  # pycocotools has no typ
     """A pycocotools index of one file, checked, without its prints."""
     from pycocotools.coco import COCO
 
-    data = _read_json(path)
+    data = read_json(path)
     for part, kinds in _FIELDS.items():
         entries = data.get(part)
         if not isinstance(entries, list) or not entries:

@@ -33,7 +33,8 @@ def number_words(options: SearchOptions, vocabulary: Vocabulary) -> WordNumbers:
     A banned word that the vocabulary does not hold is never said anyway.
 
     Raises:
-        ConfigError: A forced word is not in the vocabulary, or what was given is no single word.
+        ConfigError: A forced word is banned or not in the vocabulary, or what was given is no
+            single word.
     """
     banned = [_one_word(given, "banned-words") for given in options.banned_words]
     forced = [_one_word(given, "forced-words") for given in options.forced_words]
@@ -43,6 +44,9 @@ def number_words(options: SearchOptions, vocabulary: Vocabulary) -> WordNumbers:
             f"forced-words holds {', '.join(unknown)}, which the model does not know; give words "
             "from its vocabulary"
         )
+    both = sorted(set(forced) & set(banned))
+    if both:
+        raise ConfigError(f"{', '.join(both)} is forced and banned; give it once")
     endings = BAD_ENDINGS if options.guard_endings else ()
     return WordNumbers(
         tuple(vocabulary.encode(dict.fromkeys(forced))),

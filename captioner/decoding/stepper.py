@@ -42,8 +42,8 @@ class DecoderStepper:
 
     def advance(self, tokens: Tensor) -> Advance:
         """Score the next word of every beam; never the unknown word, padding or a second start."""
-        embedded = self.decoder.embed(tokens)  # (B, K, E)
-        step = self.decoder.step(self.decoder.word_gates(embedded), self.state, self.memory)
+        embedded, word_gates = self.decoder.take_words(tokens)  # (B, K, E), (B, K, 4N)
+        step = self.decoder.step(word_gates, self.state, self.memory)
         self.state = step.state
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)

@@ -87,7 +87,9 @@ class Strategy:
             return ended.all(dim=-1)
         ranks = _rank(scores, lengths, penalty).masked_fill(~ended, -torch.inf)
         worst_given = ranks.topk(wanted, dim=-1).values[..., -1]
-        settled: Tensor = worst_given >= hope.amax(dim=-1)
+        best_hope = hope.amax(dim=-1)
+        # Not so at equal ranks: a sentence that goes on must not pass for one that has ended.
+        settled: Tensor = (worst_given > best_hope) | (best_hope == -torch.inf)
         return settled
 
 
@@ -134,11 +136,12 @@ class DiverseBeams(Strategy):
         return Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True)))
 
     def finished(self, beams: Beams) -> Tensor:
-        """Photos of which every group has settled its share, (B,)."""
+        """Photos of which every group is settled, (B,)."""
         groups = self.options.beam_groups
         parts = [part.view(len(part), groups, -1) for part in beams[:3]]
-        share = -(-self.options.num_captions // groups)
-        return self._settled(parts[0], parts[1], parts[2], share).all(dim=1)
+        # Groups may have found the same sentences, so each must have as many as are asked for.
+        wanted = min(self.options.num_captions, self.options.beam_size // groups)
+        return self._settled(parts[0], parts[1], parts[2], wanted).all(dim=1)
 
     def best(self, beams: Beams) -> Tensor:
         """The best of every group, then the second of every group, ..., (B, K)."""

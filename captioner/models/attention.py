@@ -231,13 +231,17 @@ SCORERS: dict[str, type[Scorer]] = {
 
 
 def _tanh_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """v^T tanh(key_i + query): (B, R, A), (B, L, A) and (1, A) to (B, R, L)."""
-    mixed = keys.unsqueeze(1) + widen(query).unsqueeze(2)  # (B, R, L, A)
-    mixed = mixed.tanh_()  # in place: nothing needs the sum, and this is the largest tensor
+    """v^T tanh(key_i + query): (B, R, A), (B, L, A) and (1, A) to (B, R, L).
+
+    By tanh(x) = 2 sigmoid(2x) - 1: on a CPU torch's sigmoid takes a third of its tanh's time.
+    """
+    weights = widen(energy).flatten()  # (A,)
+    mixed = torch.add(2 * widen(query).unsqueeze(2), keys.unsqueeze(1), alpha=2)  # (B, R, L, A)
+    mixed = mixed.sigmoid_()  # in place: nothing needs the sum, and this is the largest tensor
     # Autocast would copy that tensor to bf16 first; mv reads it once, as it is.
     with torch.autocast(mixed.device.type, enabled=False):
-        scores = torch.mv(mixed.flatten(0, 2), widen(energy).flatten())
-    return scores.view(mixed.shape[:3])
+        scores = torch.mv(mixed.flatten(0, 2), 2 * weights)
+    return scores.view(mixed.shape[:3]) - weights.sum()
 
 
 def _products(query: Tensor, keys: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from captioner.config import TrainConfig
 from captioner.data.batches import Batch, CaptionDataset, EpochSampler, training_loader
 from captioner.errors import CheckpointError
 from captioner.evaluation.metrics import Scores
+from captioner.frequencies import DocumentFrequencies
 from captioner.hardware import pick_precision
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
@@ -252,7 +254,14 @@ class Trainer:
         if better:
             stored = self._kept()
             stored.info = {"training": row | {"train_photos": len(self.setup.train)}}
+            stored.frequencies = self._frequencies
             save_model(self.folder.best, stored)
+
+    @cached_property
+    def _frequencies(self) -> bytes:
+        """The training captions' document frequencies; they are kept with the model."""
+        captions = {number: one.image.captions for number, one in enumerate(self.setup.train)}
+        return DocumentFrequencies.from_references(captions).to_bytes()
 
     def _save(self) -> None:
         if self.accelerator.is_main_process:

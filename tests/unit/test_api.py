@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,23 +26,37 @@ from captioner.models.encoder import Encoder
 from captioner.vocabulary import END, START, Vocabulary
 
 WORDS = ("a", "dog", "cat", "runs", "sleeps", "on", "grass", "red")
+OWN_SEARCH = SearchOptions(beam_size=3, max_length=6)
 
 
 def build(resize: str = "crop") -> Captioner:
-    torch.manual_seed(80)
+    return Captioner(stored(resize), device="cpu", precision="fp32")
+
+
+def together(*models: StoredModel) -> Captioner:
+    return Captioner(*models, device="cpu", precision="fp32")
+
+
+def stored(
+    resize: str = "crop",
+    *,
+    size: int = 48,
+    seed: int = 80,
+    order: str = "RGB",
+    words: tuple[str, ...] = WORDS,
+    search: SearchOptions = OWN_SEARCH,
+) -> StoredModel:
+    torch.manual_seed(seed)
     decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8, dropout=0.5)
-    preprocessing = Preprocessing(48, resize)  # type: ignore[arg-type]
-    model = CaptionModel(Encoder("timm/test_resnet"), decoder, preprocessing, len(WORDS) + 4)
+    preprocessing = Preprocessing(size, resize, channel_order=order)  # type: ignore[arg-type]
+    model = CaptionModel(Encoder("timm/test_resnet"), decoder, preprocessing, len(words) + 4)
     with torch.no_grad():  # a decided model: photos differ in their captions and their attention
         for module in (model.decoder.attention.scorer.energy, model.decoder.init_hidden):
             module.weight *= 8
         model.decoder.context_output.weight *= 4
         model.decoder.context_gates.weight *= 12
         model.decoder.word_output.weight *= 3
-    stored = StoredModel(
-        model, decoder, Vocabulary(WORDS), SearchOptions(beam_size=3, max_length=6)
-    )
-    return Captioner(stored, device="cpu", precision="fp32")
+    return StoredModel(model, decoder, Vocabulary(words), search)
 
 
 @pytest.fixture(scope="module")
@@ -345,3 +360,307 @@ def test_dropout_is_off_and_nothing_is_learned(captioner: Captioner, photos: lis
     assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
     assert not captioner.model.training
     assert all(p.grad is None for p in captioner.model.parameters())
+
+
+# --- Every way of searching ---
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"beam_size": 1},
+    "beam": {"num_captions": 3, "length_penalty": 0.7},
+    "groups": {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
+    "forced": {"forced_words": "red cat", "num_captions": 2},
+    "draws": {"temperature": 0.8, "num_captions": 4, "seed": 3},
+    "careful draws": {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "num_captions": 3},
+    "rules": {"min_length": 2, "block_ngrams": 2, "guard_endings": True, "banned_words": "dog"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_photos_are_captioned_alone_as_among_others(
+    captioner: Captioner, photos: list[Path], way: dict[str, Any]
+):
+    options = captioner.options(**way)
+    results = list(captioner.stream(photos, options, batch_size=4))
+    for photo, result in zip(photos, results, strict=True):
+        alone = captioner.captions(photo, **way)
+        assert 0 < len(alone) <= options.num_captions
+        for one, two in zip(alone, result.captions, strict=True):
+            assert_same(one, two)
+        assert_same(captioner.caption(photo, **way), alone[0])
+        assert all(len(caption.words) <= 6 for caption in alone)
+
+
+def test_what_is_forced_is_said_and_what_is_banned_is_not(captioner: Captioner, photos: list[Path]):
+    for photo in photos:
+        found = captioner.captions(
+            photo, forced_words=["Red", "cat."], banned_words="DOG, zeppelin", num_captions=3
+        )
+        assert len(found) == 3
+        for caption in found:
+            assert {"red", "cat"} <= set(caption.words)
+            assert "dog" not in caption.words
+
+
+def test_no_caption_ends_badly_where_endings_are_guarded(captioner: Captioner, photos: list[Path]):
+    wide = {"beam_size": 30, "num_captions": 30}
+    unguarded, guarded = (
+        {c.words[-1] for photo in photos for c in captioner.captions(photo, **more) if c.words}
+        for more in (wide, {**wide, "guard_endings": True})
+    )
+    assert unguarded & {"a", "on"}
+    assert not guarded & {"a", "on"}
+
+
+def test_a_forced_word_that_the_model_does_not_know_is_told_in_one_line(
+    captioner: Captioner, photos: list[Path]
+):
+    with pytest.raises(ConfigError, match="forced-words holds zeppelin") as caught:
+        captioner.caption(photos[0], forced_words=["zeppelin", "dog"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["forced_words", "banned_words"])
+def test_two_words_in_one_are_refused(captioner: Captioner, photos: list[Path], name: str):
+    with pytest.raises(ConfigError, match=r"'red dog', which is 2 words \(red dog\)"):
+        captioner.caption(photos[0], **{name: ["red dog"]})
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"banned_words": WORDS, "min_length": 1},
+        {"banned_words": WORDS, "min_length": 1, "temperature": 1.0, "num_captions": 3},
+        {"banned_words": WORDS, "min_length": 1, "beam_size": 4, "beam_groups": 2},
+        {"block_ngrams": 1, "min_length": 9, "max_length": 12, "beam_size": 2},
+    ],
+    ids=str,
+)
+def test_options_that_leave_no_sentence_are_told(
+    captioner: Captioner, photos: list[Path], impossible: dict[str, Any]
+):
+    with pytest.raises(ConfigError, match="leave no sentence to say") as caught:
+        captioner.captions(photos[0], **impossible)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_word_cannot_be_forced_and_banned_in_other_letters(
+    captioner: Captioner, photos: list[Path]
+):
+    with pytest.raises(ConfigError, match="dog is forced and banned; give it once"):
+        captioner.captions(photos[0], banned_words="dog", forced_words="Dog")
+
+
+def test_what_the_model_has_for_the_other_way_is_left_out(stored_model: StoredModel):
+    stored_model.search = SearchOptions(
+        beam_size=1, temperature=0.8, top_k=5, num_captions=4, max_length=7, banned_words=("hat",)
+    )
+    draws = Captioner(stored_model, device="cpu", precision="fp32")
+
+    assert draws.options().top_k == 5
+    assert draws.options(seed=3).num_captions == 4
+    searched = draws.options(beam_size=3)
+    assert (searched.temperature, searched.top_k, searched.num_captions) == (0, 0, 1)
+    assert (searched.max_length, searched.banned_words) == (7, ("hat",))
+    assert draws.options(temperature=0).beam_size == SearchOptions.beam_size
+    stored_model.search = SearchOptions(beam_size=4, beam_groups=2, max_length=7)
+    drawn = Captioner(stored_model, device="cpu", precision="fp32").options(temperature=1.0)
+    assert (drawn.beam_size, drawn.beam_groups, drawn.max_length) == (1, 1, 7)
+
+
+def test_draws_are_the_same_again_and_differ_between_photos_and_seeds(
+    captioner: Captioner, photos: list[Path], tmp_path: Path
+):
+    def drawn(photo: Photo, seed: int = 0) -> list[tuple[str, ...]]:
+        found = captioner.captions(photo, temperature=1.5, num_captions=6, seed=seed)
+        return [caption.words for caption in found]
+
+    assert drawn(photos[0]) == drawn(photos[0])
+    assert len({str(drawn(photo, seed)) for photo in photos[:3] for seed in range(3)}) == 9
+    copy = tmp_path / "a copy.png"
+    copy.write_bytes(photos[0].read_bytes())
+    assert drawn(copy) == drawn(photos[0])  # the pixels count, not the name or the place
+    with Image.open(photos[0]) as picture:
+        assert drawn(picture) == drawn(photos[0])
+
+
+def test_one_photo_twice_in_a_batch_is_captioned_twice_the_same(
+    captioner: Captioner, photos: list[Path]
+):
+    options = captioner.options(temperature=1.0, num_captions=3)
+    prepared = [captioner.prepare(photos[n]) for n in (0, 1, 0)]
+    one, other, two = captioner.caption_batch(prepared, options)
+    assert [c.words for c in one] == [c.words for c in two]
+    assert [c.words for c in one] != [c.words for c in other]
+
+
+def test_draws_that_agree_are_all_given(captioner: Captioner, photos: list[Path]):
+    found = captioner.captions(photos[0], temperature=1e-3, num_captions=5)
+    assert len(found) == 5
+    assert len({caption.words for caption in found}) == 1
+    assert_same(found[0], captioner.caption(photos[0], beam_size=1))
+
+
+def test_a_temperature_drops_the_models_own_beam(photos: list[Path]):
+    own = SearchOptions(
+        beam_size=6, beam_groups=3, num_captions=2, max_length=6, block_ngrams=2, min_length=1
+    )
+    captioner = together(stored(search=own))
+    assert captioner.options() == own
+    assert captioner.options(temperature=0.5) == SearchOptions(
+        beam_size=1, temperature=0.5, max_length=6, block_ngrams=2, min_length=1
+    )
+    assert captioner.options(temperature=0.5, num_captions=9).num_captions == 9
+    assert captioner.options(temperature=0) == captioner.options(temperature=0.0) == own
+    assert len(captioner.captions(photos[0], temperature=0.5)) == 1
+
+
+def test_a_beam_that_the_user_gives_with_a_temperature_is_refused(captioner: Captioner):
+    with pytest.raises(ConfigError, match=r"temperature 0\.5 .* beam-size 2"):
+        captioner.options(temperature=0.5, beam_size=2)
+    assert captioner.options(temperature=0.5, beam_size=1).beam_size == 1
+
+
+def test_the_models_own_words_are_kept_in_its_folder(photos: list[Path], tmp_path: Path):
+    own = SearchOptions(
+        beam_size=2, max_length=6, forced_words=("cat",), banned_words=("dog",), guard_endings=True
+    )
+    together(stored(search=own)).save(tmp_path / "model")
+    loaded = load(tmp_path / "model", device="cpu", precision="fp32")
+    assert loaded.stored.search == loaded.options() == own
+    assert isinstance(loaded.stored.search.forced_words, tuple)
+    for photo in photos[:3]:
+        words = loaded.caption(photo).words
+        assert "cat" in words
+        assert "dog" not in words
+    assert "dog" not in loaded.options(banned_words=()).banned_words
+
+
+# --- Several models ---
+
+
+def test_one_model_twice_is_the_model(captioner: Captioner, photos: list[Path]):
+    twice = together(captioner.stored, captioner.stored)
+    for photo in photos[:5]:
+        for way in ({"num_captions": 3}, WAYS["draws"], WAYS["forced"]):
+            found, expected = twice.captions(photo, **way), captioner.captions(photo, **way)
+            for one, two in zip(found, expected, strict=True):
+                assert_same(one, two)
+
+
+@torch.inference_mode()
+def test_probabilities_of_an_ensemble_are_the_mean(photos: list[Path]):
+    models = stored(), stored(seed=81), stored(size=96, seed=82)
+    alone = [together(model) for model in models]
+    ensemble = together(*models)
+    for photo in photos[:4]:
+        caption = ensemble.caption(photo)
+        own = [one.explain(photo, caption.text) for one in alone]
+        mean = np.mean([np.exp(c.log_probs) for c in own], axis=0)
+        np.testing.assert_allclose(np.exp(caption.log_probs), mean, atol=1e-5)
+        assert caption.log_prob >= min(c.log_prob for c in own)
+
+
+def test_models_of_one_grid_give_the_mean_of_their_maps(photos: list[Path]):
+    models = stored(), stored(seed=81)
+    ensemble = together(*models)
+    for photo in photos[:4]:
+        caption = ensemble.caption(photo)
+        own = [together(model).explain(photo, caption.text) for model in models]
+        np.testing.assert_allclose(caption.alphas, (own[0].alphas + own[1].alphas) / 2, atol=1e-5)
+        np.testing.assert_allclose(caption.gates, (own[0].gates + own[1].gates) / 2, atol=1e-5)
+        assert np.abs(own[0].alphas - own[1].alphas).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kinds"),
+    [((64, 96), ("crop", "crop")), ((96, 64), ("crop", "crop")), ((64, 64), ("squash", "crop"))],
+)
+def test_models_that_see_otherwise_give_the_first_ones_maps(
+    photos: list[Path], sizes: tuple[int, int], kinds: tuple[str, str]
+):
+    models = [
+        stored(kind, size=size, seed=seed)
+        for seed, (kind, size) in enumerate(zip(kinds, sizes, strict=True), 80)
+    ]
+    ensemble, first = together(*models), together(models[0])
+    for result in ensemble.stream(photos, batch_size=4):
+        (caption,) = result.captions
+        own = first.explain(result.photo, caption.text)
+        side = sizes[0] // 32
+        assert caption.alphas.shape == (len(caption.words), side, side)
+        np.testing.assert_allclose(caption.alphas, own.alphas, atol=1e-5)
+        np.testing.assert_allclose(caption.gates, own.gates, atol=1e-5)
+        assert caption.region == own.region
+
+
+@pytest.mark.parametrize("second", [{}, {"size": 96}, {"resize": "squash"}, {"order": "BGR"}])
+def test_an_ensembles_own_caption_is_explained_as_it_was_found(
+    photos: list[Path], second: dict[str, Any]
+):
+    ensemble, ended = together(stored(), stored(seed=81, **second)), 0
+    for photo in photos[:4]:
+        for own in ensemble.captions(photo, beam_size=20, num_captions=20):
+            if not own.words:
+                continue
+            given = ensemble.explain(photo, own.text)
+            assert given.words == own.words
+            assert given.region == own.region
+            np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
+            np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
+            np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
+            if len(own.words) < 6:  # one that was cut has no end to compare
+                ended += 1
+                assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
+    assert ended > 0
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_an_ensembles_batch_is_its_photos_one_by_one(photos: list[Path], way: dict[str, Any]):
+    ensemble = together(stored(), stored(size=96, seed=82))
+    options = ensemble.options(**way)
+    batch = ensemble.caption_batch([ensemble.prepare(photo) for photo in photos[:5]], options)
+    for photo, captions in zip(photos, batch, strict=False):
+        for one, two in zip(captions, ensemble.captions(photo, **way), strict=True):
+            assert_same(one, two)
+
+
+def test_the_first_model_gives_the_options(photos: list[Path]):
+    short = SearchOptions(beam_size=1, max_length=2)
+    one, other = stored(search=short), stored(seed=81)
+    assert together(one, other).options() == short
+    assert together(other, one).options() == other.search
+    assert len(together(one, other).caption(photos[0]).words) <= 2
+
+
+@pytest.mark.parametrize(
+    "words", [WORDS[:-1], (*WORDS, "blue"), (*WORDS[:-1], "blue"), WORDS[::-1]], ids=len
+)
+def test_models_of_other_words_do_not_go_together(words: tuple[str, ...]):
+    first, same, other = stored(), stored(seed=81), stored(words=words)
+    with pytest.raises(ConfigError, match="model 3 says other words than model 1") as caught:
+        together(first, same, other)
+    message = str(caught.value)
+    assert f"({len(words) + 4} and {len(WORDS) + 4} in their vocabularies)" in message
+    assert "\n" not in message
+
+
+def test_models_that_see_alike_share_a_photos_pixels(photos: list[Path]):
+    alike = together(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
+    first, second, larger, turned = alike.prepare(photos[0]).pixels
+    assert first is second
+    assert larger.shape == (96, 96, 3)
+    np.testing.assert_array_equal(turned, first[:, :, ::-1])
+    assert alike.prepare(photos[0]).region == build().prepare(photos[0]).region
+
+
+def test_folders_are_loaded_together(photos: list[Path], tmp_path: Path):
+    models = stored(), stored(seed=81)
+    for number, model in enumerate(models):
+        together(model).save(tmp_path / str(number))
+    loaded = load(tmp_path / "0", tmp_path / "1", device="cpu", precision="fp32")
+    assert len(loaded.models) == 2
+    assert loaded.caption(photos[0]).words == together(*models).caption(photos[0]).words
+    loaded.save(tmp_path / "first")
+    assert load(tmp_path / "first", device="cpu").options() == loaded.options()
+    with pytest.raises(ModelError, match="does not exist"):
+        load(tmp_path / "0", tmp_path / "none", device="cpu")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
 from pathlib import Path
 
@@ -43,8 +45,27 @@ BAD = [
     (DecoderConfig, "dropout", [-0.1, 1.0, math.nan], "decoder.dropout", "0 up to below 1"),
     (SearchOptions, "beam_size", [0, -1], "beam-size", "1 (greedy) or more"),
     (SearchOptions, "max_length", [0], "max-length", "1 or more"),
-    (SearchOptions, "num_captions", [0, 6], "num-captions", "1 to beam-size (5)"),
-    (SearchOptions, "length_penalty", [-0.5, math.nan], "length-penalty", "0 or more"),
+    (SearchOptions, "num_captions", [0, -1], "num-captions", "1 or more"),
+    (SearchOptions, "num_captions", [6], "num-captions", "1 to beam-size (5)"),
+    (SearchOptions, "beam_groups", [0, -2], "beam-groups", "1 or more"),
+    (SearchOptions, "beam_groups", [2, 10], "beam-groups", "one that does"),
+    (SearchOptions, "top_p", [0.0, -0.1, 1.01, math.nan], "top-p", "more than 0, 1 at most"),
+    *(
+        (SearchOptions, name, [-1], name.replace("_", "-"), "0 or more")
+        for name in ("min_length", "top_k", "seed", "block_ngrams")
+    ),
+    *(
+        (SearchOptions, name, [-0.5, math.nan, math.inf], name.replace("_", "-"), "0 or more")
+        for name in ("temperature", "diversity")
+    ),
+    (
+        SearchOptions,
+        "length_penalty",
+        [-0.5, 10.5, math.nan, math.inf],
+        "length-penalty",
+        "0 to 10",
+    ),
+    (SearchOptions, "beam_size", [2.0, "3", True], "beam-size", "a whole number"),
     *(
         (TrainingConfig, name, [0, -1], f"training.{name}", "1 or more")
         for name in ("epochs", "batch_size", "save_every")
@@ -91,8 +112,8 @@ def test_a_bad_value_is_named_with_what_is_allowed(kind, field, value, name, all
 )
 def test_every_number_has_a_range_that_is_tested(kind) -> None:
     numbers = {f.name for f in dataclasses.fields(kind) if f.type in ("int", "float")}
-    # seed may be any number
-    assert numbers - {"seed"} <= {field for known, field, *_ in BAD if known is kind}
+    free = {"seed"} if kind is TrainingConfig else set()  # torch takes any number
+    assert numbers - free <= {field for known, field, *_ in BAD if known is kind}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +124,10 @@ def test_every_number_has_a_range_that_is_tested(kind) -> None:
         DecoderConfig(embed_dim=1, hidden_dim=1, attention_dim=1, dropout=0.0),
         DecoderConfig(heads=1, projection_dim=0),
         SearchOptions(beam_size=1, num_captions=1, max_length=1, length_penalty=0.0),
+        SearchOptions(beam_groups=1, diversity=0.0, min_length=0, max_length=1, block_ngrams=0),
+        SearchOptions(beam_size=6, num_captions=6, beam_groups=6, min_length=19),
+        SearchOptions(beam_size=1, temperature=1e-9, top_p=1e-9, top_k=1, seed=0),
+        SearchOptions(max_length=3, forced_words=("a", "dog"), banned_words=()),
         TrainingConfig(epochs=1, batch_size=1, save_every=1, lr=0.0, patience=0, limit_val=0),
         TrainingConfig(attention_penalty=0.0, hard_reward=0.0, hard_entropy=0.0),
     ],
@@ -110,6 +135,165 @@ def test_every_number_has_a_range_that_is_tested(kind) -> None:
 )
 def test_the_edges_of_the_ranges_are_allowed(config) -> None:
     assert dataclasses.replace(config) == config
+
+
+# --- Search options together ---
+
+DRAWS = {"temperature": 0.7, "beam_size": 1}
+# What a person may ask for, each with the least that it needs.
+WISHES: dict[str, dict[str, object]] = {
+    "greedy": {"beam_size": 1},
+    "beam": {"beam_size": 4},
+    "several": {"beam_size": 4, "num_captions": 4},
+    "min_length": {"min_length": 5},
+    "max_length": {"max_length": 9},
+    "length_penalty": {"length_penalty": 0.7},
+    "draws": DRAWS,
+    "several draws": {**DRAWS, "num_captions": 9},
+    "top_k": {**DRAWS, "top_k": 5},
+    "top_p": {**DRAWS, "top_p": 0.9},
+    "seed": {"seed": 3},
+    "groups": {"beam_size": 4, "beam_groups": 2},
+    "diversity": {"beam_size": 4, "beam_groups": 2, "diversity": 2.0},
+    "block_ngrams": {"block_ngrams": 3},
+    "forced": {"forced_words": ("dog", "cat")},
+    "banned": {"banned_words": ("man",)},
+    "guard": {"guard_endings": True},
+}
+# Pairs that ask for two values of one option (a beam and no beam) are no pairs.
+PAIRS = [
+    pair
+    for pair in itertools.combinations(WISHES, 2)
+    if all(
+        WISHES[pair[0]][name] == WISHES[pair[1]][name]
+        for name in WISHES[pair[0]].keys() & WISHES[pair[1]].keys()
+    )
+]
+REFUSED = {
+    frozenset((wish, "forced"))
+    for wish in ("draws", "several draws", "top_k", "top_p", "groups", "diversity")
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_two_wishes_are_refused_only_where_they_contradict(pair) -> None:
+    asked = WISHES[pair[0]] | WISHES[pair[1]]
+
+    if frozenset(pair) in REFUSED:
+        with pytest.raises(ConfigError, match="give one of the two"):
+            SearchOptions(**asked)
+        return
+    found = SearchOptions(**asked)
+
+    assert {name: getattr(found, name) for name in asked} == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"num_captions": 6}, ["num-captions is 6", "beam-size (5)", "temperature"]),
+        ({"beam_size": 2, "num_captions": 3}, ["num-captions is 3", "beam-size (2)"]),
+        ({"temperature": 0.5}, ["temperature 0.5", "beam-size 5", "num-captions"]),
+        ({"temperature": 0.5, "beam_size": 2}, ["temperature 0.5", "beam-size 2"]),
+        (DRAWS | {"forced_words": ["dog"]}, ["temperature", "forced-words", "one of the two"]),
+        ({"top_k": 5}, ["top-k 5", "give a temperature"]),
+        ({"top_p": 0.5}, ["top-p 0.5", "give a temperature"]),
+        ({"beam_size": 4, "beam_groups": 3}, ["beam-groups is 3", "beam-size (4)"]),
+        (DRAWS | {"beam_groups": 2}, ["beam-groups is 2", "beam-size (1)"]),
+        (
+            {"beam_size": 4, "beam_groups": 2, "forced_words": ["dog"]},
+            ["beam-groups", "forced-words", "one of the two"],
+        ),
+        ({"min_length": 20}, ["min-length is 20", "max-length 20"]),
+        ({"min_length": 3, "max_length": 3}, ["min-length is 3", "max-length 3"]),
+        ({"forced_words": "a b c", "max_length": 3}, ["forced-words holds 3", "max-length is 3"]),
+        (
+            {"forced_words": "dog cat man", "banned_words": "man dog"},
+            ["dog, man", "forced and banned"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_contradiction_names_all_that_contradict(asked, told) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SearchOptions(**asked)
+
+    message = str(caught.value)
+    assert [part for part in told if part not in message] == []
+    assert "\n" not in message
+    assert "give" in message
+
+
+@pytest.mark.parametrize("name", ["forced_words", "banned_words"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "dog, cat",
+        "dog,cat",
+        " dog  cat ",
+        "dog,,cat,",
+        ["dog", "cat"],
+        ("dog", "cat"),
+        "dog cat dog",
+    ],
+    ids=repr,
+)
+def test_words_are_a_tuple_however_they_are_given(name, given) -> None:
+    options = SearchOptions(**{name: given})
+
+    assert getattr(options, name) == ("dog", "cat")
+    assert options == SearchOptions(**{name: ("dog", "cat")})
+    assert hash(options) == hash(SearchOptions(**{name: ("dog", "cat")}))
+
+
+@pytest.mark.parametrize("given", ["", " , ", [], ()], ids=repr)
+def test_no_words_are_no_words(given) -> None:
+    assert SearchOptions(forced_words=given, banned_words=given) == SearchOptions()
+
+
+def test_a_word_in_a_list_is_taken_as_it_is() -> None:
+    assert SearchOptions(banned_words=["a dog", "1,000"]).banned_words == ("a dog", "1,000")
+
+
+def test_search_options_come_back_from_json() -> None:
+    options = SearchOptions(
+        beam_size=1,
+        num_captions=7,
+        temperature=0.8,
+        top_k=9,
+        top_p=0.9,
+        seed=4,
+        banned_words=("man", "犬"),
+        guard_endings=True,
+    )
+
+    read = json.loads(json.dumps(dataclasses.asdict(options)))
+
+    assert SearchOptions(**read) == options
+    forced = SearchOptions(forced_words=("dog",), block_ngrams=2, min_length=3)
+    assert SearchOptions(**json.loads(json.dumps(dataclasses.asdict(forced)))) == forced
+
+
+@pytest.mark.parametrize("text", ["[dog, cat]", '["dog", "cat"]'])
+def test_words_in_a_config_file_are_a_list(tmp_path, text) -> None:
+    path = tmp_path / "words.yaml"
+    path.write_text(f"search: {{forced_words: {text}, beam_size: 2}}", encoding="utf-8")
+
+    config, _, _ = train.read([str(path)])
+
+    assert config.search == SearchOptions(beam_size=2, forced_words=("dog", "cat"))
+
+
+def test_a_contradiction_in_a_config_file_is_one_line(tmp_path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("search: {temperature: 0.5, beam_size: 3}", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"temperature 0\.5 .* beam-size 3") as caught:
+        train.read([str(path)])
+    assert "\n" not in str(caught.value)
+
+
+# --- Config files ---
 
 
 def test_no_two_runs_share_a_list() -> None:

@@ -17,7 +17,8 @@ PACKAGE = Path(captioner.__file__).parent
 # From the bottom up. A module may import from its own room and from rooms on lower floors.
 FLOORS = [
     ["errors"],
-    ["config", "vocabulary", "caption", "files", "tokenizer", "hardware"],
+    ["files", "tokenizer"],
+    ["config", "vocabulary", "caption", "hardware", "frequencies"],
     ["data"],
     ["models"],
     ["decoding"],
@@ -80,7 +81,8 @@ def test_arrows_run_down(name) -> None:
             continue
         room = target.split(".")[1]
         if room not in FLOOR:  # a name of the package itself, such as its version
-            assert own == "cli", f"{name} imports {target} through the front door"
+            allowed = own == "cli" or target == "captioner.__version__"
+            assert allowed, f"{name} imports {target} through the front door"
             continue
         assert room == own or FLOOR[room] < FLOOR[own], f"{name} imports {target}"
 

@@ -1,13 +1,8 @@
-"""Beam search against brute force, and narrow beams against a slow search in plain Python.
-
-The tables below give the next word's log-probabilities for a photo and the whole sentence so far,
-so that a beam that lost track of its own past is found out.
-"""
+"""The search itself: beams against brute force and a slow search, batches, ends, ties, waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -15,160 +10,36 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_search import (
+    Sentence,
+    Task,
+    assert_same,
+    best_first,
+    breaks_a_rule,
+    brute_force,
+    holds_the_words,
+    rank,
+    slow_beam_search,
+    tasks,
+)
+from table_stepper import (
+    END,
+    START,
+    Prefix,
+    TableStepper,
+    assert_identical,
+    assert_true_to_its_path,
+    constant_table,
+    ending_after,
+    random_table,
+    written_table,
+)
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner.config import SearchOptions
-from captioner.decoding.search import Advance, Hypothesis, search
-
-START, END = 99, 0  # the start token need not be a word
-Prefix = tuple[int, ...]
-Table = Callable[[Prefix], np.ndarray]
-Sentence = tuple[Prefix, float, bool]
-"""Words without the end token, log-probability with it, whether it ended."""
-
-
-def random_table(seed: int, vocabulary: int, forbidden: float = 0.0) -> Table:
-    """Random log-probabilities; a share of the words, the end too, is forbidden anywhere."""
-
-    @cache
-    def table(prefix: Prefix) -> np.ndarray:
-        rng = np.random.default_rng([seed, len(prefix), *prefix])
-        logits = 2 * rng.normal(size=vocabulary)
-        log_probs = logits - np.log(np.exp(logits).sum())
-        log_probs[rng.random(vocabulary) < forbidden] = -np.inf
-        return log_probs.astype(np.float32)
-
-    return table
-
-
-def code(prefix: Prefix) -> list[float]:
-    """Tells a prefix apart from all others: the attention of the table."""
-    return [len(prefix), sum((word + 1) * 10**place for place, word in enumerate(prefix))]
-
-
-class TableStepper:
-    """A stepper over tables, one a photo; it checks what it is asked as it goes."""
-
-    device = torch.device("cpu")
-    start_token, end_token = START, END
-
-    def __init__(self, tables: list[Table]) -> None:
-        self.tables = list(tables)
-        self.prefixes: list[list[Prefix]] = [[()] for _ in tables]
-        self.kept: list[int] = []
-        self.started = False
-
-    @property
-    def batch_size(self) -> int:
-        return len(self.tables)
-
-    def advance(self, tokens: Tensor) -> Advance:
-        assert tokens.shape == (len(self.tables), len(self.prefixes[0]))
-        if self.started:
-            grown = zip(self.prefixes, tokens.tolist(), strict=True)
-            self.prefixes = [
-                [(*prefix, word) for prefix, word in zip(prefixes, words, strict=True)]
-                for prefixes, words in grown
-            ]
-        else:
-            assert (tokens == START).all()
-            self.started = True
-        told = [
-            [self._tell(table, prefix) for prefix in prefixes]
-            for table, prefixes in zip(self.tables, self.prefixes, strict=True)
-        ]
-        codes = torch.tensor([[code(prefix) for prefix in beams] for beams in self.prefixes])
-        return Advance(torch.from_numpy(np.array(told)), codes, codes[..., 1] / 2)
-
-    def _tell(self, table: Table, prefix: Prefix) -> np.ndarray:
-        if END in prefix:  # nonsense after the end must not matter
-            return np.full_like(table(()), 7.0)
-        return table(prefix)
-
-    def reorder(self, parents: Tensor) -> None:
-        rows = zip(self.prefixes, parents.tolist(), strict=True)
-        self.prefixes = [[prefixes[k] for k in row] for prefixes, row in rows]
-
-    def keep(self, rows: Tensor) -> None:
-        self.kept.append(len(rows))
-        self.tables = [self.tables[row] for row in rows.tolist()]
-        self.prefixes = [self.prefixes[row] for row in rows.tolist()]
-
-
-# --- two slow searches ---------------------------------------------------------------------------
-
-
-def rank(sentence: Sentence, penalty: float) -> float:
-    words, log_prob, ended = sentence
-    return log_prob / (len(words) + ended) ** penalty
-
-
-def all_sentences(table: Table, max_length: int, prefix: Prefix = (), so_far: float = 0.0):
-    """Every sentence there is: those that end, and those cut at the greatest length."""
-    for word, log_prob in enumerate(table(prefix).tolist()):
-        score = so_far + log_prob
-        if score == -np.inf:
-            continue
-        if word == END:
-            yield prefix, score, True
-        elif len(prefix) + 1 == max_length:
-            yield (*prefix, word), score, False
-        else:
-            yield from all_sentences(table, max_length, (*prefix, word), score)
-
-
-def brute_force(table: Table, options: SearchOptions) -> list[Sentence]:
-    found = all_sentences(table, options.max_length)
-    found = sorted(found, key=lambda sentence: -rank(sentence, options.length_penalty))
-    return found[: options.num_captions]
-
-
-def slow_beam_search(table: Table, options: SearchOptions) -> list[Sentence]:
-    """The same rule one sentence at a time: an ended one keeps its place, its score frozen."""
-    beams: list[Sentence] = [((), 0.0, False)]
-    for _ in range(options.max_length):
-        grown: list[Sentence] = []
-        for words, score, ended in beams:
-            if ended:
-                grown.append((words, score, True))
-                continue
-            for word, log_prob in enumerate(table(words).tolist()):
-                if word == END:
-                    grown.append((words, score + log_prob, True))
-                else:
-                    grown.append(((*words, word), score + log_prob, False))
-        grown = [sentence for sentence in grown if sentence[1] > -np.inf]
-        beams = sorted(grown, key=lambda sentence: -sentence[1])[: options.beam_size]
-        ended = sorted((rank(s, options.length_penalty) for s in beams if s[2]), reverse=True)
-        hopes = [s[1] / options.max_length**options.length_penalty for s in beams if not s[2]]
-        enough = len(ended) >= options.num_captions
-        if not hopes or (enough and ended[options.num_captions - 1] >= max(hopes)):
-            break
-    beams.sort(key=lambda sentence: -rank(sentence, options.length_penalty))
-    return beams[: options.num_captions]
-
-
-def assert_same(found: list[Hypothesis], expected: list[Sentence]) -> None:
-    assert [(tuple(h.tokens), h.ended) for h in found] == [(s[0], s[2]) for s in expected]
-    scores = [hypothesis.log_prob for hypothesis in found]
-    assert scores == pytest.approx([s[1] for s in expected], rel=1e-4, abs=1e-4)
-
-
-def assert_true_to_its_path(found: Hypothesis, table: Table) -> None:
-    """Every word's evidence is that of the sentence it stands in."""
-    tokens = tuple(found.tokens)
-    prefixes = [tokens[:t] for t in range(len(tokens))]
-    assert found.token_log_probs.shape == found.gates.shape == (len(tokens),)
-    assert found.alphas.shape == (len(tokens), 2)
-    assert found.alphas.tolist() == [code(prefix) for prefix in prefixes]
-    assert found.gates.tolist() == [code(prefix)[1] / 2 for prefix in prefixes]
-    said = [float(table(p)[w]) for p, w in zip(prefixes, tokens, strict=True)]
-    assert found.token_log_probs.tolist() == pytest.approx(said)
-    end = float(table(tokens)[END]) if found.ended else 0.0
-    assert found.log_prob == pytest.approx(sum(said) + end, rel=1e-4, abs=1e-4)
-
-
-# --- tests ---------------------------------------------------------------------------------------
+from captioner.decoding.rules import WordNumbers
+from captioner.decoding.search import Advance, search
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
@@ -183,7 +54,7 @@ def test_a_wide_beam_is_brute_force(penalty, num_captions, forbidden) -> None:
     found = search(TableStepper(tables), options)
 
     for table, hypotheses in zip(tables, found, strict=True):
-        assert_same(hypotheses, brute_force(table, options))
+        assert_same(hypotheses, brute_force(table, Task(options)))
 
 
 def test_a_wide_beam_gives_every_sentence_once_and_no_more() -> None:
@@ -193,7 +64,7 @@ def test_a_wide_beam_gives_every_sentence_once_and_no_more() -> None:
     (found,) = search(TableStepper([table]), options)
 
     assert len(found) == 5  # ended after 0 to 3 words, or cut after 4
-    assert_same(found, brute_force(table, options))
+    assert_same(found, brute_force(table, Task(options)))
     assert sum(np.exp(h.log_prob) for h in found) == pytest.approx(1.0)
 
 
@@ -223,12 +94,12 @@ def test_narrow_beams_are_the_slow_search(
 
     assert len(found) == photos
     for table, hypotheses in zip(tables, found, strict=True):
-        assert_same(hypotheses, slow_beam_search(table, options))
+        assert_same(hypotheses, slow_beam_search(table, Task(options)))
         for hypothesis in hypotheses:
             assert_true_to_its_path(hypothesis, table)
             assert len(hypothesis.tokens) <= max_length
             assert END not in hypothesis.tokens
-        ranks = [rank((tuple(h.tokens), h.log_prob, h.ended), penalty) for h in hypotheses]
+        ranks = [rank(Sentence(tuple(h.tokens), h.log_prob, h.ended), options) for h in hypotheses]
         assert all(one >= other for one, other in pairwise(ranks))
 
 
@@ -256,24 +127,8 @@ def test_a_batch_is_its_photos_one_by_one(penalty) -> None:
     assert stepper.kept  # some photo finished before the others
     for table, hypotheses in zip(tables, together, strict=True):
         (alone,) = search(TableStepper([table]), options)
-        assert len(alone) == len(hypotheses) == 2
-        for one, other in zip(alone, hypotheses, strict=True):
-            assert one.tokens == other.tokens
-            assert one.log_prob == other.log_prob
-            for name in ("token_log_probs", "alphas", "gates"):
-                assert torch.equal(getattr(one, name), getattr(other, name))
-
-
-def ending_after(words: int, vocabulary: int = 4) -> Table:
-    """Sure to end after so many words."""
-
-    def table(prefix: Prefix) -> np.ndarray:
-        right = END if len(prefix) == words else 1
-        log_probs = np.full(vocabulary, np.log(0.01 / (vocabulary - 1)), dtype=np.float32)
-        log_probs[right] = np.log(0.99)
-        return log_probs
-
-    return table
+        assert len(alone) == 2
+        assert_identical(alone, hypotheses)
 
 
 def test_finished_photos_leave_the_batch_and_keep_their_place_in_the_answer() -> None:
@@ -297,13 +152,8 @@ def test_the_search_stops_when_every_photo_is_finished() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_sentences_that_cannot_end_are_cut(beam_size) -> None:
-    def table(prefix: Prefix) -> np.ndarray:
-        return np.log(np.array([0.0, 0.5, 0.3, 0.2], dtype=np.float32) + 1e-38) + np.array(
-            [-np.inf, 0, 0, 0], dtype=np.float32
-        )
-
     options = SearchOptions(beam_size=beam_size, num_captions=beam_size, max_length=5)
-    (found,) = search(TableStepper([table]), options)
+    (found,) = search(TableStepper([constant_table(0.0, 0.5, 0.3, 0.2)]), options)
 
     assert len(found) == beam_size
     assert found[0].tokens == [1] * 5
@@ -317,14 +167,12 @@ def test_one_word_at_most() -> None:
 
     (found,) = search(TableStepper([table]), options)
 
-    assert_same(found, brute_force(table, options))
+    assert_same(found, brute_force(table, Task(options)))
     assert sorted(len(hypothesis.tokens) for hypothesis in found) == [0, 1, 1, 1]
 
 
 def test_ties_give_different_sentences() -> None:
-    def table(prefix: Prefix) -> np.ndarray:
-        return np.full(4, np.log(0.25), dtype=np.float32)
-
+    table = constant_table(0.25, 0.25, 0.25, 0.25)
     options = SearchOptions(beam_size=5, num_captions=5, max_length=3)
     (found,) = search(TableStepper([table]), options)
 
@@ -335,11 +183,8 @@ def test_ties_give_different_sentences() -> None:
 
 
 def test_forbidden_words_are_never_said_even_to_fill_a_wide_beam() -> None:
-    def table(prefix: Prefix) -> np.ndarray:
-        return np.array([np.log(0.5), -np.inf, np.log(0.5), -np.inf], dtype=np.float32)
-
     options = SearchOptions(beam_size=10, num_captions=10, max_length=3)
-    (found,) = search(TableStepper([table]), options)
+    (found,) = search(TableStepper([constant_table(0.5, 0, 0.5, 0)]), options)
 
     assert len(found) == 4
     assert {word for hypothesis in found for word in hypothesis.tokens} == {2}
@@ -347,8 +192,7 @@ def test_forbidden_words_are_never_said_even_to_fill_a_wide_beam() -> None:
 
 
 def test_a_photo_with_nothing_to_say_gives_nothing_and_spares_the_others() -> None:
-    def silent(prefix: Prefix) -> np.ndarray:
-        return np.full(3, -np.inf, dtype=np.float32)
+    silent = constant_table(0, 0, 0)
 
     found = search(
         TableStepper([silent, ending_after(2, vocabulary=3)]), SearchOptions(beam_size=2)
@@ -395,3 +239,269 @@ def test_no_photos_give_no_captions() -> None:
             return Advance(torch.zeros(0, 1, 4), torch.zeros(0, 1, 2), torch.zeros(0, 1))
 
     assert search(Empty([]), options) == []
+
+
+# --- Every strategy ------------------------------------------------------------------------------
+
+FORCED = WordNumbers(forced=(1,))
+STRATEGIES = {
+    "beam": (SearchOptions(beam_size=2, num_captions=2, max_length=6), WordNumbers()),
+    "groups": (
+        SearchOptions(beam_size=4, num_captions=2, max_length=6, beam_groups=2),
+        WordNumbers(),
+    ),
+    "forced": (SearchOptions(beam_size=2, num_captions=2, max_length=6), FORCED),
+    "draws": (
+        SearchOptions(beam_size=1, num_captions=2, max_length=6, temperature=0.1),
+        WordNumbers(),
+    ),
+}
+every_strategy = pytest.mark.parametrize(
+    ("options", "numbers"), STRATEGIES.values(), ids=STRATEGIES.keys()
+)
+
+
+@settings(max_examples=250)
+@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
+def test_whatever_the_options_a_batch_is_its_photos_one_by_one_and_keeps_the_rules(
+    data, seed, vocabulary
+) -> None:
+    task = data.draw(tasks(vocabulary))
+    photos, forbidden = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.0, 0.3]))
+    options, numbers = task
+    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
+    keys = [7 * seed + photo for photo in range(photos)]
+
+    together = search(TableStepper(tables), options, numbers, keys)
+
+    assert len(together) == photos
+    for table, key, found in zip(tables, keys, together, strict=True):
+        (alone,) = search(TableStepper([table]), options, numbers, [key])
+        assert_identical(alone, found)
+        assert len(found) <= options.num_captions
+        sentences = [Sentence(tuple(h.tokens), h.log_prob, h.ended) for h in found]
+        for hypothesis, sentence in zip(found, sentences, strict=True):
+            assert_true_to_its_path(hypothesis, table)
+            assert np.isfinite(hypothesis.log_prob)
+            assert END not in sentence.words
+            assert sentence.ended or len(sentence.words) == options.max_length
+            assert not breaks_a_rule(sentence, task)
+            assert holds_the_words(sentence, task)
+        if options.temperature == 0:
+            assert len({sentence.words for sentence in sentences}) == len(sentences)
+        if options.beam_groups == 1:
+            assert sentences == best_first(sentences, options)
+
+
+@every_strategy
+def test_a_finished_photo_leaves_the_batch_and_keeps_its_place(options, numbers) -> None:
+    stepper = TableStepper([ending_after(n) for n in (3, 1, 9, 2, 3)])
+
+    found = search(stepper, dataclasses.replace(options, num_captions=1), numbers)
+
+    assert [len(hypotheses[0].tokens) for hypotheses in found] == [3, 1, 6, 2, 3]
+    assert [hypotheses[0].ended for hypotheses in found] == [True, True, False, True, True]
+    assert stepper.kept[0] < 5
+    assert stepper.kept[-1] == 1
+    assert stepper.kept == sorted(set(stepper.kept), reverse=True)
+
+
+@every_strategy
+def test_sentences_without_an_end_are_cut_at_the_greatest_length(options, numbers) -> None:
+    table = constant_table(0.0, 0.5, 0.3, 0.2)
+
+    (found,) = search(TableStepper([table]), options, numbers)
+
+    assert len(found) == 2
+    for hypothesis in found:
+        assert not hypothesis.ended
+        assert len(hypothesis.tokens) == 6
+        assert_true_to_its_path(hypothesis, table)
+
+
+@every_strategy
+def test_a_photo_that_may_say_nothing_spares_the_others(options, numbers) -> None:
+    silent, lost = constant_table(0, 0, 0), written_table({(): (0, 1, 0)}, (0, 0, 0))
+    speaks = ending_after(2, vocabulary=3)
+
+    found = search(TableStepper([silent, speaks, lost]), options, numbers)
+
+    assert found[0] == found[2] == []
+    assert found[1][0].tokens == [1, 1]
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_one_token_at_most(kind) -> None:
+    table = constant_table(0.2, 0.5, 0.3)
+    options, numbers = STRATEGIES[kind]
+    short = SearchOptions(
+        **{
+            name: getattr(options, name)
+            for name in ("beam_size", "num_captions", "temperature", "beam_groups")
+        },
+        max_length=1,
+    )
+
+    (found,) = search(TableStepper([table]), short, numbers)
+
+    assert found[0].tokens == [1]
+    assert {tuple(h.tokens) for h in found} <= {(), (1,), (2,)}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("max_length", [1, 2, 3])
+def test_more_places_than_sentences_stay_empty(kind, max_length) -> None:
+    table, numbers = random_table(4, 2), STRATEGIES[kind][1]
+    options = {
+        "beam": SearchOptions(beam_size=40, num_captions=40, max_length=max_length),
+        "groups": SearchOptions(
+            beam_size=40, num_captions=40, max_length=max_length, beam_groups=2
+        ),
+        "forced": SearchOptions(beam_size=40, num_captions=40, max_length=max_length),
+        "draws": SearchOptions(
+            beam_size=1, num_captions=40, max_length=max_length, temperature=1.0
+        ),
+    }[kind]
+
+    (found,) = search(TableStepper([table]), options, numbers)
+
+    wide = SearchOptions(beam_size=40, num_captions=40, max_length=max_length)
+    every = brute_force(table, Task(wide, numbers))
+    if kind == "draws":
+        assert len(found) == 40
+        assert {tuple(h.tokens) for h in found} <= {sentence.words for sentence in every}
+    elif kind == "groups":  # in the order of their groups
+        assert sorted(tuple(h.tokens) for h in found) == sorted(s.words for s in every)
+    else:
+        assert_same(found, every)
+
+
+@every_strategy
+def test_ties_give_whole_sentences(options, numbers) -> None:
+    table = constant_table(0.25, 0.25, 0.25, 0.25)
+
+    (found,) = search(TableStepper([table]), options, numbers)
+
+    assert len(found) == 2
+    for hypothesis in found:
+        assert hypothesis.ended or len(hypothesis.tokens) == 6
+        assert_true_to_its_path(hypothesis, table)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_sentence_that_has_not_ended_is_not_given_for_one_as_good_that_has(
+    penalty, first
+) -> None:
+    # Words 1 and 2 are as good as each other; the end is sure after one of them, and after the
+    # other word 1 is, for ever.
+    sure = written_table({(): (0, 0.5, 0.5), (first,): (1, 0, 0)}, (0, 1, 0))
+    options = SearchOptions(beam_size=2, max_length=5, length_penalty=penalty)
+
+    ((found,),) = search(TableStepper([sure]), options)
+
+    assert found.ended or len(found.tokens) == 5
+
+
+def test_under_the_greatest_length_penalty_the_longest_sentence_is_the_best() -> None:
+    options = SearchOptions(beam_size=4, max_length=20, length_penalty=10.0)
+
+    ((found,),) = search(TableStepper([constant_table(0.3, 0.7)]), options)
+
+    assert len(found.tokens) == 20
+
+
+# --- Waiting for the device ----------------------------------------------------------------------
+
+
+class Told(TorchDispatchMode):
+    """Counts how often the program asks what a tensor of the device holds.
+
+    The device is played: a tensor lies on the host when ``.cpu()`` gave it, or when it was made of
+    such tensors alone; every other one lies on the device.
+    """
+
+    ASKS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
+    ASKS += ("aten::masked_select", "aten::unique_dim", "aten::_unique2")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        tolist = Tensor.tolist
+
+        def fetched(tensor: Tensor) -> Tensor:
+            self._ask("cpu", tensor)
+            host = tensor.clone()
+            host.on_host = True  # type: ignore[attr-defined]
+            return host
+
+        def listed(tensor: Tensor) -> object:
+            self._ask("tolist", tensor)
+            return tolist(tensor)
+
+        monkeypatch.setattr(Tensor, "cpu", fetched)
+        monkeypatch.setattr(Tensor, "tolist", listed)
+
+    def _ask(self, name: str, tensor: Tensor) -> None:
+        if not hasattr(tensor, "on_host"):
+            self.asked.append(name)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = [arg for arg in args if isinstance(arg, Tensor)]
+        by_mask = func.name() in ("aten::index.Tensor", "aten::index_put_") and any(
+            mask is not None and mask.dtype == torch.bool for mask in args[1]
+        )
+        if by_mask or func.name().split(".")[0] in self.ASKS:
+            self._ask(func.name(), given[0])
+        result = func(*args, **(kwargs or {}))
+        if given and all(hasattr(arg, "on_host") for arg in given) and isinstance(result, Tensor):
+            result.on_host = True  # type: ignore[attr-defined]
+        return result
+
+
+class TensorStepper:
+    """Three photos of tensors alone; one of them leaves after three words, if any does."""
+
+    device = torch.device("cpu")
+    start_token, end_token = START, END
+
+    def __init__(self, told: Told, *, leaves: bool) -> None:
+        self.told, self.leaves = told, leaves
+        self.photos = torch.arange(3)
+        self.asked: list[int] = []
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.photos)
+
+    def advance(self, tokens: Tensor) -> Advance:
+        self.asked.append(len(self.told.asked))  # before this step
+        ends = self.leaves and len(self.asked) == 3
+        endless = torch.tensor([-torch.inf, -0.5, -1.0, -2.0]).expand(*tokens.shape, 4)
+        end = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
+        leaves = ((self.photos == 1) & ends).view(-1, 1, 1)
+        log_probs = torch.where(leaves, end, endless).clone()
+        return Advance(log_probs, torch.ones(*tokens.shape, 2), torch.ones(tokens.shape))
+
+    def reorder(self, parents: Tensor) -> None:
+        pass
+
+    def keep(self, rows: Tensor) -> None:
+        self.photos = self.photos[rows]
+
+
+RULES = {"min_length": 1, "block_ngrams": 9, "guard_endings": True, "banned_words": ("w",)}
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@every_strategy
+def test_a_step_waits_for_the_device_once(options, numbers, leaves, monkeypatch) -> None:
+    numbers = numbers._replace(banned=(3,), bad_endings=(2,))
+    options = dataclasses.replace(options, **RULES)
+
+    with monkeypatch.context() as patch, Told(patch) as told:
+        stepper = TensorStepper(told, leaves=leaves)
+        search(stepper, options, numbers)
+
+    assert stepper.asked == list(range(6))
+    assert len(stepper.photos) == (2 if leaves else 3)

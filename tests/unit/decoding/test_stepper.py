@@ -1,13 +1,29 @@
-"""The real decoder, shown to the search: what it says is what teacher forcing says."""
+"""Real decoders, shown to the search: what they say is what teacher forcing says, and the mean."""
 
 from __future__ import annotations
 
+import dataclasses
+from functools import cache
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_search import tasks
+from table_stepper import (
+    Prefix,
+    Table,
+    TableStepper,
+    assert_identical,
+    constant_table,
+    random_table,
+)
+from torch import Tensor
 
 from captioner.config import DecoderConfig, SearchOptions
-from captioner.decoding.search import search
-from captioner.decoding.stepper import DecoderStepper
+from captioner.decoding.search import Advance, Hypothesis, search
+from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
 from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
@@ -15,9 +31,8 @@ B, L, D, V = 3, 4, 8, 12
 OPTIONS = SearchOptions(beam_size=4, num_captions=3, max_length=5)
 
 
-@pytest.fixture
-def decoder(tiny_config: DecoderConfig) -> Decoder:
-    new = build_decoder(tiny_config, D, V, L).eval()
+def build(config: DecoderConfig, regions: int = L) -> Decoder:
+    new = build_decoder(config, D, V, regions).eval()
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.normal_()
@@ -25,6 +40,11 @@ def decoder(tiny_config: DecoderConfig) -> Decoder:
         new.word_output.bias[[PAD, START, UNKNOWN]] += 3
         new.word_output.bias[END] += 2  # some sentences end, others are cut
     return new
+
+
+@pytest.fixture
+def decoder(tiny_config: DecoderConfig) -> Decoder:
+    return build(tiny_config)
 
 
 @pytest.fixture
@@ -125,3 +145,203 @@ def test_reorder_and_keep_move_the_state_with_its_photo(decoder, features) -> No
     assert torch.equal(stepper.state.hidden, swapped[[2, 0]])
     assert torch.equal(stepper.memory.values, features[[2, 0]])
     assert stepper.batch_size == 2
+
+
+# --- Several models ------------------------------------------------------------------------------
+
+
+def assert_close(one: list[list[Hypothesis]], other: list[list[Hypothesis]]) -> None:
+    for left, right in zip(one, other, strict=True):
+        assert [h.tokens for h in left] == [h.tokens for h in right]
+        assert [h.ended for h in left] == [h.ended for h in right]
+        for a, b in zip(left, right, strict=True):
+            torch.testing.assert_close(a.token_log_probs, b.token_log_probs)
+            torch.testing.assert_close(a.alphas, b.alphas)
+            torch.testing.assert_close(a.gates, b.gates)
+            assert a.log_prob == pytest.approx(b.log_prob, rel=1e-4, abs=1e-5)
+
+
+def mean_table(*tables: Table) -> Table:
+    """The ensemble by its definition, in double precision."""
+
+    @cache
+    def table(prefix: Prefix) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            mean = np.mean([np.exp(one(prefix).astype(np.float64)) for one in tables], axis=0)
+            return np.log(mean).astype(np.float32)
+
+    return table
+
+
+class TableEnsemble(EnsembleStepper):
+    """Of tables, which have tokens of their own."""
+
+    start_token, end_token = TableStepper.start_token, TableStepper.end_token
+
+
+class OtherEyes(TableStepper):
+    """Sees the photo through a grid of its own."""
+
+    def advance(self, tokens: Tensor) -> Advance:
+        advance = super().advance(tokens)
+        return Advance(advance.log_probs, advance.alphas[..., :1] + 100, advance.gates - 100)
+
+
+class SameGrid(TableStepper):
+    """Sees the photo through the same grid, and looks elsewhere."""
+
+    def advance(self, tokens: Tensor) -> Advance:
+        advance = super().advance(tokens)
+        return Advance(advance.log_probs, advance.alphas + 100, advance.gates - 40)
+
+
+def test_the_mean_is_of_probabilities() -> None:
+    one = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log()
+    other = torch.tensor([[0.1, 0.05, 0.85, 0.0]]).log()
+
+    mean = mean_probability([one, other])
+
+    torch.testing.assert_close(mean.exp(), torch.tensor([[0.3, 0.15, 0.55, 0.0]]))
+    assert mean[0, 3] == -torch.inf  # and no nan
+    assert torch.equal(mean_probability([one]), one)
+    torch.testing.assert_close(mean_probability([one, one, one]), one)
+
+
+def test_probabilities_that_no_float_holds_are_averaged_all_the_same() -> None:
+    mean = mean_probability([torch.tensor([-500.0, -700.0]), torch.tensor([-500.0, -600.0])])
+
+    torch.testing.assert_close(mean, torch.tensor([-500.0, -600 - np.log(2)], dtype=torch.float32))
+
+
+def test_a_word_that_one_model_alone_may_say_has_half_its_probability() -> None:
+    members = [TableStepper([constant_table(0, 1, 0)]), TableStepper([constant_table(0.2, 0, 0.8)])]
+
+    options = SearchOptions(beam_size=3, num_captions=3, max_length=1)
+    (found,) = search(TableEnsemble(members, one_grid=True), options)
+
+    assert [h.tokens for h in found] == [[1], [2], []]
+    assert np.exp([h.log_prob for h in found]).tolist() == pytest.approx([0.5, 0.4, 0.1])
+
+
+@settings(max_examples=80)
+@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
+def test_an_ensemble_is_the_search_over_the_mean_table(data, seed, vocabulary) -> None:
+    """Reorder and keep reach every member, or its table would tell of another sentence."""
+    task = data.draw(tasks(vocabulary, ("beam", "forced")))
+    photos, count = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 3))
+    tables = [
+        [random_table(1000 * member + seed + photo, vocabulary) for photo in range(photos)]
+        for member in range(count)
+    ]
+    members = [TableStepper(own) for own in tables]
+
+    together = search(TableEnsemble(members, one_grid=True), *task)
+
+    alone = TableStepper([mean_table(*own) for own in zip(*tables, strict=True)])
+    assert_close(together, search(alone, *task))
+    assert all(member.kept == alone.kept for member in members)
+
+
+def test_maps_are_averaged_where_all_see_through_one_grid() -> None:
+    tables, options = [random_table(3, 4)], SearchOptions(beam_size=3, num_captions=3)
+
+    ensemble = TableEnsemble([TableStepper(tables), SameGrid(tables)], one_grid=True)
+    (both,) = search(ensemble, options)
+    (alone,) = search(TableStepper(tables), options)
+
+    for one, other in zip(both, alone, strict=True):
+        torch.testing.assert_close(one.alphas, other.alphas + 50.0)
+        torch.testing.assert_close(one.gates, other.gates - 20)
+
+
+def test_maps_are_the_first_models_where_grids_differ() -> None:
+    tables, options = [random_table(3, 4)], SearchOptions(beam_size=3, num_captions=3)
+
+    for first, second in ((TableStepper, OtherEyes), (OtherEyes, TableStepper)):
+        ensemble = TableEnsemble([first(tables), second(tables)], one_grid=False)
+        (both,) = search(ensemble, options)
+        (alone,) = search(first(tables), options)
+        for one, other in zip(both, alone, strict=True):
+            torch.testing.assert_close(one.alphas, other.alphas)
+            torch.testing.assert_close(one.gates, other.gates)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OPTIONS,
+        SearchOptions(beam_size=4, num_captions=2, beam_groups=2, max_length=5),
+        SearchOptions(beam_size=1, num_captions=4, temperature=0.5, max_length=5),
+    ],
+    ids=["beam", "groups", "draws"],
+)
+def test_one_model_twice_is_the_model(decoder, features, options) -> None:
+    members = [stepper_for(decoder, features) for _ in range(2)]
+
+    together = search(EnsembleStepper(members, one_grid=True), options)
+
+    assert_close(together, search(stepper_for(decoder, features), options))
+
+
+def test_an_ensemble_of_one_is_the_model_to_the_last_bit(decoder, features) -> None:
+    ensemble = EnsembleStepper([stepper_for(decoder, features)], one_grid=True)
+
+    for one, other in zip(
+        search(ensemble, OPTIONS), search(stepper_for(decoder, features), OPTIONS), strict=True
+    ):
+        assert_identical(one, other)
+
+
+@torch.no_grad()
+def test_what_two_decoders_say_is_the_mean_of_what_teacher_forcing_gives(
+    decoder, features, tiny_config
+) -> None:
+    wider = dataclasses.replace(tiny_config, hidden_dim=9, attention="multi_head", heads=7)
+    other = build(wider, regions=5)
+    seen = torch.randn(B, 5, D)  # another encoder's features of the same photos
+    members = [stepper_for(decoder, features), stepper_for(other, seen)]
+
+    found = search(EnsembleStepper(members, one_grid=False), OPTIONS)
+
+    for photo, hypotheses in enumerate(found):
+        assert len(hypotheses) == 3
+        for hypothesis in hypotheses:
+            words = [*hypothesis.tokens, END] if hypothesis.ended else hypothesis.tokens
+            inputs = torch.tensor([START, *words[:-1]]).reshape(1, 1, -1)
+            tables, alphas = [], []
+            for model, grid in ((decoder, features), (other, seen)):
+                unrolled = model(model.memory(grid[photo : photo + 1]), inputs)
+                logits = model.readout(unrolled.embedded, *unrolled.outputs)
+                tables.append(logits[0, 0].softmax(-1))
+                alphas.append(unrolled.alphas[0, 0])
+            mean = ((tables[0] + tables[1]) / 2).log()
+            said = mean[torch.arange(len(words)), torch.tensor(words)]
+            length = len(hypothesis.tokens)
+            torch.testing.assert_close(hypothesis.token_log_probs, said[:length])
+            torch.testing.assert_close(hypothesis.alphas, alphas[0][:length])
+            assert hypothesis.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
+
+
+def test_members_order_changes_no_word(decoder, features, tiny_config) -> None:
+    other = build(tiny_config)
+    pair = [(decoder, features), (other, features)]
+
+    one, two = (
+        search(EnsembleStepper([stepper_for(*m) for m in order], one_grid=True), OPTIONS)
+        for order in (pair, pair[::-1])
+    )
+
+    assert_close(one, two)
+
+
+def test_an_ensembles_photos_leave_every_member(decoder, features, tiny_config) -> None:
+    members = [stepper_for(decoder, features), stepper_for(build(tiny_config), features)]
+    ensemble = EnsembleStepper(members, one_grid=True)
+    ensemble.advance(torch.full((B, 1), START))
+
+    ensemble.reorder(torch.zeros(B, 2, dtype=torch.long))
+    ensemble.keep(torch.tensor([2]))
+
+    assert [member.state.hidden.shape[:2] for member in members] == [(1, 2)] * 2
+    assert ensemble.batch_size == 1
+    assert all(torch.equal(member.memory.values, features[[2]]) for member in members)

@@ -1,13 +1,31 @@
-"""Caption metrics against pycocoevalcap with its own Java tokenizer, and known answers."""
+"""Caption metrics against pycocoevalcap with its own Java tokenizer, and known answers.
+
+What METEOR itself gives, and what becomes of it under weights, stands in test_java.py.
+"""
 
 from __future__ import annotations
 
+import math
 import shutil
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from captioner.errors import DataError
-from captioner.evaluation.metrics import Scores, score
+from captioner.errors import ConfigError, DataError
+from captioner.evaluation import java
+from captioner.evaluation.bootstrap import weights
+from captioner.evaluation.cider import CiderD, DocumentFrequencies
+from captioner.evaluation.metrics import (
+    MIN_IMAGES_FOR_CIDER,
+    SIGNATURE,
+    Scores,
+    cider_warning,
+    score,
+    signature,
+)
+from captioner.tokenizer import tokenize
 
 REFERENCES = {
     7: ["A dog's ball lies on the grass.", "The dog isn't playing with a red ball!"],
@@ -115,3 +133,135 @@ def test_images_without_references_are_named():
 def test_no_captions_at_all():
     with pytest.raises(DataError, match="no captions to score"):
         score({}, REFERENCES)
+
+
+# --- resampling ----------------------------------------------------------------------------------
+
+FREQUENCIES = DocumentFrequencies.from_references(REFERENCES | {99: ["a dog on a bike"]})
+
+
+@pytest.mark.parametrize("candidates", [CANDIDATES, *ODD.values()], ids=["plain", *ODD])
+def test_a_row_of_ones_gives_the_corpus(candidates: dict[int, str]):
+    scores = score(candidates, REFERENCES, frequencies=FREQUENCIES)
+
+    found = scores.resample(np.ones((2, 4)))
+
+    assert list(found) == list(scores.corpus)
+    for name, values in found.items():
+        assert values.shape == (2,)
+        assert values == pytest.approx([scores.corpus[name]] * 2, abs=1e-12)
+
+
+@given(row=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any), odd=st.booleans())
+def test_a_row_scores_as_its_images_that_many_times(row: list[int], odd: bool):
+    candidates = ODD["repetition"] if odd else CANDIDATES
+    ids = sorted(candidates)
+    drawn = dict(enumerate(i for i, times in zip(ids, row, strict=True) for _ in range(times)))
+    again = score(
+        {new: candidates[old] for new, old in drawn.items()},
+        {new: REFERENCES[old] for new, old in drawn.items()},
+        frequencies=FREQUENCIES,
+    )
+
+    found = score(candidates, REFERENCES, frequencies=FREQUENCIES).resample([row])
+
+    for name in found.keys() - {"CIDEr"}:  # whose frequencies would change with the images
+        assert found[name] == pytest.approx([again.corpus[name]], abs=1e-12), name
+
+
+def test_cider_keeps_its_frequencies_when_resampled():
+    scores = score(CANDIDATES, REFERENCES)
+    each = [scores.images[i]["CIDEr"] for i in sorted(scores.images)]
+
+    (found,) = scores.resample([[0, 3, 1, 0]])["CIDEr"]
+
+    assert found == pytest.approx((3 * each[1] + each[2]) / 4, abs=1e-12)
+
+
+def test_many_rows_are_each_row():
+    scores = score(CANDIDATES, REFERENCES)
+    rows = weights(4, 20)
+
+    together = scores.resample(rows)
+
+    for number, row in enumerate(rows):
+        one = scores.resample([row])
+        assert {n: v[number] for n, v in together.items()} == pytest.approx(
+            {n: v[0] for n, v in one.items()}, abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("rows", [np.ones((2, 3)), np.ones(4)])
+def test_weights_of_other_images(rows: np.ndarray):
+    with pytest.raises(ConfigError, match="one row a resample with 4 numbers, one an image"):
+        score(CANDIDATES, REFERENCES).resample(rows)
+
+
+# --- what is asked for ---------------------------------------------------------------------------
+
+
+def test_cider_d_is_cider_under_its_own_frequencies():
+    own = DocumentFrequencies.from_references(REFERENCES)
+
+    found = score(CANDIDATES, REFERENCES, frequencies=own)
+
+    assert found.corpus["CIDEr_D"] == pytest.approx(found.corpus["CIDEr"], abs=1e-9)
+    for values in found.images.values():
+        assert values["CIDEr_D"] == pytest.approx(values["CIDEr"], abs=1e-9)
+
+
+def test_cider_d_does_not_depend_on_the_company():
+    scorer = CiderD.from_references(REFERENCES, FREQUENCIES)
+    whole = score(CANDIDATES, REFERENCES, frequencies=FREQUENCIES)
+
+    for image_id, text in CANDIDATES.items():
+        alone = score({image_id: text}, REFERENCES, frequencies=FREQUENCIES)
+        (expected,) = scorer.score({image_id: [tokenize(text)]})[image_id]
+        assert alone.corpus["CIDEr_D"] == alone.images[image_id]["CIDEr_D"]
+        assert alone.corpus["CIDEr_D"] == pytest.approx(expected, abs=1e-12)
+        assert whole.images[image_id]["CIDEr_D"] == pytest.approx(expected, abs=1e-12)
+    assert whole.corpus["CIDEr_D"] > 0
+
+
+def test_spice_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def spice(candidates, references, download):
+        asked.append((candidates, references, download))
+        return 0.4, [0.1, math.nan, 0.2, 0.3]
+
+    monkeypatch.setattr(java, "unavailable", lambda metric, download: None)
+    monkeypatch.setattr(java, "spice", spice)
+
+    found = score(CANDIDATES, REFERENCES, java=["SPICE"], download=True)
+
+    ((candidates, references, download),) = asked
+    assert candidates[0] == "two men ride their bikes"  # image 3, the first in order
+    assert references[0][2] == "two riders"
+    assert download
+    assert found.corpus["SPICE"] == 0.4
+    assert [found.images[i]["SPICE"] for i in (3, 7, 12)] == [0.1, 0.2, 0.3]
+    assert np.isnan(found.images[5]["SPICE"])
+    assert np.isnan(found.resample(np.ones((1, 4)))["SPICE"])
+
+
+def test_what_is_missing_is_said_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="METEOR needs Java"):
+        score(CANDIDATES, REFERENCES, java=["METEOR"])
+    with pytest.raises(ConfigError, match="'BLEU' is no metric of Java"):
+        score(CANDIDATES, REFERENCES, java=["BLEU"])
+
+
+def test_the_signature_names_what_was_asked_for():
+    assert signature() == SIGNATURE
+    assert signature(FREQUENCIES, ["SPICE", "METEOR"]) == (
+        f"{SIGNATURE} | CIDEr_D: document frequencies of 5 images | METEOR 1.5 | SPICE 1.0"
+    )
+
+
+def test_cider_of_few_images_means_little():
+    assert "one image is always 0" in cider_warning(1)
+    assert "of 99 images says little" in cider_warning(MIN_IMAGES_FOR_CIDER - 1)
+    assert cider_warning(MIN_IMAGES_FOR_CIDER) is None
+    assert all("\n" not in cider_warning(n) for n in (1, 50))

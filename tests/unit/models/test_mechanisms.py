@@ -199,7 +199,9 @@ def gradients(decoder: Decoder, memory: Memory) -> dict[str, Tensor]:
 # --- Search --------------------------------------------------------------------------------------
 
 
-def search_photos(decoder: Decoder, features: Tensor, mask: Tensor | None) -> list[list[Hypothesis]]:
+def search_photos(
+    decoder: Decoder, features: Tensor, mask: Tensor | None
+) -> list[list[Hypothesis]]:
     return search(DecoderStepper(decoder, decoder.memory(features, mask)), OPTIONS)
 
 

@@ -1,0 +1,82 @@
+"""Statistics of captions that need no references: how long, how varied, how broken.
+
+Words are those of ``captioner.tokenizer``: capitals and punctuation do not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from captioner.errors import DataError
+from captioner.tokenizer import tokenize
+from captioner.vocabulary import BAD_ENDINGS
+
+
+class Flaws(NamedTuple):
+    """What is wrong with one caption in itself."""
+
+    repeated_word: bool
+    """A word directly follows itself: ``a a dog``."""
+    repeated_phrase: bool
+    """Two words stand side by side twice: ``a dog and a dog``."""
+    bad_ending: bool
+    """The last word is one that asks for another: ``a dog on the``."""
+
+
+def flaws(tokens: Sequence[str]) -> Flaws:
+    """Look for what is wrong with one caption.
+
+    Args:
+        tokens: Its tokens.
+    """
+    pairs = list(pairwise(tokens))
+    return Flaws(
+        repeated_word=any(first == second for first, second in pairs),
+        repeated_phrase=len(set(pairs)) < len(pairs),
+        bad_ending=bool(tokens) and tokens[-1] in BAD_ENDINGS,
+    )
+
+
+def describe(
+    captions: Mapping[int, str], known: Iterable[str] | None = None
+) -> dict[str, float | None]:
+    """Statistics of one caption an image.
+
+    Args:
+        captions: Caption by image id, as a person writes it.
+        known: The training captions; None when they are not at hand.
+
+    Returns:
+        ``images``: how many. ``length_mean``, ``length_min``, ``length_max``: in words.
+        ``vocabulary``: how many different words. The rest are shares of the captions, 0 to 1:
+        ``distinct``: no other image has the same; ``new``: not word for word among ``known``, None
+        without these; ``repeated_words``, ``repeated_phrases``, ``bad_endings``: see `Flaws`.
+
+    Raises:
+        DataError: There are no captions.
+    """
+    if not captions:
+        raise DataError("there are no captions to describe; give at least one image")
+    said = [tuple(tokenize(text)) for text in captions.values()]
+    images, lengths, times = len(said), [len(tokens) for tokens in said], Counter(said)
+    found = [flaws(tokens) for tokens in said]
+    return {
+        "images": images,
+        "length_mean": sum(lengths) / images,
+        "length_min": min(lengths),
+        "length_max": max(lengths),
+        "vocabulary": len({word for tokens in said for word in tokens}),
+        "distinct": sum(times[tokens] == 1 for tokens in said) / images,
+        "new": None if known is None else _share_of_new(said, known),
+        "repeated_words": sum(f.repeated_word for f in found) / images,
+        "repeated_phrases": sum(f.repeated_phrase for f in found) / images,
+        "bad_endings": sum(f.bad_ending for f in found) / images,
+    }
+
+
+def _share_of_new(said: Sequence[tuple[str, ...]], known: Iterable[str]) -> float:
+    heard = {tuple(tokenize(text)) for text in known}
+    return sum(tokens not in heard for tokens in said) / len(said)

@@ -1,0 +1,212 @@
+"""Measure decoding from stored features: beams and batches against the loop that tutorials use.
+
+    python scripts/benchmark_decoding.py FOLDER_OF_PHOTOS [--beams 1 5] [--batches 1 64]
+
+The photos are encoded once; then only the decoder works. The loop takes one photo at a time, copies
+its features for every beam, projects them again at every word, and keeps its sentences in Python
+lists. It uses the same weights and the same number of threads. All cells of a row are measured in
+turn, round after round; printed are medians.
+
+The floor is the time that the matrix products alone would take at the speed that one large product
+reaches here, measured in the same run. Operations are counted by torch; everything else (look-ups,
+tanh, the choice of beams, memory traffic) is taken for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from captioner.api import Captioner, load
+from captioner.config import SearchOptions
+from captioner.data.images import find_images
+from captioner.decoding.search import search
+from captioner.decoding.stepper import DecoderStepper
+from captioner.hardware import autocast
+from captioner.models.decoder import Decoder
+from captioner.vocabulary import END, PAD, START, UNKNOWN
+
+LOOP_PHOTOS = 16
+"""Photos a round where they go one by one: enough for a median, and it takes no minutes."""
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 10])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+
+    model = load(*([options.model] if options.model else []))
+    photos = list(find_images([options.folder]))[: max(*options.batches, LOOP_PHOTOS)]
+    with torch.inference_mode():
+        features = encode(model, photos)
+        with autocast(model.precision, model.device):
+            report(model, features, options)
+
+
+def encode(model: Captioner, photos: list[Path]) -> Tensor:
+    """The photos' features, (N, L, D)."""
+    pixels = [torch.from_numpy(model.prepare(photo).pixels[0].copy()) for photo in photos]
+    with autocast(model.precision, model.device):
+        return torch.cat(
+            [model.model.encode(torch.stack(pixels[i : i + 32])) for i in range(0, len(pixels), 32)]
+        )
+
+
+def report(model: Captioner, features: Tensor, options: argparse.Namespace) -> None:
+    """Measure everything and print it."""
+    decoder, own = model.model.decoder, model.stored.search
+    peak = peak_product(features.dtype if features.dtype == torch.bfloat16 else torch.float32)
+    print(
+        f"{len(features)} photos, grid of {features.shape[1]}, {model.precision} precision, "
+        f"{torch.get_num_threads()} threads; one large product: {peak / 1e9:.0f} GFLOP/s"
+    )
+    batches = "".join(f" {batch} |" for batch in options.batches)
+    print(f"\nphotos a second\n\n| beam | loop |{batches} best/loop |")
+    print("|---" * (len(options.batches) + 3) + "|")
+    notes = []
+    for beam in options.beams:
+        found = SearchOptions(beam_size=beam, max_length=own.max_length)
+        jobs: dict[str, Callable[[], None]] = {"loop": loop_job(decoder, features, found)}
+        counts = {"loop": min(LOOP_PHOTOS, len(features))}
+        for batch in options.batches:
+            counts[str(batch)] = batch * max(1, min(LOOP_PHOTOS, len(features)) // batch)
+            jobs[str(batch)] = batch_job(decoder, features[: counts[str(batch)]], found, batch)
+        speeds = measure(jobs, counts, options.rounds)
+        best = max(speeds[str(batch)] for batch in options.batches)
+        cells = "".join(f" {speeds[str(batch)]:.0f} |" for batch in options.batches)
+        print(f"| {beam} | {speeds['loop']:.1f} |{cells} {best / speeds['loop']:.1f} |", flush=True)
+        notes.append(floor_note(decoder, features, found, best, peak))
+    print("\n" + "\n".join(notes))
+    print(agreement(decoder, features[:LOOP_PHOTOS], own.max_length))
+
+
+def measure(
+    jobs: dict[str, Callable[[], None]], counts: dict[str, int], rounds: int
+) -> dict[str, float]:
+    """Photos a second of every job, the median over rounds; the first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds + 1):
+        for name, job in jobs.items():
+            started = time.perf_counter()
+            job()
+            times[name].append(time.perf_counter() - started)
+    return {name: counts[name] / statistics.median(times[name][1:]) for name in jobs}
+
+
+def batch_job(
+    decoder: Decoder, features: Tensor, options: SearchOptions, batch: int
+) -> Callable[[], None]:
+    """Decode in batches; what depends on the photo alone is part of it."""
+
+    def job() -> None:
+        for part in features.split(batch):
+            search(DecoderStepper(decoder, decoder.memory(part)), options)
+
+    return job
+
+
+def loop_job(decoder: Decoder, features: Tensor, options: SearchOptions) -> Callable[[], None]:
+    """Decode photo by photo."""
+
+    def job() -> None:
+        for photo in features[:LOOP_PHOTOS]:
+            tutorial_loop(decoder, photo, options)
+
+    return job
+
+
+def tutorial_loop(decoder: Decoder, features: Tensor, options: SearchOptions) -> list[int]:
+    """One photo (L, D), as tutorials decode it; the sentence without start and end."""
+    beams = options.beam_size
+    features = features.expand(beams, *features.shape)  # a copy for every beam, once they are used
+    state = decoder.start(decoder.memory(features))
+    sentences, maps = [[START] for _ in range(beams)], [[] for _ in range(beams)]
+    scores = torch.zeros(beams)
+    done: list[tuple[float, list[int]]] = []
+    for length in range(options.max_length):
+        memory = decoder.memory(features.clone())  # projects all regions again, for every beam
+        last = torch.tensor([[sentence[-1]] for sentence in sentences])
+        embedded = decoder.embed(last)
+        step = decoder.step(decoder.word_gates(embedded), state, memory)
+        log_probs = decoder.readout(embedded, *step.outputs).float().log_softmax(-1).squeeze(1)
+        log_probs[:, [PAD, START, UNKNOWN]] = -torch.inf
+        totals = scores.unsqueeze(1) + log_probs
+        best = (totals[:1] if length == 0 else totals).flatten().topk(len(sentences))
+        parents = (best.indices // log_probs.shape[1]).tolist()
+        words = (best.indices % log_probs.shape[1]).tolist()
+        sentences = [[*sentences[p], w] for p, w in zip(parents, words, strict=True)]
+        maps = [[*maps[p], step.alphas[p]] for p in parents]
+        going = [k for k, word in enumerate(words) if word != END]
+        done += [
+            (float(best.values[k]), sentences[k][1:-1]) for k, w in enumerate(words) if w == END
+        ]
+        if not going:
+            break
+        sentences, maps = [sentences[k] for k in going], [maps[k] for k in going]
+        rows = torch.tensor([parents[k] for k in going])
+        state = step.state.map(lambda part, rows=rows: part[rows])
+        features, scores = features[rows], best.values[going]
+    done = done or [(float(s), sentence[1:]) for s, sentence in zip(scores, sentences, strict=True)]
+    return max(done)[1]
+
+
+def peak_product(dtype: torch.dtype) -> float:
+    """Operations a second of one large product, the best of several."""
+    left, right = torch.randn(1024, 2048, dtype=dtype), torch.randn(2048, 2048, dtype=dtype)
+    times = []
+    for _ in range(12):
+        started = time.perf_counter()
+        left @ right
+        times.append(time.perf_counter() - started)
+    return 2 * 1024 * 2048 * 2048 / min(times)
+
+
+def floor_note(
+    decoder: Decoder, features: Tensor, options: SearchOptions, speed: float, peak: float
+) -> str:
+    """How near the best batch comes to the time that its products alone would take."""
+    with FlopCounterMode(display=False) as ours:
+        search(DecoderStepper(decoder, decoder.memory(features)), options)
+    few = features[:LOOP_PHOTOS]
+    with FlopCounterMode(display=False) as loops:
+        for photo in few:
+            tutorial_loop(decoder, photo, options)
+    work = ours.get_total_flops() / len(features)
+    loop_work = loops.get_total_flops() / len(few)
+    floor = peak / work
+    return (
+        f"beam {options.beam_size}: {work / 1e6:.0f} MFLOP a photo in products (the loop: "
+        f"{loop_work / 1e6:.0f}, {loop_work / work:.1f} times as many); at the large product's "
+        f"speed {floor:.0f} photos/s, of which {100 * speed / floor:.0f}% are reached"
+    )
+
+
+def agreement(decoder: Decoder, features: Tensor, max_length: int) -> str:
+    """Whether the loop and the search say the same: greedily they must."""
+    options = SearchOptions(beam_size=1, max_length=max_length)
+    ours = search(DecoderStepper(decoder, decoder.memory(features)), options)
+    same = [
+        found[0].tokens == tutorial_loop(decoder, photo, options)
+        for found, photo in zip(ours, features, strict=True)
+    ]
+    weights = sum(p.numel() * p.element_size() for p in decoder.parameters())
+    return (
+        f"weights read at every step: {weights / 1e6:.0f} MB; "
+        f"greedy captions equal to the loop's: {sum(same)} of {len(same)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

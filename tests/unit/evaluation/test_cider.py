@@ -1,0 +1,256 @@
+"""CIDEr-D against pycocoevalcap, known answers, and the file of document frequencies."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.cider.cider_scorer import CiderScorer
+
+from captioner.errors import DataError
+from captioner.evaluation.cider import CiderD, DocumentFrequencies, ngrams
+
+Tokens = list[str]
+
+# Few words, so that n-grams meet; one holds the blank that pycocoevalcap parts.
+WORDS = st.sampled_from(["a", "dog", "cat", "runs", "on", "grass", "1\u00a01/2"])
+CAPTION = st.lists(WORDS, max_size=7)
+TRUTH = st.dictionaries(
+    st.integers(0, 99), st.lists(CAPTION, min_size=1, max_size=3), min_size=1, max_size=6
+)
+
+
+def oracle(truth: dict[int, list[Tokens]], said: dict[int, Tokens]) -> dict[int, float]:
+    """What pycocoevalcap gives each image."""
+    references = {i: [" ".join(tokens) for tokens in captions] for i, captions in truth.items()}
+    _, scores = Cider().compute_score(references, {i: [" ".join(said[i])] for i in truth})
+    return dict(zip(truth, scores, strict=True))
+
+
+def has_words(truth: dict[int, list[Tokens]]) -> bool:
+    """Without any, pycocoevalcap fails."""
+    return any(tokens for captions in truth.values() for tokens in captions)
+
+
+# --- n-grams -------------------------------------------------------------------------------------
+
+
+def test_ngrams_by_hand() -> None:
+    found = ngrams(["a", "dog", "a", "dog"])
+
+    assert found == [
+        {("a",): 2, ("dog",): 2},
+        {("a", "dog"): 2, ("dog", "a"): 1},
+        {("a", "dog", "a"): 1, ("dog", "a", "dog"): 1},
+        {("a", "dog", "a", "dog"): 1},
+    ]
+    assert ngrams([]) == [{}, {}, {}, {}]
+
+
+# --- score ---------------------------------------------------------------------------------------
+
+
+@given(truth=TRUTH.filter(has_words), data=st.data())
+def test_pycocoevalcap_gives_the_same(truth, data) -> None:
+    said = {i: data.draw(CAPTION) for i in truth}
+
+    found = CiderD(truth).score({i: [said[i]] for i in truth})
+
+    assert {i: score for i, (score,) in found.items()} == pytest.approx(
+        oracle(truth, said), abs=1e-9
+    )
+
+
+@given(truth=TRUTH.filter(has_words), frozen=TRUTH.filter(has_words), data=st.data())
+def test_pycocoevalcap_gives_the_same_under_frozen_frequencies(truth, frozen, data) -> None:
+    said = {i: data.draw(CAPTION) for i in truth}
+    counter = CiderScorer()
+    for captions in frozen.values():
+        counter.cook_append("", [" ".join(tokens) for tokens in captions])
+    counter.compute_doc_freq()
+    scorer = CiderScorer()
+    scorer.document_frequency = counter.document_frequency
+    for image_id, captions in truth.items():
+        scorer.cook_append(" ".join(said[image_id]), [" ".join(tokens) for tokens in captions])
+    scorer.crefs = Counted(scorer.crefs, len(frozen))
+
+    found = CiderD(truth, DocumentFrequencies.from_tokens(frozen)).score(
+        {i: [said[i]] for i in truth}
+    )
+
+    assert [found[i][0] for i in truth] == pytest.approx(scorer.compute_cider(), abs=1e-9)
+
+
+class Counted(list):
+    """The references that pycocoevalcap scores, which call themselves as many as were counted."""
+
+    def __init__(self, references: list, documents: int) -> None:
+        super().__init__(references)
+        self._documents = documents
+
+    def __len__(self) -> int:
+        return self._documents
+
+
+def test_by_hand() -> None:
+    # Every image has its own words but "a", which weighs nothing: the rest weighs ln 2 each.
+    scorer = CiderD({1: [["a", "dog"], ["a", "big", "dog"]], 2: [["a", "cat"]]})
+
+    (found,) = scorer.score({1: [["a", "dog"]]})[1]
+
+    # The same caption: words and pairs agree wholly, there is nothing longer: 2 of 4 orders.
+    # The other: dog of (big, dog): 1 / sqrt 2; no pair; one word longer: exp(-1 / 72).
+    expected = 10 / 4 / 2 * (2 + math.exp(-1 / 72) / math.sqrt(2))
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_clipping() -> None:
+    """To repeat a word that the reference holds once gains nothing."""
+    scorer = CiderD({1: [["dog", "runs", "here"]], 2: [["cat"]]})
+
+    once, thrice = scorer.score({1: [["dog"], ["dog", "dog", "dog"]]})[1]
+
+    assert 0 < thrice < once
+
+
+@given(truth=TRUTH.filter(has_words), said=st.lists(CAPTION, max_size=4))
+def test_the_company_does_not_count(truth, said) -> None:
+    """Many captions of an image, its images in any order: each scored as if alone."""
+    scorer = CiderD(truth)
+    backwards = CiderD(dict(reversed(truth.items())))
+
+    together = scorer.score(dict.fromkeys(truth, said))
+
+    assert backwards.score(dict.fromkeys(truth, said)) == together
+    for image_id, scores in together.items():
+        assert scores == [scorer.score({image_id: [tokens]})[image_id][0] for tokens in said]
+
+
+def test_people_s_captions_are_tokenized() -> None:
+    raw = CiderD.from_references({1: ["A dog isn't here."], 2: ["Cats!"]})
+    tokens = CiderD({1: [["a", "dog", "is", "n't", "here"]], 2: [["cats"]]})
+    said = {1: [["a", "dog"]], 2: [["cats"]]}
+
+    assert raw.score(said) == tokens.score(said)
+
+
+def test_frozen_frequencies_make_one_image_mean_something() -> None:
+    frozen = DocumentFrequencies.from_references({1: ["a dog"], 2: ["a cat"], 3: ["a bird"]})
+    truth = {9: [["a", "dog"]]}
+
+    assert CiderD(truth).score({9: [["a", "dog"]]}) == {9: [0]}
+    assert CiderD(truth, frozen).score({9: [["a", "dog"]]}) == {9: [pytest.approx(5)]}
+
+
+def test_images_without_references_are_named() -> None:
+    with pytest.raises(DataError, match=r"1 of 2 images have no reference .* \(first: id 5\)"):
+        CiderD({4: [["a"]], 5: []})
+    with pytest.raises(DataError, match=r"1 of 1 images have no reference .* \(first: id 5\)"):
+        CiderD({4: [["a"]]}).score({5: [["a"]]})
+
+
+# --- document frequencies ------------------------------------------------------------------------
+
+
+def test_frequencies_by_hand() -> None:
+    found = DocumentFrequencies.from_references(
+        {1: ["A dog runs.", "The dog!"], 2: ["a cat", "a cat"], 3: ["a dog"], 4: []}
+    )
+
+    # Images, not captions: "cat" and "the" are of one image alone.
+    assert found == DocumentFrequencies(3, {("a",): 3, ("dog",): 2, ("a", "dog"): 2})
+
+
+@given(truth=TRUTH.filter(has_words), data=st.data())
+def test_what_one_image_alone_holds_need_not_be_kept(truth, data) -> None:
+    said = {i: [data.draw(CAPTION)] for i in truth}
+    every: Counter[tuple[str, ...]] = Counter()
+    for captions in truth.values():
+        every.update({gram for tokens in captions for counts in ngrams(tokens) for gram in counts})
+
+    few = DocumentFrequencies.from_tokens(truth)
+
+    assert few.counts == {gram: count for gram, count in every.items() if count > 1}
+    everything = DocumentFrequencies(len(truth), every)
+    assert CiderD(truth, everything).score(said) == CiderD(truth, few).score(said)
+
+
+@pytest.mark.parametrize("references", [{}, {1: [], 2: []}])
+def test_nothing_to_count(references) -> None:
+    with pytest.raises(DataError, match="no image has a reference caption to count"):
+        DocumentFrequencies.from_references(references)
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+FREQUENCIES = DocumentFrequencies(
+    7, {("a",): 7, ("a", "dog"): 2, ("caf\u00e9", "\u72ac"): 3, ("\ud800",): 2}
+)
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "frequencies.json.gz"
+
+    FREQUENCIES.save(path)
+
+    assert DocumentFrequencies.load(path) == FREQUENCIES
+    assert [file.name for file in path.parent.iterdir()] == ["frequencies.json.gz"]
+
+
+def test_the_same_frequencies_give_the_same_bytes(tmp_path: Path) -> None:
+    backwards = DocumentFrequencies(7, dict(reversed(FREQUENCIES.counts.items())))
+
+    FREQUENCIES.save(tmp_path / "one.gz")
+    backwards.save(tmp_path / "two.gz")
+
+    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
+
+
+def written(path: Path, content: object) -> Path:
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    return path
+
+
+def test_a_file_that_is_missing_cut_or_another(tmp_path: Path) -> None:
+    whole, cut, text = tmp_path / "whole", tmp_path / "cut", tmp_path / "text"
+    FREQUENCIES.save(whole)
+    cut.write_bytes(whole.read_bytes()[:-20])
+    text.write_text("{}")
+    for path, message in [
+        (tmp_path / "none", "none does not exist; give a file"),
+        (tmp_path, "is a folder; give a file"),
+        (cut, "cut is cut or damaged; count"),
+        (text, "text is no file of document frequencies; give"),
+        (written(tmp_path / "list", [1]), "list is no file of document frequencies; give"),
+    ]:
+        with pytest.raises(DataError, match=message) as caught:
+            DocumentFrequencies.load(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "has format_version 2; this release reads 1"),
+        ({"format_version": None}, "has format_version None"),
+        ({"documents": 0}, "is no file of document frequencies"),
+        ({"documents": "7"}, "is no file of document frequencies"),
+        ({"counts": [1]}, "is no file of document frequencies"),
+        ({"counts": {"a": 8}}, "'a' in 8 of 7 images cannot be"),
+        ({"counts": {"a": 0}}, "'a' in 0 of 7 images cannot be"),
+        ({"counts": {"a": 1.5}}, "'a' in 1.5 of 7 images cannot be"),
+    ],
+)
+def test_a_file_whose_content_is_wrong(tmp_path: Path, change, message) -> None:
+    content = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
+    assert DocumentFrequencies.load(written(tmp_path / "good", content)).documents == 7
+
+    with pytest.raises(DataError, match=message):
+        DocumentFrequencies.load(written(tmp_path / "bad", content | change))

@@ -1,0 +1,689 @@
+"""Attention against masks: answers by hand, slow oracles, and files that cannot be used.
+
+Most photos here are 12 x 8 pixels under a grid of 2 x 3, so that a region is 4 x 4 pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from captioner.caption import Caption, Region
+from captioner.errors import ConfigError, DataError
+from captioner.evaluation.attention import entropy, movement
+from captioner.evaluation.bootstrap import weights
+from captioner.evaluation.grounding import Occurrence, measure
+from captioner.evaluation.masks import Instances, Masks, Seen, at_centres, coverage, read_instances
+from captioner.evaluation.objects import WORDS, _phrases
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+Array = NDArray[np.float64]
+
+HEIGHT, WIDTH, GRID = 8, 12, (2, 3)
+NAMES = {1: "dog", 2: "cat", 3: "person", 4: "hot dog"}
+IDS = {name: number for number, name in NAMES.items()}
+EVEN = np.full(GRID, 1 / 6)
+WHOLE = Region()
+
+
+def box(left: int, top: int, right: int, bottom: int) -> list[list[int]]:
+    """A polygon of whole pixels."""
+    return [[left, top, right, top, right, bottom, left, bottom]]
+
+
+def pixels(left: int, top: int, right: int, bottom: int) -> NDArray[np.bool_]:
+    mask = np.zeros((HEIGHT, WIDTH), dtype=bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Uncompressed run lengths: down the columns, the first run of zeros."""
+    counts, last = [0], False
+    for value in mask.T.ravel().tolist():
+        if value != last:
+            counts.append(0)
+            last = value
+        counts[-1] += 1
+    return {"size": list(mask.shape), "counts": counts}
+
+
+def packed(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Compressed run lengths, as they stand in JSON."""
+    from pycocotools.mask import encode
+
+    code = encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": code["size"], "counts": code["counts"].decode()}
+
+
+CELL = box(0, 0, 4, 4)  # the first region
+CROWD = runs(pixels(4, 0, 8, 4))  # the second
+
+
+def entry(category: str, shape: Any, image_id: int = 1, crowd: bool = False) -> dict[str, Any]:
+    return {
+        "id": 7, "image_id": image_id, "category_id": IDS[category], "segmentation": shape,
+        "iscrowd": int(crowd),
+    }  # fmt: skip
+
+
+def coco(*annotations: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "images": [
+            {"id": i, "file_name": f"{i}.jpg", "height": HEIGHT, "width": WIDTH} for i in (1, 2, 3)
+        ],
+        "annotations": list(annotations),
+        "categories": [{"id": i, "name": name} for i, name in NAMES.items()],
+        **changes,
+    }
+
+
+def put(path: Path, content: Any) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    def read(*annotations: dict[str, Any], **changes: Any) -> Instances:
+        return read_instances(put(tmp_path / "a.json", coco(*annotations, **changes)))
+
+    return read
+
+
+def caption(text: str, maps: Any = None, gates: Any = None, region: Region = WHOLE) -> Caption:
+    """Maps of words that are not given are even."""
+    words = tuple(text.split())
+    alphas = np.full((len(words), *GRID), 1 / 6) if maps is None else np.asarray(maps, float)
+    gates = np.ones(len(words)) if gates is None else np.asarray(gates, float)
+    zeros = np.zeros(len(words), np.float32)
+    return Caption(words, zeros, alphas.astype("f4"), gates.astype("f4"), -1.0, region)
+
+
+def spot(**shares: float) -> Array:
+    """A map from the shares of some regions: ``spot(r0c0=0.7)``; the rest goes to the last."""
+    alpha = np.zeros(GRID)
+    for place, share in shares.items():
+        alpha[int(place[1]), int(place[3])] = share
+    alpha[-1, -1] += 1 - alpha.sum()
+    return alpha
+
+
+def only(instances: Instances, one: Caption) -> Occurrence:
+    (found,) = measure({1: one}, instances).occurrences
+    return found
+
+
+def close(value: float) -> Any:
+    return pytest.approx(value, abs=1e-6)  # alphas are float32
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+def test_the_three_forms_of_a_mask_are_read_alike(read) -> None:
+    mask = pixels(3, 1, 9, 6)
+    for shape in (box(3, 1, 9, 6), runs(mask), packed(mask)):
+        np.testing.assert_array_equal(read(entry("dog", shape)).masks(1, "dog").objects, mask)
+
+
+def test_objects_are_joined_and_win_over_crowds(read) -> None:
+    """An object of two polygons, a second object, and a crowd that reaches into both."""
+    two = box(0, 0, 2, 2) + box(5, 5, 7, 7)
+    crowd = runs(pixels(0, 0, 12, 3))
+    instances = read(entry("dog", two), entry("dog", CELL), entry("dog", crowd, crowd=True))
+
+    found = instances.masks(1, "dog")
+
+    objects = pixels(0, 0, 4, 4) | pixels(5, 5, 7, 7)
+    np.testing.assert_array_equal(found.objects, objects)
+    np.testing.assert_array_equal(found.crowds, pixels(0, 0, 12, 3) & ~objects)
+
+
+def test_what_the_file_knows(read) -> None:
+    instances = read(entry("dog", CELL), entry("hot dog", CELL, image_id=2))
+    assert instances.categories == frozenset(NAMES.values())
+    assert instances.sizes == dict.fromkeys((1, 2, 3), (HEIGHT, WIDTH))
+    assert instances.masks(1, "cat") is None
+    assert instances.masks(2, "dog") is None
+    assert instances.masks(3, "dog") is None
+
+
+def test_nothing_is_printed(read, capfd: pytest.CaptureFixture[str]) -> None:
+    measure({1: caption("dog")}, read(entry("dog", CELL))).summary()
+    assert capfd.readouterr() == ("", "")
+
+
+DOG = entry("dog", CELL)
+CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", r"a\.json is not JSON"),
+        ('{"images": [', r"a\.json is not JSON .*; give a whole JSON file"),
+        ([], r"a\.json holds a JSON list"),
+        ({}, r"a\.json has no 'images'; give a COCO instances file"),
+        (coco(DOG, images=[]), r"has no 'images'"),
+        (coco(), r"has no 'annotations'"),
+        (coco(DOG, categories=None), r"has no 'categories'; give a COCO instances file"),
+        (coco(CAPTION), r"annotations\[0\] lacks 'category_id' \(it is a caption\); give a COCO"),
+        (coco(DOG, 7), r"annotations\[1\] lacks 'id'"),
+        (coco({**DOG, "segmentation": "x"}), r"\[0\] has a 'segmentation' that is not polygons"),
+        (coco({**DOG, "category_id": "1"}), r"\[0\] has a 'category_id' that is not a whole"),
+        (
+            coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8}]),
+            r"images\[0\] lacks 'width'",
+        ),
+        (
+            coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 0}]),
+            r"image 1 has 0 x 8 pixels; give",
+        ),
+        (
+            coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 12}] * 2),
+            r"image id 1 stands twice",
+        ),
+        (coco(DOG, categories=[{"id": 1, "name": 5}]), r"categories\[0\] has a 'name' .* text"),
+        (coco({**DOG, "image_id": 9}), r"annotation 7 has the image_id 9, which is not in the"),
+        (coco({**DOG, "category_id": 9}), r"annotation 7 has the category_id 9, which is not"),
+    ],
+)
+def test_files_that_are_no_instances(tmp_path: Path, content: Any, expected: str) -> None:
+    with pytest.raises(DataError, match=expected) as caught:
+        read_instances(put(tmp_path / "a.json", content))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.json does not exist"):
+        read_instances(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ([], "annotation 7 is neither polygons nor run lengths"),
+        ([[1, 2, 3]], "annotation 7 is neither"),
+        ([["a", 1, 2, 3, 4, 5]], "annotation 7 is neither"),
+        ({"size": [8, 12]}, "annotation 7 is neither"),
+        (packed(np.zeros((20, 20), dtype=bool)) | {"size": [8, 12]}, "annotation 7 is neither"),
+        ({"size": [4, 4], "counts": [0, 16]}, r"has \(4, 4\) pixels, its image \(8, 12\); give"),
+    ],
+)
+def test_masks_that_cannot_be_decoded(read, shape: Any, expected: str) -> None:
+    with pytest.raises(DataError, match=expected) as caught:
+        measure({1: caption("dog")}, read(entry("dog", shape)))
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_that_end_too_early_are_no_noise(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pycocotools gives whatever the memory held; here, what it may have held."""
+    held = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
+    monkeypatch.setattr("pycocotools.mask.decode", lambda code: held)
+    with pytest.raises(DataError, match=r"7 is neither .* \(the runs end before the last pixel\)"):
+        read(entry("dog", {"size": [8, 12], "counts": [5]})).masks(1, "dog")
+
+
+def test_photos_that_the_file_lacks(read) -> None:
+    captions = {1: caption("dog"), 8: caption("dog"), 5: caption("dog")}
+    with pytest.raises(DataError, match=r"2 of 3 captioned photos are not in .*a\.json \(first: i"):
+        measure(captions, read(DOG))
+
+
+# --- Coverage ------------------------------------------------------------------------------------
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> NDArray[np.bool_]:
+    size = draw(st.tuples(st.integers(1, 7), st.integers(1, 9)))
+    return np.random.default_rng(draw(st.integers(0, 999))).random(size) < draw(st.floats(0, 1))
+
+
+@st.composite
+def regions(draw: st.DrawFn) -> Region:
+    """Borders that fall on pixels, between them, and on the photo's own."""
+    left, right = sorted(draw(st.lists(st.integers(0, 24), min_size=2, max_size=2, unique=True)))
+    top, bottom = sorted(draw(st.lists(st.integers(0, 24), min_size=2, max_size=2, unique=True)))
+    return Region(left / 24, top / 24, right / 24, bottom / 24)
+
+
+grids = st.tuples(st.integers(1, 5), st.integers(1, 4))
+
+
+@given(masks(), regions(), grids)
+def test_coverage_is_the_area_that_pixels_and_regions_share(mask, region, grid) -> None:
+    """A slow loop over all pairs of a region and a pixel."""
+    height, width = mask.shape
+    expected = np.zeros(grid)
+    tall = (region.bottom - region.top) * height / grid[0]
+    wide = (region.right - region.left) * width / grid[1]
+    for row, column in np.ndindex(grid):
+        top, left = region.top * height + row * tall, region.left * width + column * wide
+        for y, x in np.argwhere(mask):
+            down = max(0.0, min(top + tall, y + 1) - max(top, y))
+            across = max(0.0, min(left + wide, x + 1) - max(left, x))
+            expected[row, column] += down * across / (tall * wide)
+
+    np.testing.assert_allclose(coverage(mask, region, grid), expected, atol=1e-7)
+
+
+@given(st.integers(0, 999), grids, st.integers(1, 3), st.integers(1, 3))
+def test_correctness_is_that_of_the_map_resized_to_the_photo(seed, grid, tall, wide) -> None:
+    generator = np.random.default_rng(seed)
+    mask = generator.random((grid[0] * tall, grid[1] * wide)) < 0.4
+    alpha = generator.dirichlet(np.ones(grid[0] * grid[1])).reshape(grid)
+
+    found = Seen.of(Masks(mask, ~mask & False), Region(), grid).correctness(alpha[None])
+
+    large = np.kron(alpha, np.ones((tall, wide)))
+    assert found == pytest.approx((large * mask).sum() / large.sum())
+
+
+@given(masks(), regions(), grids)
+def test_coverage_of_regions_is_the_mean_of_their_parts(mask, region, grid) -> None:
+    parts = coverage(mask, region, (2 * grid[0], 3 * grid[1]))
+
+    found = coverage(mask, region, grid)
+
+    parts = parts.reshape(grid[0], 2, grid[1], 3).mean(axis=(1, 3))
+    np.testing.assert_allclose(found, parts, atol=1e-7)
+    assert (found >= 0).all()
+    assert (found <= 1 + 1e-9).all()
+    assert coverage(mask, Region(), grid).mean() == pytest.approx(mask.mean())
+    np.testing.assert_allclose(coverage(~mask, region, grid), 1 - found, atol=1e-9)
+
+
+def test_an_object_beside_the_crop_is_not_in_it_by_a_rounding() -> None:
+    """0.5 - 0.2 is a little less than 0.3, and 0.3 x 10 pixels ends before the fourth."""
+    for width in range(2, 700):
+        side = width - 2 * (width // 3)
+        region = Region(0.5 - side / width / 2, 0.0, 0.5 + side / width / 2, 1.0)
+        mask = np.ones((1, width), dtype=bool)
+        mask[:, width // 3 : width // 3 + side] = False
+        assert not coverage(mask, region, (1, 3)).any()
+
+
+@pytest.mark.parametrize(
+    "region",
+    [Region(0.5, 0, 0.5, 1), Region(0, 0.6, 1, 0.5), Region(-0.1, 0, 1, 1), Region(0, 0, 1, 1.1)],
+)
+def test_regions_that_are_none(region: Region) -> None:
+    with pytest.raises(
+        ConfigError, match="is empty or reaches out of the photo; 0 <= left < right"
+    ):
+        coverage(np.ones((2, 2), dtype=bool), region, (1, 1))
+
+
+def test_the_middle_of_a_region() -> None:
+    mask = np.zeros((HEIGHT, WIDTH), dtype=bool)
+    mask[2, 6] = mask[7, 11] = True
+    assert at_centres(mask, Region(), GRID).tolist() == [[False, True, False], [False] * 3]
+    # One region a pixel, and only the last column and row seen.
+    np.testing.assert_array_equal(at_centres(mask, Region(), (HEIGHT, WIDTH)), mask)
+    assert at_centres(mask, Region(11 / 12, 7 / 8, 1, 1), (1, 1)).tolist() == [[True]]
+
+
+# --- Answers by hand -----------------------------------------------------------------------------
+
+
+def test_all_attention_on_the_object(read) -> None:
+    found = measure({1: caption("dog", [spot(r0c0=1)])}, read(DOG)).summary()
+
+    assert found["correctness"] == close(1)
+    assert found["uniform"] == close(1 / 6)
+    assert found["ratio"] == close(6)  # 1 / area
+    assert found["pointing"] == 1
+    assert found["pointing_uniform"] == close(1 / 6)
+    assert found["pointing_centre"] == 0
+    assert found["shuffled"] is None  # there is no other word
+
+
+def test_an_even_map_is_no_better_than_even(read) -> None:
+    found = measure({1: caption("a dog runs")}, read(DOG)).summary()
+
+    for key in ("correctness", "uniform", "shuffled", "pointing", "pointing_uniform"):
+        assert found[key] == close(1 / 6), key
+    assert found["ratio"] == close(1)
+    assert found["intervals"]["ratio"] == close([1, 1])
+
+
+def test_half_covered_regions(read) -> None:
+    """x from 0 to 2 of 12: half of two regions, whose middles lie outside."""
+    found = only(read(entry("dog", box(0, 0, 2, 8))), caption("dog", [spot(r0c0=0.6, r1c0=0.2)]))
+
+    assert found.correctness == close(0.4)
+    assert found.uniform == close(1 / 6)
+    assert (found.pointing, found.pointing_uniform) == (0, 0)
+
+
+def test_the_centre_by_hand(read) -> None:
+    found = only(read(entry("dog", box(4, 0, 8, 8))), caption("dog"))
+
+    side = math.exp(-((1 / 3) ** 2) / (2 * 0.25**2))  # a third of the width from the middle
+    assert found.centre == close(1 / (1 + 2 * side))
+    assert found.pointing_centre == 1
+
+
+def test_only_the_part_that_was_seen_counts(read) -> None:
+    """The model saw the right two thirds, x from 4 to 12, as a grid of 1 x 2."""
+    region = Region(1 / 3, 0, 1, 1)
+    one = caption("dog", [[[0.75, 0.25]]], region=region)
+
+    found = only(read(entry("dog", box(0, 0, 8, 8))), one)
+    assert (found.correctness, found.uniform) == (close(0.75), close(0.5))
+    assert found.pointing == 1
+
+    found = only(read(entry("dog", box(6, 0, 8, 4))), one)
+    assert (found.correctness, found.uniform) == (close(0.75 / 4), close(1 / 8))
+
+    outside = measure({1: one}, read(DOG))
+    assert (outside.names, outside.unseen, len(outside.occurrences)) == (1, 1, 0)
+
+
+def test_words_around_a_name(read) -> None:
+    shares = [0.1, 0.2, 0.7, 0.4, 0.3]
+    maps = [spot(r0c0=share) for share in shares]
+
+    found = only(read(DOG), caption("a big dog runs off", maps, gates=[0.5, 0.1, 0.9, 0.2, 0.3]))
+
+    assert found.correctness == close(0.7)
+    assert found.shift == (close(0.2), close(0.7), close(0.4))
+    assert found.shuffled == close((0.1 + 0.2 + 0.4 + 0.3) / 4)
+    assert found.gate == close(0.9)
+    assert (found.image_id, found.category, found.text, found.start) == (1, "dog", "dog", 2)
+
+
+def test_a_name_of_two_words_takes_their_mean(read) -> None:
+    maps = [spot(r0c0=share) for share in (0.1, 0.2, 0.6, 0.5)]
+    one = caption("a hot dog lies", maps, gates=[1, 0.2, 0.4, 1])
+
+    found = only(read(entry("hot dog", CELL)), one)
+
+    assert found.text == "hot dog"
+    assert found.correctness == close(0.4)
+    assert found.shuffled == close(0.3)
+    assert found.shift == (close(0.1), close(0.4), close(0.5))
+    assert found.gate == close(0.3)
+    assert found.pointing == 0.0  # 0.8 + 0.4 in the last region, 0.2 + 0.6 in the first
+
+
+def test_shifts_are_over_the_names_that_have_both_neighbours(read) -> None:
+    maps = [spot(r0c0=share) for share in (0.9, 0.1, 0.6, 0.5, 0.8)]
+    found = measure({1: caption("dog and dog or dog", maps)}, read(DOG)).summary()
+
+    assert found["shift"] == {"-1": close(0.1), "0": close(0.6), "+1": close(0.5), "names": 1}
+    assert found["correctness"] == close((0.9 + 0.6 + 0.8) / 3)
+    assert found["measured"] == 3
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ({"r0c0": 0.4, "r1c1": 0.4}, 1 / 2),
+        ({"r0c0": 0.3, "r1c1": 0.3, "r0c2": 0.3}, 1 / 3),
+        ({"r0c0": 0.4, "r1c1": 0.45}, 0),
+    ],
+)
+def test_regions_that_share_the_first_place(read, shares: dict[str, float], expected: float):
+    assert only(read(DOG), caption("dog", [spot(**shares)])).pointing == close(expected)
+
+
+def test_the_ratio_is_one_of_means(read) -> None:
+    """A small dog missed, a large cat found: the mean of 0 / (1/6) and 1 / (4/6) is 0.75."""
+    instances = read(DOG, entry("cat", box(4, 0, 12, 8)))
+    found = measure({1: caption("dog cat", [spot(), spot(r0c1=1)])}, instances).summary()
+
+    assert found["ratio"] == close(0.5 / ((1 / 6 + 4 / 6) / 2))
+    assert found["categories"] == {
+        "cat": {"count": 1, "correctness": close(1), "uniform": close(4 / 6), "ratio": close(1.5)},
+        "dog": {"count": 1, "correctness": 0, "uniform": close(1 / 6), "ratio": 0},
+    }
+
+
+# --- Crowds --------------------------------------------------------------------------------------
+
+
+def test_what_a_crowd_covers_is_neither_right_nor_wrong(read) -> None:
+    instances = read(DOG, entry("dog", CROWD, crowd=True))
+    one = caption("big dog", [spot(r0c0=0.2, r0c1=0.5), spot(r0c0=0.5, r0c1=0.3)])
+
+    found = only(instances, one)
+
+    assert found.correctness == close(0.5 / 0.7)
+    assert found.uniform == close(1 / 5)
+    assert found.shuffled == close(0.2 / 0.5)
+    assert found.pointing == 1
+    assert found.pointing_uniform == close(1 / 5)
+
+
+def test_the_crowd_of_another_category_is_not_left_out(read) -> None:
+    instances = read(DOG, entry("cat", CROWD, crowd=True))
+    found = only(instances, caption("dog", [spot(r0c0=0.5, r0c1=0.3)]))
+    assert (found.correctness, found.uniform) == (close(0.5), close(1 / 6))
+
+
+def test_pointing_at_a_crowd_is_neither_hit_nor_miss(read) -> None:
+    instances = read(DOG, entry("dog", CROWD, crowd=True))
+
+    at_crowd = measure({1: caption("dog", [spot(r0c0=0.3, r0c1=0.6)])}, instances)
+    assert math.isnan(at_crowd.occurrences[0].pointing)
+    assert at_crowd.summary()["pointing"] is None
+    assert at_crowd.summary()["intervals"]["pointing"] is None
+    assert at_crowd.summary()["correctness"] == close(0.3 / 0.4)
+
+    tie = spot(r0c1=0.4, r1c0=0.4)
+    assert only(instances, caption("dog", [tie])).pointing == 0  # the other half of the tie
+
+    middle = read(DOG, entry("dog", runs(pixels(4, 2, 8, 6)), crowd=True))
+    assert math.isnan(only(middle, caption("dog")).pointing_centre)
+
+
+def test_attention_that_all_lies_on_a_crowd(read) -> None:
+    instances = read(DOG, entry("dog", CROWD, crowd=True))
+
+    found = measure({1: caption("dog", [spot(r0c1=1)])}, instances)
+    assert (found.names, found.ignored, found.occurrences) == (1, 1, ())
+
+    # A neighbour's attention does: then there is nothing to compare with it.
+    maps = [spot(r0c1=1), spot(r0c0=1), spot(r0c0=0.5)]
+    beside = only(instances, caption("a dog runs", maps))
+    assert all(math.isnan(value) for value in beside.shift)
+    assert beside.shuffled == close(0.5)  # of the two others' mean map, what is outside the crowd
+
+
+def test_a_category_that_is_there_as_a_crowd_alone(read) -> None:
+    crowd = entry("dog", CROWD, crowd=True)
+    found = measure({1: caption("dog")}, read(crowd))
+    assert (found.names, found.ignored, found.occurrences) == (1, 1, ())
+
+    # Of what the model saw, the right two thirds, there is a crowd alone.
+    seen = caption("dog", [[[0.5, 0.5]]], region=Region(1 / 3, 0, 1, 1))
+    found = measure({1: seen}, read(DOG, crowd))
+    assert (found.ignored, found.unseen, found.occurrences) == (1, 0, ())
+
+
+# --- The whole set -------------------------------------------------------------------------------
+
+
+def test_every_name_is_counted_once(read) -> None:
+    instances = read(DOG, entry("person", CROWD, crowd=True), entry("cat", CELL, image_id=2))
+    region = Region(0.5, 0.5, 1, 1)
+    captions = {
+        1: caption("a man and a dog near a cat on a couch"),  # ignored, measured, absent, unknown
+        2: caption("a cat", region=region),  # unseen
+        3: caption("grass"),
+    }
+
+    found = measure(captions, instances)
+
+    assert found.photos == (1, 2, 3)
+    summary = found.summary()
+    counted = {
+        key: summary[key] for key in ("photos", "names", "measured", "absent", "unseen", "ignored")
+    }
+    assert counted == {
+        "photos": 3, "names": 4, "measured": 1, "absent": 1, "unseen": 1, "ignored": 1,
+    }  # fmt: skip
+
+
+def test_spread_is_over_all_words(read) -> None:
+    maps = [spot(r0c0=0.5), EVEN, spot(r0c0=1)]
+    found = measure({1: caption("a dog runs", maps), 2: caption("grass")}, read(DOG)).summary()
+
+    assert found["entropy"] == close((math.log(2) + math.log(6) + 0 + math.log(6)) / 4)
+    assert found["entropy"] == close(np.concatenate([entropy(maps), entropy([EVEN])]).mean())
+    assert found["entropy_even"] == close(math.log(6))
+    assert found["movement"] == close(movement(maps))  # one word does not move
+
+
+@pytest.mark.parametrize("text", ["a cat", "grass", ""])
+def test_nothing_to_measure(read, text: str) -> None:
+    found = measure({1: caption(text, np.zeros((len(text.split()), *GRID)) + EVEN)}, read(DOG))
+    _nothing(found.summary(), names=int("cat" in text))
+
+
+def test_no_captions(read) -> None:
+    found = measure({}, read(DOG)).summary()
+    _nothing(found, names=0)
+    assert found["photos"] == 0
+    assert found["entropy"] is found["entropy_even"] is found["movement"] is None
+
+
+def _nothing(found: dict[str, Any], names: int) -> None:
+    assert (found["names"], found["absent"], found["measured"]) == (names, names, 0)
+    for key in ("correctness", "uniform", "centre", "shuffled", "ratio", "pointing",
+                "pointing_uniform", "pointing_centre", "gate"):  # fmt: skip
+        assert found[key] is None, key
+    assert set(found["intervals"].values()) == {None}
+    assert found["shift"] == {"-1": None, "0": None, "+1": None, "names": 0}
+    assert found["categories"] == {}
+
+
+def test_the_summary_is_json(read) -> None:
+    captions = {1: caption("a dog"), 2: caption("a dog"), 3: caption("dog")}
+    found = measure(captions, read(DOG, entry("dog", CELL, image_id=3))).summary()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert set(found) == {
+        "correctness", "uniform", "centre", "shuffled", "ratio", "pointing", "pointing_uniform",
+        "pointing_centre", "shift", "intervals", "names", "measured", "absent", "unseen",
+        "ignored", "photos", "gate", "entropy", "entropy_even", "movement", "categories",
+    }  # fmt: skip
+
+
+def test_intervals_are_those_of_a_loop_over_drawn_photos(read) -> None:
+    """Photos with three names, one and none; shuffled is missing in the second."""
+    generator = np.random.default_rng(0)
+    texts = {1: "a dog near a cat or a dog", 2: "cat", 3: "some grass"}
+    captions = {
+        i: caption(t, generator.dirichlet(np.ones(6), len(t.split())).reshape(-1, *GRID))
+        for i, t in texts.items()
+    }
+    shapes = entry("cat", box(2, 2, 9, 7)), entry("cat", box(1, 1, 6, 6), image_id=2)
+    found = measure(captions, read(DOG, *shapes))
+
+    values: dict[str, list[float]] = {"correctness": [], "shuffled": [], "ratio": []}
+    for row in weights(3, 200, 5):
+        drawn = [
+            one
+            for photo, times in zip((1, 2, 3), row, strict=True)
+            for one in found.occurrences * int(times)
+            if one.image_id == photo
+        ]
+        if drawn:
+            values["correctness"].append(np.mean([one.correctness for one in drawn]))
+            values["ratio"].append(
+                values["correctness"][-1] / np.mean([one.uniform for one in drawn])
+            )
+        shuffled = [one.shuffled for one in drawn if not math.isnan(one.shuffled)]
+        if shuffled:
+            values["shuffled"].append(np.mean(shuffled))
+
+    intervals = found.summary(resamples=200, seed=5)["intervals"]
+    for key, drawn_values in values.items():
+        assert intervals[key] == pytest.approx(np.percentile(drawn_values, [2.5, 97.5])), key
+    assert found.summary() == found.summary()
+    single = {str(found.summary(1, seed)["intervals"]["correctness"]) for seed in range(9)}
+    assert len(single) > 1
+
+
+# --- What must not matter ------------------------------------------------------------------------
+
+
+@given(st.integers(0, 9999), regions(), grids)
+def test_bounds_and_mirrors(seed: int, region: Region, grid: tuple[int, int]) -> None:
+    """All shares lie in 0 .. 1, and a mirrored photo with mirrored maps has the same."""
+    generator = np.random.default_rng(seed)
+    maps = generator.dirichlet(np.ones(grid[0] * grid[1]), 3).reshape(3, *grid)
+    objects = generator.random((9, 7)) < 0.3
+    crowds = (generator.random((9, 7)) < 0.3) & ~objects
+    mirror = Region(1 - region.right, region.top, 1 - region.left, region.bottom)
+
+    here = Seen.of(Masks(objects, crowds), region, grid)
+    there = Seen.of(Masks(objects[:, ::-1], crowds[:, ::-1]), mirror, grid)
+
+    for one in (*maps[:, None], maps, np.ones((1, *grid))):
+        share = here.correctness(one)
+        assert math.isnan(share) or -1e-9 <= share <= 1 + 1e-9
+        assert there.correctness(one[..., ::-1]) == pytest.approx(share, nan_ok=True, abs=1e-7)
+        hit = here.pointing(one[0])
+        assert math.isnan(hit) or 0 <= hit <= 1
+    assert (here.objects <= here.counted + 1e-9).all()
+
+
+@given(st.integers(0, 9999))
+def test_the_order_and_the_scale_of_maps_do_not_matter(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    maps = generator.random((3, *GRID))
+    seen = Seen.of(Masks(pixels(1, 2, 7, 5), pixels(8, 0, 12, 3)), Region(), GRID)
+
+    assert seen.correctness(maps[::-1] * 5) == pytest.approx(seen.correctness(maps))
+    assert seen.correctness(maps[:0]) != seen.correctness(maps[:0])  # NaN: there is no map
+
+
+# --- Real masks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not there")
+def test_maps_made_of_cocos_own_masks_are_better_than_every_other() -> None:
+    """Every object of coco128 is named, with the share of each region that it covers as its map."""
+    instances = read_instances(DATA / "coco128" / "annotations" / "instances.json")
+    assert instances.categories == set(WORDS)
+    region, grid = Region(0.1, 0.05, 0.95, 1), (7, 9)
+    captions = {}
+    for image_id in instances.sizes:
+        words: list[str] = ["and"]
+        maps = [np.ones(grid)]
+        for there, category in instances.annotations:
+            if there != image_id:
+                continue
+            phrase = next(_phrases(WORDS[category]))
+            cover = Seen.of(instances.masks(image_id, category), region, grid).objects
+            words += [*phrase, "and"]
+            maps += [cover if cover.any() else np.ones(grid)] * len(phrase) + [np.ones(grid)]
+        shares = np.array([alpha / alpha.sum() for alpha in maps])
+        captions[image_id] = caption(" ".join(words), shares, region=region)
+
+    found = measure(captions, instances)
+    summary = found.summary()
+
+    assert found.names == len(instances.annotations)
+    assert found.absent == 0
+    assert summary["measured"] > 0.9 * found.names
+    assert summary["measured"] + found.unseen + found.ignored == found.names
+    for one in found.occurrences:
+        assert one.correctness >= one.uniform - 1e-6, one
+    for category, row in summary["categories"].items():
+        assert row["ratio"] > 1, category
+    for key in ("uniform", "centre", "shuffled"):
+        assert summary["intervals"][key][1] < summary["intervals"]["correctness"][0], key
+    assert summary["pointing"] > max(summary["pointing_uniform"], summary["pointing_centre"])

@@ -1,0 +1,316 @@
+"""METEOR against pycocoevalcap, and what is said when a Java program lacks something or dies."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captioner.errors import ConfigError, DataError
+from captioner.evaluation import java
+from captioner.evaluation.bootstrap import weights
+from captioner.evaluation.java import (
+    METEOR_COUNTS,
+    Meteor,
+    find_java,
+    meteor_from_counts,
+    spice,
+    unavailable,
+)
+from captioner.evaluation.metrics import score
+
+CANDIDATES = [
+    "two men ride their bikes",
+    "a shirt in the shop 's window",
+    "a plate of food on a wooden table",
+    "",
+    "zebra quartz lamp",
+    "men ||| on bikes |||",
+    "the the the",
+    "a caf\u00e9 with \u72ac \ud800",
+    "a dog\nEVAL ||| 1",
+]
+REFERENCES = [
+    ["two men ride bikes quickly", "a man rides another man follows him", "two riders"],
+    ["a t-shirt for $ 5 hangs in the shop window", "a shop window -lrb- closed -rrb-"],
+    ["a plate of food on a wooden table"],
+    ["a dog", "the dog is n't playing with a red ball"],
+    ["", "a horse"],
+    ["some cyclists", "men on bicycles | here"],
+    ["the dog"],
+    ["a caf\u00e9 with \u732b", "caf\u00e9"],
+    ["a dog runs"],
+]
+
+# The last two are nothing that pycocoevalcap takes: half of a surrogate pair, and two lines.
+COMMON = 7
+
+
+@pytest.fixture(scope="module")
+def meteor() -> Iterator[Meteor]:
+    if find_java() is None:
+        pytest.skip("no java")
+    with Meteor() as running:
+        yield running
+
+
+# --- METEOR --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_pycocoevalcap_gives_the_same(meteor: Meteor) -> None:
+    truth = dict(enumerate(REFERENCES[:COMMON]))
+    result = {number: [text] for number, text in enumerate(CANDIDATES[:COMMON])}
+    # Its own method, of the program that already runs.
+    corpus, images = meteor._program.compute_score(truth, result)
+
+    found = meteor.score(CANDIDATES[:COMMON], REFERENCES[:COMMON])
+
+    assert found.corpus == pytest.approx(corpus, abs=1e-12)
+    assert found.images == pytest.approx(images, abs=1e-12)
+    assert found.counts.shape == (COMMON, METEOR_COUNTS)
+    assert found.images[2] == 1
+    assert found.images[3] == 0
+
+
+@pytest.mark.slow
+def test_odd_text_keeps_lines_and_answers_together(meteor: Meteor) -> None:
+    found = meteor.score(CANDIDATES, REFERENCES)
+
+    for number, (candidate, references) in enumerate(zip(CANDIDATES, REFERENCES, strict=True)):
+        alone = meteor.score([candidate], [references])
+        assert alone.corpus == alone.images[0] == found.images[number]
+        np.testing.assert_array_equal(alone.counts[0], found.counts[number])
+
+
+@pytest.mark.slow
+def test_the_last_step_is_the_programs(meteor: Meteor) -> None:
+    """From the counts of a caption, and from those of a thousand draws of all."""
+    counts = meteor.score(CANDIDATES, REFERENCES).counts
+    sums = np.concatenate([counts, weights(len(counts), 1000) @ counts, np.zeros((1, 23))])
+
+    *expected, _ = meteor._evaluate([" ".join(map(str, row)) for row in sums])
+
+    np.testing.assert_allclose(meteor_from_counts(sums), expected, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_row_scores_as_its_images_that_many_times(meteor: Meteor) -> None:
+    """Perfect captions among others, perfect ones alone, and none of them."""
+    counts = meteor.score(CANDIDATES, REFERENCES).counts
+    for row in (
+        [2, 0, 1, 1, 0, 3, 0, 0, 1],
+        [0, 0, 3, 0, 0, 0, 0, 0, 0],
+        [1, 2, 0, 0, 3, 1, 1, 1, 0],
+    ):
+        drawn = np.repeat(np.arange(len(row)), row)
+
+        again = meteor.score([CANDIDATES[i] for i in drawn], [REFERENCES[i] for i in drawn])
+
+        assert meteor_from_counts(np.array(row) @ counts) == pytest.approx(again.corpus, abs=1e-12)
+
+
+def test_the_last_step_by_hand() -> None:
+    # "a dog runs" against "a dog runs on the grass": all three words of the candidate, one of them
+    # a function word; in one chunk.
+    counts = np.zeros(METEOR_COUNTS)
+    counts[[0, 1, 2, 3]] = 3, 6, 1, 3
+    counts[[4, 5, 6, 7]] = 2, 2, 1, 1
+    counts[[20, 21, 22]] = 1, 3, 3
+    recall = (0.75 * 2 + 0.25 * 1) / (0.75 * 3 + 0.25 * 3)
+    mean = 1 / (0.15 / 1 + 0.85 / recall)
+
+    assert meteor_from_counts(counts) == pytest.approx(mean * (1 - 0.6 * (1 / 3) ** 0.2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("java") is None, reason="no java")
+def test_a_program_that_dies_is_one_line() -> None:
+    with Meteor() as running:
+        running.score(["a dog"], [["a dog"]])
+        running._process.kill()
+        running._process.wait()
+        with pytest.raises(DataError, match=r"METEOR's Java program stopped .* leave METEOR out"):
+            running.score(["a dog"], [["a dog"]])
+    running.close()  # twice does no harm
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("java") is None, reason="no java")
+def test_meteor_among_the_metrics(meteor: Meteor) -> None:
+    candidates = {8: "Two men ride their bikes.", 2: "A dog!"}
+    references = {8: REFERENCES[0], 2: REFERENCES[3]}
+
+    found = score(candidates, references, java=["METEOR"])
+
+    expected = meteor.score(["a dog", "two men ride their bikes"], [references[2], references[8]])
+    assert found.corpus["METEOR"] == expected.corpus
+    assert [found.images[i]["METEOR"] for i in (2, 8)] == list(expected.images)
+    resampled = found.resample([[1, 1], [2, 0]])["METEOR"]
+    assert resampled == pytest.approx([expected.corpus, expected.images[0]], abs=1e-12)
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="no shell")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 1", "it said nothing"),
+        ("echo Error: no memory >&2; echo more >&2; exit 1", "Error: no memory"),
+        ("echo odd; read line; echo 1 2; sleep 5", "it said nothing"),
+    ],
+)
+def test_a_java_that_cannot_run_it(script, said, tmp_path: Path, monkeypatch) -> None:
+    """Not a broken pipe, not a hang: what it said, in one line."""
+    java_here = tmp_path / "java"
+    java_here.write_text(f"#!/bin/sh\n{script}\n")
+    java_here.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    with Meteor() as running, pytest.raises(DataError) as caught:
+        running.score(["a dog"] * 3, [["a dog"]] * 3)
+
+    assert str(caught.value).startswith(f"METEOR's Java program stopped ({said}); free 2 GB")
+
+
+# --- what is missing -----------------------------------------------------------------------------
+
+
+def test_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    assert find_java() is None
+    for metric in ("METEOR", "SPICE"):
+        line = unavailable(metric)
+        assert line.startswith(f"{metric} needs Java, and there is no java on the PATH; install")
+        assert "all other metrics do without" in line
+        assert "\n" not in line
+    with pytest.raises(ConfigError, match="METEOR needs Java"):
+        Meteor()
+    with pytest.raises(ConfigError, match="SPICE needs Java"):
+        spice(["a dog"], [["a dog"]])
+
+
+def test_a_metric_that_is_none_of_java() -> None:
+    with pytest.raises(ConfigError, match="'CIDEr' is no metric of Java; give METEOR or SPICE"):
+        unavailable("CIDEr")
+
+
+@pytest.fixture
+def spice_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Java, and SPICE's folder as pycocoevalcap brings it: without CoreNLP."""
+    from pycocoevalcap.spice import get_stanford_models as source
+
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(source, "SPICEDIR", str(tmp_path))
+    monkeypatch.setattr(java, "find_java", lambda: "java")
+    return tmp_path
+
+
+MAIN, MODELS = "stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"
+
+
+def test_without_corenlp(spice_folder: Path) -> None:
+    line = unavailable("SPICE")
+
+    assert line == (
+        f"SPICE needs {MAIN}, which pycocoevalcap does not bring; put {MAIN} and {MODELS} "
+        "from http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip "
+        f"into {spice_folder / 'lib'}"
+    )
+    assert unavailable("SPICE", download=True) is None
+    assert unavailable("METEOR") is None
+    with pytest.raises(ConfigError, match="SPICE needs"):
+        spice(["a dog"], [["a dog"]])
+
+
+def test_half_of_corenlp_is_never_completed_by_a_download(spice_folder: Path) -> None:
+    (spice_folder / "lib" / MAIN).touch()
+    for download in (False, True):
+        assert unavailable("SPICE", download).startswith(f"SPICE needs {MODELS}")
+    (spice_folder / "lib" / MODELS).touch()
+    assert unavailable("SPICE") is None
+
+
+def test_a_folder_that_cannot_be_written(spice_folder: Path, monkeypatch) -> None:
+    for name in (MAIN, MODELS):
+        (spice_folder / "lib" / name).touch()
+    closed = {spice_folder}
+    monkeypatch.setattr(java.os, "access", lambda path, mode: Path(path) not in closed)
+
+    line = unavailable("SPICE")
+
+    assert line.startswith(f"SPICE writes into {spice_folder}, which you may not write to; ")
+    for name in ("tmp", "cache"):
+        (spice_folder / name).mkdir()
+    assert unavailable("SPICE") is None  # only these two are written
+    closed.add(spice_folder / "cache")
+    assert unavailable("SPICE").startswith(f"SPICE writes into {spice_folder / 'cache'}")
+
+
+# --- SPICE, with a class in its place ------------------------------------------------------------
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, answer) -> None:
+    """A Spice that answers, or raises, what is given."""
+
+    class Spice:
+        def __init__(self) -> None:
+            sys.stdout.write("Downloading ...\n")
+
+        def compute_score(self, gts, res):
+            assert gts == {0: ["a dog", "the dog"], 1: ["a cat"]}
+            assert res == {0: ["a dog"], 1: ["cats"]}
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    from pycocoevalcap.spice import spice as module
+
+    monkeypatch.setattr(module, "Spice", Spice)
+    monkeypatch.setattr(java, "unavailable", lambda metric, download: None)
+
+
+def run_spice() -> tuple[float, list[float]]:
+    return spice(["a dog", "cats"], [["a dog", "the dog"], ["a cat"]])
+
+
+def test_spice_is_the_f_score_of_all(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    images = [
+        {"All": {"f": 0.5, "pr": 1.0, "re": 0.3}, "Object": {"f": 0.9}},
+        {"All": {"f": float("nan")}},
+    ]
+    fake(monkeypatch, (np.float64(0.25), images))
+
+    corpus, each = run_spice()
+
+    assert corpus == 0.25
+    assert type(corpus) is float
+    assert each == pytest.approx([0.5, float("nan")], nan_ok=True)
+    assert capsys.readouterr() == ("", "Downloading ...\n")  # nothing among the results
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (subprocess.CalledProcessError(1, "java"), r"failed \(exit 1\); .* Java 8 or 11"),
+        (OSError("no route"), r"could not be prepared \(no route\); put stanford-corenlp"),
+        (java.BadZipFile("cut"), r"downloaded is not CoreNLP \(cut\); put stanford-corenlp"),
+        (KeyError("All"), r"answer cannot be read"),
+    ],
+)
+def test_spice_that_fails_is_one_line(monkeypatch, error: Exception, line: str) -> None:
+    fake(monkeypatch, error)
+    with pytest.raises(DataError, match=line) as caught:
+        run_spice()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_answer_without_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, (0.1, [{"Object": {}}, {}]))
+    with pytest.raises(DataError, match="answer cannot be read"):
+        run_spice()

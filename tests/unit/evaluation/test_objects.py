@@ -1,0 +1,174 @@
+"""The words of COCO's categories: what captions say, what only looks like it, and the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from captioner.evaluation.objects import (
+    _ANIMALS,
+    _BELONGINGS,
+    _MADE,
+    _PHRASES,
+    _VEHICLES,
+    _VERBS,
+    _WAYS,
+    _YOUNG,
+    OTHERS,
+    WORDS,
+    Name,
+    _phrases,
+    find_names,
+)
+from captioner.tokenizer import tokenize
+
+
+def named(sentence: str) -> list[tuple[str, str]]:
+    words = tokenize(sentence)
+    return [(name.category, " ".join(words[name.start : name.stop])) for name in find_names(words)]
+
+
+# --- Captions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("A man's dog sleeps on a couch.", "person:man dog:dog couch:couch"),
+        ("Two women, a boy and kids.", "person:women person:boy person:kids"),
+        ("A hot dog next to a dog", "hot dog:hot dog dog:dog"),
+        ("Hot-dogs on a plate", "hot dog:hot-dogs"),
+        ("A teddy bear and a brown bear", "teddy bear:teddy bear bear:bear"),
+        ("A stuffed bear, a stuffed dog, a toy truck", "teddy bear:stuffed bear"),
+        ("A dog toy near the dog house of a puppy", "dog:puppy"),
+        ("A baby elephant and a baby", "elephant:baby elephant person:baby"),
+        ("A mother bear with her cubs", "bear:mother bear"),
+        ("A boy in an orange shirt", "person:boy"),
+        ("An orange and two oranges", "orange:oranges"),
+        ("A tennis player swings a racquet", "person:tennis player tennis racket:racquet"),
+        ("The baseball game: a player at bat", "person:player"),
+        ("A batter holds a baseball bat", "person:batter baseball bat:baseball bat"),
+        ("A bat and a ball", "baseball bat:bat sports ball:ball"),
+        ("He kicks a soccer ball", "sports ball:soccer ball"),
+        ("Men playing ball near a ball pit", "person:men"),
+        ("A red fire hydrant and a hydrant", "fire hydrant:fire hydrant fire hydrant:hydrant"),
+        ("A toilet with toilet paper", "toilet:toilet"),
+        ("A mouse, a mouse pad and Mickey Mouse", "mouse:mouse"),
+        ("A woman with glasses drinks a glass of wine", "person:woman wine glass:glass of wine"),
+        ("A glass table and a coffee table", "dining table:table"),
+        ("Someone holds a remote control", "person:someone remote:remote control"),
+        ("A remote area with a TV remote", "remote:tv remote"),
+        ("People watch a train at the train station", "person:people train:train"),
+        ("The bus driver waits at a bus stop", "person:bus driver"),
+        ("A bike rider on a bike passes a dirt bike", "person:bike rider bicycle:bike "
+         "motorcycle:dirt bike"),
+        ("A man skis down a hill on skis", "person:man skis:skis"),
+        ("A double-decker bus", "bus:double-decker bus:bus"),
+        ("A double decker bus", "bus:double decker bus"),
+        ("A doughnut, a carrot cake, a carrot", "donut:doughnut cake:carrot cake carrot:carrot"),
+        ("A man in a tie ties his shoe", "person:man tie:tie"),
+        ("A jet, a jet ski", "airplane:jet"),
+        ("A couple of giraffes", "giraffe:giraffes"),
+        ("A clock tower with a clock", "clock:clock"),
+        ("A bed of lettuce on a bed", "bed:bed"),
+        ("A sofa, a television, a cellphone", "couch:sofa tv:television cell phone:cellphone"),
+        ("A catcher's mitt and an oven mitt", "baseball glove:catcher 's mitt"),
+        ("A pit bull and a bull", "dog:pit bull cow:bull"),
+        ("Pictures of grass and the sky", ""),
+    ],
+)  # fmt: skip
+def test_what_captions_name(sentence: str, expected: str) -> None:
+    assert " ".join(f"{category}:{text}" for category, text in named(sentence)) == expected
+
+
+def test_places_are_those_of_the_words() -> None:
+    assert find_names(["a", "hot", "dog", "dog"]) == [Name("hot dog", 1, 3), Name("dog", 3, 4)]
+    assert find_names([]) == []
+    assert find_names(["hot"]) == []
+
+
+# --- The table -----------------------------------------------------------------------------------
+
+LISTED = [(category, phrase) for category, text in WORDS.items() for phrase in _phrases(text)]
+
+
+def test_there_are_80_categories() -> None:
+    assert len(WORDS) == 80
+
+
+def test_a_list_reads_as_its_phrases() -> None:
+    assert list(_phrases("dog(s), wine glass(es), men")) == [
+        ("dog",), ("dogs",), ("wine", "glass"), ("wine", "glasses"), ("men",),
+    ]  # fmt: skip
+
+
+def test_no_phrase_stands_twice() -> None:
+    counts = Counter([phrase for _, phrase in LISTED] + list(_phrases(OTHERS)))
+    assert [phrase for phrase, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("category", WORDS)
+def test_every_phrase_names_its_category(category: str) -> None:
+    for phrase in _phrases(WORDS[category]):
+        assert find_names(phrase) == [Name(category, 0, len(phrase))]
+        assert tuple(tokenize(" ".join(phrase))) == phrase  # else no caption could hold it
+
+
+def test_the_others_name_nothing_and_would_if_they_were_not_there() -> None:
+    for phrase in _phrases(OTHERS):
+        assert find_names(phrase) == []
+        parts = {phrase[i:j] for i, j in combinations(range(len(phrase) + 1), 2)} - {phrase}
+        assert any(_PHRASES.get(part) for part in parts), phrase
+
+
+@pytest.mark.parametrize("category", [name for name in WORDS if name != "orange"])
+def test_every_category_is_named_by_its_name(category: str) -> None:
+    assert named(category) == [(category, category)]
+
+
+@pytest.mark.parametrize("animal", _ANIMALS)
+def test_what_stands_around_an_animal(animal: str) -> None:
+    for young in _YOUNG:
+        assert named(f"{young} {animal}") == [(animal, f"{young} {animal}")]
+    for made in _MADE:
+        made_of = [] if animal != "bear" or made == "model" else ["teddy bear"]
+        assert [category for category, _ in named(f"{made} {animal}")] == made_of
+    for thing in _BELONGINGS:
+        assert named(f"{animal} {thing}") == []
+
+
+def test_models_of_vehicles_and_verbs() -> None:
+    for made in _MADE:
+        assert [named(f"{made} {vehicle}") for vehicle in _VEHICLES] == [[]] * len(_VEHICLES)
+    assert [find_names([verb, way]) for verb in _VERBS for way in _WAYS] == [[]] * (
+        len(_VERBS) * len(_WAYS)
+    )
+
+
+# --- The search ----------------------------------------------------------------------------------
+
+SOME = [
+    "a", "and", "hot", "dog", "dogs", "bear", "teddy", "stuffed", "baby", "house", "wine", "glass",
+    "of", "bus", "driver", "stop", "double", "decker", "flat", "screen", "tv", "catcher", "'s",
+    "mitt", "hot-dog",
+]  # fmt: skip
+OF_SOME = [phrase for phrase in _PHRASES if set(phrase) <= set(SOME)]
+
+
+@given(st.lists(st.sampled_from(SOME), max_size=10))
+def test_the_longest_phrase_from_the_left_wins(words: list[str]) -> None:
+    """Against a search that tries every phrase of the table at every place."""
+    expected, start = [], 0
+    while start < len(words):
+        here = [p for p in OF_SOME if tuple(words[start : start + len(p)]) == p]
+        longest = max(here, key=len, default=("",))
+        category = _PHRASES.get(longest)
+        if category:
+            expected.append(Name(category, start, start + len(longest)))
+        start += len(longest)
+
+    assert find_names(words) == expected
