@@ -22,6 +22,7 @@ from captioner.config import SearchOptions
 from captioner.data.coco import read_dataset
 from captioner.evaluation.metrics import SIGNATURE
 from captioner.files import atomic_write
+from captioner.hardware import pick_device, pick_precision
 from captioner.model_folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.training.validation import decode, score_sentences
 
@@ -68,9 +69,13 @@ Flickr8k, the 1,000 validation photos, {search}:
 {evaluate}
 ```
 
-The same photos chose the epoch, the beam and the length penalty, so a little of this is luck of
-choice; scores on photos that nothing was tuned on will be somewhat lower.
+The scores were measured in {precision}; another precision rounds otherwise, and a few words in a
+thousand captions then differ. The same photos chose the epoch, the beam and the length penalty, so a
+little of this is luck of choice; scores on photos that nothing was tuned on will be somewhat lower.
 {signature}.
+
+`document_frequencies.json.gz` holds in how many training photos' captions a phrase occurs (the
+phrases of two photos or more), for CIDEr-D.
 
 ## Limits
 
@@ -154,6 +159,7 @@ def _card(
         image_size=stored.model.preprocessing.image_size,
         commit=commit,
         stages="\n".join([*told, *(["", note] if note else [])]),
+        precision=pick_precision("auto", pick_device("auto")),
         search=f"beam {search['beam_size']}, length penalty {search['length_penalty']}",
         scores=f"| {names} |\n|{'---|' * len(scores)}\n| {values} |",
         evaluate=EVALUATE,

@@ -105,7 +105,8 @@ class Grounding:
 
         Means are over names. ``ratio`` is mean correctness over mean uniform, 1 for attention that
         is no better than even. It is no mean of ratios: in that, one small object weighs as much
-        as a hundred large ones, since what a ratio can reach is 1 / area.
+        as a hundred large ones, since what a ratio can reach is 1 / area. ``over_shuffled`` is
+        correctness minus shuffled, name by name: above 0 the map belongs to its word.
 
         ``intervals`` are 95% bootstrap intervals over photos: the names of a photo are not
         independent, so photos are drawn. ``shift`` is over the names with a word on both sides.
@@ -120,6 +121,7 @@ class Grounding:
             ``categories`` (count, correctness, uniform and ratio of each, the most frequent first).
         """
         columns = {key: self._column(key) for key in _MEANS}
+        columns["over_shuffled"] = columns["correctness"] - columns["shuffled"]
         shifts = np.array([one.shift for one in self.occurrences]).reshape(-1, 3)
         shifts = shifts[~np.isnan(shifts).any(axis=1)]
         numbers = {
@@ -154,7 +156,7 @@ class Grounding:
     ) -> dict[str, list[float] | None]:
         """Low and high of every mean and of the ratio."""
         if not self.occurrences:
-            return dict.fromkeys((*_MEANS, "ratio"))
+            return dict.fromkeys((*columns, "ratio"))
         place = {image_id: index for index, image_id in enumerate(self.photos)}
         photo = np.array([place[one.image_id] for one in self.occurrences])
         drawn = weights(len(self.photos), resamples, seed)

@@ -266,6 +266,7 @@ def _attention(found: Mapping[str, Any]) -> list[str]:
         ("uniform", "the same of an even map: the masks' share of the area"),
         ("centre", "the same of a bell in the middle"),
         ("shuffled", "the same of the caption's other words"),
+        ("over_shuffled", "correctness - shuffled; 0: the map is no more the word's own"),
         ("ratio", "correctness / uniform; 1: no better than even"),
         ("pointing", "the middle of the most attended region lies in a mask"),
         ("pointing_uniform", "the same of a region at random"),

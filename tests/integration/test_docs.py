@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioner.cli import attend, prepare, train
+from captioner.cli import attend, caption, evaluate, prepare, train
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
+from captioner.evaluation.java import JAVA_METRICS
 from captioner.models import attention
 from captioner.models.attention import SCORERS
 from captioner.models.decoder import build_decoder
@@ -40,7 +42,9 @@ def test_commands_are_understood(page, monkeypatch) -> None:
     understood = {
         "train": train.read,
         "attend": lambda arguments: attend.parser().parse(arguments),
-        "prepare": lambda arguments: prepare.parser().parse(arguments[1:]),
+        "caption": lambda arguments: caption.parser().parse(arguments),
+        "evaluate": lambda arguments: evaluate.parser().parse(arguments),
+        "prepare": lambda arguments: prepare.parser(arguments[0]).parse(arguments[1:]),
     }
     assert lines
     for program, what, *arguments in filter(None, lines):
@@ -56,6 +60,25 @@ def test_every_word_of_the_page_is_a_mechanism_and_every_mechanism_is_on_it() ->
     told = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
 
     assert sorted(told) == sorted([*SCORERS, "multi_head", "fixed", "fixed_at_start"])
+
+
+def test_the_page_on_decoding_names_every_option() -> None:
+    page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
+
+    for option in dataclasses.fields(SearchOptions):
+        assert f"--{option.name.replace('_', '-')}" in page, option.name
+
+
+def test_the_page_on_evaluation_names_every_number_of_the_report() -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+
+    for metric in ("BLEU-1 to 4", "ROUGE-L", "CIDEr", "CIDEr_D", *JAVA_METRICS):
+        assert metric in page, metric
+    for word in (
+        "correctness", "uniform", "centre", "shuffled", "ratio", "pointing", "shifted", "gate",
+        "entropy",
+    ):  # fmt: skip
+        assert word in page, word
 
 
 def test_the_table_is_the_comparisons() -> None:

@@ -48,12 +48,14 @@ def test_readme_commands_are_understood(line, tmp_path, monkeypatch, capsys):
     assert command in COMMANDS
     if command in ("caption", "attend"):
         assert main([command, *arguments]) == OK
+    elif command == "prepare":
+        importlib.import_module("captioner.cli.prepare").parser(arguments[0]).parse(arguments[1:])
     elif command == "train":
         module = importlib.import_module("captioner.cli.train")
         module.read(arguments)
     else:
         module = importlib.import_module(f"captioner.cli.{command}")
-        module.parser().parse(arguments[1:] if command == "prepare" else arguments)
+        module.parser().parse(arguments)
 
 
 def test_python_example_runs(tmp_path, monkeypatch, capsys):

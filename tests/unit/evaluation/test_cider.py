@@ -1,12 +1,9 @@
-"""CIDEr-D against pycocoevalcap, known answers, and the file of document frequencies."""
+"""CIDEr-D against pycocoevalcap, and known answers."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +12,8 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
-from captioner.evaluation.cider import CiderD, DocumentFrequencies, ngrams
+from captioner.evaluation.cider import CiderD
+from captioner.frequencies import DocumentFrequencies, ngrams
 
 Tokens = list[str]
 
@@ -37,21 +35,6 @@ def oracle(truth: dict[int, list[Tokens]], said: dict[int, Tokens]) -> dict[int,
 def has_words(truth: dict[int, list[Tokens]]) -> bool:
     """Without any, pycocoevalcap fails."""
     return any(tokens for captions in truth.values() for tokens in captions)
-
-
-# --- n-grams -------------------------------------------------------------------------------------
-
-
-def test_ngrams_by_hand() -> None:
-    found = ngrams(["a", "dog", "a", "dog"])
-
-    assert found == [
-        {("a",): 2, ("dog",): 2},
-        {("a", "dog"): 2, ("dog", "a"): 1},
-        {("a", "dog", "a"): 1, ("dog", "a", "dog"): 1},
-        {("a", "dog", "a", "dog"): 1},
-    ]
-    assert ngrams([]) == [{}, {}, {}, {}]
 
 
 # --- score ---------------------------------------------------------------------------------------
@@ -156,18 +139,6 @@ def test_images_without_references_are_named() -> None:
         CiderD({4: [["a"]]}).score({5: [["a"]]})
 
 
-# --- document frequencies ------------------------------------------------------------------------
-
-
-def test_frequencies_by_hand() -> None:
-    found = DocumentFrequencies.from_references(
-        {1: ["A dog runs.", "The dog!"], 2: ["a cat", "a cat"], 3: ["a dog"], 4: []}
-    )
-
-    # Images, not captions: "cat" and "the" are of one image alone.
-    assert found == DocumentFrequencies(3, {("a",): 3, ("dog",): 2, ("a", "dog"): 2})
-
-
 @given(truth=TRUTH.filter(has_words), data=st.data())
 def test_what_one_image_alone_holds_need_not_be_kept(truth, data) -> None:
     said = {i: [data.draw(CAPTION)] for i in truth}
@@ -180,77 +151,3 @@ def test_what_one_image_alone_holds_need_not_be_kept(truth, data) -> None:
     assert few.counts == {gram: count for gram, count in every.items() if count > 1}
     everything = DocumentFrequencies(len(truth), every)
     assert CiderD(truth, everything).score(said) == CiderD(truth, few).score(said)
-
-
-@pytest.mark.parametrize("references", [{}, {1: [], 2: []}])
-def test_nothing_to_count(references) -> None:
-    with pytest.raises(DataError, match="no image has a reference caption to count"):
-        DocumentFrequencies.from_references(references)
-
-
-# --- the file ------------------------------------------------------------------------------------
-
-FREQUENCIES = DocumentFrequencies(
-    7, {("a",): 7, ("a", "dog"): 2, ("caf\u00e9", "\u72ac"): 3, ("\ud800",): 2}
-)
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "frequencies.json.gz"
-
-    FREQUENCIES.save(path)
-
-    assert DocumentFrequencies.load(path) == FREQUENCIES
-    assert [file.name for file in path.parent.iterdir()] == ["frequencies.json.gz"]
-
-
-def test_the_same_frequencies_give_the_same_bytes(tmp_path: Path) -> None:
-    backwards = DocumentFrequencies(7, dict(reversed(FREQUENCIES.counts.items())))
-
-    FREQUENCIES.save(tmp_path / "one.gz")
-    backwards.save(tmp_path / "two.gz")
-
-    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
-
-
-def written(path: Path, content: object) -> Path:
-    path.write_bytes(gzip.compress(json.dumps(content).encode()))
-    return path
-
-
-def test_a_file_that_is_missing_cut_or_another(tmp_path: Path) -> None:
-    whole, cut, text = tmp_path / "whole", tmp_path / "cut", tmp_path / "text"
-    FREQUENCIES.save(whole)
-    cut.write_bytes(whole.read_bytes()[:-20])
-    text.write_text("{}")
-    for path, message in [
-        (tmp_path / "none", "none does not exist; give a file"),
-        (tmp_path, "is a folder; give a file"),
-        (cut, "cut is cut or damaged; count"),
-        (text, "text is no file of document frequencies; give"),
-        (written(tmp_path / "list", [1]), "list is no file of document frequencies; give"),
-    ]:
-        with pytest.raises(DataError, match=message) as caught:
-            DocumentFrequencies.load(path)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format_version": 2}, "has format_version 2; this release reads 1"),
-        ({"format_version": None}, "has format_version None"),
-        ({"documents": 0}, "is no file of document frequencies"),
-        ({"documents": "7"}, "is no file of document frequencies"),
-        ({"counts": [1]}, "is no file of document frequencies"),
-        ({"counts": {"a": 8}}, "'a' in 8 of 7 images cannot be"),
-        ({"counts": {"a": 0}}, "'a' in 0 of 7 images cannot be"),
-        ({"counts": {"a": 1.5}}, "'a' in 1.5 of 7 images cannot be"),
-    ],
-)
-def test_a_file_whose_content_is_wrong(tmp_path: Path, change, message) -> None:
-    content = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
-    assert DocumentFrequencies.load(written(tmp_path / "good", content)).documents == 7
-
-    with pytest.raises(DataError, match=message):
-        DocumentFrequencies.load(written(tmp_path / "bad", content | change))

@@ -568,14 +568,29 @@ def _nothing(found: dict[str, Any], names: int) -> None:
     assert found["categories"] == {}
 
 
+def test_over_shuffled_is_the_gain_over_the_other_words_name_by_name(read) -> None:
+    """In the second photo there is no other word, so that it has no part in it."""
+    captions = {
+        1: caption("a dog", [spot(r0c0=0.25), spot(r0c0=0.75)]),
+        2: caption("dog", [spot(r0c0=1.0)]),
+    }
+    on_the_first_region = entry("dog", CELL), entry("dog", CELL, image_id=2)
+
+    found = measure(captions, read(*on_the_first_region)).summary()
+
+    assert found["correctness"] == close((0.75 + 1) / 2)
+    assert found["over_shuffled"] == close(0.75 - 0.25)
+    assert found["intervals"]["over_shuffled"] == [close(0.5), close(0.5)]
+
+
 def test_the_summary_is_json(read) -> None:
     captions = {1: caption("a dog"), 2: caption("a dog"), 3: caption("dog")}
     found = measure(captions, read(DOG, entry("dog", CELL, image_id=3))).summary()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert set(found) == {
         "correctness", "uniform", "centre", "shuffled", "ratio", "pointing", "pointing_uniform",
-        "pointing_centre", "shift", "intervals", "names", "measured", "absent", "unseen",
-        "ignored", "photos", "gate", "entropy", "entropy_even", "movement", "categories",
+        "pointing_centre", "over_shuffled", "shift", "intervals", "names", "measured", "absent",
+        "unseen", "ignored", "photos", "gate", "entropy", "entropy_even", "movement", "categories",
     }  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""A set of photos that fits in a hand, with everything that the commands ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioner.config import DecoderConfig, SearchOptions
+from captioner.data.preprocessing import Preprocessing
+from captioner.model_folder import StoredModel, save_model
+from captioner.models.captioner import CaptionModel
+from captioner.models.encoder import Encoder
+from captioner.vocabulary import Vocabulary
+
+WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
+SAID = {
+    1: ["A dog runs on grass.", "The dog runs."],
+    2: ["A man runs.", "A man's hat on the grass."],
+    3: ["The hat of a man.", "A hat.", "A dog's hat"],
+    4: ["A dog and a man on grass.", "The man runs on the grass."],
+}
+PHOTOS = 4
+
+
+def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
+    """A model with random weights: 64 pixels, a grid of 2 x 2."""
+    torch.manual_seed(seed)
+    decoder = DecoderConfig(embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0)
+    vocabulary = Vocabulary(words)
+    encoder = Encoder("timm/test_resnet")
+    model = CaptionModel(encoder, decoder, Preprocessing(image_size=64), len(vocabulary)).eval()
+    options = SearchOptions(**{"beam_size": 2, "max_length": 6} | search)
+    save_model(folder, StoredModel(model, decoder, vocabulary, options))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Paths: ``photos``, ``captions`` and ``instances`` (COCO), ``results``, ``others``; ``model``,
+    ``twin`` (the same words, other weights) and ``stranger`` (other words). Not to be written to.
+
+    The dog fills the left half of photos 1, 2 and 3; photo 4 is empty.
+    """
+    folder = tmp_path_factory.mktemp("tiny")
+
+    def write(name: str, content: object) -> Path:
+        (folder / name).write_text(json.dumps(content))
+        return folder / name
+
+    (folder / "photos").mkdir()
+    noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 32, 40, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise, 1):
+        Image.fromarray(pixels).save(folder / "photos" / f"{number}.png")
+    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in SAID]
+    said = [{"image_id": i, "caption": text} for i, texts in SAID.items() for text in texts]
+    half = [[0, 0, 20, 0, 20, 32, 0, 32]]
+    dogs = [
+        {"id": i, "image_id": i, "category_id": 18, "iscrowd": 0, "segmentation": half}
+        for i in (1, 2, 3)
+    ]
+    kinds = [{"id": 1, "name": "person"}, {"id": 18, "name": "dog"}]
+    results = ["a dog runs", "a man runs", "a man's hat", "the the dog on"]
+    others = ["a dog on grass", "a hat", "a man's hat", "a man on grass"]
+    return SimpleNamespace(
+        folder=folder,
+        photos=folder / "photos",
+        captions=write(
+            "captions.json",
+            {"images": images, "annotations": [{"id": n, **one} for n, one in enumerate(said)]},
+        ),
+        instances=write(
+            "instances.json", {"images": images, "annotations": dogs, "categories": kinds}
+        ),
+        results=write(
+            "results.json", [{"image_id": i, "caption": c} for i, c in enumerate(results, 1)]
+        ),
+        others=write(
+            "others.json", [{"image_id": i, "caption": c} for i, c in enumerate(others, 1)]
+        ),
+        model=write_model(folder / "model", 1),
+        twin=write_model(folder / "twin", 2),
+        stranger=write_model(folder / "stranger", 1, ("a", "cat")),
+    )

@@ -1,0 +1,965 @@
+"""``captioner evaluate`` and ``captioner prepare frequencies`` as a user types them.
+
+The models have random weights, so what they say means nothing; what is reported of it does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner import api, load
+from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.data.coco import read_captions
+from captioner.errors import DataError
+from captioner.evaluation import java
+from captioner.evaluation.metrics import score
+from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+
+QUIET = ("--no-meteor", "--no-spice")
+METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def evaluate(*arguments: object) -> int:
+    return run("evaluate", *arguments)
+
+
+def reported(path: Path, *arguments: object) -> dict[str, Any]:
+    """The report that a command writes."""
+    target = path / "report.json"
+    assert evaluate(*arguments, *QUIET, "-o", target, "--force") == OK
+    report: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
+    return report
+
+
+@pytest.fixture
+def scored(tiny: SimpleNamespace) -> tuple[object, ...]:
+    """A results file against its references."""
+    return "--annotations", tiny.captions, "--results", tiny.results
+
+
+@pytest.fixture
+def captioned(tiny: SimpleNamespace) -> tuple[object, ...]:
+    """A model captions the photos."""
+    return "--images", tiny.photos, "--model", tiny.model
+
+
+def written(path: Path, content: object) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+# --- a results file ------------------------------------------------------------------------------
+
+
+def test_a_report_is_printed_and_written(tiny, scored, tmp_path, capsys) -> None:
+    target = tmp_path / "new folder" / "report.json"
+
+    assert evaluate(*scored, *QUIET, "-o", target) == OK
+
+    out, err = capsys.readouterr()
+    report = json.loads(target.read_text())
+    captions = {1: "a dog runs", 2: "a man runs", 3: "a man's hat", 4: "the the dog on"}
+    expected = score(captions, read_captions([tiny.captions])[1])
+    assert err == ""
+    assert report["metrics"] == pytest.approx(expected.corpus)
+    assert list(report["intervals"]) == METRICS
+    assert [one["image_id"] for one in report["per_image"]] == [1, 2, 3, 4]
+    assert {one["image_id"]: one["caption"] for one in report["per_image"]} == captions
+    assert report["per_image"][2]["ROUGE_L"] == pytest.approx(expected.images[3]["ROUGE_L"])
+    assert (report["results"], report["annotations"]) == (str(tiny.results), str(tiny.captions))
+    assert report["statistics"]["bad_endings"] == report["statistics"]["repeated_words"] == 0.25
+    for text in (*METRICS, "95% intervals", "CIDEr of 4 images", "2 to 3 references an image"):
+        assert text in out
+    assert "images_without_caption" not in report
+
+
+def test_photos_without_a_caption_are_counted(tiny, tmp_path) -> None:
+    path = written(tmp_path / "one.json", [{"image_id": 2, "caption": "a man"}])
+
+    report = reported(tmp_path, "--annotations", tiny.captions, "--results", path)
+
+    assert report["images"] == 1
+    assert report["images_without_caption"] == 3
+
+
+def test_photos_without_references_are_left_out(tiny, tmp_path) -> None:
+    """COCO's test files name photos whose captions are kept secret."""
+    content = json.loads(tiny.captions.read_text())
+    content["images"].append({"id": 9, "file_name": "9.png"})
+    captions = written(tmp_path / "captions.json", content)
+    said = [*json.loads(tiny.results.read_text()), {"image_id": 9, "caption": "a hat"}]
+    results = written(tmp_path / "results.json", said)
+
+    report = reported(tmp_path, "--annotations", captions, "--results", results)
+
+    assert report["images"] == len(report["per_image"]) == 4
+
+
+def test_results_of_other_photos_are_refused(tiny, tmp_path, capsys) -> None:
+    path = written(tmp_path / "r.json", [{"image_id": i, "caption": "a"} for i in (1, 77, 78)])
+
+    assert evaluate("--annotations", tiny.captions, "--results", path, *QUIET) == FAILED
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "image 77 (and 1 more) is not in" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_caption_with_half_an_emoji_is_reported(tiny, tmp_path) -> None:
+    """JSON can say half of a surrogate pair; systems that cut captions by length write it."""
+    path = tmp_path / "half.json"
+    path.write_text('[{"image_id": 1, "caption": "a dog \\ud83d"}]')
+
+    report = reported(tmp_path, "--annotations", tiny.captions, "--results", path)
+
+    assert report["per_image"][0]["caption"].startswith("a dog")
+
+
+def test_no_captions_at_all_are_one_line(tiny, tmp_path, capsys, monkeypatch) -> None:
+    """With and without Java: what is missing are captions, not METEOR's."""
+    path = written(tmp_path / "none.json", [])
+    false_java(tmp_path, monkeypatch, "exit 1")
+    for extra in (QUIET, ("--meteor", "--no-spice")):
+        assert evaluate("--annotations", tiny.captions, "--results", path, *extra) == FAILED
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.splitlines() == [
+            "captioner: there are no captions to score; give at least one image"
+        ]
+
+
+# --- comparison ----------------------------------------------------------------------------------
+
+
+def test_a_system_is_compared_by_its_results_or_by_its_report(tiny, scored, tmp_path) -> None:
+    other = tmp_path / "other.json"
+    them = ("--annotations", tiny.captions, "--results", tiny.others, *QUIET)
+    assert evaluate(*them, "-o", other) == OK
+
+    by_results = reported(tmp_path, *scored, "--compare", tiny.others)["compare"]
+    by_report = reported(tmp_path, *scored, "--compare", other)["compare"]
+
+    assert by_results.pop("with") == str(tiny.others)
+    assert by_report.pop("with") == str(other)
+    assert by_results == by_report
+    assert by_results["images"] == 4
+    theirs = json.loads(other.read_text())["metrics"]
+    for name in METRICS:
+        assert by_results["metrics"][name]["other"] == pytest.approx(theirs[name])
+
+
+def test_a_system_compared_with_itself_does_not_differ(tiny, scored, capsys) -> None:
+    assert evaluate(*scored, *QUIET, "--compare", tiny.results) == OK
+    assert capsys.readouterr().out.count("p 1.000, not significant") == len(METRICS)
+
+
+def test_only_common_photos_are_compared(tiny, scored, tmp_path) -> None:
+    few = [one for one in json.loads(tiny.others.read_text()) if one["image_id"] < 3]
+
+    report = reported(tmp_path, *scored, "--compare", written(tmp_path / "few.json", few))
+
+    assert report["images"] == 4
+    assert report["compare"]["images"] == 2
+
+
+def test_a_model_is_compared_with_a_file(tiny, captioned, tmp_path) -> None:
+    arguments = (*captioned, "--annotations", tiny.captions)
+
+    report = reported(tmp_path, *arguments, "--compare", tiny.results)
+
+    for name, one in report["compare"]["metrics"].items():
+        assert one["this"] == pytest.approx(report["metrics"][name])
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ([{"image_id": 77, "caption": "a"}], "image 77 .* is not in"),
+        ({"images": []}, "is not a COCO results file"),
+        ([{"image_id": 1, "caption": "a"}] * 2, "more than one caption of an image"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_a_model_is_loaded(
+    tiny, captioned, tmp_path, capsys, monkeypatch, content, line
+) -> None:
+    monkeypatch.setattr(api, "load", None)
+    path = written(tmp_path / "x.json", content)
+    arguments = (*captioned, "--annotations", tiny.captions, "--compare", path, *QUIET)
+
+    assert evaluate(*arguments) == FAILED
+
+    with pytest.raises(DataError, match=line):
+        raise DataError(only_line(capsys))
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of an error."""
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == ""
+    assert line.startswith("captioner: ")
+    return line
+
+
+# --- training captions ---------------------------------------------------------------------------
+
+
+def test_training_captions_tell_what_is_new(tiny, scored, tmp_path) -> None:
+    def training(name: str, text: str) -> Path:
+        content = {
+            "images": [{"id": 1, "file_name": f"{name}.jpg"}],
+            "annotations": [{"id": 1, "image_id": 1, "caption": text}],
+        }
+        if name == "b":
+            content["images"][0]["id"] = content["annotations"][0]["image_id"] = 2
+        return written(tmp_path / f"{name}.json", content)
+
+    one, other = training("a", "A dog runs!"), training("b", "the man's hat, a man's hat")
+
+    def new(*files: Path) -> float | None:
+        options = [part for file in files for part in ("--train-annotations", file)]
+        share: float | None = reported(tmp_path, *scored, *options)["statistics"]["new"]
+        return share
+
+    assert new() is None
+    assert new(one) == 0.75
+    assert new(other) == 1
+    assert new(one, other) == 0.75
+    assert new(tiny.captions) == 1
+
+
+# --- document frequencies ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(tiny, tmp_path) -> Path:
+    """What ``prepare frequencies`` writes."""
+    target = tmp_path / "counted.json.gz"
+    assert run("prepare", "frequencies", tiny.captions, "-o", target) == OK
+    return target
+
+
+def with_frequencies(tiny: SimpleNamespace, folder: Path, data: bytes) -> Path:
+    """The model, with this beside it."""
+    shutil.copytree(tiny.model, folder)
+    (folder / FREQUENCIES).write_bytes(data)
+    return folder
+
+
+def test_frequencies_mean_the_same_wherever_they_come_from(tiny, scored, counted, tmp_path) -> None:
+    model = with_frequencies(tiny, tmp_path / "model", counted.read_bytes())
+
+    reports = [
+        reported(tmp_path, *scored, "--frequencies", source)
+        for source in (counted, tiny.captions, model, model / FREQUENCIES)
+    ]
+
+    plain = reported(tmp_path, *scored)
+    for report in reports:
+        assert report["metrics"] == reports[0]["metrics"]
+        assert "CIDEr_D: document frequencies of 4 images" in report["signature"]
+        # Counted over the references themselves they are those of CIDEr.
+        assert report["metrics"]["CIDEr_D"] == pytest.approx(plain["metrics"]["CIDEr"])
+    assert list(plain["metrics"]) == METRICS
+
+
+def test_a_model_brings_its_own_frequencies(tiny, counted, tmp_path) -> None:
+    others = DocumentFrequencies.from_references({n: ["a dog", "the hat"] for n in range(9)})
+    model = with_frequencies(tiny, tmp_path / "model", others.to_bytes())
+    arguments = ("--images", tiny.photos, "--annotations", tiny.captions, "--model")
+
+    own = reported(tmp_path, *arguments, model)
+    given = reported(tmp_path, *arguments, model, "--frequencies", counted)
+    none = reported(tmp_path, *arguments, tiny.model)
+
+    assert "document frequencies of 9 images" in own["signature"]
+    assert "document frequencies of 4 images" in given["signature"]
+    assert own["metrics"].keys() == given["metrics"].keys() == {*METRICS, "CIDEr_D"}
+    assert list(none["metrics"]) == METRICS
+
+
+def test_a_model_folder_without_frequencies_says_how_to_make_them(tiny, scored, capsys) -> None:
+    assert evaluate(*scored, *QUIET, "--frequencies", tiny.model) == USAGE
+
+    line = only_line(capsys)
+    assert str(tiny.model) in line
+    assert FREQUENCIES in line
+    assert "captioner prepare frequencies" in line
+
+
+def test_frequencies_that_cannot_be_read_are_one_line(tiny, scored, tmp_path, capsys) -> None:
+    (tmp_path / "cut.json.gz").write_bytes(b"\x1f\x8b")
+    (tmp_path / "text.txt").write_text("dog 3")
+    for name, words in [
+        ("none.json.gz", "does not exist"),
+        ("none.json", "does not exist"),
+        ("cut.json.gz", "cut"),
+        ("text.txt", "no file of document frequencies"),
+    ]:
+        assert evaluate(*scored, *QUIET, "--frequencies", tmp_path / name) == FAILED
+        line = only_line(capsys)
+        assert name in line
+        assert words in line
+
+
+@pytest.mark.parametrize("asked", [(), ("--frequencies", "CAPTIONS")], ids=["own", "others"])
+def test_damaged_frequencies_of_a_model_cost_no_captioning(
+    tiny, tmp_path, capsys, monkeypatch, asked
+) -> None:
+    """They are told before the photos are captioned, or are no matter where others are given."""
+    model = with_frequencies(tiny, tmp_path / "model", b"\x1f\x8b")
+    streams = []
+    whole = api.Captioner.stream
+    monkeypatch.setattr(
+        api.Captioner, "stream", lambda *args, **more: streams.append(1) or whole(*args, **more)
+    )
+    asked = tuple(tiny.captions if word == "CAPTIONS" else word for word in asked)
+    arguments = ("--images", tiny.photos, "--annotations", tiny.captions, "--model", model)
+
+    code = evaluate(*arguments, *QUIET, *asked)
+
+    assert (code, streams) == ((OK, [1]) if asked else (FAILED, []))
+
+
+def test_damaged_frequencies_do_not_keep_attention_from_being_measured(tiny, tmp_path) -> None:
+    model = with_frequencies(tiny, tmp_path / "model", b"\x1f\x8b")
+
+    assert evaluate("--images", tiny.photos, "--instances", tiny.instances, "--model", model) == OK
+
+
+# --- prepare frequencies -------------------------------------------------------------------------
+
+
+def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None:
+    target = tmp_path / "new" / "f.json.gz"
+
+    assert run("prepare", "frequencies", tiny.captions, "-o", target) == OK
+
+    _, captions = read_captions([tiny.captions])
+    expected = DocumentFrequencies.from_references(captions)
+    assert target.read_bytes() == expected.to_bytes()
+    out, err = capsys.readouterr()
+    assert out == f"{target}: {len(expected.counts)} phrases of 4 photos\n"
+    assert err == ""
+
+
+def test_prepare_frequencies_takes_several_files(tiny, tmp_path) -> None:
+    more = {
+        "images": [{"id": 50, "file_name": "50.png"}, {"id": 51, "file_name": "51.png"}],
+        "annotations": [{"id": 1, "image_id": 50, "caption": "A dog"}],
+    }
+    target = tmp_path / "f.json.gz"
+
+    files = (tiny.captions, written(tmp_path / "more.json", more))
+    assert run("prepare", "frequencies", *files, "-o", target) == OK
+
+    assert DocumentFrequencies.load(target).documents == 5  # one of the two has no caption
+
+
+def test_prepare_frequencies_keeps_them_in_a_model_folder(tiny, scored, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.model, model)
+    command = ("prepare", "frequencies", tiny.captions, "-o", model)
+
+    assert run(*command) == OK
+
+    assert {file.name for file in model.iterdir()} == {
+        "config.json", "model.safetensors", FREQUENCIES,
+    }  # fmt: skip
+    assert "CIDEr_D" in reported(tmp_path, *scored, "--frequencies", model)["metrics"]
+    assert load(model).stored.frequencies == (model / FREQUENCIES).read_bytes()
+
+
+def test_prepare_frequencies_replaces_nothing_unasked(tiny, tmp_path, capsys) -> None:
+    (tmp_path / FREQUENCIES).write_text("mine")
+    for target in (tmp_path, tmp_path / FREQUENCIES):
+        command = ("prepare", "frequencies", tiny.captions, "-o", target)
+        assert run(*command) == USAGE
+        assert "--force" in only_line(capsys)
+        assert (tmp_path / FREQUENCIES).read_text() == "mine"
+    assert run(*command, "--force") == OK
+    assert DocumentFrequencies.load(tmp_path / FREQUENCIES).documents == 4
+
+
+@pytest.mark.parametrize("name", ["f.json.gz", "f.gz", "f", "f.json", "f.JSON"])
+def test_what_prepare_frequencies_writes_evaluate_reads(tiny, scored, tmp_path, name) -> None:
+    """Whatever the user calls it."""
+    assert run("prepare", "frequencies", tiny.captions, "-o", tmp_path / name) == OK
+
+    assert evaluate(*scored, *QUIET, "--frequencies", tmp_path / name) == OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["none.json", "-o", "f.gz"], ["none.json", "does not exist"], FAILED),
+        (["text.json", "-o", "f.gz"], ["text.json", "JSON"], FAILED),
+        (["results.json", "-o", "f.gz"], ["results.json", "images"], FAILED),
+        (["blank.json", "-o", "f.gz"], ["no image has a reference caption"], FAILED),
+        (["none.json"], ["output"], USAGE),
+        (["-o", "f.gz"], ["annotations"], USAGE),
+        (["none.json", "-o", "f.gz", "--orders", "3"], ["orders"], USAGE),
+    ],
+)
+def test_prepare_frequencies_of_bad_input_is_one_line(
+    arguments, words, code, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.json").write_text("no JSON")
+    written(tmp_path / "results.json", [{"image_id": 1, "caption": "a"}])
+    blank = {"id": 1, "image_id": 1, "caption": "  "}
+    written(
+        tmp_path / "blank.json",
+        {"images": [{"id": 1, "file_name": "1.png"}], "annotations": [blank]},
+    )
+
+    assert run("prepare", "frequencies", *arguments) == code
+
+    line = only_line(capsys)
+    for word in words:
+        assert word in line
+    assert not (tmp_path / "f.gz").exists()
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_prepare_tells_what_it_prepares(flag, capsys) -> None:
+    assert run("prepare", flag) == OK
+    out = capsys.readouterr().out
+    assert "captioner prepare dataset" in out
+    assert "captioner prepare frequencies" in out
+
+
+@pytest.mark.parametrize("given", [(), ("features",), ("-o", "x")])
+def test_prepare_of_something_else_names_both(given, capsys) -> None:
+    assert run("prepare", *given) == USAGE
+    assert "dataset or frequencies" in only_line(capsys)
+
+
+# --- a model captions ----------------------------------------------------------------------------
+
+
+def test_a_model_s_captions_are_those_of_caption(tiny, captioned, tmp_path, capsys) -> None:
+    search = ("--beam-size", "3", "--forced-words", "dog, hat", "--precision", "fp32")
+    report = reported(tmp_path, *captioned, *search, "--annotations", tiny.captions)
+    capsys.readouterr()
+
+    target = tmp_path / "results.json"
+    said = ("caption", tiny.photos, "--model", tiny.model, *search)
+    assert run(*said, "--format", "coco", "-o", target) == OK
+
+    captions = {one["image_id"]: one["caption"] for one in json.loads(target.read_text())}
+    assert {one["image_id"]: one["caption"] for one in report["per_image"]} == captions
+    assert all({"dog", "hat"} <= set(text.split()) for text in captions.values())
+    again = reported(tmp_path, "--annotations", tiny.captions, "--results", target)
+    assert again["metrics"] == report["metrics"]
+    assert again["signature"] == report["signature"]
+
+
+def test_the_report_says_how_was_searched(tiny, captioned, tmp_path) -> None:
+    arguments = (*captioned, "--annotations", tiny.captions)
+
+    plain = reported(tmp_path, *arguments)
+    changed = reported(
+        tmp_path, *arguments, "--guard-endings", "--banned-words", "hat", "--block-ngrams", "2"
+    )
+
+    assert plain["search"] == "beam_size 2, max_length 6, length_penalty 0.0"
+    assert plain["model"] == [str(tiny.model)]
+    for text in ("beam_size 2", "guard_endings True", "hat", "block_ngrams 2"):
+        assert text in changed["search"]
+    assert changed["statistics"]["bad_endings"] == 0
+    assert not any("hat" in one["caption"].split() for one in changed["per_image"])
+
+
+def test_drawn_captions_are_drawn_again_by_the_same_seed(tiny, captioned, tmp_path) -> None:
+    arguments = (*captioned, "--annotations", tiny.captions, "--temperature", "2", "--seed")
+
+    def said(*more: object) -> list[str]:
+        return [one["caption"] for one in reported(tmp_path, *arguments, *more)["per_image"]]
+
+    assert said(3) == said(3, "--batch-size", "1")
+    assert len({tuple(said(seed)) for seed in range(4)}) > 1
+
+
+def test_two_models_caption_together(tiny, captioned, tmp_path) -> None:
+    arguments = ("--annotations", tiny.captions, "--precision", "fp32", "--images", tiny.photos)
+
+    report = reported(tmp_path, *arguments, "--model", tiny.model, "--model", tiny.twin)
+
+    assert report["model"] == [str(tiny.model), str(tiny.twin)]
+    together = load(tiny.model, tiny.twin, precision="fp32")
+    for one in report["per_image"]:
+        expected = together.caption(tiny.photos / f"{one['image_id']}.png")
+        assert one["caption"] == expected.text
+    twice = reported(tmp_path, *arguments, "--model", tiny.model, "--model", tiny.model)
+    once = reported(tmp_path, *arguments, "--model", tiny.model)
+    assert twice["per_image"] == once["per_image"]
+
+
+def test_a_photo_that_cannot_be_read_is_named(tiny, captioned, tmp_path, capsys) -> None:
+    """A score over the others would compare with nothing."""
+    photos = tmp_path / "photos"
+    shutil.copytree(tiny.photos, photos)
+    (photos / "3.png").write_bytes(b"no photo")
+    arguments = ("--images", photos, "--model", tiny.model, "--annotations", tiny.captions)
+
+    assert evaluate(*arguments, *QUIET, "-o", tmp_path / "report.json") == FAILED
+
+    assert "3.png" in only_line(capsys)
+    assert not (tmp_path / "report.json").exists()
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def test_attention_is_measured_with_and_without_references(tiny, captioned, tmp_path) -> None:
+    arguments = (*captioned, "--instances", tiny.instances, "--forced-words", "dog")
+
+    alone = reported(tmp_path, *arguments)
+    both = reported(tmp_path, *arguments, "--annotations", tiny.captions)
+
+    assert "metrics" not in alone
+    assert list(both["metrics"]) == METRICS
+    assert alone["attention"] == both["attention"]
+    found = alone["attention"]
+    assert (found["photos"], found["measured"]) == (4, 3)
+    assert found["absent"] >= 1  # photo 4 holds no dog
+    assert found["names"] == sum(found[k] for k in ("measured", "absent", "unseen", "ignored"))
+    assert [one["image_id"] for one in found["per_name"]] == [1, 2, 3]
+    assert {one["category"] for one in found["per_name"]} == {"dog"}
+    # The crop sees 32 of 40 columns, from the 4th on: 16 of them are dog.
+    assert found["uniform"] == pytest.approx(0.5)
+    assert 0 < found["correctness"] < 1
+    assert found["intervals"]["correctness"][0] <= found["correctness"]
+
+
+def test_attention_is_told_to_the_reader(tiny, captioned, capsys) -> None:
+    assert evaluate(*captioned, "--instances", tiny.instances, "--forced-words", "dog") == OK
+
+    out, err = capsys.readouterr()
+    assert err == ""  # no captions are scored: nothing about METEOR
+    assert "3 names measured in 4 photos" in out
+    for name in ("correctness", "uniform", "centre", "shuffled", "pointing", "gate", "entropy"):
+        assert name in out
+
+
+def test_nothing_to_measure_is_no_failure(tiny, captioned, tmp_path, capsys) -> None:
+    arguments = (*captioned, "--instances", tiny.instances, "--banned-words", "dog man")
+
+    found = reported(tmp_path, *arguments)["attention"]
+
+    assert (found["names"], found["measured"], found["per_name"]) == (0, 0, [])
+    assert found["correctness"] is found["intervals"]["correctness"] is None
+    assert "0 names measured in 4 photos" in capsys.readouterr().out
+
+
+def test_instances_and_captions_may_be_of_different_photos(tiny, captioned, tmp_path) -> None:
+    def only(source: Path, ids: set[int]) -> Path:
+        content = json.loads(source.read_text())
+        content["images"] = [one for one in content["images"] if one["id"] in ids]
+        content["annotations"] = [o for o in content["annotations"] if o["image_id"] in ids]
+        return written(tmp_path / source.name, content)
+
+    report = reported(
+        tmp_path, *captioned, "--forced-words", "dog",
+        "--instances", only(tiny.instances, {1, 2}), "--annotations", only(tiny.captions, {2, 3}),
+    )  # fmt: skip
+
+    assert report["images"] == 2
+    assert [one["image_id"] for one in report["per_image"]] == [2, 3]
+    assert report["attention"]["photos"] == 2
+    assert [one["image_id"] for one in report["attention"]["per_name"]] == [1, 2]
+
+
+def test_instances_and_captions_that_disagree_about_a_photo_are_refused(
+    tiny, captioned, tmp_path, capsys
+) -> None:
+    """Otherwise the attention on one photo would be held against the masks of another."""
+    content = json.loads(tiny.instances.read_text())
+    names = [image["file_name"] for image in content["images"]]
+    for image, name in zip(content["images"], names[::-1], strict=True):
+        image["file_name"] = name
+    instances = written(tmp_path / "turned.json", content)
+
+    code = evaluate(
+        *captioned, "--instances", instances, "--annotations", tiny.captions, *QUIET
+    )  # fmt: skip
+
+    assert code == FAILED
+    line = only_line(capsys)
+    assert "1.png" in line
+    assert "4.png" in line
+
+
+def test_a_photo_of_the_instances_that_is_missing_is_named(tiny, captioned, tmp_path, capsys):
+    content = json.loads(tiny.instances.read_text())
+    content["images"].append({"id": 9, "file_name": "9.png", "width": 4, "height": 4})
+    instances = written(tmp_path / "more.json", content)
+
+    assert evaluate(*captioned, "--instances", instances) == FAILED
+
+    assert "9.png" in only_line(capsys)
+
+
+def test_captions_in_place_of_instances_are_told(tiny, captioned, capsys) -> None:
+    assert evaluate(*captioned, "--instances", tiny.captions) == FAILED
+    assert "give a COCO instances file" in only_line(capsys)
+
+
+# --- METEOR and SPICE ----------------------------------------------------------------------------
+
+
+def false_java(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
+    """A ``java`` that is this script; None: there is none."""
+    programs = folder / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin" if script else str(programs))
+    if script:
+        (programs / "java").write_text(f"#!/bin/sh\n{script}\n")
+        (programs / "java").chmod(0o755)
+
+
+@pytest.fixture
+def without_java(tmp_path, monkeypatch) -> None:
+    false_java(tmp_path, monkeypatch, None)
+
+
+@pytest.mark.usefixtures("without_java")
+def test_without_java_the_others_are_scored(scored, capsys) -> None:
+    assert evaluate(*scored) == OK
+
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[2].split()[0] for line in err.splitlines()] == ["METEOR", "SPICE"]
+    for metric, line in zip(("meteor", "spice"), err.splitlines(), strict=True):
+        assert "no java on the PATH" in line
+        assert f"(--no-{metric} silences this)" in line
+    assert "CIDEr" in out
+
+
+@pytest.mark.usefixtures("without_java")
+def test_what_was_asked_for_and_cannot_be_had_is_a_failure(scored, tmp_path, capsys) -> None:
+    for metric in ("meteor", "spice"):
+        other = "--no-spice" if metric == "meteor" else "--no-meteor"
+        target = tmp_path / f"{metric}.json"
+        assert evaluate(*scored, f"--{metric}", other, "-o", target) == FAILED
+        out, err = capsys.readouterr()
+        assert len(err.splitlines()) == 1
+        assert metric.upper() in err
+        assert "CIDEr" in out
+        assert list(json.loads(target.read_text())["metrics"]) == METRICS
+
+
+@pytest.mark.usefixtures("without_java")
+def test_what_was_refused_is_not_spoken_of(scored, capsys) -> None:
+    assert evaluate(*scored, *QUIET) == OK
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_spice_without_corenlp_is_left_out(asked, scored, tmp_path, monkeypatch, capsys) -> None:
+    """Half of it is there, which no download completes."""
+    from pycocoevalcap.spice import get_stanford_models as source
+
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "stanford-corenlp-3.6.0.jar").touch()
+    monkeypatch.setattr(source, "SPICEDIR", str(tmp_path))
+    false_java(tmp_path, monkeypatch, "exit 1")
+
+    code = evaluate(*scored, "--no-meteor", *(["--spice"] if asked else []))
+
+    out, err = capsys.readouterr()
+    assert code == (FAILED if asked else OK)
+    assert len(err.splitlines()) == 1
+    assert "SPICE is left out: SPICE needs stanford-corenlp-3.6.0-models.jar" in err
+    assert "CIDEr" in out
+
+
+@pytest.mark.parametrize("asked", [("--meteor",), ()], ids=["asked for", "found"])
+def test_a_java_that_dies_costs_meteor_alone(asked, scored, tmp_path, monkeypatch, capsys) -> None:
+    false_java(tmp_path, monkeypatch, "echo Error: no memory >&2; exit 1")
+    target = tmp_path / "report.json"
+
+    assert evaluate(*scored, *asked, "--no-spice", "-o", target) == FAILED
+
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert "METEOR's Java program stopped (Error: no memory)" in line
+    assert line.endswith("; the other metrics follow")
+    report = json.loads(target.read_text())
+    assert list(report["metrics"]) == METRICS
+    assert "METEOR" not in report["signature"]
+    assert "CIDEr" in out
+
+
+def test_a_java_that_cannot_be_started_costs_meteor_alone(
+    scored, tmp_path, monkeypatch, capsys
+) -> None:
+    """A program of another machine: found, and yet the system does not run it."""
+    false_java(tmp_path, monkeypatch, "")
+    programs = tmp_path / "bin"
+    (programs / "java").write_bytes(b"\x7fELF nothing of this machine")
+    (programs / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+
+    assert evaluate(*scored, "--meteor", "--no-spice") == FAILED
+
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert "METEOR" in line
+    assert "CIDEr" in out
+
+
+class Matched:
+    """In place of METEOR's program: every caption of an image scores the same."""
+
+    started = 0
+
+    def __init__(self) -> None:
+        Matched.started += 1
+
+    def __enter__(self) -> Matched:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def score(self, candidates: list[str], references: object) -> java.MeteorScores:
+        counts = np.ones((len(candidates), java.METEOR_COUNTS))
+        images = java.meteor_from_counts(counts)
+        return java.MeteorScores(float(images[0]), images, counts)
+
+
+@pytest.fixture
+def programs(monkeypatch) -> None:
+    """Java and all that METEOR and SPICE need."""
+    monkeypatch.setattr(java, "unavailable", lambda metric, download=False: None)
+    monkeypatch.setattr(java, "Meteor", Matched)
+    monkeypatch.setattr(java, "spice", lambda said, truth, download: (0.25, [0.25 for _ in said]))
+    monkeypatch.setattr(Matched, "started", 0)
+
+
+@pytest.mark.usefixtures("programs")
+def test_meteor_and_spice_stand_beside_the_others(tiny, scored, tmp_path) -> None:
+    target = tmp_path / "report.json"
+
+    assert evaluate(*scored, "--compare", tiny.others, "-o", target) == OK
+
+    report = json.loads(target.read_text())
+    assert set(report["metrics"]) == {*METRICS, "METEOR", "SPICE"}
+    assert report["metrics"].keys() == report["intervals"].keys()
+    assert report["metrics"].keys() == report["compare"]["metrics"].keys()
+    assert "METEOR 1.5 | SPICE 1.0" in report["signature"]
+    assert {one["SPICE"] for one in report["per_image"]} == {0.25}
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_spice_that_fails_costs_spice_alone(scored, tmp_path, monkeypatch, capsys) -> None:
+    """As it does wherever Java is newer than SPICE knows."""
+
+    def fail(*args: object) -> None:
+        raise DataError("SPICE's Java program failed (exit 1)")
+
+    monkeypatch.setattr(java, "spice", fail)
+    target = tmp_path / "report.json"
+
+    assert evaluate(*scored, "-o", target) == FAILED
+
+    assert "SPICE's Java program failed" in capsys.readouterr().err
+    assert list(json.loads(target.read_text())["metrics"]) == [*METRICS[:4], "METEOR", *METRICS[4:]]
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_java_that_dies_in_the_comparison_costs_meteor_alone(
+    tiny, scored, tmp_path, monkeypatch, capsys
+) -> None:
+    """The scores that were computed before are not lost."""
+    whole = Matched.score
+
+    def later(self: Matched, *args: Any) -> java.MeteorScores:
+        if Matched.started > 1:
+            raise DataError("METEOR's Java program stopped (no memory)")
+        return whole(self, *args)
+
+    monkeypatch.setattr(Matched, "score", later)
+    target = tmp_path / "report.json"
+    arguments = (*scored, "--no-spice", "--compare", tiny.others, "-o", target)
+
+    code = evaluate(*arguments)
+
+    assert code == (FAILED if Matched.started > 1 else OK)
+    assert set(METRICS) <= json.loads(target.read_text())["compare"]["metrics"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(java.find_java() is None, reason="no java")
+def test_meteor_itself(tiny, scored, tmp_path, capsys) -> None:
+    target = tmp_path / "report.json"
+
+    assert evaluate(*scored, "--meteor", "--no-spice", "--compare", tiny.others, "-o", target) == OK
+
+    report = json.loads(target.read_text())
+    low, high = report["intervals"]["METEOR"]
+    assert 0 < low < report["metrics"]["METEOR"] < high < 1
+    one = report["compare"]["metrics"]["METEOR"]
+    assert one["this"] == pytest.approx(report["metrics"]["METEOR"])
+    assert "METEOR" in capsys.readouterr().out
+
+
+# --- what cannot work ----------------------------------------------------------------------------
+
+ANSWERS = ("--annotations", "CAPTIONS")
+FILE = ("--results", "RESULTS")
+PHOTOS = ("--images", "PHOTOS")
+MASKS = ("--instances", "INSTANCES")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], ["--images", "--results"]),
+        (ANSWERS, ["--images", "--results"]),
+        ([*ANSWERS, *FILE, *PHOTOS], ["--images", "--results"]),
+        (FILE, ["--annotations"]),
+        (PHOTOS, ["--annotations", "--instances"]),
+        ([*ANSWERS, *FILE, *MASKS], ["--instances", "--results", "--images"]),
+        ([*FILE, *MASKS], ["--instances", "--results"]),
+        ([*PHOTOS, *MASKS, "--compare", "RESULTS"], ["--compare", "--annotations"]),
+        ([*PHOTOS, *MASKS, "--frequencies", "CAPTIONS"], ["--frequencies", "--annotations"]),
+        (
+            [*PHOTOS, *MASKS, "--train-annotations", "CAPTIONS"],
+            ["--train-annotations", "--annotations"],
+        ),
+        ([*PHOTOS, *MASKS, "--meteor"], ["--meteor", "--annotations"]),
+        ([*PHOTOS, *MASKS, "--spice"], ["--spice", "--annotations"]),
+        ([*ANSWERS, *FILE, "--beam-size", "3"], ["--results", "--beam-size"]),
+        ([*ANSWERS, *FILE, "--seed", "0"], ["--results", "--seed"]),
+        ([*ANSWERS, *FILE, "--forced-words", "dog"], ["--results", "--forced-words"]),
+        ([*ANSWERS, *FILE, "--no-guard-endings"], ["--results", "guard-endings"]),
+        ([*ANSWERS, *FILE, "--model", "MODEL"], ["--results", "--model"]),
+        ([*ANSWERS, *FILE, "-o", "KEPT"], ["KEPT", "--force"]),
+        ([*ANSWERS, *FILE, "-o", "PHOTOS", "--force"], ["PHOTOS", "folder"]),
+        ([*ANSWERS, *FILE, "--bleu"], ["bleu"]),
+        ([*ANSWERS, *FILE, "extra"], ["extra"]),
+        ([*ANSWERS, *FILE, "--compare"], ["compare"]),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list | tuple) else None,
+)
+def test_what_does_not_go_together_is_told_before_anything_is_computed(
+    arguments, named, tiny, tmp_path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "KEPT").write_text("mine")
+    places = {
+        "CAPTIONS": tiny.captions, "RESULTS": tiny.results, "PHOTOS": tiny.photos,
+        "INSTANCES": tiny.instances, "MODEL": tiny.model, "KEPT": tmp_path / "KEPT",
+    }  # fmt: skip
+    monkeypatch.setattr("captioner.data.coco.read_captions", None)
+    monkeypatch.setattr(api, "load", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    code = evaluate(*(places.get(word, word) for word in arguments))
+
+    line = only_line(capsys)
+    assert code == USAGE
+    for word in named:
+        assert str(places.get(word, word)) in line
+    assert [file.name for file in tmp_path.iterdir()] == ["KEPT"]
+    assert (tmp_path / "KEPT").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--beam-size", "0"], ["beam-size", "1"]),
+        (["--temperature", "1", "--beam-size", "3"], ["temperature", "beam-size"]),
+        (["--top-k", "3"], ["top-k", "temperature"]),
+        (["--top-p", "0.5"], ["top-p", "temperature"]),
+        (["--beam-size", "4", "--beam-groups", "3"], ["beam-groups", "beam-size"]),
+        (["--beam-groups", "2", "--forced-words", "dog"], ["beam-groups", "forced-words"]),
+        (["--temperature", "1", "--forced-words", "dog"], ["temperature", "forced-words"]),
+        (["--forced-words", "a", "--banned-words", "a"], ["forced", "banned"]),
+        (["--min-length", "6"], ["min-length", "max-length"]),
+        (["--forced-words", "unicorn"], ["forced-words", "unicorn"]),
+        (["--batch-size", "0"], ["batch-size", "1"]),
+        (["--model", "STRANGER"], ["model 2", "vocabular"]),
+        (["--model", "nowhere"], ["nowhere", "config.json"]),
+    ],
+)
+def test_searches_that_cannot_be_are_one_line(
+    arguments, named, tiny, captioned, tmp_path, capsys
+) -> None:
+    arguments = [tiny.stranger if word == "STRANGER" else word for word in arguments]
+    target = tmp_path / "report.json"
+
+    code = evaluate(
+        *captioned, "--annotations", tiny.captions, *QUIET, "-o", target, *arguments
+    )  # fmt: skip
+
+    assert code in (USAGE, FAILED)
+    line = only_line(capsys)
+    for word in named:
+        assert word in line
+    assert not target.exists()
+
+
+def test_a_report_is_replaced_when_asked(scored, tmp_path) -> None:
+    target = tmp_path / "report.json"
+    target.write_text("mine")
+
+    assert evaluate(*scored, *QUIET, "-o", target) == USAGE
+    assert target.read_text() == "mine"
+    assert evaluate(*scored, *QUIET, "-o", target, "--force") == OK
+    assert json.loads(target.read_text())["images"] == 4
+
+
+def test_a_failure_keeps_the_report_that_was_there(tiny, tmp_path, capsys) -> None:
+    target = tmp_path / "report.json"
+    target.write_text("mine")
+    results = written(tmp_path / "r.json", [{"image_id": 77, "caption": "a"}])
+    arguments = ("--annotations", tiny.captions, "--results", results, *QUIET)
+
+    assert evaluate(*arguments, "-o", target, "--force") == FAILED
+
+    assert target.read_text() == "mine"
+    assert {file.name for file in tmp_path.iterdir()} == {"report.json", "r.json"}
+
+
+def test_help_tells_every_option(capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        evaluate("--help")
+    assert left.value.code == 0
+    out = capsys.readouterr().out.replace("_", "-")
+    for option in (
+        "--annotations", "--images", "--results", "--instances", "--compare", "--frequencies",
+        "--train-annotations", "--meteor", "--spice", "--output", "--force", "--temperature",
+        "--guard-endings", "--model",
+    ):  # fmt: skip
+        assert option in out
+
+
+def test_large_photos_are_told_as_small_ones(tiny, captioned, tmp_path) -> None:
+    """Masks are shares of the photo: a copy of twice the size measures the same."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for path in tiny.photos.iterdir():
+        with Image.open(path) as photo:
+            photo.resize((80, 64), Image.Resampling.NEAREST).save(photos / path.name)
+    arguments = ("--model", tiny.model, "--instances", tiny.instances, "--forced-words", "dog")
+
+    small = reported(tmp_path, "--images", tiny.photos, *arguments)["attention"]
+    large = reported(tmp_path, "--images", photos, *arguments)["attention"]
+
+    assert large["uniform"] == small["uniform"]
+    assert large["measured"] == small["measured"]

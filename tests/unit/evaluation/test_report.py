@@ -1,0 +1,586 @@
+"""The report: scores with their intervals, what makes them comparable, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from captioner import __version__
+from captioner.errors import DataError
+from captioner.evaluation.grounding import Grounding, Occurrence
+from captioner.evaluation.report import (
+    Judge,
+    as_json,
+    as_text,
+    build,
+    difference,
+    per_image,
+    read_captions_of,
+)
+from captioner.frequencies import DocumentFrequencies
+
+METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
+
+
+class Set(NamedTuple):
+    """Images that five people and two systems described."""
+
+    references: dict[int, list[str]]
+    good: dict[int, str]
+    """Says what people say, with a slip now and then."""
+    poor: dict[int, str]
+    """Often speaks of another image."""
+
+
+WHO = ("a dog", "two men", "a young girl", "three children", "a brown horse", "a woman")
+DOES = ("runs", "is jumping", "sits down", "looks up", "plays with a ball", "waits")
+WHERE = ("on the grass", "near the water", "in the snow", "on a street", "by a red wall")
+
+
+def people_say(count: int, seed: int = 0) -> Set:
+    """Captions that agree about an image as people's do: mostly, and in other words."""
+    chance = random.Random(seed)
+    facts = [[chance.choice(part) for part in (WHO, DOES, WHERE)] for _ in range(count)]
+
+    def say(fact: list[str], slips: float) -> str:
+        words = [
+            chance.choice(part) if chance.random() < slips else said
+            for said, part in zip(fact, (WHO, DOES, WHERE), strict=True)
+        ]
+        return " ".join(words[: chance.choice((2, 3, 3))])
+
+    return Set(
+        {i: [say(fact, 0.2).capitalize() + "." for _ in range(5)] for i, fact in enumerate(facts)},
+        {i: say(fact, 0.2) for i, fact in enumerate(facts)},
+        {i: say(fact, 0.6) for i, fact in enumerate(facts)},
+    )
+
+
+FEW = people_say(40)
+FREQUENCIES = DocumentFrequencies.from_references(people_say(50, seed=1).references)
+
+
+def judge(**changes) -> Judge:
+    return Judge(**{"references": FEW.references, **changes})
+
+
+def tiny(**changes) -> Judge:
+    """Two images, 2 and 5 references."""
+    references = {3: FEW.references[3][:2], 9: FEW.references[9]}
+    return Judge(**{"references": references, **changes})
+
+
+# --- build ---------------------------------------------------------------------------------------
+
+
+def test_a_report_holds_the_scores_and_how_sure_they_are() -> None:
+    report, scores = build(FEW.good, judge(frequencies=FREQUENCIES))
+
+    assert report["metrics"] == scores.corpus
+    assert list(report["metrics"]) == [*METRICS, "CIDEr_D"]
+    assert list(report["intervals"]) == list(report["metrics"])
+    assert report["images"] == report["statistics"]["images"] == 40
+    assert report["statistics"]["new"] is None
+    assert report["signature"] == judge(frequencies=FREQUENCIES).signature(FEW.good)
+
+
+def test_training_captions_tell_which_captions_are_new() -> None:
+    said = {FEW.good[i] for i in range(10)}
+    known = [text.upper() + "." for text in said]
+
+    report, _ = build(FEW.good, judge(), known)
+
+    new = sum(text not in said for text in FEW.good.values()) / 40
+    assert 0 < report["statistics"]["new"] == new < 1
+    assert build(FEW.good, judge(), [])[0]["statistics"]["new"] == 1
+
+
+@pytest.mark.parametrize("system", ["good", "poor"])
+def test_an_interval_holds_its_score(system: str) -> None:
+    report, _ = build(getattr(FEW, system), judge(frequencies=FREQUENCIES))
+
+    for name, value in report["metrics"].items():
+        low, high = report["intervals"][name]
+        assert low < value < high, name
+
+
+def test_intervals_shrink_with_the_root_of_the_images() -> None:
+    many = people_say(640)
+
+    def widths(images: int) -> dict[str, float]:
+        some = {i: many.good[i] for i in range(images)}
+        report, _ = build(some, Judge(many.references))
+        return {name: high - low for name, (low, high) in report["intervals"].items()}
+
+    few, all_of_them = widths(40), widths(640)
+
+    for name in METRICS:  # 16 times the images: 4 times as narrow
+        assert 2.5 < few[name] / all_of_them[name] < 6.5, name
+
+
+def test_the_same_captions_give_the_same_report_whatever_their_order() -> None:
+    backwards = dict(reversed(FEW.good.items()))
+
+    assert build(backwards, judge())[0] == build(FEW.good, judge())[0]
+
+
+def test_few_images_are_warned_of() -> None:
+    enough = people_say(100)
+
+    assert "CIDEr of 40 images says little" in build(FEW.good, judge())[0]["warning"]
+    assert "warning" not in build(enough.good, Judge(enough.references))[0]
+
+
+def test_what_cannot_be_scored() -> None:
+    with pytest.raises(DataError, match="no captions to score"):
+        build({}, judge())
+    with pytest.raises(DataError, match=r"1 of 1 images have no reference .* \(first: id 99\)"):
+        build({99: "a dog"}, judge())
+
+
+def test_every_image_has_its_caption_and_its_scores() -> None:
+    _, scores = build(dict(reversed(FEW.good.items())), judge(frequencies=FREQUENCIES))
+
+    rows = per_image(FEW.good, scores)
+
+    assert [row["image_id"] for row in rows] == sorted(FEW.good)
+    for row in rows:
+        assert row["caption"] == FEW.good[row["image_id"]]
+        assert list(row) == ["image_id", "caption", *scores.corpus]
+    for name in ("ROUGE_L", "CIDEr", "CIDEr_D"):  # what is a mean over images
+        mean = sum(row[name] for row in rows) / len(rows)
+        assert mean == pytest.approx(scores.corpus[name], abs=1e-12)
+
+
+# --- difference ----------------------------------------------------------------------------------
+
+
+def test_a_system_does_not_differ_from_itself() -> None:
+    found = difference(FEW.good, dict(reversed(FEW.good.items())), judge(frequencies=FREQUENCIES))
+
+    assert found["images"] == 40
+    for name, one in found["metrics"].items():
+        assert one["this"] == one["other"], name
+        assert (one["difference"], one["interval"], one["p_value"]) == (0, [0, 0], 1), name
+        assert one["significant"] is False
+
+
+def test_a_clearly_better_system_is_found_better() -> None:
+    found = difference(FEW.good, FEW.poor, judge(frequencies=FREQUENCIES))
+
+    for name, one in found["metrics"].items():
+        low, high = one["interval"]
+        assert 0 < low < one["difference"] < high, name
+        assert one["p_value"] < 0.05, name
+        assert one["significant"] is True
+
+
+def test_two_equally_good_systems_do_not_differ() -> None:
+    """Each has the first person's caption of every second image, and the second's of the others."""
+    one, other = (
+        {i: texts[(i + turn) % 2] for i, texts in FEW.references.items()} for turn in (0, 1)
+    )
+    others = Judge({i: texts[2:] for i, texts in FEW.references.items()})
+
+    found = difference(one, other, others)
+
+    assert one != other
+    assert not any(metric["significant"] for metric in found["metrics"].values())
+
+
+def test_exchanging_the_systems_turns_the_sign() -> None:
+    there = difference(FEW.good, FEW.poor, judge())
+    back = difference(FEW.poor, FEW.good, judge())
+
+    for name in METRICS:
+        one, other = there["metrics"][name], back["metrics"][name]
+        assert (one["this"], one["other"]) == (other["other"], other["this"])
+        assert one["difference"] == -other["difference"]
+        assert one["interval"] == pytest.approx([-end for end in reversed(other["interval"])])
+        assert one["p_value"] == other["p_value"]
+        assert one["significant"] == other["significant"]
+
+
+def test_only_images_of_both_systems_count() -> None:
+    mine = {i: FEW.good[i] for i in range(30)}
+    theirs = {i: FEW.poor[i] for i in range(10, 40)}
+    both = range(10, 30)
+
+    found = difference(mine, theirs, judge())
+
+    assert found["images"] == 20
+    assert found == difference({i: mine[i] for i in both}, {i: theirs[i] for i in both}, judge())
+    expected = judge().score({i: mine[i] for i in both}).corpus
+    assert {name: one["this"] for name, one in found["metrics"].items()} == expected
+
+
+def test_systems_without_a_common_image_are_not_compared() -> None:
+    with pytest.raises(DataError, match="no image in common; compare captions of one set"):
+        difference({1: "a dog"}, {2: "a dog"}, judge())
+
+
+# --- signature -----------------------------------------------------------------------------------
+
+
+def digest(line: str) -> str:
+    (found,) = re.findall(r"references ([0-9a-f]{12})$", line)
+    return found
+
+
+def test_the_signature_says_what_the_numbers_were_measured_with() -> None:
+    line = judge(frequencies=FREQUENCIES, java=["METEOR"]).signature(range(40))
+
+    parts = line.split(" | ")
+    assert parts[0] == f"captioner {__version__}"
+    for part in (
+        "PTB tokens (captioner.tokenizer)",
+        "CIDEr_D: document frequencies of 50 images",
+        "METEOR 1.5",
+        "40 images",
+        "5 references an image",
+    ):
+        assert part in line
+    assert "\n" not in line
+
+
+def test_references_an_image_are_told_as_they_are() -> None:
+    assert "| 2 images | 2 to 5 references an image |" in tiny().signature([3, 9])
+    assert "| 1 images | 2 references an image |" in tiny().signature([3])
+
+
+def test_the_same_content_has_the_same_signature() -> None:
+    again = Judge({9: tuple(FEW.references[9]), 3: tuple(FEW.references[3][:2])})
+
+    assert again.signature({9: "", 3: ""}) == tiny().signature([3, 9])
+
+
+def test_references_of_other_images_are_no_part_of_the_signature() -> None:
+    more = Judge({**tiny().references, 77: ["never scored"]})
+
+    assert more.signature([3, 9]) == tiny().signature([3, 9])
+
+
+@pytest.mark.parametrize(
+    "references",
+    [
+        pytest.param({3: ["A dog.", "One dog."], 9: ["A cat"]}, id="one letter"),
+        pytest.param({3: ["A dog", "One dog"], 9: ["A cat", "A"]}, id="one more"),
+        pytest.param({3: ["A dog", "One dog A cat"], 9: ["A cat"]}, id="joined otherwise"),
+        pytest.param({4: ["A dog", "One dog"], 9: ["A cat"]}, id="another image"),
+        pytest.param({3: ["A cat"], 9: ["A dog", "One dog"]}, id="of the other image"),
+    ],
+)
+def test_other_references_have_another_digest(references: dict[int, list[str]]) -> None:
+    first = {3: ["A dog", "One dog"], 9: ["A cat"]}
+
+    assert digest(Judge(references).signature(references)) != digest(Judge(first).signature(first))
+
+
+def test_another_set_of_images_has_another_digest() -> None:
+    assert digest(judge().signature(range(39))) != digest(judge().signature(range(40)))
+
+
+def test_what_is_scored_besides_changes_the_signature() -> None:
+    lines = {
+        tiny(**changes).signature([3, 9])
+        for changes in (
+            {},
+            {"frequencies": FREQUENCIES},
+            {"frequencies": DocumentFrequencies(51, FREQUENCIES.counts)},
+            {"java": ["METEOR"]},
+            {"java": ["SPICE"]},
+            {"java": ["METEOR", "SPICE"]},
+        )
+    }
+
+    assert len(lines) == 6
+
+
+def test_other_frequencies_of_as_many_images_change_the_signature() -> None:
+    """They give another CIDEr_D, so the numbers are not comparable."""
+    other = DocumentFrequencies.from_references(people_say(50, seed=2).references)
+    scores = [tiny(frequencies=f).score({3: FEW.good[3], 9: FEW.good[9]}).corpus["CIDEr_D"]
+              for f in (FREQUENCIES, other)]  # fmt: skip
+    assert scores[0] != scores[1]
+
+    lines = [tiny(frequencies=f).signature([3, 9]) for f in (FREQUENCIES, other)]
+
+    assert lines[0] != lines[1]
+
+
+# --- captions of a file --------------------------------------------------------------------------
+
+
+def written(path: Path, content: object) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def entry(image_id: object = 1, caption: object = "a dog") -> dict[str, object]:
+    return {"image_id": image_id, "caption": caption}
+
+
+def test_captions_of_a_results_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.json", [entry(5, "Два пса"), entry(2, "a dog") | {"score": 1}])
+
+    assert read_captions_of(path) == {5: "Два пса", 2: "a dog"}
+    assert read_captions_of(str(path)) == read_captions_of(path)
+
+
+def test_captions_of_a_report(tmp_path: Path) -> None:
+    report, scores = build(FEW.good, judge())
+    report["per_image"] = per_image(FEW.good, scores)
+    path = tmp_path / "report.json"
+    path.write_text(as_json(report), encoding="utf-8")
+
+    assert read_captions_of(path) == FEW.good
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b'[{"image_id": 1, "caption": "a d', id="cut"),
+        pytest.param(b"\xff\xfe\x00", id="no text"),
+        pytest.param(b"image_id,caption\n1,a dog\n", id="a table"),
+        pytest.param(b"5", id="a number"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b'"a dog"', id="a text"),
+        pytest.param(b"{}", id="no per_image"),
+        pytest.param(b'{"images": [], "annotations": []}', id="annotations"),
+        pytest.param(b'{"per_image": 5}', id="per_image is a number"),
+        pytest.param(b'{"per_image": {"1": "a dog"}}', id="per_image by id"),
+        pytest.param(b"[1, 2]", id="numbers"),
+        pytest.param(b'["a dog"]', id="texts"),
+        pytest.param(b"[null]", id="nulls"),
+        pytest.param(b'[{"caption": "a dog"}]', id="no image_id"),
+        pytest.param(b'[{"image_id": 1}]', id="no caption"),
+        pytest.param(b'[{"image_id": "one", "caption": "a dog"}]', id="image_id is a word"),
+        pytest.param(b'[{"image_id": null, "caption": "a dog"}]', id="image_id is null"),
+        pytest.param(b'[{"image_id": [1], "caption": "a dog"}]', id="image_id is a list"),
+        pytest.param(b'[{"image_id": 0.7, "caption": "a dog"}]', id="image_id is no whole number"),
+        pytest.param(b'[{"image_id": NaN, "caption": "a dog"}]', id="image_id is NaN"),
+        pytest.param(b'[{"image_id": Infinity, "caption": "a dog"}]', id="image_id is infinite"),
+        pytest.param(b'[{"image_id": 1, "caption": null}]', id="caption is null"),
+        pytest.param(b'[{"image_id": 1, "caption": ["a dog"]}]', id="caption is a list"),
+        pytest.param(b"[" * 200_000, id="too deep"),
+    ],
+)
+def test_a_file_that_holds_no_captions_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "results.json"
+    path.write_bytes(content)
+
+    with pytest.raises(DataError, match=r"is not a COCO results file .*; give a list of") as caught:
+        read_captions_of(path)
+
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.json does not exist; give a COCO results file"):
+        read_captions_of(tmp_path / "none.json")
+    with pytest.raises(DataError, match="is a folder; give a COCO results file"):
+        read_captions_of(tmp_path)
+
+
+@pytest.mark.parametrize("second", [entry(1, "a cat"), entry(1), entry("1")])
+def test_two_captions_of_an_image_are_refused(tmp_path: Path, second: dict) -> None:
+    path = written(tmp_path / "results.json", [entry(1), entry(2), second])
+
+    with pytest.raises(DataError, match="more than one caption of an image"):
+        read_captions_of(path)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def strict(text: str) -> object:
+    """JSON as its standard has it, without NaN and Infinity."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_report_without_nan_comes_back_as_it_was() -> None:
+    report, scores = build(FEW.good, judge(frequencies=FREQUENCIES), ["a dog"])
+    report["per_image"] = per_image(FEW.good, scores)
+    report["compare"] = {"with": "x.json", **difference(FEW.good, FEW.poor, judge())}
+
+    text = as_json(report)
+
+    assert strict(text) == report
+    assert text.endswith("}\n")
+
+
+def test_where_there_is_no_number_stands_null() -> None:
+    nan = math.nan
+    report = {"a": nan, "b": [1.5, nan], "c": {"d": (nan, 2)}, "e": [{"f": nan}], "g": "NaN"}
+
+    assert strict(as_json(report)) == {
+        "a": None, "b": [1.5, None], "c": {"d": [None, 2]}, "e": [{"f": None}], "g": "NaN",
+    }  # fmt: skip
+    assert math.isnan(report["a"])  # the report itself stays
+
+
+def test_people_can_read_the_file() -> None:
+    assert "犬 und Straße" in as_json({"caption": "犬 und Straße"})
+
+
+def test_a_report_can_be_written_whatever_a_caption_holds() -> None:
+    """JSON can say half of a surrogate pair, so a results file may hold one; UTF-8 cannot."""
+    caption = json.loads('"a \\ud83d dog"')
+
+    data = as_json({"per_image": [entry(1, caption)]}).encode()
+
+    assert strict(data.decode())
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def lines_of(report: dict) -> list[str]:
+    text = as_text(report)
+    assert "Traceback" not in text
+    assert not any(word in text for word in ("{", "None", "array(", "np.float"))
+    return text.splitlines()
+
+
+def row(lines: list[str], name: str) -> str:
+    (found,) = [line for line in lines if line.startswith(name + " ")]
+    return found
+
+
+def test_every_score_stands_beside_its_interval_in_points() -> None:
+    report, _ = build(FEW.good, judge(frequencies=FREQUENCIES))
+
+    lines = lines_of(report)
+
+    for name, value in report["metrics"].items():
+        low, high = report["intervals"][name]
+        assert re.findall(r"-?\d+\.\d\d", row(lines, name)) == [
+            f"{100 * number:.2f}" for number in (value, low, high)
+        ]
+    assert lines[lines.index(row(lines, "Bleu_1")) - 1].startswith("points, with their 95%")
+    assert row(lines, "signature").endswith(report["signature"])
+    assert row(lines, "warning").endswith(report["warning"])
+    assert row(lines, "images").split() == ["images", "40"]
+
+
+def test_the_statistics_are_told_in_words() -> None:
+    captions = {1: "a dog and a dog", 2: "a cat on the", 3: "a cat on the", 4: "the the red cat"}
+    report, _ = build(captions, judge(), known=["A cat on the."])
+
+    lines = lines_of(report)
+
+    assert row(lines, "words").endswith("4.2 a caption, 4 to 5; 7 different ones")
+    for name, share in (
+        ("of one image only", 50),
+        ("not in training", 50),
+        ("repeated words", 25),
+        ("repeated phrases", 25),
+        ("bad endings", 50),
+    ):
+        assert row(lines, name).endswith(f" {share}.0%"), name
+
+
+def test_what_is_not_known_of_training_is_said() -> None:
+    report, _ = build(FEW.good, judge())
+
+    assert "unknown (give --train-annotations)" in row(lines_of(report), "not in training")
+
+
+def test_a_score_without_a_number_is_no_crash() -> None:
+    report, _ = build(FEW.good, judge())
+    report["metrics"]["SPICE"] = math.nan
+    report["intervals"]["SPICE"] = [math.nan, math.nan]
+
+    assert row(lines_of(report), "SPICE").split() == ["SPICE", "nan"]
+
+
+def test_a_comparison_is_told_metric_by_metric() -> None:
+    report, _ = build(FEW.good, judge())
+    report["compare"] = {"with": "them.json", **difference(FEW.good, FEW.poor, judge())}
+
+    lines = lines_of(report)
+
+    start = lines.index("against them.json, on the 40 images of both") + 1
+    for name, line in zip(METRICS, lines[start:], strict=False):
+        one = report["compare"]["metrics"][name]
+        numbers = [one["this"], one["other"], one["difference"], *one["interval"]]
+        assert line.startswith(name)
+        assert [float(n) for n in re.findall(r"[+-]?\d+\.\d\d\b", line)] == [
+            float(f"{100 * number:.2f}") for number in numbers
+        ]
+        assert line.endswith(f"p {one['p_value']:.3f}, significant")
+    same = {**report, "compare": {"with": "me", **difference(FEW.good, FEW.good, judge())}}
+    assert as_text(same).count("p 1.000, not significant") == len(METRICS)
+
+
+def occurrence(image_id: int, correctness: float) -> Occurrence:
+    return Occurrence(
+        image_id, "dog", "dog", 1, correctness, 0.25, 0.375, 0.125, (0.1, correctness, 0.2), 1.0,
+        0.3, 0.0, 0.9,
+    )  # fmt: skip
+
+
+MEASURED = Grounding(
+    photos=(1, 2, 3),
+    occurrences=(occurrence(1, 0.5), occurrence(2, 0.75)),
+    names=9,
+    absent=4,
+    unseen=2,
+    ignored=1,
+    entropy=1.25,
+    entropy_even=1.386,
+    movement=0.4,
+)
+NOTHING = Grounding((1, 2, 3), (), 7, 4, 2, 1, math.nan, math.nan, math.nan)
+
+
+def test_attention_is_told_with_what_it_is_held_against() -> None:
+    summary = MEASURED.summary()
+
+    lines = lines_of({"model": ["a", "b"], "attention": summary})
+
+    assert row(lines, "model").split(maxsplit=1)[1] == "a, b"
+    assert any(line.endswith("2 names measured in 3 photos") for line in lines)
+    left_out = "4 of what is not in the photo, 2 of what lies out of view, 1 of crowds alone"
+    assert row(lines, "not measured").endswith(left_out)
+    for name in (
+        "correctness", "uniform", "centre", "shuffled", "ratio", "pointing", "pointing_uniform",
+        "pointing_centre",
+    ):  # fmt: skip
+        low, high = summary["intervals"][name]
+        assert f" {summary[name]:.3f} ({low:.3f} to {high:.3f}) " in row(lines, name), name
+    assert "-1: 0.100, 0: 0.625, +1: 0.200 (2 names" in row(lines, "shifted by a word")
+    assert "1.250 nats, even: 1.386" in row(lines, "entropy")
+    assert not any(line.startswith("points") for line in lines)
+
+
+def test_where_nothing_was_measured_the_counts_stand_alone() -> None:
+    lines = lines_of({"model": "m", "attention": NOTHING.summary()})
+
+    assert lines[:2] == ["model                  m", ""]
+    assert lines[2].endswith("0 names measured in 3 photos")
+    assert "4 of what is not in the photo" in row(lines, "not measured")
+    assert len(lines) == 4
+    assert strict(as_json({"attention": NOTHING.summary()}))
+
+
+def test_lines_of_numbers_stay_short() -> None:
+    """A terminal shows them unbroken; the warning and the signature are sentences."""
+    report, _ = build(FEW.good, judge(frequencies=FREQUENCIES))
+    report["compare"] = {"with": "them.json", **difference(FEW.good, FEW.poor, judge())}
+    report["attention"] = MEASURED.summary()
+
+    for line in lines_of(report):
+        assert len(line) <= 110 or line.startswith(("warning", "signature")), line

@@ -1,0 +1,192 @@
+"""Document frequencies: known answers, and a file that comes back as it was or is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from captioner.errors import DataError
+from captioner.frequencies import FREQUENCIES as USUAL_NAME
+from captioner.frequencies import DocumentFrequencies, ngrams, tokenized
+
+CAPTIONS = st.lists(st.sampled_from(["a dog", "A dog runs.", "Die Straße 犬", "", "..."]))
+SAMPLE = DocumentFrequencies(
+    7, {("a",): 7, ("a", "dog"): 2, ("caf\u00e9", "\u72ac"): 3, ("\ud800",): 2}
+)
+
+# --- n-grams -------------------------------------------------------------------------------------
+
+
+def test_ngrams_by_hand() -> None:
+    found = ngrams(["a", "dog", "a", "dog"])
+
+    assert found == [
+        {("a",): 2, ("dog",): 2},
+        {("a", "dog"): 2, ("dog", "a"): 1},
+        {("a", "dog", "a"): 1, ("dog", "a", "dog"): 1},
+        {("a", "dog", "a", "dog"): 1},
+    ]
+    assert ngrams([]) == [{}, {}, {}, {}]
+
+
+def test_a_blank_inside_a_token_parts_it() -> None:
+    assert ngrams(["1\u00a01/2", "cups"])[1] == {("1", "1/2"): 1, ("1/2", "cups"): 1}
+
+
+# --- counting ------------------------------------------------------------------------------------
+
+
+def test_frequencies_by_hand() -> None:
+    found = DocumentFrequencies.from_references(
+        {1: ["A dog runs.", "The dog!"], 2: ["a cat", "a cat"], 3: ["a dog"], 4: []}
+    )
+
+    # Images, not captions: "cat" and "the" are of one image alone.
+    assert found == DocumentFrequencies(3, {("a",): 3, ("dog",): 2, ("a", "dog"): 2})
+
+
+def test_what_people_write_is_tokenized_first() -> None:
+    references = {1: ["A dog isn't here."], 2: ["It ISN'T (a dog)!"]}
+
+    assert tokenized(references)[2] == [["it", "is", "n't", "-lrb-", "a", "dog", "-rrb-"]]
+    assert DocumentFrequencies.from_references(references) == DocumentFrequencies.from_tokens(
+        tokenized(references)
+    )
+    assert DocumentFrequencies.from_references(references).counts[("is", "n't")] == 2
+
+
+@given(
+    references=st.dictionaries(st.integers(0, 9), CAPTIONS, min_size=1).filter(
+        lambda r: any(r.values())
+    )
+)
+def test_neither_ids_nor_order_count(references: dict[int, list[str]]) -> None:
+    turned = {100 - i: texts[::-1] for i, texts in reversed(references.items())}
+
+    one, other = map(DocumentFrequencies.from_references, (references, turned))
+
+    assert one == other
+    assert one.to_bytes() == other.to_bytes()
+    assert all(2 <= count <= one.documents for count in one.counts.values())
+
+
+@pytest.mark.parametrize("references", [{}, {1: [], 2: []}])
+def test_nothing_to_count(references) -> None:
+    with pytest.raises(DataError, match="no image has a reference caption to count"):
+        DocumentFrequencies.from_references(references)
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "frequencies.json.gz"
+
+    SAMPLE.save(path)
+
+    assert DocumentFrequencies.load(path) == DocumentFrequencies.load(str(path)) == SAMPLE
+    assert [file.name for file in path.parent.iterdir()] == ["frequencies.json.gz"]
+
+
+def test_a_file_is_its_bytes(tmp_path: Path) -> None:
+    SAMPLE.save(tmp_path / "file")
+
+    data = (tmp_path / "file").read_bytes()
+
+    assert data == SAMPLE.to_bytes()
+    assert DocumentFrequencies.from_bytes(data) == SAMPLE
+    assert DocumentFrequencies.from_bytes(data).to_bytes() == data
+
+
+def test_where_no_two_images_agree_the_file_is_empty() -> None:
+    alone = DocumentFrequencies.from_references({1: ["a dog"], 2: ["two cats"]})
+
+    assert alone == DocumentFrequencies(2, {})
+    assert DocumentFrequencies.from_bytes(alone.to_bytes()) == alone
+
+
+def test_the_same_frequencies_give_the_same_bytes() -> None:
+    backwards = DocumentFrequencies(7, dict(reversed(SAMPLE.counts.items())))
+
+    assert backwards.to_bytes() == SAMPLE.to_bytes()
+
+
+def test_any_program_can_read_the_file() -> None:
+    plain = DocumentFrequencies(3, {("a", "dog"): 2, ("a",): 3})
+
+    assert json.loads(gzip.decompress(plain.to_bytes())) == {
+        "format_version": 1, "documents": 3, "counts": {"a": 3, "a dog": 2},
+    }  # fmt: skip
+
+
+def written(path: Path, content: object) -> Path:
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    return path
+
+
+def test_a_file_that_is_missing_cut_or_another(tmp_path: Path) -> None:
+    whole, cut, text, deep = (tmp_path / name for name in ("whole", "cut", "text", "deep"))
+    SAMPLE.save(whole)
+    cut.write_bytes(whole.read_bytes()[:-20])
+    text.write_text("{}")
+    deep.write_bytes(gzip.compress(b"[" * 200_000))
+    for path, message in [
+        (tmp_path / "none", "none does not exist; give a file"),
+        (tmp_path, "is a folder; give a file"),
+        (whole / "inside", "whole/inside cannot be read: Not a directory"),
+        (cut, "cut is cut or damaged; count"),
+        (text, "text is no file of document frequencies; give"),
+        (deep, "deep is no file of document frequencies; give"),
+        (written(tmp_path / "list", [1]), "list is no file of document frequencies; give"),
+    ]:
+        with pytest.raises(DataError, match=message) as caught:
+            DocumentFrequencies.load(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_bytes_without_a_file_go_by_the_usual_name() -> None:
+    with pytest.raises(DataError, match=f"^{USUAL_NAME} is no file of document frequencies"):
+        DocumentFrequencies.from_bytes(b"nothing of the kind")
+
+
+@given(kept=st.integers(0, len(SAMPLE.to_bytes()) - 1))
+def test_wherever_it_is_cut_it_is_refused(kept: int) -> None:
+    with pytest.raises(DataError, match=r"cut or damaged|is no file of"):
+        DocumentFrequencies.from_bytes(SAMPLE.to_bytes()[:kept])
+
+
+@given(place=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))
+def test_a_damaged_byte_is_told_or_does_no_harm(place: int, mask: int) -> None:
+    data = bytearray(SAMPLE.to_bytes())
+    data[place] ^= mask
+
+    with suppress(DataError):
+        assert DocumentFrequencies.from_bytes(bytes(data)) == SAMPLE  # it was gzip's date
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "has format_version 2; this release reads 1"),
+        ({"format_version": None}, "has format_version None"),
+        ({"documents": 0}, "is no file of document frequencies"),
+        ({"documents": "7"}, "is no file of document frequencies"),
+        ({"documents": True}, "is no file of document frequencies"),
+        ({"counts": [1]}, "is no file of document frequencies"),
+        ({"counts": {"a": 8}}, "'a' in 8 of 7 images cannot be"),
+        ({"counts": {"a": 0}}, "'a' in 0 of 7 images cannot be"),
+        ({"counts": {"a": 1.5}}, "'a' in 1.5 of 7 images cannot be"),
+    ],
+)
+def test_a_file_whose_content_is_wrong(tmp_path: Path, change, message) -> None:
+    content = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
+    assert DocumentFrequencies.load(written(tmp_path / "good", content)).documents == 7
+
+    with pytest.raises(DataError, match=message):
+        DocumentFrequencies.load(written(tmp_path / "bad", content | change))
