@@ -8,7 +8,6 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 from __future__ import annotations
 
 import copy
-import dataclasses
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -137,28 +136,7 @@ class Captioner:
         Raises:
             ConfigError: An option is unknown or out of range.
         """
-        known = {field.name for field in dataclasses.fields(SearchOptions)}
-        unknown = sorted(changes.keys() - known)
-        if unknown:
-            raise ConfigError(
-                f"{unknown[0]!r} is no search option; give {', '.join(sorted(known))}"
-            )
-        own = self.stored.search
-        drawn = own.temperature > 0
-        draws = changes.get("temperature", own.temperature) > 0
-        if "temperature" not in changes and changes.get("beam_size", 1) > 1:
-            draws = False
-        if draws != drawn:  # what the model has for the other way is no wish of the user's
-            own = SearchOptions(
-                beam_size=1 if draws else SearchOptions.beam_size,
-                min_length=own.min_length,
-                max_length=own.max_length,
-                length_penalty=own.length_penalty,
-                block_ngrams=own.block_ngrams,
-                banned_words=own.banned_words,
-                guard_endings=own.guard_endings,
-            )
-        return dataclasses.replace(own, **changes)
+        return self.stored.search.changed(**changes)
 
     def caption(self, photo: Photo, **search: Any) -> Caption:
         """Caption one photo.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from typing import Literal
-
-import yaml
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from captioner.errors import ConfigError
+from captioner.tokenizer import tokenize
 
 
 def _require(condition: bool, message: str) -> None:
@@ -144,6 +144,10 @@ class DecoderConfig:
         _require(0 <= self.dropout < 1, f"decoder.dropout is {self.dropout}; give 0 up to below 1")
 
 
+_SEARCHING = ("beam_size", "beam_groups", "diversity", "forced_words")
+_DRAWING = ("temperature", "top_k", "top_p", "seed")
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """How a sentence is found: searched for (greedy, beam, diverse groups) or drawn (sampling)."""
@@ -186,16 +190,47 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         for name in ("forced_words", "banned_words"):
-            object.__setattr__(self, name, _words(getattr(self, name)))
+            object.__setattr__(self, name, _words(name, getattr(self, name)))
         self._check_ranges()
         self._check_contradictions()
 
+    def for_the_other_way(self, *, drawing: bool) -> SearchOptions:
+        """Without what only one way of finding a sentence knows, for drawing or for searching."""
+        own = ("num_captions", *_SEARCHING, *_DRAWING)
+        unset = {name: getattr(SearchOptions, name) for name in own}
+        return replace(self, **unset | ({"beam_size": 1} if drawing else {}))
+
+    def changed(self, **changes: Any) -> SearchOptions:
+        """With some options changed; who asks for a draw means no beam, and the other way round.
+
+        Raises:
+            ConfigError: An option is unknown or out of range, or two contradict each other.
+        """
+        known = {option.name for option in fields(self)}
+        unknown = sorted(changes.keys() - known)
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]!r} is no search option; give {', '.join(sorted(known))}"
+            )
+        draws = self.temperature > 0
+        if "temperature" in changes:
+            drawing = bool(changes["temperature"])
+        else:
+            drawing = draws and not changes.keys() & set(_SEARCHING)
+        start = self if drawing == draws else self.for_the_other_way(drawing=drawing)
+        return replace(start, **changes)
+
     def _check_ranges(self) -> None:
+        kinds: dict[str, tuple[type, str]] = {
+            "int": (Integral, "a whole number"),
+            "float": (Real, "a number"),
+        }
         for option in fields(self):
             value = getattr(self, option.name)
+            kind, wanted = kinds.get(str(option.type), (object, ""))
             _require(
-                option.type != "int" or type(value) is int,
-                f"{option.name.replace('_', '-')} is {value!r}; give a whole number",
+                isinstance(value, kind) and (kind is object or not isinstance(value, bool)),
+                f"{option.name.replace('_', '-')} is {value!r}; give {wanted}",
             )
         _require(self.beam_size >= 1, f"beam-size is {self.beam_size}; give 1 (greedy) or more")
         _require(self.max_length >= 1, f"max-length is {self.max_length}; give 1 or more words")
@@ -223,16 +258,21 @@ class SearchOptions:
             "for them; give one of the two (num-captions says how many are drawn)",
         )
         _require(
-            not (draws and self.forced_words),
-            "temperature draws sentences, forced-words needs a search; give one of the two",
+            not (draws and (self.forced_words or self.beam_groups > 1)),
+            "temperature draws sentences, forced-words and beam-groups search for them; give one "
+            "of the two",
         )
-        for name, unset in (("top_k", 0), ("top_p", 1.0)):
+        for name in ("top_k", "top_p", "seed"):
             value = getattr(self, name)
             _require(
-                draws or value == unset,
+                draws or value == getattr(SearchOptions, name),
                 f"{name.replace('_', '-')} {value} says how words are drawn, and nothing is drawn; "
                 "give a temperature with it",
             )
+        _require(
+            self.beam_groups > 1 or self.diversity == SearchOptions.diversity,
+            f"diversity {self.diversity} is between groups of the beam; give beam-groups with it",
+        )
         _require(
             self.beam_size % self.beam_groups == 0,
             f"beam-groups is {self.beam_groups}, which does not divide beam-size "
@@ -252,17 +292,22 @@ class SearchOptions:
             f"forced-words holds {len(self.forced_words)} words, max-length is {self.max_length}, "
             "of which the end takes one; give fewer words or a greater length",
         )
+        # A word forced in one spelling and banned in another is found too: these are tokens.
         both = sorted(set(self.forced_words) & set(self.banned_words))
         _require(not both, f"{', '.join(both)} is forced and banned; give it once")
 
 
-def _words(given: str | Iterable[str] | None) -> tuple[str, ...]:
+def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     """Words as a list, or as a person types them: with commas or blanks between, or in brackets."""
-    if given is None:
-        return ()
-    if isinstance(given, str) and given.startswith("["):
-        given = [str(word) for word in yaml.safe_load(given)]
-    words = given.replace(",", " ").split() if isinstance(given, str) else given
+    if isinstance(given, str):
+        given = given.strip(" []").replace(",", " ").split()
+    words = []
+    for text in given or ():
+        tokens = tokenize(str(text))
+        apart = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "no word"
+        name = option.replace("_", "-")
+        _require(len(tokens) == 1, f"{name} holds {text!r}, which is {apart}; give single words")
+        words.append(tokens[0])
     return tuple(dict.fromkeys(words))
 
 

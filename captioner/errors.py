@@ -3,7 +3,8 @@
     CaptionerError
     ├── ConfigError        a setting is wrong, or two settings contradict each other
     ├── DataError          annotations, captions or folders that cannot be used
-    │   └── ImageError     one photo that cannot be read
+    │   ├── ImageError     one photo that cannot be read
+    │   └── ProgramError   a program of another maker (METEOR, SPICE) that failed
     ├── ModelError         a model folder that cannot be loaded or saved
     └── CheckpointError    a training run that cannot be taken up again or saved
 
@@ -26,6 +27,10 @@ class DataError(CaptionerError):
 
 class ImageError(DataError):
     """One photo cannot be read; the others can go on."""
+
+
+class ProgramError(DataError):
+    """A program of another maker (METEOR, SPICE) failed; the other metrics can go on."""
 
 
 class ModelError(CaptionerError):

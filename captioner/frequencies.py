@@ -8,6 +8,7 @@ mean the same for one photo, for a subset and in training.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import zlib
 from collections import Counter
@@ -23,6 +24,9 @@ from captioner.tokenizer import tokenize
 
 FREQUENCIES = "document_frequencies.json.gz"
 """The file's usual name; a model folder keeps it under this one."""
+
+GZIP = b"\x1f\x8b"
+"""What such a file begins with, and a captions file does not."""
 
 FORMAT_VERSION = 1
 """Of the file; another number means that this release cannot read it."""
@@ -99,6 +103,10 @@ class DocumentFrequencies:
         # A token may hold half of a surrogate pair, which JSON can say and UTF-8 cannot.
         data = text.encode("utf-8", "surrogatepass")
         return gzip.compress(data, mtime=0)
+
+    def digest(self) -> str:
+        """Tells these frequencies from others: 12 signs."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()[:12]
 
     @classmethod
     def load(cls, path: str | Path) -> DocumentFrequencies:

@@ -76,6 +76,8 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
             (new / CONFIG).write_text(
                 json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
             )
+            if stored.frequencies is not None:
+                (new / FREQUENCIES).write_bytes(stored.frequencies)
     except OSError as error:
         raise ModelError(
             f"{folder} could not be saved ({error.strerror}); what was there is unchanged"

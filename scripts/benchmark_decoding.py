@@ -4,8 +4,8 @@
 
 The photos are encoded once; then only the decoder works. The loop takes one photo at a time, copies
 its features for every beam, projects them again at every word, and keeps its sentences in Python
-lists. It uses the same weights and the same number of threads. All cells of a row are measured in
-turn, round after round; printed are medians.
+lists. Both run on the CPU, with the same weights and the same number of threads. All cells of a
+row are measured in turn, round after round; printed are medians.
 
 The floor is the time that the matrix products alone would take at the speed that one large product
 reaches here, measured in the same run. Operations are counted by torch; everything else (look-ups,
@@ -29,7 +29,7 @@ from captioner.config import SearchOptions
 from captioner.data.images import find_images
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
-from captioner.hardware import autocast
+from captioner.hardware import autocast, pick_precision
 from captioner.models.decoder import Decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
@@ -47,8 +47,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
-    model = load(*([options.model] if options.model else []))
-    photos = list(find_images([options.folder]))[: max(*options.batches, LOOP_PHOTOS)]
+    model = load(*([options.model] if options.model else []), device="cpu")
+    needed = max(*options.batches, LOOP_PHOTOS)
+    photos = list(find_images([options.folder]))[:needed]
+    if len(photos) < needed:
+        parser.error(f"{options.folder} holds {len(photos)} photos; {needed} are needed")
     with torch.inference_mode():
         features = encode(model, photos)
         with autocast(model.precision, model.device):
@@ -69,7 +72,8 @@ def report(model: Captioner, features: Tensor, options: argparse.Namespace) -> N
     decoder, own = model.model.decoder, model.stored.search
     peak = peak_product(features.dtype if features.dtype == torch.bfloat16 else torch.float32)
     print(
-        f"{len(features)} photos, grid of {features.shape[1]}, {model.precision} precision, "
+        f"{len(features)} photos, {features.shape[1]} regions, "
+        f"{pick_precision(model.precision, model.device)}, "
         f"{torch.get_num_threads()} threads; one large product: {peak / 1e9:.0f} GFLOP/s"
     )
     batches = "".join(f" {batch} |" for batch in options.batches)

@@ -70,8 +70,9 @@ Flickr8k, the 1,000 validation photos, {search}:
 ```
 
 The scores were measured in {precision}; another precision rounds otherwise, and a few words in a
-thousand captions then differ. The same photos chose the epoch, the beam and the length penalty, so a
-little of this is luck of choice; scores on photos that nothing was tuned on will be somewhat lower.
+thousand captions then differ. The same photos chose the epoch, the beam and the length penalty, so
+a little of this is luck of choice; scores on photos that nothing was tuned on will be somewhat
+lower.
 {signature}.
 
 `document_frequencies.json.gz` holds in how many training photos' captions a phrase occurs (the

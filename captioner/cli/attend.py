@@ -26,7 +26,7 @@ def parser() -> Parser:
     new = new_parser(
         "attend",
         "Draw the photo and, for every word of its caption, where the model looked; print the "
-        "caption.",
+        "caption, and the log-probability (nats) of a sentence given by --words.",
         "PHOTO... -o OUT.png|FOLDER [options]",
     )
     new.add_argument("photos", nargs="+", help="files, folders, or - for standard input")
@@ -38,7 +38,7 @@ def parser() -> Parser:
     )
     new.add_argument("--force", action="store_true", help="replace pictures that are there")
     new.add_argument(
-        "--panel_size",
+        "--panel-size",
         type=int,
         default=640,
         help="longer side of each panel at most, pixels; photos are never enlarged; 0: no limit",
@@ -104,6 +104,10 @@ def main(argv: Sequence[str]) -> int:
             picture.save(buffer, format=_formats()[name.suffix.lower()])
             atomic_write(name, buffer.getvalue())
             print(f"{photo}: {caption.text}", flush=True)
+            if options.words is not None:
+                each = zip(caption.words, caption.log_probs, strict=True)
+                said = ", ".join(f"{word} {log_prob:.2f}" for word, log_prob in each)
+                print(f"  log-probability {caption.log_prob:.2f} ({said})", flush=True)
     return FAILED if failures else OK
 
 

@@ -126,7 +126,12 @@ def entry(path: str | int, captions: list[Caption]) -> dict[str, Any]:
     return {
         "image": path,
         "captions": [
-            {"text": c.text, "words": list(c.words), "log_prob": round(c.log_prob, 4)}
+            {
+                "text": c.text,
+                "words": list(c.words),
+                "log_prob": round(c.log_prob, 4),
+                "log_probs": [round(float(value), 4) for value in c.log_probs],
+            }
             for c in captions
         ],
     }

@@ -7,24 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jsonargparse
-
 from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
     Parser,
     add_model_options,
     add_search_options,
+    add_yes_no,
     new_parser,
     refuse_overwrite,
     search_changes,
     warn,
 )
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError, DataError, ProgramError
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
     from captioner.config import SearchOptions
-    from captioner.evaluation.masks import Instances
     from captioner.evaluation.report import Judge, Report
     from captioner.frequencies import DocumentFrequencies
 
@@ -57,17 +55,16 @@ def parser() -> Parser:
         "COCO captions file, or a model folder (default with --images: the model's own)",
     )
     new.add_argument(
-        "--train_annotations",
+        "--train-annotations",
         action="append",
         default=[],
         help="COCO captions file that the system learned from: tells which captions are new",
     )
     for metric, need in (("METEOR", "Java"), ("SPICE", "Java and CoreNLP, which it downloads")):
-        new.add_argument(
-            f"--{metric.lower()}",
-            action=jsonargparse.ActionYesNo,
-            default=None,
-            help=f"score {metric} too; needs {need} (default: where all of it is found)",
+        add_yes_no(
+            new,
+            metric.lower(),
+            f"score {metric} too; needs {need} (default: where all of it is found)",
         )
     new.add_argument("-o", "--output", help="write the report as JSON, with every image's scores")
     new.add_argument("--force", action="store_true", help="replace the report")
@@ -84,17 +81,20 @@ def main(argv: Sequence[str]) -> int:
     from captioner.evaluation.report import as_json, as_text, read_captions_of
     from captioner.files import atomic_write
 
-    judged = _read(options)  # what cannot be read is told before the photos are captioned
     report: Report
-    captions: dict[int, str]
+    captions: dict[int, str] = {}
+    failed = False
+    if options.results is not None:
+        captions = read_captions_of(options.results)
+    judged = _read(options)  # what cannot be read is told before the photos are captioned
     if options.results is not None:
         report = {"results": options.results}
-        captions = read_captions_of(options.results)
     else:
-        report, captions, own = _caption(options)
+        report, captions, own, failed = _caption(options)
         if judged is not None and judged.judge.frequencies is None:
             judged = judged._replace(judge=dataclasses.replace(judged.judge, frequencies=own))
-    failed = _score(report, captions, judged, options) if judged is not None else False
+    if judged is not None:
+        failed |= _score(report, captions, judged, options)
     print(as_text(report))
     if target is not None:
         atomic_write(target, as_json(report))
@@ -122,6 +122,10 @@ def _check(options: Any) -> Path | None:
         raise ConfigError(f"--results holds the captions, so nothing is searched; omit --{name}")
     if options.results is not None and options.model:
         raise ConfigError("give either --model (it captions the photos) or --results, not both")
+    if (options.num_captions or 1) > 1:
+        raise ConfigError(
+            f"--num-captions is {options.num_captions}, but one caption a photo is scored; omit it"
+        )
     if options.output is None:
         return None
     target = Path(options.output)
@@ -191,14 +195,16 @@ def _java_metrics(options: Any) -> tuple[list[str], bool]:
             wanted.append(metric)
         else:
             failed |= bool(asked)
-            warn(f"{metric} is left out: {reason} (--no-{metric.lower()} silences this)")
+            silence = f"--no-{metric.lower()} silences this"
+            fetch = "--spice lets it be downloaded, " if metric == "SPICE" and not asked else ""
+            warn(f"{reason} ({fetch}{silence})")
     return wanted, failed
 
 
 def _frequencies(given: str | None) -> DocumentFrequencies | None:
     """Frozen document frequencies from where the user says."""
     from captioner.data.coco import read_captions
-    from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+    from captioner.frequencies import FREQUENCIES, GZIP, DocumentFrequencies
 
     if given is None:
         return None
@@ -210,7 +216,7 @@ def _frequencies(given: str | None) -> DocumentFrequencies | None:
                 f"prepare frequencies CAPTIONS.json -o {path}"
             )
         path /= FREQUENCIES
-    if path.suffix == ".json":
+    if path.is_file() and path.read_bytes()[:2] != GZIP:
         _, references = read_captions([path])
         return DocumentFrequencies.from_references(references)
     return DocumentFrequencies.load(path)
@@ -219,11 +225,12 @@ def _frequencies(given: str | None) -> DocumentFrequencies | None:
 # --- captions ------------------------------------------------------------------------------------
 
 
-def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies | None]:
+def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies | None, bool]:
     """Caption the photos of the annotations and of the instances with a model.
 
     Returns:
-        What to report of it, the captions, and the model's own document frequencies.
+        What to report of it, the captions, the model's own document frequencies, and whether a
+        photo could not be read.
     """
     from tqdm import tqdm
 
@@ -240,25 +247,41 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
         paths |= locate_photos(instances.names, [options.images], Path(options.instances).name)
     if options.annotations is not None:
         dataset = read_dataset([options.annotations], [options.images])
-        paths |= {image.image_id: image.path for image in dataset}
+        for image in dataset:
+            path = paths.setdefault(image.image_id, image.path)
+            if path != image.path:
+                raise DataError(
+                    f"image {image.image_id} is {path.name} in {options.instances} but "
+                    f"{image.path.name} in {options.annotations}; give files whose ids agree"
+                )
     model = load(*options.model, device=options.device, precision=options.precision)
     search = model.options(**search_changes(options))
-    said: dict[int, Caption] = {}
+    captions: dict[int, str] = {}
+    seen: dict[int, Caption] = {}  # with their attention
     results = model.stream(paths.values(), search, batch_size=options.batch_size)
     bar = tqdm(results, total=len(paths), unit="photo", disable=None, dynamic_ncols=True)
     for image_id, result in zip(paths, bar, strict=True):
         if result.error is not None:
-            raise result.error
-        said[image_id] = result.captions[0]
+            warn(str(result.error))
+            continue
+        captions[image_id] = result.captions[0].text
+        if instances is not None and image_id in instances.sizes:
+            seen[image_id] = result.captions[0]
     report: Report = {
         "model": options.model or "the model that ships",
         "search": ", ".join(f"{k} {v}" for k, v in _telling(search).items()),
     }
     if instances is not None:
-        report |= {"instances": options.instances, "attention": _attention(said, instances)}
+        from captioner.evaluation.grounding import measure
+        from captioner.evaluation.report import attention
+
+        report |= {
+            "instances": options.instances,
+            "attention": attention(measure(seen, instances)),
+        }
     own = model.stored.frequencies
     frequencies = DocumentFrequencies.from_bytes(own) if own is not None else None
-    return report, {image_id: caption.text for image_id, caption in said.items()}, frequencies
+    return report, captions, frequencies, len(captions) < len(paths)
 
 
 def _telling(search: SearchOptions) -> dict[str, Any]:
@@ -268,16 +291,6 @@ def _telling(search: SearchOptions) -> dict[str, Any]:
         field.name: getattr(search, field.name)
         for field in dataclasses.fields(search)
         if field.name in always or getattr(search, field.name) != field.default
-    }
-
-
-def _attention(said: dict[int, Caption], instances: Instances) -> dict[str, Any]:
-    """Measure attention on the photos of the instances."""
-    from captioner.evaluation.grounding import measure
-
-    measured = measure({i: c for i, c in said.items() if i in instances.sizes}, instances)
-    return measured.summary() | {
-        "per_name": [dataclasses.asdict(one) for one in measured.occurrences]
     }
 
 
@@ -295,9 +308,7 @@ def _score(report: Report, captions: dict[int, str], judged: _Judged, options: A
     captions = {i: text for i, text in captions.items() if references.get(i)}
     try:
         found, scores = build(captions, judge, judged.known)
-    except DataError as error:
-        if not judge.java:
-            raise
+    except ProgramError as error:
         warn(f"{error}; the other metrics follow")
         failed, judge = True, dataclasses.replace(judge, java=())
         found, scores = build(captions, judge, judged.known)
@@ -308,7 +319,7 @@ def _score(report: Report, captions: dict[int, str], judged: _Judged, options: A
     if judged.others is not None:
         report["compare"] = {
             "with": options.compare,
-            **difference(captions, judged.others, judge),
+            **difference(captions, judged.others, judge, scores),
         }
     report["per_image"] = per_image(captions, scores)
     return failed

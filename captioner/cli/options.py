@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,29 +18,46 @@ from captioner.errors import ConfigError, DataError
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """A parser whose errors are one line and whose options are spelled with hyphens.
-
-    Underscores are understood too.
-    """
+    """A parser whose errors are one line; hyphens and underscores in options are the same."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise instead of printing the usage."""
         cause: BaseException | None = ex
         while cause is not None and not isinstance(cause, ConfigError):
             cause = cause.__cause__ or cause.__context__
-        text = str(cause) if cause is not None else " ".join(message.split())
+        text = str(cause) if cause is not None else _one_line(message)
         raise ConfigError(f"{text} (see {self.prog} --help)") from ex
 
     def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
         """Parse arguments, whichever way the options are spelled."""
-        return self.parse_args([_respell(argument) for argument in argv])
+        return self.parse_args([self._respell(argument) for argument in argv])
 
-
-def _respell(argument: str) -> str:
-    if not argument.startswith("--"):
+    def _respell(self, argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        known = self._option_string_actions
+        for spelled in (name, name.replace("_", "-"), f"--{name[2:].replace('-', '_')}"):
+            if name.startswith("--") and spelled in known:
+                return f"{spelled}{equals}{value}"
         return argument
-    name, equals, value = argument.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}"
+
+
+def _one_line(message: str) -> str:
+    """Jsonargparse's complaint about a value, in our words; other messages on one line."""
+    message = " ".join(message.split())
+    named = re.search(r'Parser key "([\w.]+)".*?Expected a <class \'(int|float)\'>', message)
+    given = re.search(r"(?:Got|Given) value: (\S+)", message)
+    if named is None or given is None:
+        return message
+    wanted = {"int": "a whole number", "float": "a number"}[named[2]]
+    return f"--{named[1].replace('_', '-')} is {given[1]}; give {wanted}"
+
+
+class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
+    """Help without the type and default of an option that has no default."""
+
+    def _expand_help(self, action: Any) -> str:
+        text = str(super()._expand_help(action))
+        return re.sub(r" \((?:type: [^()]*, )?default: null\)| \(default: \[\]\)", "", text)
 
 
 def new_parser(command: str, description: str, usage: str) -> Parser:
@@ -50,6 +68,7 @@ def new_parser(command: str, description: str, usage: str) -> Parser:
         usage=f"captioner {command} {usage}",
         exit_on_error=True,
         allow_abbrev=False,  # a misspelled setting must not pass for another
+        formatter_class=_HelpFormatter,
     )
 
 
@@ -69,21 +88,38 @@ def add_model_options(parser: Parser) -> None:
         choices=["auto", "fp32", "bf16"],
         help="auto: bf16 where the hardware multiplies it natively",
     )
-    parser.add_argument("--batch_size", type=int, default=32, help="photos captioned together")
+    parser.add_argument("--batch-size", type=int, default=32, help="photos captioned together")
+
+
+SEARCH_GROUPS = {
+    "search": (
+        "beam_size", "num_captions", "length_penalty", "beam_groups", "diversity", "forced_words",
+    ),
+    "drawing": ("temperature", "top_k", "top_p", "seed"),
+    "rules": ("min_length", "max_length", "block_ngrams", "banned_words", "guard_endings"),
+}  # fmt: skip
+"""The fields of ``SearchOptions`` as the help groups them."""
+
+
+def add_yes_no(parser: Any, name: str, help: str) -> None:  # noqa: A002 - argparse's word
+    """``--name`` and ``--no-name``; None where neither is given."""
+    action = jsonargparse.ActionYesNo(yes_prefix="", no_prefix="no-")
+    parser.add_argument(f"--{name}", action=action, default=None, help=help)
 
 
 def add_search_options(parser: Parser) -> None:
     """Every field of ``SearchOptions``; unset ones stay as the model has them."""
     texts = {entry.arg_name: entry.description for entry in parse_from_object(SearchOptions).params}
-    for field in dataclasses.fields(SearchOptions):
-        text = " ".join((texts[field.name] or "").split()) + " (default: the model's own)"
-        if field.type == "bool":
-            parser.add_argument(
-                f"--{field.name}", action=jsonargparse.ActionYesNo, default=None, help=text
-            )
-            continue
-        kind = {"int": int, "float": float}.get(str(field.type), str)
-        parser.add_argument(f"--{field.name}", type=kind | None, default=None, help=text)
+    types = {field.name: str(field.type) for field in dataclasses.fields(SearchOptions)}
+    for title, names in SEARCH_GROUPS.items():
+        group = parser.add_argument_group(f"{title} (default: the model's own)")
+        for name in names:
+            text, spelled = " ".join((texts[name] or "").split()), name.replace("_", "-")
+            if types[name] == "bool":
+                add_yes_no(group, spelled, text)
+            else:
+                kind = {"int": int, "float": float}.get(types[name], str)
+                group.add_argument(f"--{spelled}", type=kind | None, default=None, help=text)
 
 
 def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:

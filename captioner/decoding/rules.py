@@ -15,7 +15,6 @@ from torch import Tensor
 
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
-from captioner.tokenizer import tokenize
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
 
 
@@ -33,34 +32,20 @@ def number_words(options: SearchOptions, vocabulary: Vocabulary) -> WordNumbers:
     A banned word that the vocabulary does not hold is never said anyway.
 
     Raises:
-        ConfigError: A forced word is banned or not in the vocabulary, or what was given is no
-            single word.
+        ConfigError: A forced word is not in the vocabulary.
     """
-    banned = [_one_word(given, "banned-words") for given in options.banned_words]
-    forced = [_one_word(given, "forced-words") for given in options.forced_words]
-    unknown = [word for word in forced if word not in vocabulary]
+    unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
         raise ConfigError(
             f"forced-words holds {', '.join(unknown)}, which the model does not know; give words "
             "from its vocabulary"
         )
-    both = sorted(set(forced) & set(banned))
-    if both:
-        raise ConfigError(f"{', '.join(both)} is forced and banned; give it once")
     endings = BAD_ENDINGS if options.guard_endings else ()
     return WordNumbers(
-        tuple(vocabulary.encode(dict.fromkeys(forced))),
-        tuple(vocabulary.encode(word for word in banned if word in vocabulary)),
+        tuple(vocabulary.encode(options.forced_words)),
+        tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
         tuple(sorted(vocabulary.encode(word for word in endings if word in vocabulary))),
     )
-
-
-def _one_word(given: str, option: str) -> str:
-    tokens = tokenize(given)
-    if len(tokens) != 1:
-        apart = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "no word"
-        raise ConfigError(f"{option} holds {given!r}, which is {apart}; give single words")
-    return tokens[0]
 
 
 class Rules:
@@ -84,15 +69,15 @@ class Rules:
         """
         options, length = self.options, tokens.shape[2]
         if len(self.banned):
-            log_probs[..., self.banned] = -torch.inf
+            log_probs.index_fill_(2, self.banned, -torch.inf)
         if length < options.min_length:
-            log_probs[..., self.end_token] = -torch.inf
+            log_probs[..., self.end_token].fill_(-torch.inf)
         if len(self.bad_endings):
             if length > 0:
                 bad = (tokens[..., -1:] == self.bad_endings).any(dim=-1)  # (B, K)
                 log_probs[..., self.end_token].masked_fill_(bad, -torch.inf)
             if length == options.max_length - 1:  # a sentence that is cut here ends here too
-                log_probs[..., self.bad_endings] = -torch.inf
+                log_probs.index_fill_(2, self.bad_endings, -torch.inf)
         if 0 < options.block_ngrams <= length:
             _block_ngrams(log_probs, tokens, options.block_ngrams)
 

@@ -138,9 +138,8 @@ def search(
     for t in range(options.max_length):
         advance = stepper.advance(last)
         rules.forbid(advance.log_probs, beams.tokens)
-        log_probs = _freeze(advance.log_probs, beams.ended, stepper.end_token)
-        choice = strategy.choose(beams.scores.unsqueeze(2) + log_probs, beams, photos)
-        past.append(_remember(photos, count, log_probs, choice, advance))
+        choice = strategy.choose(_totals(beams, advance, stepper.end_token), beams, photos)
+        past.append(_remember(photos, count, beams, choice, advance))
         beams = _grow(beams, choice, stepper.end_token)
         if t == options.max_length - 1:
             found.append(_collect(strategy, beams, photos))
@@ -148,7 +147,8 @@ def search(
         done = strategy.finished(beams).cpu()  # the step's one synchronization
         stepper.reorder(choice.parents)
         if done.any():
-            ready, going = (part.nonzero().flatten().to(device) for part in (done, ~done))
+            order = done.int().argsort(descending=True, stable=True).to(device)  # one upload
+            ready, going = order.tensor_split([int(done.sum())])
             found.append(_collect(strategy, _select(beams, ready), photos[ready]))
             if done.all():
                 break
@@ -170,11 +170,16 @@ def _start(batch: int, device: torch.device) -> Beams:
     return Beams(zeros, zeros, zeros.bool(), zeros.long().new_zeros(batch, 1, 0))
 
 
-def _freeze(log_probs: Tensor, ended: Tensor, end_token: int) -> Tensor:
-    """A sentence that has ended goes on in one way only, as it is, at no cost: (B, K, V)."""
-    frozen = log_probs.new_full(log_probs.shape[2:], -torch.inf)
-    frozen[end_token] = 0.0
-    return torch.where(ended.unsqueeze(2), frozen, log_probs)
+def _totals(beams: Beams, advance: Advance, end_token: int) -> Tensor:
+    """Log-probability of every sentence with every next word, (B, K, V).
+
+    A sentence that has ended goes on in one way only, as it is, at no cost.
+    """
+    going = beams.scores.masked_fill(beams.ended, -torch.inf)
+    totals = advance.log_probs + going.unsqueeze(2)
+    ends = totals[..., end_token]
+    ends.copy_(torch.where(beams.ended, beams.scores, ends))
+    return totals
 
 
 def _take(part: Tensor, index: Tensor) -> Tensor:
@@ -215,12 +220,12 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     return list(first.values())
 
 
-def _remember(
-    photos: Tensor, count: int, log_probs: Tensor, choice: Choice, advance: Advance
-) -> _Past:
+def _remember(photos: Tensor, count: int, beams: Beams, choice: Choice, advance: Advance) -> _Past:
     rows = photos.new_zeros(count)
     rows[photos] = torch.arange(len(photos), device=photos.device)
-    chosen = _take(log_probs, choice.parents).gather(2, choice.words.unsqueeze(2)).squeeze(2)
+    each = torch.arange(len(photos), device=photos.device).unsqueeze(1)
+    chosen = advance.log_probs[each, choice.parents, choice.words]
+    chosen = chosen.masked_fill(_take(beams.ended, choice.parents), 0.0)
     return _Past(rows, choice.parents, chosen, advance.alphas, advance.gates)
 
 

@@ -48,7 +48,7 @@ class DecoderStepper:
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)
         for token in (PAD, START, UNKNOWN):
-            log_probs[..., token] = -torch.inf
+            log_probs[..., token].fill_(-torch.inf)
         return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
 
     def reorder(self, parents: Tensor) -> None:

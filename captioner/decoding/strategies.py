@@ -164,17 +164,19 @@ class ForcedWords(Strategy):
     single words, and a repeated one counts once.
     """
 
-    def __init__(self, options: SearchOptions, words: WordNumbers, end_token: int) -> None:
+    def __init__(
+        self, options: SearchOptions, words: WordNumbers, end_token: int, device: torch.device
+    ) -> None:
         super().__init__(options)
-        self.words = words.forced
+        self.forced = torch.tensor(words.forced, device=device)  # (C,)
         self.end_token = end_token
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
         """See ``Strategy.choose``; beams are ordered by the number of forced words said."""
         del photos
         batch, _, vocabulary = totals.shape
-        banks = len(self.words) + 1
-        forced = torch.tensor(self.words, device=totals.device)
+        forced = self.forced
+        banks = len(forced) + 1
         said = self._said(beams)  # (B, K, C)
         may_end = said.all(dim=2)
         move = totals[..., forced].masked_fill(said, -torch.inf)  # (B, K, C), to the next bank
@@ -191,8 +193,8 @@ class ForcedWords(Strategy):
         scores, index = torch.cat([stay, move], dim=2).topk(size, dim=2)  # (B, banks, size)
         moved = index >= own * vocabulary
         jump = (index - own * vocabulary).clamp(min=0)
-        parents = torch.where(moved, jump // len(self.words), index // vocabulary)
-        words = torch.where(moved, forced[jump % len(self.words)], index % vocabulary)
+        parents = torch.where(moved, jump // len(forced), index // vocabulary)
+        words = torch.where(moved, forced[jump % len(forced)], index % vocabulary)
         bank = torch.arange(banks, device=totals.device).unsqueeze(1) - moved.long()
         parents = (bank * own + parents).clamp(min=0) * (not first)
         return Choice(scores.flatten(1), parents.flatten(1), words.flatten(1))
@@ -203,8 +205,7 @@ class ForcedWords(Strategy):
 
     def _said(self, beams: Beams) -> Tensor:
         """Which forced words each sentence holds, (B, K, C)."""
-        forced = torch.tensor(self.words, device=beams.tokens.device)
-        return (beams.tokens.unsqueeze(-1) == forced).any(dim=2)
+        return (beams.tokens.unsqueeze(-1) == self.forced).any(dim=2)
 
 
 class Sampling(Strategy):
@@ -225,24 +226,30 @@ class Sampling(Strategy):
         """See ``Strategy.choose``; every sentence goes on with one word."""
         width, length = self.options.num_captions, beams.tokens.shape[2]
         totals = totals.expand(-1, width, -1)  # the first word: all draws from one sentence
-        ordered, words = totals.sort(dim=2, descending=True, stable=True)
-        # Words of one sentence differ from their totals by a constant, which the softmax cancels.
-        shares = (ordered / self.options.temperature).softmax(dim=2).nan_to_num()
+        # The best word at 0: then no temperature, however small, takes all words below what
+        # float32 holds. Where no word is left, -inf - -inf is not a number: a share of 0.
+        below = totals - totals.amax(dim=2, keepdim=True)
+        shares = (below / max(self.options.temperature, 1e-30)).softmax(dim=2).nan_to_num()
+        index = torch.arange(totals.shape[2], device=totals.device).expand_as(totals)
         if self.options.top_k:
-            shares[..., self.options.top_k :] = 0
-        before = shares.cumsum(dim=2) - shares
-        # The first word always stays, whatever rounding makes of a tiny top_p.
-        keep = before < self.options.top_p * shares.sum(dim=2, keepdim=True)
-        mass = (shares * keep).cumsum(dim=2)  # (B, K, V)
+            shares, index = shares.topk(min(self.options.top_k, shares.shape[2]), dim=2)
+        if self.options.top_p < 1:
+            shares, order = shares.sort(dim=2, descending=True, stable=True)
+            index = index.gather(2, order)
+            before = shares.cumsum(dim=2) - shares
+            # The first word always stays, whatever rounding makes of a tiny top_p.
+            keep = before < self.options.top_p * shares.sum(dim=2, keepdim=True)
+            shares = shares * keep
+        mass = shares.cumsum(dim=2)  # (B, K, words that may be drawn)
         drawn = self.draws[photos, :, length].unsqueeze(-1) * mass[..., -1:]
-        index = (mass <= drawn).sum(dim=2, keepdim=True)
+        place = (mass <= drawn).sum(dim=2, keepdim=True)
         last = (mass < mass[..., -1:]).sum(dim=2, keepdim=True)  # rounding must not pass it
-        index = torch.minimum(index, last)
+        words = index.gather(2, torch.minimum(place, last))
         parents = torch.arange(width, device=totals.device).expand(len(totals), -1)
         return Choice(
-            ordered.gather(2, index).squeeze(2),
+            totals.gather(2, words).squeeze(2),
             parents.clamp(max=beams.scores.shape[1] - 1),
-            words.gather(2, index).squeeze(2),
+            words.squeeze(2),
         )
 
     def finished(self, beams: Beams) -> Tensor:
@@ -271,7 +278,7 @@ def build_strategy(
     if options.beam_groups > 1:
         return DiverseBeams(options)
     if words.forced:
-        return ForcedWords(options, words, end_token)
+        return ForcedWords(options, words, end_token, device)
     return BeamSearch(options)
 
 

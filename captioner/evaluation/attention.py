@@ -1,4 +1,4 @@
-"""Numbers about attention maps: how spread they are, and how far they move from word to word.
+"""Numbers about attention maps: how spread they are, and how far those of two words lie apart.
 
 Maps are arrays whose first axis is the words; whatever follows (rows and columns, or regions) is
 one map that sums to 1.

@@ -18,6 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import ConfigError
 
+MIN_IMAGES = 30
+"""With fewer images a resample is too like the next: no interval is told, and no verdict."""
+
+SAME = 1e-6
+"""Scores nearer to each other than this are the same."""
+
 RESAMPLES = 1000
 """Resamples when nobody asks for another number; Koehn 2004 takes as many."""
 
@@ -108,6 +114,7 @@ def compare(
     """
     apart = np.asarray(first_values, np.float64) - np.asarray(second_values, np.float64)
     apart = apart[~np.isnan(apart)]
+    apart[np.abs(apart) < SAME] = 0  # BLEU of no match at all is a smoothing constant, not a score
     low, high = interval(apart)
     hits = int(min(np.count_nonzero(apart <= 0), np.count_nonzero(apart >= 0)))
     p_value = min(1.0, 2 * (1 + hits) / (1 + len(apart))) if apart.size else float("nan")

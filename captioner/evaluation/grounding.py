@@ -105,8 +105,12 @@ class Grounding:
 
         Means are over names. ``ratio`` is mean correctness over mean uniform, 1 for attention that
         is no better than even. It is no mean of ratios: in that, one small object weighs as much
-        as a hundred large ones, since what a ratio can reach is 1 / area. ``over_shuffled`` is
-        correctness minus shuffled, name by name: above 0 the map belongs to its word.
+        as a hundred large ones, since what a ratio can reach is 1 / area.
+
+        ``over_uniform``, ``over_centre``, ``over_shuffled`` are correctness minus those, name by
+        name; ``over_before`` and ``over_after`` minus that of the map of the word before and after,
+        where there are both. Their intervals are paired: one that leaves out 0 tells the two apart,
+        which intervals of the two themselves do not.
 
         ``intervals`` are 95% bootstrap intervals over photos: the names of a photo are not
         independent, so photos are drawn. ``shift`` is over the names with a word on both sides.
@@ -116,13 +120,16 @@ class Grounding:
             seed: Start of the random draws.
 
         Returns:
-            The means by name, ``ratio``, ``shift``, ``intervals`` (low and high by name), the
-            counts, ``gate``, ``entropy`` and ``entropy_even`` (nats), ``movement``, and
+            The means by name, the differences, ``ratio``, ``shift``, ``intervals`` (low and high by
+            name), the counts, ``gate``, ``entropy`` and ``entropy_even`` (nats), ``movement``, and
             ``categories`` (count, correctness, uniform and ratio of each, the most frequent first).
         """
         columns = {key: self._column(key) for key in _MEANS}
-        columns["over_shuffled"] = columns["correctness"] - columns["shuffled"]
         shifts = np.array([one.shift for one in self.occurrences]).reshape(-1, 3)
+        for key in ("uniform", "centre", "shuffled"):
+            columns[f"over_{key}"] = columns["correctness"] - columns[key]
+        for key, place in (("before", 0), ("after", 2)):
+            columns[f"over_{key}"] = shifts[:, 1] - shifts[:, place]
         shifts = shifts[~np.isnan(shifts).any(axis=1)]
         numbers = {
             **{key: _mean(column) for key, column in columns.items()},

@@ -28,7 +28,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError, ProgramError
 
 JAVA_METRICS = ("METEOR", "SPICE")
 
@@ -124,7 +124,7 @@ class Meteor:
             references: The true captions of each, likewise.
 
         Raises:
-            DataError: The program stopped.
+            ProgramError: The program stopped.
         """
         pairs = list(zip(candidates, references, strict=True))
         # Not pycocoevalcap's compute_score: after an error it holds a lock on which its own
@@ -153,14 +153,14 @@ class Meteor:
         stdin.flush()
         return [float(stdout.readline()) for _ in range(len(lines) + 1)]
 
-    def _stopped(self) -> DataError:
+    def _stopped(self) -> ProgramError:
         """What the program last said, as an error."""
         self._process.kill()  # if it still runs, what it says next would belong to nothing
         said = b""
         with suppress(OSError, ValueError, subprocess.TimeoutExpired):  # a child may hold the pipe
             said = self._process.communicate(timeout=1)[1]
         first = next(iter(said.decode(errors="replace").strip().splitlines()), "it said nothing")
-        return DataError(
+        return ProgramError(
             f"METEOR's Java program stopped ({first}); free 2 GB of memory, or leave METEOR out"
         )
 
@@ -213,7 +213,7 @@ def spice(
 
     Raises:
         ConfigError: Java or CoreNLP is missing, or pycocoevalcap's folder cannot be written.
-        DataError: The program failed.
+        ProgramError: The program failed.
     """
     if reason := unavailable("SPICE", download):
         raise ConfigError(reason)
@@ -226,16 +226,16 @@ def spice(
             corpus, images = Spice().compute_score(truth, result)
         return float(corpus), [float(image["All"]["f"]) for image in images]
     except subprocess.CalledProcessError as error:
-        raise DataError(
+        raise ProgramError(
             f"SPICE's Java program failed (exit {error.returncode}); what it said stands above: "
             "it wants Java 8 or 11 (16 and later refuse it) and 8 GB of memory"
         ) from error
     except BadZipFile as error:
-        raise DataError(f"what was downloaded is not CoreNLP ({error}); {_by_hand()}") from error
+        raise ProgramError(f"what was downloaded is not CoreNLP ({error}); {_by_hand()}") from error
     except OSError as error:
-        raise DataError(f"SPICE could not be prepared ({error}); {_by_hand()}") from error
+        raise ProgramError(f"SPICE could not be prepared ({error}); {_by_hand()}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"SPICE's answer cannot be read ({error!r}); leave SPICE out") from error
+        raise ProgramError(f"SPICE's answer cannot be read ({error!r}); leave SPICE out") from error
 
 
 def _spice_lacks(download: bool) -> str | None:

@@ -72,9 +72,8 @@ class Scores:
                 f"weights have shape {rows.shape}; give one row a resample with "
                 f"{len(self.images)} numbers, one an image"
             )
-        shares = rows / rows.sum(axis=1, keepdims=True)
-        ids = sorted(self.images)
-        values = {name: shares @ [self.images[i][name] for i in ids] for name in self.corpus}
+        ids, drawn = sorted(self.images), rows.sum(axis=1)
+        values = {name: rows @ [self.images[i][name] for i in ids] / drawn for name in self.corpus}
         bleu = bleu_from_counts(rows @ self.counts["Bleu"])
         values |= {f"Bleu_{n + 1}": bleu[:, n] for n in range(ORDERS)}
         if "METEOR" in values:
@@ -139,26 +138,32 @@ def signature(frequencies: DocumentFrequencies | None = None, java: Collection[s
     """`SIGNATURE` with what else was asked for."""
     extra = [SIGNATURE]
     if frequencies is not None:
-        extra.append(f"CIDEr_D: document frequencies of {frequencies.documents} images")
+        extra.append(
+            f"CIDEr_D: document frequencies of {frequencies.documents} images, "
+            f"{frequencies.digest()}"
+        )
     versions = {"METEOR": "METEOR 1.5", "SPICE": "SPICE 1.0"}
     extra += [text for name, text in versions.items() if name in java]
     return " | ".join(extra)
 
 
-def cider_warning(images: int) -> str | None:
+def cider_warning(images: int, frozen: bool = False) -> str | None:
     """Why CIDEr over few images means little; None when there are enough.
 
     Args:
         images: How many are scored together.
+        frozen: CIDEr_D stands beside it.
     """
     if images >= MIN_IMAGES_FOR_CIDER:
         return None
     start = (
         "CIDEr of one image is always 0" if images == 1 else f"CIDEr of {images} images says little"
     )
-    return (
-        f"{start}: it counts over the images at hand which phrases are common; score "
-        f"{MIN_IMAGES_FOR_CIDER} or more, or read CIDEr_D under frozen document frequencies"
+    return f"{start}: it counts over the images at hand which phrases are common; " + (
+        "read CIDEr_D, whose document frequencies are frozen"
+        if frozen
+        else f"score {MIN_IMAGES_FOR_CIDER} or more, or give frozen document frequencies "
+        "(captioner prepare frequencies) for CIDEr_D"
     )
 
 

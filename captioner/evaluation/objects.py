@@ -213,7 +213,7 @@ OTHERS = (
     # people, who are none; players that are machines
     "snow man, man made, men 's room, women 's room, pitcher of, cake batter, cd player(s), "
     "dvd player(s), record player(s), music player(s), baby stroller(s), baby carriage(s), "
-    "baby crib(s), baby food, dream catcher(s), "
+    "baby crib(s), baby food, dream catcher(s), cowboy hat(s), cow boy hat(s), cowboy boot(s), "
     # places, and things that serve a vehicle
     "bike rack(s), bike lane(s), bike path(s), bike trail(s), bike shop(s), bicycle rack(s), "
     "bike helmet(s), bicycle helmet(s), motorcycle helmet(s), exercise bike(s), car park(s), "
@@ -226,7 +226,8 @@ OTHERS = (
     "bird feeder(s), bird cage(s), bird bath(s), rubber duck(s), cat tree(s), "
     "kitty litter, horse trailer(s), horse stable(s), rocking horse(s), carousel horse(s), "
     "saw horse(s), lamb chop(s), rack of lamb, zebra crossing(s), zebra print(s), zebra stripes, "
-    "mickey mouse, minnie mouse, corn dog(s), "
+    "mickey mouse, minnie mouse, corn dog(s), bird 's eye, birds eye, dog sled(s), dog sledding, "
+    "ducks his, ducks her, ducks under, ducks down, couch potato(es), "
     # what only looks like an accessory or a thing of sport
     "umbrella stand(s), luggage cart(s), baggage cart(s), luggage rack(s), baggage claim, "
     "luggage carousel(s), tie dye, tie dyed, tie up, to tie, tie his, tie her, ties up, ties a, "
@@ -234,7 +235,8 @@ OTHERS = (
     "skate board park(s), ball game(s), ball park(s), ball field(s), ball pit(s), ball cap(s), "
     "ball gown(s), playing ball, play ball, plays ball, snow ball(s), disco ball(s), meat ball(s), "
     "ball of yarn, yarn ball(s), pool ball(s), at bat, to bat, cricket bat(s), oven mitt(s), "
-    "frisbee golf, "
+    "frisbee golf, kite surfing, kite boarding, bats the, bats a, bats at, "
+    "playing the keyboard(s), playing keyboard(s), playing a keyboard, plays the keyboard, "
     # kitchen and table
     "bottle opener(s), cup holder(s), world cup, pitch fork(s), fork lift(s), fork in the road, "
     "fish bowl(s), super bowl, banana split(s), banana bread, banana tree(s), banana leaf, "

@@ -6,19 +6,22 @@ the captions of a report or of a COCO results file back, so that two systems can
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from captioner import __version__
 from captioner.errors import DataError
-from captioner.evaluation.bootstrap import compare, interval, weights
+from captioner.evaluation.bootstrap import MIN_IMAGES, RESAMPLES, compare, interval, weights
+from captioner.evaluation.grounding import Grounding
 from captioner.evaluation.metrics import Scores, cider_warning, score, signature
-from captioner.evaluation.statistics import describe
+from captioner.evaluation.statistics import describe, describe_texts
 from captioner.frequencies import DocumentFrequencies
 
 Report = dict[str, Any]
@@ -69,12 +72,13 @@ class Judge:
         """
         ids = sorted(images)
         counts = [len(self.references[i]) for i in ids]
-        content = json.dumps([[i, list(self.references[i])] for i in ids])
+        content = json.dumps([[i, sorted(self.references[i])] for i in ids])
         digest = hashlib.sha256(content.encode()).hexdigest()[:12]
         each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         return (
-            f"captioner {__version__} | {signature(self.frequencies, self.java)} | {len(ids)} "
-            f"images | {each} references an image | references {digest}"
+            f"captioner {__version__}, pycocoevalcap {version('pycocoevalcap')} | "
+            f"{signature(self.frequencies, self.java)} | {len(ids)} images | {each} references an "
+            f"image | references {digest}"
         )
 
 
@@ -92,17 +96,35 @@ def build(
         DataError: Nothing to score, or an image has no references.
     """
     scores = judge.score(captions)
-    resampled = scores.resample(weights(len(captions)))
+    enough = len(captions) >= MIN_IMAGES
+    resampled = scores.resample(weights(len(captions))) if enough else {}
+    truth = [text for image_id in captions for text in judge.references[image_id]]
     report: Report = {
         "metrics": scores.corpus,
-        "intervals": {name: list(interval(values)) for name, values in resampled.items()},
-        "statistics": describe(captions, known),
+        "intervals": {
+            name: list(interval(resampled[name])) if enough else None for name in scores.corpus
+        },
+        "resamples": RESAMPLES,
+        "statistics": {**describe(captions, known), "references": describe_texts(truth)},
         "signature": judge.signature(captions),
         "images": len(captions),
     }
-    if warning := cider_warning(len(captions)):
-        report["warning"] = warning
+    warnings = [cider_warning(len(captions), judge.frequencies is not None)]
+    warnings += [] if enough else [_too_few(len(captions), "no interval is told")]
+    report["warnings"] = [warning for warning in warnings if warning]
     return report, scores
+
+
+def attention(measured: Grounding) -> dict[str, Any]:
+    """What was measured of the attention, and every name; no interval over few photos."""
+    found = measured.summary()
+    if len(measured.photos) < MIN_IMAGES:
+        found["intervals"] = dict.fromkeys(found["intervals"])
+    return found | {"per_name": [dataclasses.asdict(one) for one in measured.occurrences]}
+
+
+def _too_few(images: int, then: str) -> str:
+    return f"{images} images are too few for the bootstrap, {then}; give {MIN_IMAGES} or more"
 
 
 def per_image(captions: Mapping[int, str], scores: Scores) -> list[dict[str, Any]]:
@@ -111,13 +133,23 @@ def per_image(captions: Mapping[int, str], scores: Scores) -> list[dict[str, Any
 
 
 def difference(
-    captions: Mapping[int, str], others: Mapping[int, str], judge: Judge
+    captions: Mapping[int, str],
+    others: Mapping[int, str],
+    judge: Judge,
+    scores: Scores | None = None,
 ) -> dict[str, Any]:
     """Whether captions score otherwise than those of another system, on the images of both.
 
+    Args:
+        captions: Caption by image id.
+        others: The other system's.
+        judge: What scores both.
+        scores: The captions' scores, where they are known already.
+
     Returns:
-        ``images``, and under ``metrics`` for each metric the two scores, ``difference`` (these
-        captions minus the others), ``interval`` (95%), ``p_value`` and ``significant``.
+        ``images``, and under ``metrics`` for each metric ``this`` and ``other``, the two scores,
+        ``difference`` (this minus other), ``interval`` (95%), ``p_value`` and ``significant``; the
+        last three None over too few images.
 
     Raises:
         DataError: The two have no image in common.
@@ -125,22 +157,35 @@ def difference(
     shared = sorted(captions.keys() & others.keys())
     if not shared:
         raise DataError("the two systems have no image in common; compare captions of one set")
-    both = [judge.score({i: one[i] for i in shared}) for one in (captions, others)]
-    drawn = weights(len(shared))
-    resampled = [scores.resample(drawn) for scores in both]
-    metrics = {}
-    for name in both[0].corpus:
-        mine, theirs = (scores.corpus[name] for scores in both)
-        found = compare(mine, theirs, resampled[0][name], resampled[1][name])
-        metrics[name] = {
-            "this": mine,
-            "other": theirs,
-            "difference": found.difference,
-            "interval": [found.low, found.high],
-            "p_value": found.p_value,
-            "significant": found.significant,
+    if scores is None or len(shared) < len(captions):
+        scores = judge.score({i: captions[i] for i in shared})
+    theirs = judge.score({i: others[i] for i in shared})
+    metrics: dict[str, dict[str, Any]] = {
+        name: {
+            "this": value,
+            "other": theirs.corpus[name],
+            "difference": value - theirs.corpus[name],
         }
-    return {"images": len(shared), "metrics": metrics}
+        for name, value in scores.corpus.items()
+    }
+    found: dict[str, Any] = {"images": len(shared), "metrics": metrics}
+    if len(shared) < MIN_IMAGES:
+        found["warning"] = _too_few(len(shared), "nothing is said of significance")
+        verdicts = dict.fromkeys(metrics)
+    else:
+        drawn = weights(len(shared))
+        mine, other = scores.resample(drawn), theirs.resample(drawn)
+        verdicts = {
+            name: compare(one["this"], one["other"], mine[name], other[name])
+            for name, one in metrics.items()
+        }
+    for name, verdict in verdicts.items():
+        metrics[name] |= {
+            "interval": None if verdict is None else [verdict.low, verdict.high],
+            "p_value": None if verdict is None else verdict.p_value,
+            "significant": None if verdict is None else verdict.significant,
+        }
+    return found
 
 
 def read_captions_of(path: str | Path) -> dict[int, str]:
@@ -151,19 +196,33 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        entries = content["per_image"] if isinstance(content, dict) else content
-        captions = {int(entry["image_id"]): str(entry["caption"]) for entry in entries}
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give a COCO results file") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; give a COCO results file") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}); give a COCO results file") from error
+    entries = content.get("per_image") if isinstance(content, dict) else content
+    if not isinstance(entries, list):
         raise DataError(
-            f"{path} is not a COCO results file ({error}); give a list of image_id and caption, or "
-            "a report of captioner evaluate"
-        ) from error
-    if len(captions) != len(entries):
-        raise DataError(f"{path} holds more than one caption of an image; give one an image")
+            f"{path} is not a COCO results file; give a list of image_id and caption, or a report "
+            "of captioner evaluate that scored captions"
+        )
+    captions: dict[int, str] = {}
+    for number, entry in enumerate(entries):
+        image_id, caption = (
+            (entry.get("image_id"), entry.get("caption")) if isinstance(entry, dict) else (0, None)
+        )
+        if type(image_id) is not int or not isinstance(caption, str):
+            raise DataError(
+                f"{path}: entry {number} is no result ({str(entry)[:60]}); give each image_id as a "
+                "whole number and each caption as text"
+            )
+        if image_id in captions:
+            raise DataError(
+                f"{path} holds more than one caption of image {image_id}; give one an image"
+            )
+        captions[image_id] = caption
     return captions
 
 
@@ -179,15 +238,16 @@ def as_text(report: Report) -> str:
         parts.append(_compare(report["compare"]))
     if "attention" in report:
         parts.append(_attention(report["attention"]))
-    for name in ("warning", "signature"):
-        if name in report:
-            parts.append([_row(name, report[name])])
+    if report.get("warnings"):
+        parts.append([_row("note", warning) for warning in report["warnings"]])
+    if "signature" in report:
+        parts.append([_row("signature", report["signature"])])
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 _LISTED = (
-    "metrics", "intervals", "statistics", "signature", "warning", "per_image", "compare",
-    "attention",
+    "metrics", "intervals", "resamples", "statistics", "signature", "warnings", "per_image",
+    "compare", "attention",
 )  # fmt: skip
 
 
@@ -198,98 +258,105 @@ def _row(name: str, value: object) -> str:
 def _about(report: Report) -> list[str]:
     about = {name: value for name, value in report.items() if name not in _LISTED}
     return [
-        _row(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+        _row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else value)
         for name, value in about.items()
     ]
 
 
-def _points(low_high: Sequence[float]) -> str:
-    low, high = low_high
-    return "" if math.isnan(low) else f"   {100 * low:6.2f} to {100 * high:6.2f}"
-
-
 def _metrics(report: Report) -> list[str]:
-    lines = ["points, with their 95% intervals over images"]
+    lines = [f"points, and 95% intervals ({report['resamples']} resamples of the images)"]
     for name, value in report["metrics"].items():
-        lines.append(_row(name, f"{100 * value:6.2f}{_points(report['intervals'][name])}"))
+        ends = report["intervals"][name]
+        between = f"   {100 * ends[0]:6.2f} to {100 * ends[1]:6.2f}" if ends else ""
+        note = "   CIDEr under frozen document frequencies" if name == "CIDEr_D" else ""
+        lines.append(_row(name, f"{100 * value:6.2f}{between}{note}"))
     return lines
 
 
 def _statistics(found: Mapping[str, Any]) -> list[str]:
-    new = found["new"]
-    shares = {name: found[name] for name in ("repeated_words", "repeated_phrases", "bad_endings")}
-    return [
-        "captions",
-        _row(
-            "words",
-            f"{found['length_mean']:.1f} a caption, {found['length_min']} to "
-            f"{found['length_max']}; {found['vocabulary']} different ones",
-        ),
-        _row("of one image only", f"{100 * found['distinct']:.1f}%"),
+    truth, new = found["references"], found["new"]
+
+    def words(of: Mapping[str, Any]) -> str:
+        return f"{of['length_mean']:.1f} ({of['length_min']} to {of['length_max']})"
+
+    lines = [
+        _row("", f"{'captions':<16} references"),
+        _row("words in a caption", f"{words(found):<16} {words(truth)}"),
+        _row("different words", f"{found['vocabulary']:<16} {truth['vocabulary']}"),
+        _row("said of one image", f"{100 * found['distinct']:.1f}%"),
         _row(
             "not in training",
-            "unknown (give --train-annotations)" if new is None else f"{100 * new:.1f}%",
+            "unknown: give --train-annotations" if new is None else f"{100 * new:.1f}%",
         ),
-        *(_row(name.replace("_", " "), f"{100 * value:.1f}%") for name, value in shares.items()),
     ]
+    for name in ("repeated_words", "repeated_phrases", "bad_endings"):
+        share = f"{100 * found[name]:.1f}%"
+        lines.append(_row(name.replace("_", " "), f"{share:<16} {100 * truth[name]:.1f}%"))
+    return lines
 
 
 def _compare(found: Mapping[str, Any]) -> list[str]:
     lines = [f"against {found['with']}, on the {found['images']} images of both"]
     for name, one in found["metrics"].items():
-        verdict = "significant" if one["significant"] else "not significant"
-        lines.append(
-            _row(
-                name,
-                f"{100 * one['this']:6.2f} - {100 * one['other']:6.2f} = "
-                f"{100 * one['difference']:+6.2f}{_points(one['interval'])}   "
-                f"p {one['p_value']:.3f}, {verdict}",
-            )
-        )
+        mine, theirs, apart = (100 * one[key] for key in ("this", "other", "difference"))
+        text = f"{mine:6.2f} - {theirs:6.2f} = {apart:+6.2f}"
+        if one["interval"] is not None:
+            low, high = one["interval"]
+            verdict = "significant" if one["significant"] else "not significant"
+            least = 2 / (RESAMPLES + 1)
+            p_value = "p < 0.002" if one["p_value"] <= least else f"p {one['p_value']:.3f}"
+            text += f"   {100 * low:+6.2f} to {100 * high:+6.2f}   {p_value}, {verdict}"
+        lines.append(_row(name, text))
+    if "warning" in found:
+        lines.append(_row("note", found["warning"]))
     return lines
+
+
+_MEASURED = (
+    ("correctness", "share of the attention inside the masks"),
+    ("uniform", "of an even map: the masks' share of the area"),
+    ("centre", "of a bell in the middle"),
+    ("shuffled", "of the caption's other words"),
+    ("over_uniform", "correctness - uniform"),
+    ("over_centre", "correctness - centre"),
+    ("over_shuffled", "correctness - shuffled"),
+    ("over_before", "correctness - that of the word before"),
+    ("over_after", "correctness - that of the word after"),
+    ("ratio", "correctness / uniform; 1: no better than even"),
+    ("pointing", "the middle of the most attended region lies in a mask"),
+    ("pointing_uniform", "of a region at random"),
+    ("pointing_centre", "of the middle of the photo"),
+)
 
 
 def _attention(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"attention on the objects that words name: {found['measured']} names measured in "
-        f"{found['photos']} photos",
+        "attention on the objects that words name, and 95% intervals over photos: "
+        f"{found['measured']} names measured in {found['photos']} photos",
         _row(
             "not measured",
-            f"{found['absent']} of what is not in the photo, {found['unseen']} of what lies out "
-            f"of view, {found['ignored']} of crowds alone",
+            f"{found['absent']} names of what is not in the photo, {found['unseen']} of what lies "
+            f"out of view, {found['ignored']} of crowds alone",
         ),
     ]
     if not found["measured"]:
         return lines
-    for name, text in (
-        ("correctness", "share of the attention inside the masks"),
-        ("uniform", "the same of an even map: the masks' share of the area"),
-        ("centre", "the same of a bell in the middle"),
-        ("shuffled", "the same of the caption's other words"),
-        ("over_shuffled", "correctness - shuffled; 0: the map is no more the word's own"),
-        ("ratio", "correctness / uniform; 1: no better than even"),
-        ("pointing", "the middle of the most attended region lies in a mask"),
-        ("pointing_uniform", "the same of a region at random"),
-        ("pointing_centre", "the same of the middle of the photo"),
-    ):
-        lines.append(_row(name, f"{_number(found[name])}{_ends(found, name)}   {text}"))
+    for name, text in _MEASURED:
+        ends = found["intervals"].get(name)
+        between = f"({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
+        lines.append(_row(name.replace("_", " "), f"{_number(found[name])} {between:<18} {text}"))
     shift = found["shift"]
     moved = ", ".join(f"{place}: {_number(shift[place])}" for place in ("-1", "0", "+1"))
-    lines += [
+    return [
+        *lines,
         _row("shifted by a word", f"{moved} ({shift['names']} names with a word on both sides)"),
         _row("gate", f"{_number(found['gate'])} at the names"),
         _row(
             "entropy", f"{_number(found['entropy'])} nats, even: {_number(found['entropy_even'])}"
         ),
-        _row("movement", f"{_number(found['movement'])} from word to word, 0 to 1"),
+        _row("movement", f"{_number(found['movement'])} between two words' maps, 0 to 1"),
     ]
-    return lines
 
 
 def _number(value: float | None) -> str:
-    return "  -  " if value is None else f"{value:.3f}"
-
-
-def _ends(found: Mapping[str, Any], name: str) -> str:
-    ends = found["intervals"].get(name)
-    return f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
+    return "-" if value is None else f"{value:.3f}"

@@ -16,7 +16,7 @@ from captioner.vocabulary import BAD_ENDINGS
 
 
 class Flaws(NamedTuple):
-    """What is wrong with one caption in itself."""
+    """Marks of a broken caption. People leave some too: compare with the references' rates."""
 
     repeated_word: bool
     """A word directly follows itself: ``a a dog``."""
@@ -50,30 +50,45 @@ def describe(
         known: The training captions; None when they are not at hand.
 
     Returns:
-        ``images``: how many. ``length_mean``, ``length_min``, ``length_max``: in words.
-        ``vocabulary``: how many different words. The rest are shares of the captions, 0 to 1:
-        ``distinct``: no other image has the same; ``new``: not word for word among ``known``, None
-        without these; ``repeated_words``, ``repeated_phrases``, ``bad_endings``: see `Flaws`.
+        What `describe_texts` gives, ``images``, how many, and two shares, 0 to 1: ``distinct``: no
+        other image has the same; ``new``: not word for word among ``known``, None without these.
 
     Raises:
         DataError: There are no captions.
     """
-    if not captions:
-        raise DataError("there are no captions to describe; give at least one image")
     said = [tuple(tokenize(text)) for text in captions.values()]
-    images, lengths, times = len(said), [len(tokens) for tokens in said], Counter(said)
-    found = [flaws(tokens) for tokens in said]
+    times = Counter(said)
     return {
-        "images": images,
-        "length_mean": sum(lengths) / images,
+        "images": len(said),
+        **describe_texts(captions.values()),
+        "distinct": sum(times[tokens] == 1 for tokens in said) / len(said),
+        "new": None if known is None else _share_of_new(said, known),
+    }
+
+
+def describe_texts(texts: Iterable[str]) -> dict[str, float]:
+    """Statistics of any texts: the captions, or the references, beside which to read them.
+
+    Returns:
+        ``length_mean``, ``length_min``, ``length_max``: in words. ``vocabulary``: how many
+        different words. Shares, 0 to 1: ``repeated_words``, ``repeated_phrases``, ``bad_endings``:
+        see `Flaws`.
+
+    Raises:
+        DataError: There are no texts.
+    """
+    said = [tokenize(text) for text in texts]
+    if not said:
+        raise DataError("there are no captions to describe; give at least one image")
+    lengths, found = [len(tokens) for tokens in said], [flaws(tokens) for tokens in said]
+    return {
+        "length_mean": sum(lengths) / len(said),
         "length_min": min(lengths),
         "length_max": max(lengths),
         "vocabulary": len({word for tokens in said for word in tokens}),
-        "distinct": sum(times[tokens] == 1 for tokens in said) / images,
-        "new": None if known is None else _share_of_new(said, known),
-        "repeated_words": sum(f.repeated_word for f in found) / images,
-        "repeated_phrases": sum(f.repeated_phrase for f in found) / images,
-        "bad_endings": sum(f.bad_ending for f in found) / images,
+        "repeated_words": sum(f.repeated_word for f in found) / len(said),
+        "repeated_phrases": sum(f.repeated_phrase for f in found) / len(said),
+        "bad_endings": sum(f.bad_ending for f in found) / len(said),
     }
 
 

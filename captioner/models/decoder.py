@@ -192,7 +192,7 @@ class Decoder(nn.Module):
     def take_words(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Embed tokens (...,) to (..., E), and to their half of the LSTM's input, (..., 4N)."""
         embedded = self.embed(tokens)
-        if self.word_table is not None:
+        if self.word_table is not None and not self.training:
             return embedded, nn.functional.embedding(tokens, self.word_table)
         return embedded, self.word_gates(embedded)
 

@@ -124,7 +124,8 @@ def test_every_number_has_a_range_that_is_tested(kind) -> None:
         DecoderConfig(embed_dim=1, hidden_dim=1, attention_dim=1, dropout=0.0),
         DecoderConfig(heads=1, projection_dim=0),
         SearchOptions(beam_size=1, num_captions=1, max_length=1, length_penalty=0.0),
-        SearchOptions(beam_groups=1, diversity=0.0, min_length=0, max_length=1, block_ngrams=0),
+        SearchOptions(beam_groups=1, min_length=0, max_length=1, block_ngrams=0),
+        SearchOptions(beam_groups=5, diversity=0.0),
         SearchOptions(beam_size=6, num_captions=6, beam_groups=6, min_length=19),
         SearchOptions(beam_size=1, temperature=1e-9, top_p=1e-9, top_k=1, seed=0),
         SearchOptions(max_length=3, forced_words=("a", "dog"), banned_words=()),
@@ -152,7 +153,7 @@ WISHES: dict[str, dict[str, object]] = {
     "several draws": {**DRAWS, "num_captions": 9},
     "top_k": {**DRAWS, "top_k": 5},
     "top_p": {**DRAWS, "top_p": 0.9},
-    "seed": {"seed": 3},
+    "seed": {**DRAWS, "seed": 3},
     "groups": {"beam_size": 4, "beam_groups": 2},
     "diversity": {"beam_size": 4, "beam_groups": 2, "diversity": 2.0},
     "block_ngrams": {"block_ngrams": 3},
@@ -171,7 +172,7 @@ PAIRS = [
 ]
 REFUSED = {
     frozenset((wish, "forced"))
-    for wish in ("draws", "several draws", "top_k", "top_p", "groups", "diversity")
+    for wish in ("draws", "several draws", "top_k", "top_p", "seed", "groups", "diversity")
 }
 
 
@@ -199,7 +200,9 @@ def test_two_wishes_are_refused_only_where_they_contradict(pair) -> None:
         ({"top_k": 5}, ["top-k 5", "give a temperature"]),
         ({"top_p": 0.5}, ["top-p 0.5", "give a temperature"]),
         ({"beam_size": 4, "beam_groups": 3}, ["beam-groups is 3", "beam-size (4)"]),
-        (DRAWS | {"beam_groups": 2}, ["beam-groups is 2", "beam-size (1)"]),
+        (DRAWS | {"beam_groups": 2}, ["temperature", "beam-groups", "one of the two"]),
+        ({"seed": 3}, ["seed 3", "give a temperature"]),
+        ({"diversity": 3.0}, ["diversity 3.0", "give beam-groups"]),
         (
             {"beam_size": 4, "beam_groups": 2, "forced_words": ["dog"]},
             ["beam-groups", "forced-words", "one of the two"],
@@ -208,7 +211,7 @@ def test_two_wishes_are_refused_only_where_they_contradict(pair) -> None:
         ({"min_length": 3, "max_length": 3}, ["min-length is 3", "max-length 3"]),
         ({"forced_words": "a b c", "max_length": 3}, ["forced-words holds 3", "max-length is 3"]),
         (
-            {"forced_words": "dog cat man", "banned_words": "man dog"},
+            {"forced_words": "Dog cat man", "banned_words": "man dog"},
             ["dog, man", "forced and banned"],
         ),
     ],
@@ -235,6 +238,8 @@ def test_a_contradiction_names_all_that_contradict(asked, told) -> None:
         ["dog", "cat"],
         ("dog", "cat"),
         "dog cat dog",
+        "[dog, cat]",
+        "Dog, CAT.",
     ],
     ids=repr,
 )
@@ -251,8 +256,17 @@ def test_no_words_are_no_words(given) -> None:
     assert SearchOptions(forced_words=given, banned_words=given) == SearchOptions()
 
 
-def test_a_word_in_a_list_is_taken_as_it_is() -> None:
-    assert SearchOptions(banned_words=["a dog", "1,000"]).banned_words == ("a dog", "1,000")
+def test_words_are_tokens() -> None:
+    given = ["T-shirt", "1,000", "On", "no"]
+
+    assert SearchOptions(banned_words=given).banned_words == ("t-shirt", "1,000", "on", "no")
+    assert SearchOptions(banned_words="[on, no, yes]").banned_words == ("on", "no", "yes")
+
+
+@pytest.mark.parametrize("given", [["a dog"], "isn't", ["dog", "..."]], ids=repr)
+def test_what_is_no_single_word_is_refused(given) -> None:
+    with pytest.raises(ConfigError, match=r"^forced-words holds .*; give single words$"):
+        SearchOptions(forced_words=given)
 
 
 def test_search_options_come_back_from_json() -> None:

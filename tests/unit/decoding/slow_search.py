@@ -233,8 +233,9 @@ def tasks(
             "beam_size": beam_size,
             "num_captions": draw(st.integers(1, beam_size)),
             "beam_groups": groups,
-            "diversity": draw(st.sampled_from([0.0, 0.5, 3.0])),
         }
+        if kind == "groups":
+            some["diversity"] = draw(st.sampled_from([0.0, 0.5, 3.0]))
     options = SearchOptions(
         **some,  # type: ignore[arg-type]
         forced_words=tuple(f"w{word}" for word in words[:forced]),

@@ -165,7 +165,7 @@ def test_groups_that_give_all_they_hold_are_the_slow_search(data, seed, vocabula
 
 def test_one_group_is_a_beam() -> None:
     tables = [random_table(seed, 5) for seed in range(4)]
-    task = Task(SearchOptions(beam_size=4, num_captions=4, max_length=5, diversity=9.0))
+    task = Task(SearchOptions(beam_size=4, num_captions=4, max_length=5))
 
     found = search(TableStepper(tables), *task)
 

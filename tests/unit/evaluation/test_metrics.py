@@ -256,7 +256,8 @@ def test_what_is_missing_is_said_before_anything_is_scored(monkeypatch: pytest.M
 def test_the_signature_names_what_was_asked_for():
     assert signature() == SIGNATURE
     assert signature(FREQUENCIES, ["SPICE", "METEOR"]) == (
-        f"{SIGNATURE} | CIDEr_D: document frequencies of 5 images | METEOR 1.5 | SPICE 1.0"
+        f"{SIGNATURE} | CIDEr_D: document frequencies of 5 images, {FREQUENCIES.digest()}"
+        " | METEOR 1.5 | SPICE 1.0"
     )
 
 
