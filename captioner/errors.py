@@ -32,6 +32,11 @@ class ImageError(DataError):
 class ProgramError(DataError):
     """A program of another maker (METEOR, SPICE) failed; the other metrics can go on."""
 
+    def __init__(self, program: str, message: str) -> None:
+        """Name the program."""
+        super().__init__(message)
+        self.program = program
+
 
 class ModelError(CaptionerError):
     """A model folder cannot be loaded or saved."""

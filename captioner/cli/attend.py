@@ -76,10 +76,11 @@ def main(argv: Sequence[str]) -> int:
             f"--words gives the sentence, so there is nothing to search; leave out "
             f"--{next(iter(search)).replace('_', '-')}"
         )
-    for target in targets:
-        for name in _numbered(target, search.get("num_captions", 1)):
-            refuse_overwrite(name, options.force)
     model = load(*options.model, device=options.device, precision=options.precision)
+    count = model.options(**search).num_captions if options.words is None else 1
+    for target in targets:
+        for name in _numbered(target, count):
+            refuse_overwrite(name, options.force)
     for photo, target in zip(photos, targets, strict=True):
         try:
             image = open_image(sys.stdin.buffer if str(photo) == "-" else photo)

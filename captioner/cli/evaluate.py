@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from captioner.config import SearchOptions
     from captioner.evaluation.report import Judge, Report
     from captioner.frequencies import DocumentFrequencies
+
+
+Result = TypeVar("Result")
 
 
 def parser() -> Parser:
@@ -112,7 +115,7 @@ def _check(options: Any) -> Path | None:
         )
     if options.annotations is None and options.instances is None:
         raise ConfigError("give --annotations (to score captions) or --instances (attention)")
-    for name in ("results", "compare", "frequencies", "train_annotations"):
+    for name in ("results", "compare", "frequencies", "train_annotations", "meteor", "spice"):
         if options[name] and options.annotations is None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is about captions; give --annotations with it"
@@ -196,7 +199,8 @@ def _java_metrics(options: Any) -> tuple[list[str], bool]:
         else:
             failed |= bool(asked)
             silence = f"--no-{metric.lower()} silences this"
-            fetch = "--spice lets it be downloaded, " if metric == "SPICE" and not asked else ""
+            can = metric == "SPICE" and unavailable(metric, download=True) is None
+            fetch = "--spice lets it be downloaded, " if can else ""
             warn(f"{reason} ({fetch}{silence})")
     return wanted, failed
 
@@ -236,7 +240,7 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
 
     from captioner.api import load
     from captioner.data.coco import locate_photos, read_dataset
-    from captioner.frequencies import DocumentFrequencies
+    from captioner.frequencies import FREQUENCIES, DocumentFrequencies
 
     paths: dict[int, Path] = {}
     instances = None
@@ -256,6 +260,10 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
                 )
     model = load(*options.model, device=options.device, precision=options.precision)
     search = model.options(**search_changes(options))
+    frequencies = None
+    own = model.stored.frequencies
+    if own is not None and options.annotations is not None and options.frequencies is None:
+        frequencies = DocumentFrequencies.from_bytes(own, f"the model's {FREQUENCIES}")
     captions: dict[int, str] = {}
     seen: dict[int, Caption] = {}  # with their attention
     results = model.stream(paths.values(), search, batch_size=options.batch_size)
@@ -279,8 +287,6 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
             "instances": options.instances,
             "attention": attention(measure(seen, instances)),
         }
-    own = model.stored.frequencies
-    frequencies = DocumentFrequencies.from_bytes(own) if own is not None else None
     return report, captions, frequencies, len(captions) < len(paths)
 
 
@@ -306,20 +312,27 @@ def _score(report: Report, captions: dict[int, str], judged: _Judged, options: A
     if options.results is not None:
         captions = _within(captions, references, options.results, options)
     captions = {i: text for i, text in captions.items() if references.get(i)}
-    try:
-        found, scores = build(captions, judge, judged.known)
-    except ProgramError as error:
-        warn(f"{error}; the other metrics follow")
-        failed, judge = True, dataclasses.replace(judge, java=())
-        found, scores = build(captions, judge, judged.known)
+    (found, scores), judge = _despite_failures(judge, lambda j: build(captions, j, judged.known))
     report |= {"annotations": options.annotations, **found}
     missing = sum(1 for i, texts in references.items() if texts and i not in captions)
     if missing:
         report["images_without_caption"] = missing
-    if judged.others is not None:
-        report["compare"] = {
-            "with": options.compare,
-            **difference(captions, judged.others, judge, scores),
-        }
+    others = judged.others
+    if others is not None:
+        compared, judge = _despite_failures(
+            judge, lambda j: difference(captions, others, j, scores)
+        )
+        report["compare"] = {"with": options.compare, **compared}
     report["per_image"] = per_image(captions, scores)
-    return failed
+    return failed or len(judge.java) < len(judged.judge.java)
+
+
+def _despite_failures(judge: Judge, job: Callable[[Judge], Result]) -> tuple[Result, Judge]:
+    """Do a job without the metrics whose programs fail; with the judge that is left."""
+    while True:
+        try:
+            return job(judge), judge
+        except ProgramError as error:
+            warn(f"{error}; the other metrics follow")
+            java = [metric for metric in judge.java if metric != error.program]
+            judge = dataclasses.replace(judge, java=java)

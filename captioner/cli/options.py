@@ -132,8 +132,10 @@ def refuse_overwrite(path: Path, force: bool) -> None:
     """Stop before anything is computed when the output is already there.
 
     Raises:
-        ConfigError: ``path`` exists and ``--force`` was not given.
+        ConfigError: ``path`` exists and ``--force`` was not given, or it is a folder.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give the name of a file")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; give --force to replace it, or another name")
 

@@ -171,7 +171,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} does not exist; give a JSON file") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; give a JSON file") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}); give a whole JSON file") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error

@@ -68,7 +68,18 @@ def unavailable(metric: str, download: bool = False) -> str | None:
             f"{metric} needs Java, and there is no java on the PATH; install Java 8 or 11, "
             "or leave it out: all other metrics do without"
         )
+    if reason := _cannot_start():
+        return f"{metric} needs Java, and {reason}; install Java 8 or 11, or leave it out"
     return _spice_lacks(download) if metric == "SPICE" else None
+
+
+def _cannot_start() -> str | None:
+    """Why the ``java`` that is there cannot even be started."""
+    try:
+        subprocess.run(["java", "-version"], capture_output=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{find_java()} cannot be started ({error})"
+    return None
 
 
 class MeteorScores(NamedTuple):
@@ -161,7 +172,8 @@ class Meteor:
             said = self._process.communicate(timeout=1)[1]
         first = next(iter(said.decode(errors="replace").strip().splitlines()), "it said nothing")
         return ProgramError(
-            f"METEOR's Java program stopped ({first}); free 2 GB of memory, or leave METEOR out"
+            "METEOR",
+            f"METEOR's Java program stopped ({first}); free 2 GB of memory, or leave METEOR out",
         )
 
 
@@ -227,15 +239,22 @@ def spice(
         return float(corpus), [float(image["All"]["f"]) for image in images]
     except subprocess.CalledProcessError as error:
         raise ProgramError(
+            "SPICE",
             f"SPICE's Java program failed (exit {error.returncode}); what it said stands above: "
-            "it wants Java 8 or 11 (16 and later refuse it) and 8 GB of memory"
+            "it wants Java 8 or 11 (16 and later refuse it) and 8 GB of memory",
         ) from error
     except BadZipFile as error:
-        raise ProgramError(f"what was downloaded is not CoreNLP ({error}); {_by_hand()}") from error
+        raise ProgramError(
+            "SPICE", f"what was downloaded is not CoreNLP ({error}); {_by_hand()}"
+        ) from error
     except OSError as error:
-        raise ProgramError(f"SPICE could not be prepared ({error}); {_by_hand()}") from error
+        raise ProgramError(
+            "SPICE", f"SPICE could not be prepared ({error}); {_by_hand()}"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ProgramError(f"SPICE's answer cannot be read ({error!r}); leave SPICE out") from error
+        raise ProgramError(
+            "SPICE", f"SPICE's answer cannot be read ({error!r}); leave SPICE out"
+        ) from error
 
 
 def _spice_lacks(download: bool) -> str | None:

@@ -39,7 +39,9 @@ def as_json(report: Report) -> str:
             return [plain(value) for value in part]
         return None if isinstance(part, float) and math.isnan(part) else part
 
-    return json.dumps(plain(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(plain(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Half of a surrogate pair, which UTF-8 cannot say, as JSON's escape.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def difference(
             "difference": value - theirs.corpus[name],
         }
         for name, value in scores.corpus.items()
+        if name in theirs.corpus
     }
     found: dict[str, Any] = {"images": len(shared), "metrics": metrics}
     if len(shared) < MIN_IMAGES:
@@ -200,7 +203,7 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
         raise DataError(f"{path} does not exist; give a COCO results file") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; give a COCO results file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}); give a COCO results file") from error
     entries = content.get("per_image") if isinstance(content, dict) else content
     if not isinstance(entries, list):

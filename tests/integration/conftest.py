@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,15 +31,27 @@ PHOTOS = 4
 
 
 def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
-    """A model with random weights: 64 pixels, a grid of 2 x 2."""
+    """A model with random weights: 64 pixels, a grid of 2 x 2.
+
+    The weights of its decoder are large, so that it says something else of every photo.
+    """
     torch.manual_seed(seed)
     decoder = DecoderConfig(embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0)
     vocabulary = Vocabulary(words)
     encoder = Encoder("timm/test_resnet")
     model = CaptionModel(encoder, decoder, Preprocessing(image_size=64), len(vocabulary)).eval()
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.mul_(4)
     options = SearchOptions(**{"beam_size": 2, "max_length": 6} | search)
     save_model(folder, StoredModel(model, decoder, vocabulary, options))
     return folder
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Path]:
+    """``make_model(folder, seed, beam_size=3)``: a model of its own search options."""
+    return write_model
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +70,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     (folder / "photos").mkdir()
     noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 32, 40, 3), dtype=np.uint8)
     for number, pixels in enumerate(noise, 1):
-        Image.fromarray(pixels).save(folder / "photos" / f"{number}.png")
+        colour = [number % 2, number // 2 % 2, number // 4 % 2]  # each photo has its own
+        Image.fromarray(pixels * np.array(colour, dtype=np.uint8)).save(
+            folder / "photos" / f"{number}.png"
+        )
     images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in SAID]
     said = [{"image_id": i, "caption": text} for i, texts in SAID.items() for text in texts]
     half = [[0, 0, 20, 0, 20, 32, 0, 32]]

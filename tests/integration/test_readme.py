@@ -32,6 +32,7 @@ def test_readme_and_ci_install_and_test_alike():
     assert "pip install --quiet -e '.[dev,lite]'" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_readme_commands_are_understood(line, tmp_path, monkeypatch, capsys):
     """Captioning lines run; of the others the options are parsed."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
 
 from captioner.cli.main import OK, main
+from captioner.data.coco import read_captions
+from captioner.evaluation.java import find_java
 from captioner.evaluation.metrics import score
+from captioner.evaluation.report import Judge, difference
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -121,3 +129,142 @@ def test_the_model_card_holds(tmp_path):
     for name, value in config["info"]["scores"]["flickr8k_val"].items():
         # Other hardware rounds otherwise; a few words in a thousand captions then differ.
         assert measured[name] == pytest.approx(value, abs=0.005), name
+
+
+# --- scores beside those of Java -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_people(tmp_path_factory) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """300 validation photos: the caption of one person, and those of the four others."""
+    folder = tmp_path_factory.mktemp("flickr8k")
+    assert main(["prepare", "dataset", str(DATA / "flickr8k"), "-o", str(folder)]) == OK
+    _, captions = read_captions([folder / "captions_val.json"])
+    some = random.Random(0).sample(
+        sorted(i for i, texts in captions.items() if len(texts) == 5), 300
+    )
+    return {i: captions[i][i % 5] for i in some}, {
+        i: [text for number, text in enumerate(captions[i]) if number != i % 5] for i in some
+    }
+
+
+@pytest.fixture(scope="module")
+def java() -> ModuleType:
+    """scripts/compare_with_java.py."""
+    if find_java() is None:
+        pytest.skip("java is not installed")
+    path = ROOT / "scripts" / "compare_with_java.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+VARIANTS = (
+    "as it is", "in another order", "captions of other photos", "captions cut", "file cut",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_people_s_captions_score_as_pycocoevalcap_scores_them(variant, by_people, java) -> None:
+    """Every metric, over all photos and of each, of results made of real captions."""
+    captions, references = by_people
+    variants = java.variants(captions)
+    assert tuple(variants) == VARIANTS
+    results = {entry["image_id"]: entry["caption"] for entry in variants[variant]}
+
+    ours, theirs = score(results, references), java.by_java(results, references)
+
+    assert len(results) == (100 if variant == "file cut" else 300)
+    assert ours.images.keys() == theirs.images.keys()
+    assert java.difference(ours, theirs) < 1e-6
+    assert 0 < theirs.corpus["Bleu_4"] < theirs.corpus["Bleu_1"] < 1
+    assert theirs.corpus["CIDEr"] > 0.01
+
+
+def test_people_score_well_and_captions_of_other_photos_do_not(by_people) -> None:
+    """What the metrics are for; an interval tells the two apart."""
+    captions, references = by_people
+    ids = list(captions)
+    others = dict(zip(ids, [captions[i] for i in ids[1:] + ids[:1]], strict=True))
+
+    found = difference(captions, others, Judge(references))
+
+    for name, one in found["metrics"].items():
+        assert one["significant"], name
+        assert one["interval"][0] > 0, name
+    assert found["metrics"]["CIDEr"]["this"] > 5 * found["metrics"]["CIDEr"]["other"]
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory) -> dict[str, Any]:
+    """What is reported of the shipped model on COCO's masks."""
+    path = tmp_path_factory.mktemp("attention") / "report.json"
+    annotations = DATA / "coco128" / "annotations"
+    arguments = ["--images", str(DATA / "coco128" / "images"), "-o", str(path)]
+    arguments += ["--instances", str(annotations / "instances.json")]
+    assert main(["evaluate", *arguments]) == OK
+    found: dict[str, Any] = json.loads(path.read_text())["attention"]
+    return found
+
+
+def test_attention_lies_on_what_is_named_more_than_elsewhere(attention) -> None:
+    assert attention["measured"] >= 30
+    assert attention["correctness"] > 1.1 * attention["uniform"]
+    assert attention["correctness"] > 1.05 * attention["shuffled"]
+    assert attention["intervals"]["ratio"][0] > 1  # not by the choice of photos alone
+    assert attention["pointing"] > attention["pointing_uniform"]
+    assert attention["entropy"] < attention["entropy_even"] == pytest.approx(math.log(64))
+    assert 0 < attention["movement"] < 1
+    assert 0 < attention["gate"] < 1
+
+
+def test_the_numbers_of_attention_add_up(attention) -> None:
+    kinds = ("measured", "absent", "unseen", "ignored")
+    assert attention["names"] == sum(attention[kind] for kind in kinds)
+    assert attention["measured"] == len(attention["per_name"])
+    assert attention["measured"] == sum(one["count"] for one in attention["categories"].values())
+    assert attention["photos"] == 64
+    assert attention["shift"]["names"] <= attention["measured"]
+    for key in ("correctness", "uniform", "centre", "shuffled"):
+        values = [one[key] for one in attention["per_name"] if one[key] is not None]
+        assert attention[key] == pytest.approx(sum(values) / len(values))
+        assert all(0 <= value <= 1 for value in values)
+    ratio = attention["correctness"] / attention["uniform"]
+    assert attention["ratio"] == pytest.approx(ratio)
+
+
+def test_every_interval_of_attention_holds_its_value(attention) -> None:
+    assert {"correctness", "uniform", "shuffled", "ratio"} <= attention["intervals"].keys()
+    for key, (low, high) in attention["intervals"].items():
+        assert low < attention[key] < high, key
+
+
+def test_the_place_of_a_mask_counts(attention, tmp_path) -> None:
+    """Masks turned upside down are as large; attention is right less often about these."""
+    source = DATA / "coco128" / "annotations" / "instances.json"
+    content = json.loads(source.read_text())
+    heights = {image["id"]: image["height"] for image in content["images"]}
+    turned = []
+    for one in content["annotations"]:
+        if isinstance(one["segmentation"], list):
+            height = heights[one["image_id"]]
+            for polygon in one["segmentation"]:
+                polygon[1::2] = [height - y for y in polygon[1::2]]
+            turned.append(one)
+    content["annotations"] = turned
+    masks, report = tmp_path / "turned.json", tmp_path / "report.json"
+    masks.write_text(json.dumps(content))
+    arguments = ["--images", str(DATA / "coco128" / "images"), "-o", str(report)]
+    assert main(["evaluate", *arguments, "--instances", str(masks)]) == OK
+
+    found = json.loads(report.read_text())["attention"]
+
+    assert found["ratio"] < attention["ratio"]

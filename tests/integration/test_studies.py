@@ -5,16 +5,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from PIL import Image
 
+from captioner import load
 from captioner.errors import ConfigError
+from captioner.evaluation.java import find_java
+from captioner.evaluation.metrics import Scores
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "assets" / "examples"
 
 
 def script(name: str) -> ModuleType:
@@ -179,3 +185,123 @@ def test_the_comparison_trains_every_mechanism_once(tiny_data, tmp_path, monkeyp
     assert results["fixed"]["entropy"] == pytest.approx(results["fixed"]["even_entropy"], abs=1e-5)
     with Image.open(tmp_path / "out" / "attention_compared.jpg") as picture:
         assert picture.width > 200
+
+
+# --- speed of decoding ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def speed() -> ModuleType:
+    return script("benchmark_decoding")
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 12])
+def test_the_tutorials_loop_says_greedily_what_the_search_says(speed, tiny, max_length) -> None:
+    model = load(tiny.model, precision="fp32")
+    photos = [*tiny.photos.iterdir(), *EXAMPLES.glob("*.jpg")]
+    with torch.inference_mode():
+        features = speed.encode(model, photos)
+
+        line = speed.agreement(model.model.decoder, features, max_length)
+
+    assert len(features) == len(photos) == 9
+    assert line.endswith("greedy captions equal to the loop's: 9 of 9")
+
+
+def test_speeds_are_medians_after_a_round_that_warms_up(speed, monkeypatch) -> None:
+    clock = iter([0, 9, 10, 12, 20, 21, 30, 34])  # one job of 9, 2, 1 and 4 seconds
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(clock))
+    done = []
+
+    found = speed.measure({"job": lambda: done.append(1)}, {"job": 6}, rounds=3)
+
+    assert found == {"job": 3}
+    assert len(done) == 4
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_decoding_prints_its_table(
+    speed, tiny, tmp_path, monkeypatch, capsys
+) -> None:
+    for number, photo in enumerate(4 * sorted(tiny.photos.iterdir())):
+        shutil.copy(photo, tmp_path / f"{number}.png")
+    arguments = ("--beams", 1, 2, "--batches", 1, 2, "--rounds", 1, "--model", tiny.model)
+
+    run(speed, monkeypatch, tmp_path, *arguments)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("16 photos, 4 regions, ")
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    assert table[0] == ["beam", "loop", "1", "2", "best/loop"]
+    assert [cells[0] for cells in table[2:]] == ["1", "2"]
+    for beam, loop, *batches, ratio in table[2:]:
+        best = max(float(cell) for cell in batches)
+        assert float(ratio) == pytest.approx(best / float(loop), abs=0.06), beam
+    assert lines[-1].endswith("greedy captions equal to the loop's: 16 of 16")
+
+
+def test_the_benchmark_of_decoding_wants_as_many_photos_as_it_names(
+    speed, tiny, monkeypatch, capsys
+) -> None:
+    with pytest.raises(SystemExit):
+        run(speed, monkeypatch, EXAMPLES, "--model", tiny.model, "--batches", 1, 32)
+
+    assert "holds 5 photos; 32 are needed" in capsys.readouterr().err
+
+
+# --- scores beside those of Java -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both_scores() -> ModuleType:
+    return script("compare_with_java")
+
+
+def test_the_variants_are_what_their_names_say(both_scores) -> None:
+    captions = {i: f"one two three four five {i}" for i in range(9)}
+
+    found = {
+        name: {entry["image_id"]: entry["caption"] for entry in entries}
+        for name, entries in both_scores.variants(captions).items()
+    }
+
+    assert len(found) == 5
+    assert found["as it is"] == captions
+    assert found["in another order"] == captions
+    assert list(found["in another order"]) != list(captions)
+    others = found["captions of other photos"]
+    assert sorted(others.values()) == sorted(captions.values())
+    assert all(others[i] != captions[i] for i in captions)
+    assert set(found["captions cut"].values()) == {"one two three four"}
+    assert found["file cut"] == {i: captions[i] for i in (0, 1, 2)}
+
+
+def test_the_greatest_difference_is_found_wherever_it_is(both_scores) -> None:
+    def scores(corpus: float, image: float) -> Scores:
+        metrics = dict.fromkeys(both_scores.METRICS, 0.5)
+        return Scores(metrics | {"CIDEr": corpus}, {1: metrics, 2: metrics | {"Bleu_4": image}})
+
+    assert both_scores.difference(scores(1, 0), scores(1, 0)) == 0
+    assert both_scores.difference(scores(1, 0), scores(0.75, 0)) == 0.25
+    assert both_scores.difference(scores(1, 0.125), scores(1, 0)) == 0.125
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_java() is None, reason="no java")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_comparison_with_java_finds_none_and_tells_one(
+    both_scores, tiny, monkeypatch, capsys
+) -> None:
+    run(both_scores, monkeypatch, tiny.captions, tiny.results)
+
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert len(rows) == 2 * 5
+    for ours, java in zip(rows[::2], rows[1::2], strict=True):
+        assert (ours[1], java[1]) == ("captioner", "pycocoevalcap")
+        assert ours[2:8] == java[2:8]
+
+    false = Scores(dict.fromkeys(both_scores.METRICS, 0.0), {})
+    monkeypatch.setattr(both_scores, "by_java", lambda captions, references: false)
+    with pytest.raises(SystemExit, match=r"the greatest difference is .*, more than 1e-6"):
+        run(both_scores, monkeypatch, tiny.captions, tiny.results)

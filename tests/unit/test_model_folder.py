@@ -20,6 +20,7 @@ from captioner.api import Captioner
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ModelError
+from captioner.frequencies import FREQUENCIES, DocumentFrequencies
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
@@ -133,6 +134,71 @@ def test_a_weight_that_float16_cannot_hold_is_not_lost(tmp_path: Path):
     save_model(tmp_path / "model", stored)
     found = load_model(tmp_path / "model").model.encoder.get_buffer("backbone.bn1.running_var")
     torch.testing.assert_close(found, torch.full_like(found, 1e6))
+
+
+# --- Document frequencies ---
+
+COUNTED = DocumentFrequencies(3, {("a",): 3, ("a", "dog"): 2}).to_bytes()
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Path:
+    """A model folder with document frequencies."""
+    stored = build()
+    stored.frequencies = COUNTED
+    save_model(tmp_path / "counted", stored)
+    return tmp_path / "counted"
+
+
+def test_frequencies_are_saved_beside_the_model_and_come_back(counted: Path):
+    assert set(contents(counted)) == {"config.json", "model.safetensors", FREQUENCIES}
+    assert contents(counted)[FREQUENCIES] == COUNTED
+    loaded = load_model(counted).frequencies
+    assert loaded == COUNTED
+    assert DocumentFrequencies.from_bytes(loaded).documents == 3
+
+
+def test_a_model_without_frequencies_is_whole(folder: Path):
+    assert FREQUENCIES not in contents(folder)
+    assert load_model(folder).frequencies is None
+
+
+def test_frequencies_change_nothing_else(folder: Path, counted: Path):
+    with_them = contents(counted)
+    del with_them[FREQUENCIES]
+    assert with_them == contents(folder)
+
+
+def test_a_captioner_keeps_the_frequencies(counted: Path, tmp_path: Path):
+    Captioner(load_model(counted), device="cpu").save(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(counted)
+
+
+def test_of_several_models_the_first_one_s_frequencies_are_kept(
+    folder: Path, counted: Path, tmp_path: Path
+):
+    Captioner(load_model(counted), load_model(folder), device="cpu").save(tmp_path / "first")
+    Captioner(load_model(folder), load_model(counted), device="cpu").save(tmp_path / "second")
+    assert contents(tmp_path / "first") == contents(counted)
+    assert contents(tmp_path / "second") == contents(folder)
+
+
+def test_a_model_that_replaces_another_leaves_none_of_its_frequencies(counted: Path):
+    """They were counted over the captions that the other one learned from."""
+    save_model(counted, build(seed=1))
+    assert set(contents(counted)) == {"config.json", "model.safetensors"}
+
+
+def test_frequencies_that_were_put_there_later_are_found(folder: Path):
+    """As ``captioner prepare frequencies -o FOLDER`` does."""
+    (folder / FREQUENCIES).write_bytes(COUNTED)
+    assert load_model(folder).frequencies == COUNTED
+
+
+def test_frequencies_are_no_reason_not_to_caption(folder: Path):
+    """They are for scores: what is wrong with them is told when captions are scored."""
+    (folder / FREQUENCIES).write_bytes(b"cut")
+    assert load_model(folder).frequencies == b"cut"
 
 
 # --- Folders that cannot be used ---

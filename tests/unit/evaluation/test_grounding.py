@@ -589,7 +589,8 @@ def test_the_summary_is_json(read) -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert set(found) == {
         "correctness", "uniform", "centre", "shuffled", "ratio", "pointing", "pointing_uniform",
-        "pointing_centre", "over_shuffled", "shift", "intervals", "names", "measured", "absent",
+        "pointing_centre", "over_uniform", "over_centre", "over_shuffled", "over_before",
+        "over_after", "shift", "intervals", "names", "measured", "absent",
         "unseen", "ignored", "photos", "gate", "entropy", "entropy_even", "movement", "categories",
     }  # fmt: skip
 

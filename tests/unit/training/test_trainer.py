@@ -18,7 +18,9 @@ from safetensors.torch import load_file
 from captioner import load
 from captioner.config import TrainConfig
 from captioner.data.batches import Batch
+from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError
+from captioner.frequencies import FREQUENCIES, DocumentFrequencies
 from captioner.training.run_folder import RunFolder
 from captioner.training.setup import prepare
 from captioner.training.trainer import Interrupted, Trainer, start
@@ -81,6 +83,7 @@ def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> It
 # --- Learning ---
 
 
+@pytest.mark.slow
 def test_eight_squares_are_learned_by_heart(configure: Any, squares: Path, tmp_path: Path):
     config = configure(
         training={"epochs": 8, "lr": 2e-2, "batch_size": 16, "attention_penalty": 0.1},
@@ -126,6 +129,7 @@ AVERAGED = {
 FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "layer4"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "stops"),
     [
@@ -279,6 +283,48 @@ def test_the_average_is_what_is_validated_and_kept(configure: Any, tmp_path: Pat
         assert torch.equal(kept[name], expected)
     raw = trainer.model.state_dict()["decoder.embedding.weight"].half()
     assert not torch.equal(kept["decoder.embedding.weight"], raw)
+
+
+def test_the_best_model_holds_the_frequencies_of_its_training_captions(
+    configure: Any, squares: Path, tmp_path: Path
+):
+    train(configure(training={"epochs": 1}), tmp_path / "run")
+    best = tmp_path / "run" / "best"
+    _, captions = read_captions([squares / "captions.json"])
+    expected = DocumentFrequencies.from_references(captions)
+    assert expected.documents == 8
+    assert expected.counts == {("a",): 8, ("square",): 8}
+    assert DocumentFrequencies.load(best / FREQUENCIES) == expected
+    assert load(best, device="cpu").stored.frequencies == expected.to_bytes()
+
+
+def test_a_second_stage_counts_its_own_captions(configure: Any, squares: Path, tmp_path: Path):
+    """The first one's photos may have been others."""
+    train(configure(training={"epochs": 1}), tmp_path / "first")
+    content = json.loads((squares / "captions.json").read_text())
+    content["images"] = content["images"][:5]
+    content["annotations"] = content["annotations"][:5]
+    fewer = tmp_path / "fewer.json"
+    fewer.write_text(json.dumps(content))
+    again = configure(
+        init_from=str(tmp_path / "first" / "best"),
+        data={"train_annotations": [str(fewer)]},
+        training={"epochs": 1},
+    )
+    train(again, tmp_path / "second")
+    expected = DocumentFrequencies.from_references(read_captions([fewer])[1])
+    assert expected.documents == 5
+    assert DocumentFrequencies.load(tmp_path / "second" / "best" / FREQUENCIES) == expected
+
+
+def test_a_resumed_run_keeps_the_same_frequencies(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 2, "lr": 1e-3})
+    train(config, tmp_path / "straight")
+    with signal_in_step(2), pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped")
+    train(config, tmp_path / "stopped", resume=True)
+    kept = [(tmp_path / run / "best" / FREQUENCIES).read_bytes() for run in ("straight", "stopped")]
+    assert kept[0] == kept[1]
 
 
 def test_samples_metrics_and_curves_are_there(configure: Any, tmp_path: Path):
