@@ -56,6 +56,7 @@ def test_good_photos_are_captioned_and_bad_ones_named(folder, capsys):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_formats_say_the_same(capsys):
     photo = str(sorted(ASSETS.glob("*.jpg"))[0])
     printed = {}

@@ -593,6 +593,7 @@ def test_models_that_see_otherwise_give_the_first_ones_maps(
         assert caption.region == own.region
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [{}, {"size": 96}, {"resize": "squash"}, {"order": "BGR"}])
 def test_an_ensembles_own_caption_is_explained_as_it_was_found(
     photos: list[Path], second: dict[str, Any]

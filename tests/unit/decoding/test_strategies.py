@@ -274,6 +274,7 @@ def assert_drawn_as(found: list[Hypothesis], expected: dict[Sentence, float]) ->
     assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

@@ -72,6 +72,7 @@ def oracle(candidates: dict[int, str]) -> Scores:
     return Scores(corpus, images)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("java") is None, reason="no java")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

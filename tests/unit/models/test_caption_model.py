@@ -167,6 +167,7 @@ def test_the_attention_penalty_teaches_the_attention_alone(model, features) -> N
     assert model.decoder.word_output.weight.grad is None
 
 
+@pytest.mark.slow
 def test_gradients_are_exact_in_float64(model, features) -> None:
     model.double()
     names = [name for name, _ in model.decoder.named_parameters()]

@@ -54,6 +54,7 @@ def tiny() -> Encoder:
 
 
 @torch.no_grad()
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_torchvision_grid_is_what_goes_into_the_models_own_pooling(name, monkeypatch) -> None:
     feature_dim, grid = FAMILIES[name]

@@ -228,6 +228,7 @@ class Enumeration:
         return dict(zip(names, torch.autograd.grad(value, parameters), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
 def test_hard_attentions_expected_gradient_is_that_of_the_expected_loss(

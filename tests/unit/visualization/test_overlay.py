@@ -413,6 +413,7 @@ def test_knows_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_the_uniform_tick_can_be_drawn_wherever_it_falls() -> None:
     """Its place was a fraction of a pixel: where x + 1 - 1 < x, Pillow refused to draw."""
     for uniform_over_top in np.linspace(0.02, 0.5, 300):
