@@ -35,15 +35,22 @@ def main() -> None:
 
     from captioner.api import load
     from captioner.data.images import find_images
+    from captioner.hardware import keep_freed_memory
 
+    keep_freed_memory()  # as the command line does
     photos = list(find_images([options.folder]))[: options.only_memory or options.photos]
     if options.only_memory:
-        for _ in load(options.model).stream(photos):
+        for _ in load(*folders(options)).stream(photos):
             pass
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
     _speed(options, photos)
     _memory(options, len(photos))
+
+
+def folders(options: argparse.Namespace) -> list[str]:
+    """The model folder that was given; none: the model that ships."""
+    return [options.model] if options.model else []
 
 
 def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
@@ -53,7 +60,7 @@ def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
     from captioner.api import load
     from captioner.hardware import autocast
 
-    model = load(options.model)
+    model = load(*folders(options))
     search = model.options(**({"beam_size": options.beam_size} if options.beam_size else {}))
     prepared = [model.prepare(photo) for photo in photos]
     batches = [prepared[i : i + BATCH] for i in range(0, len(prepared), BATCH)]
@@ -61,7 +68,7 @@ def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
     @torch.inference_mode()
     def encode() -> None:
         for batch in batches:
-            pixels = torch.from_numpy(np.stack([p.pixels for p in batch]))
+            pixels = torch.from_numpy(np.stack([p.pixels[0] for p in batch]))
             with autocast(model.precision, model.device):
                 model.model.encode(pixels.to(model.device))
 

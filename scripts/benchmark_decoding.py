@@ -29,7 +29,7 @@ from captioner.config import SearchOptions
 from captioner.data.images import find_images
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
-from captioner.hardware import autocast, pick_precision
+from captioner.hardware import autocast, keep_freed_memory, pick_precision
 from captioner.models.decoder import Decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
+    keep_freed_memory()  # as the command line does
     model = load(*([options.model] if options.model else []), device="cpu")
     needed = max(*options.batches, LOOP_PHOTOS)
     photos = list(find_images([options.folder]))[:needed]

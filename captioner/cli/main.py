@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     from captioner.errors import CaptionerError, ConfigError
+    from captioner.hardware import keep_freed_memory
 
+    keep_freed_memory()
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -76,3 +80,41 @@ def test_devices_that_are_not_there_are_named(name: str):
     with pytest.raises(ConfigError, match=rf"{name!r} .* give auto, cpu, cuda") as caught:
         pick_device(name)
     assert "\n" not in str(caught.value)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+FAULTS = """
+import resource
+from captioner.hardware import keep_freed_memory
+import numpy as np
+if {keep}:
+    keep_freed_memory()
+def fill():
+    np.ones(50_000_000, dtype=np.uint8)
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(keep: bool, **environment: str) -> int:
+    """Pages that the system had to clear when a block was asked for that had been freed before."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS.format(keep=keep)],
+        capture_output=True, text=True, check=True, env=own | environment,
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_kept_where_it_was_given_back() -> None:
+    assert faults(keep=True) < 500 < faults(keep=False)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_a_user_s_own_settings_are_left_alone() -> None:
+    assert faults(keep=True, MALLOC_TRIM_THRESHOLD_="131072") > 500
