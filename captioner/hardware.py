@@ -22,8 +22,8 @@ def keep_freed_memory() -> None:
     """Let the C library keep what is freed, for the next step that needs as much.
 
     glibc asks the system for every block of some megabytes anew, and the system clears each page
-    as it is first touched: half of the time of captioning on two CPU cores went there. The setting
-    is the whole process's, so programs make it and libraries do not; the command line does.
+    as it is first touched, which takes as long as many a product. The setting is the whole
+    process's, so programs make it and libraries do not; the command line does.
     Another C library, or a user's own ``MALLOC_...`` settings, are left alone.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
