@@ -113,9 +113,11 @@ def _check(options: Any) -> Path | None:
             "--instances measures the attention of a model, and a results file holds none; give "
             "--images in place of --results"
         )
+    if options.annotations is None and options.results is not None:
+        raise ConfigError("--results is about captions; give --annotations, their references")
     if options.annotations is None and options.instances is None:
         raise ConfigError("give --annotations (to score captions) or --instances (attention)")
-    for name in ("results", "compare", "frequencies", "train_annotations", "meteor", "spice"):
+    for name in ("compare", "frequencies", "train_annotations", "meteor", "spice"):
         if options[name] and options.annotations is None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is about captions; give --annotations with it"

@@ -12,6 +12,7 @@ from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConf
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
 from captioner.data.preprocessing import Preprocessing
+from captioner.decoding.rules import number_words
 from captioner.errors import ConfigError
 from captioner.model_folder import StoredModel, load_model
 from captioner.models.attention import check_attention
@@ -92,6 +93,7 @@ def prepare(config: TrainConfig) -> Setup:
         stored.decoder
     )  # a second stage's sizes are its model's: the run folder says so
     stored.search = config.search
+    number_words(config.search, stored.vocabulary)  # unknown words are told before an epoch is lost
     stored.model.encoder.finetune_from(config.encoder.finetune_from)
     stored.model.encoder.to(memory_format=torch.channels_last)
     return Setup(_encode(train, words, stored.vocabulary, config.data.max_words), val, stored)

@@ -109,6 +109,11 @@ def test_words_of_the_decoder_are_judged_before_the_data_are_read(
 # --- Model ---
 
 
+def test_words_that_the_search_cannot_say_are_told_before_training(configure: Any):
+    with pytest.raises(ConfigError, match=r"forced-words holds xylophone, which the model does"):
+        prepare(configure(search={"forced_words": ["xylophone"]}))
+
+
 def test_the_seed_decides_the_initial_weights(configure: Any):
     def weights(seed: int) -> dict[str, torch.Tensor]:
         torch.rand(3)  # whatever was drawn before
