@@ -26,7 +26,7 @@ def keep_freed_memory() -> None:
     process's, so programs make it and libraries do not; the command line does.
     Another C library, or a user's own ``MALLOC_...`` settings, are left alone.
     """
-    if any(name.startswith("MALLOC_") for name in os.environ):
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     mmap_max, trim_threshold = -4, -1  # malloc.h: M_MMAP_MAX, M_TRIM_THRESHOLD
     with suppress(AttributeError, OSError, TypeError):

@@ -1,11 +1,15 @@
 """Measure decoding from stored features: beams and batches against the loop that tutorials use.
 
     python scripts/benchmark_decoding.py FOLDER_OF_PHOTOS [--beams 1 5] [--batches 1 64]
+    python scripts/benchmark_decoding.py --sizes 196 2048 512 9490 [...]
 
 The photos are encoded once; then only the decoder works. The loop takes one photo at a time, copies
 its features for every beam, projects them again at every word, and keeps its sentences in Python
 lists. Both run on the CPU, with the same weights and the same number of threads. All cells of a
 row are measured in turn, round after round; printed are medians.
+
+With ``--sizes`` (of the regions, their features, the layers and the vocabulary; above are the
+tutorials' own) a decoder with random weights works on random features.
 
 The floor is the time that the matrix products alone would take at the speed that one large product
 reaches here, measured in the same run. Operations are counted by torch; everything else (look-ups,
@@ -25,12 +29,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.api import Captioner, load
-from captioner.config import SearchOptions
+from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.images import find_images
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
-from captioner.hardware import autocast, keep_freed_memory, pick_precision
-from captioner.models.decoder import Decoder
+from captioner.hardware import autocast, keep_freed_memory
+from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
 LOOP_PHOTOS = 16
@@ -40,23 +44,41 @@ LOOP_PHOTOS = 16
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--model")
+    parser.add_argument("--sizes", type=int, nargs=4, help="regions, features, layers, words")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 10])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
+    if (options.folder is None) == (options.sizes is None):
+        parser.error("give a folder of photos or --sizes")
     keep_freed_memory()  # as the command line does
-    model = load(*([options.model] if options.model else []), device="cpu")
     needed = max(*options.batches, LOOP_PHOTOS)
-    photos = list(find_images([options.folder]))[:needed]
-    if len(photos) < needed:
-        parser.error(f"{options.folder} holds {len(photos)} photos; {needed} are needed")
     with torch.inference_mode():
+        if options.sizes:
+            decoder, features = at_random(needed, *options.sizes)
+            report(decoder, features, 20, options)
+            return
+        model = load(*([options.model] if options.model else []), device="cpu")
+        photos = list(find_images([options.folder]))[:needed]
+        if len(photos) < needed:
+            parser.error(f"{options.folder} holds {len(photos)} photos; {needed} are needed")
         features = encode(model, photos)
         with autocast(model.precision, model.device):
-            report(model, features, options)
+            report(model.model.decoder, features, model.stored.search.max_length, options)
+
+
+def at_random(
+    photos: int, regions: int, size: int, layers: int, words: int
+) -> tuple[Decoder, Tensor]:
+    """A decoder and features of these sizes."""
+    torch.manual_seed(0)
+    config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers)
+    decoder = build_decoder(config, size, words, regions).eval()
+    decoder.tabulate_words()
+    return decoder, torch.rand(photos, regions, size)
 
 
 def encode(model: Captioner, photos: list[Path]) -> Tensor:
@@ -68,13 +90,14 @@ def encode(model: Captioner, photos: list[Path]) -> Tensor:
         )
 
 
-def report(model: Captioner, features: Tensor, options: argparse.Namespace) -> None:
+def report(
+    decoder: Decoder, features: Tensor, max_length: int, options: argparse.Namespace
+) -> None:
     """Measure everything and print it."""
-    decoder, own = model.model.decoder, model.stored.search
     peak = peak_product(features.dtype if features.dtype == torch.bfloat16 else torch.float32)
+    dtype = str(features.dtype).removeprefix("torch.")
     print(
-        f"{len(features)} photos, {features.shape[1]} regions, "
-        f"{pick_precision(model.precision, model.device)}, "
+        f"{len(features)} photos, {features.shape[1]} regions, {dtype}, "
         f"{torch.get_num_threads()} threads; one large product: {peak / 1e9:.0f} GFLOP/s"
     )
     batches = "".join(f" {batch} |" for batch in options.batches)
@@ -82,7 +105,7 @@ def report(model: Captioner, features: Tensor, options: argparse.Namespace) -> N
     print("|---" * (len(options.batches) + 3) + "|")
     notes = []
     for beam in options.beams:
-        found = SearchOptions(beam_size=beam, max_length=own.max_length)
+        found = SearchOptions(beam_size=beam, max_length=max_length)
         jobs: dict[str, Callable[[], None]] = {"loop": loop_job(decoder, features, found)}
         counts = {"loop": min(LOOP_PHOTOS, len(features))}
         for batch in options.batches:
@@ -94,7 +117,7 @@ def report(model: Captioner, features: Tensor, options: argparse.Namespace) -> N
         print(f"| {beam} | {speeds['loop']:.1f} |{cells} {best / speeds['loop']:.1f} |", flush=True)
         notes.append(floor_note(decoder, features, found, best, peak))
     print("\n" + "\n".join(notes))
-    print(agreement(decoder, features[:LOOP_PHOTOS], own.max_length))
+    print(agreement(decoder, features[:LOOP_PHOTOS], max_length))
 
 
 def measure(
@@ -206,9 +229,14 @@ def agreement(decoder: Decoder, features: Tensor, max_length: int) -> str:
         found[0].tokens == tutorial_loop(decoder, photo, options)
         for found, photo in zip(ours, features, strict=True)
     ]
-    weights = sum(p.numel() * p.element_size() for p in decoder.parameters())
+    beside = ("embedding", "init_", "word_gates", "projection", "attention.scorer.key")
+    weights = sum(
+        p.numel() * p.element_size()
+        for name, p in decoder.named_parameters()
+        if not name.startswith(beside)  # looked up, or used once a photo
+    )
     return (
-        f"weights read at every step: {weights / 1e6:.0f} MB; "
+        f"weights that a step multiplies with: {weights / 1e6:.0f} MB; "
         f"greedy captions equal to the loop's: {sum(same)} of {len(same)}"
     )
 

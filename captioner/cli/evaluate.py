@@ -161,6 +161,11 @@ def _read(options: Any) -> _Judged | None:
     others = known = None
     if options.compare is not None:
         others = _within(read_captions_of(options.compare), references, options.compare, options)
+        if not others:
+            raise DataError(
+                f"{options.compare} holds no caption of a photo that {options.annotations} has "
+                "references for; compare captions of one set"
+            )
     if options.train_annotations:
         _, training = read_captions(options.train_annotations)
         known = [text for texts in training.values() for text in texts]
@@ -243,6 +248,7 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
     from captioner.api import load
     from captioner.data.coco import locate_photos, read_dataset
     from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+    from captioner.hardware import pick_precision
 
     paths: dict[int, Path] = {}
     instances = None
@@ -280,6 +286,7 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
     report: Report = {
         "model": options.model or "the model that ships",
         "search": ", ".join(f"{k} {v}" for k, v in _telling(search).items()),
+        "precision": pick_precision(model.precision, model.device),
     }
     if instances is not None:
         from captioner.evaluation.grounding import measure

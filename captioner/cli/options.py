@@ -132,10 +132,14 @@ def refuse_overwrite(path: Path, force: bool) -> None:
     """Stop before anything is computed when the output is already there.
 
     Raises:
-        ConfigError: ``path`` exists and ``--force`` was not given, or it is a folder.
+        ConfigError: ``path`` exists and ``--force`` was not given, or it is a folder, or
+            would lie in a file.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give the name of a file")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise ConfigError(f"{path} would lie in {above}, which is a file; give another name")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; give --force to replace it, or another name")
 

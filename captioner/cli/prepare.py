@@ -108,7 +108,12 @@ def _frequencies_parser() -> Parser:
 def _frequencies(options: Any) -> int:
     """Count and write."""
     target = Path(options.output)
-    target = target / FREQUENCIES if target.is_dir() else target
+    if target.is_dir():
+        target /= FREQUENCIES
+    elif options.output.endswith("/"):
+        raise ConfigError(
+            f"there is no folder {options.output}; give a model folder that exists, or a file name"
+        )
     refuse_overwrite(target, options.force)
 
     _, references = read_captions(options.annotations)

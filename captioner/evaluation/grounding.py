@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from captioner.caption import Caption
 from captioner.errors import DataError
 from captioner.evaluation.attention import entropy, movement
-from captioner.evaluation.bootstrap import interval, weights
+from captioner.evaluation.bootstrap import MIN_IMAGES, interval, weights
 from captioner.evaluation.masks import Instances, Seen
 from captioner.evaluation.objects import Name, find_names
 
@@ -113,7 +113,8 @@ class Grounding:
         which intervals of the two themselves do not.
 
         ``intervals`` are 95% bootstrap intervals over photos: the names of a photo are not
-        independent, so photos are drawn. ``shift`` is over the names with a word on both sides.
+        independent, so photos are drawn. Over fewer than 30 photos with names there is none.
+        ``shift`` is over the names with a word on both sides.
 
         Args:
             resamples: How often the photos are drawn again.
@@ -147,6 +148,7 @@ class Grounding:
             },
             "intervals": self._intervals(columns, resamples, seed),
             "photos": len(self.photos),
+            "photos_with_names": len({one.image_id for one in self.occurrences}),
             "names": self.names,
             "measured": len(self.occurrences),
             "absent": self.absent,
@@ -161,21 +163,26 @@ class Grounding:
     def _intervals(
         self, columns: Mapping[str, Array], resamples: int, seed: int
     ) -> dict[str, list[float] | None]:
-        """Low and high of every mean and of the ratio."""
+        """Low and high of every mean and of the ratio; None over too few photos."""
         if not self.occurrences:
             return dict.fromkeys((*columns, "ratio"))
         place = {image_id: index for index, image_id in enumerate(self.photos)}
         photo = np.array([place[one.image_id] for one in self.occurrences])
         drawn = weights(len(self.photos), resamples, seed)
-        means = {}
+        means: dict[str, Array] = {}
+        photos: dict[str, int] = {}  # with a name that has such a number
         for key, column in columns.items():
             there = ~np.isnan(column)
+            photos[key] = len(np.unique(photo[there]))
             sums = np.bincount(photo[there], column[there], len(self.photos))
             counts = np.bincount(photo[there], minlength=len(self.photos))
             means[key] = _divide(drawn @ sums, drawn @ counts)
         means["ratio"] = _divide(means["correctness"], means["uniform"])
-        found = {key: interval(values) for key, values in means.items()}
-        return {key: None if math.isnan(ends[0]) else list(ends) for key, ends in found.items()}
+        enough = {key: there >= MIN_IMAGES for key, there in photos.items()}
+        enough["ratio"] = enough["correctness"]
+        return {
+            key: list(interval(values)) if enough[key] else None for key, values in means.items()
+        }
 
     def _categories(self) -> dict[str, dict[str, Any]]:
         """Count, correctness, uniform and ratio of every category, the most frequent first."""

@@ -106,7 +106,7 @@ def build(
         "intervals": {
             name: list(interval(resampled[name])) if enough else None for name in scores.corpus
         },
-        "resamples": RESAMPLES,
+        "resamples": RESAMPLES if enough else 0,
         "statistics": {**describe(captions, known), "references": describe_texts(truth)},
         "signature": judge.signature(captions),
         "images": len(captions),
@@ -118,10 +118,10 @@ def build(
 
 
 def attention(measured: Grounding) -> dict[str, Any]:
-    """What was measured of the attention, and every name; no interval over few photos."""
+    """What was measured of the attention, and every name."""
     found = measured.summary()
-    if len(measured.photos) < MIN_IMAGES:
-        found["intervals"] = dict.fromkeys(found["intervals"])
+    if found["photos_with_names"] < MIN_IMAGES:
+        found["warning"] = _too_few(found["photos_with_names"], "no interval is told")
     return found | {"per_name": [dataclasses.asdict(one) for one in measured.occurrences]}
 
 
@@ -267,7 +267,8 @@ def _about(report: Report) -> list[str]:
 
 
 def _metrics(report: Report) -> list[str]:
-    lines = [f"points, and 95% intervals ({report['resamples']} resamples of the images)"]
+    times = report["resamples"]
+    lines = [f"points, and 95% intervals ({times} resamples of the images)" if times else "points"]
     for name, value in report["metrics"].items():
         ends = report["intervals"][name]
         between = f"   {100 * ends[0]:6.2f} to {100 * ends[1]:6.2f}" if ends else ""
@@ -286,7 +287,7 @@ def _statistics(found: Mapping[str, Any]) -> list[str]:
         _row("", f"{'captions':<16} references"),
         _row("words in a caption", f"{words(found):<16} {words(truth)}"),
         _row("different words", f"{found['vocabulary']:<16} {truth['vocabulary']}"),
-        _row("said of one image", f"{100 * found['distinct']:.1f}%"),
+        _row("of one image only", f"{100 * found['distinct']:.1f}%"),
         _row(
             "not in training",
             "unknown: give --train-annotations" if new is None else f"{100 * new:.1f}%",
@@ -335,7 +336,8 @@ _MEASURED = (
 def _attention(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "attention on the objects that words name, and 95% intervals over photos: "
-        f"{found['measured']} names measured in {found['photos']} photos",
+        f"{found['measured']} names measured in {found['photos_with_names']} of "
+        f"{found['photos']} photos",
         _row(
             "not measured",
             f"{found['absent']} names of what is not in the photo, {found['unseen']} of what lies "
@@ -358,6 +360,7 @@ def _attention(found: Mapping[str, Any]) -> list[str]:
             "entropy", f"{_number(found['entropy'])} nats, even: {_number(found['entropy_even'])}"
         ),
         _row("movement", f"{_number(found['movement'])} between two words' maps, 0 to 1"),
+        *([_row("note", found["warning"])] if "warning" in found else []),
     ]
 
 

@@ -95,7 +95,12 @@ def test_a_report_is_printed_and_written(tiny, scored, tmp_path, capsys) -> None
     assert report["per_image"][2]["ROUGE_L"] == pytest.approx(expected.images[3]["ROUGE_L"])
     assert (report["results"], report["annotations"]) == (str(tiny.results), str(tiny.captions))
     assert report["statistics"]["bad_endings"] == report["statistics"]["repeated_words"] == 0.25
-    for text in (*METRICS, "95% intervals", "CIDEr of 4 images", "2 to 3 references an image"):
+    for text in (
+        *METRICS,
+        "4 images are too few",
+        "CIDEr of 4 images",
+        "2 to 3 references an image",
+    ):
         assert text in out
     assert "images_without_caption" not in report
 
@@ -413,6 +418,35 @@ def test_what_prepare_frequencies_writes_evaluate_reads(tiny, scored, tmp_path, 
     assert evaluate(*scored, *QUIET, "--frequencies", tmp_path / name) == OK
 
 
+def test_a_folder_that_is_not_there_does_not_become_a_file(tiny, tmp_path, capsys) -> None:
+    folder = f"{tmp_path / 'mistyped'}/"
+
+    assert run("prepare", "frequencies", tiny.captions, "-o", folder) == USAGE
+
+    assert "no folder" in only_line(capsys)
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_a_report_under_a_file_is_refused_before_anything_is_read(tiny, tmp_path, capsys) -> None:
+    (tmp_path / "notes").write_text("mine")
+
+    arguments = ("--annotations", "none.json", "--results", "none.json")
+    assert evaluate(*arguments, "-o", tmp_path / "notes" / "report.json") == USAGE
+
+    assert "which is a file" in only_line(capsys)
+
+
+def test_a_system_with_nothing_in_common_is_refused_before_photos_are_captioned(
+    tiny, captioned, tmp_path, capsys
+) -> None:
+    nothing = written(tmp_path / "nothing.json", [])
+    arguments = (*captioned, "--annotations", tiny.captions, "--compare", nothing, *QUIET)
+
+    assert evaluate(*arguments) == FAILED
+
+    assert "nothing.json holds no caption" in only_line(capsys)
+
+
 @pytest.fixture
 def bad_files(tmp_path, monkeypatch) -> None:
     """In the folder where the command runs."""
@@ -581,7 +615,8 @@ def test_attention_is_told_to_the_reader(tiny, captioned, capsys) -> None:
 
     out, err = capsys.readouterr()
     assert err == ""  # no captions are scored: nothing about METEOR
-    assert "3 names measured in 4 photos" in out
+    assert re.search(r"3 names measured in \d of 4 photos", out)
+    assert "too few for the bootstrap" in out
     for name in ("correctness", "uniform", "centre", "shuffled", "pointing", "gate", "entropy"):
         assert name in out
 
@@ -593,7 +628,7 @@ def test_nothing_to_measure_is_no_failure(tiny, captioned, tmp_path, capsys) -> 
 
     assert (found["names"], found["measured"], found["per_name"]) == (0, 0, [])
     assert found["correctness"] is found["intervals"]["correctness"] is None
-    assert "0 names measured in 4 photos" in capsys.readouterr().out
+    assert "0 names measured in 0 of 4 photos" in capsys.readouterr().out
 
 
 def test_instances_and_captions_may_be_of_different_photos(tiny, captioned, tmp_path) -> None:

@@ -99,6 +99,12 @@ def read(tmp_path: Path):
     return read
 
 
+@pytest.fixture
+def few_photos_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals are told however few photos there are."""
+    monkeypatch.setattr("captioner.evaluation.grounding.MIN_IMAGES", 1)
+
+
 def caption(text: str, maps: Any = None, gates: Any = None, region: Region = WHOLE) -> Caption:
     """Maps of words that are not given are even."""
     words = tuple(text.split())
@@ -347,6 +353,7 @@ def test_all_attention_on_the_object(read) -> None:
     assert found["shuffled"] is None  # there is no other word
 
 
+@pytest.mark.usefixtures("few_photos_will_do")
 def test_an_even_map_is_no_better_than_even(read) -> None:
     found = measure({1: caption("a dog runs")}, read(DOG)).summary()
 
@@ -568,6 +575,7 @@ def _nothing(found: dict[str, Any], names: int) -> None:
     assert found["categories"] == {}
 
 
+@pytest.mark.usefixtures("few_photos_will_do")
 def test_over_shuffled_is_the_gain_over_the_other_words_name_by_name(read) -> None:
     """In the second photo there is no other word, so that it has no part in it."""
     captions = {
@@ -583,6 +591,16 @@ def test_over_shuffled_is_the_gain_over_the_other_words_name_by_name(read) -> No
     assert found["intervals"]["over_shuffled"] == [close(0.5), close(0.5)]
 
 
+def test_no_interval_is_told_over_few_photos_that_hold_a_name(read) -> None:
+    """Photos without one do not count, however many they are."""
+    captions = {1: caption("a dog"), 2: caption("some grass"), 3: caption("a dog")}
+    found = measure(captions, read(DOG)).summary()
+
+    assert (found["photos"], found["photos_with_names"], found["measured"]) == (3, 1, 1)
+    assert set(found["intervals"].values()) == {None}
+    assert found["correctness"] is not None
+
+
 def test_the_summary_is_json(read) -> None:
     captions = {1: caption("a dog"), 2: caption("a dog"), 3: caption("dog")}
     found = measure(captions, read(DOG, entry("dog", CELL, image_id=3))).summary()
@@ -591,10 +609,12 @@ def test_the_summary_is_json(read) -> None:
         "correctness", "uniform", "centre", "shuffled", "ratio", "pointing", "pointing_uniform",
         "pointing_centre", "over_uniform", "over_centre", "over_shuffled", "over_before",
         "over_after", "shift", "intervals", "names", "measured", "absent",
-        "unseen", "ignored", "photos", "gate", "entropy", "entropy_even", "movement", "categories",
+        "unseen", "ignored", "photos", "photos_with_names", "gate", "entropy", "entropy_even",
+        "movement", "categories",
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("few_photos_will_do")
 def test_intervals_are_those_of_a_loop_over_drawn_photos(read) -> None:
     """Photos with three names, one and none; shuffled is missing in the second."""
     generator = np.random.default_rng(0)

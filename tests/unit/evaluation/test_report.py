@@ -516,7 +516,7 @@ def test_the_statistics_are_told_in_words() -> None:
     assert row(lines, "words in a caption").split()[4:8] == ["4.2", "(4", "to", "5)"]
     assert row(lines, "different words").split()[2] == "7"
     for name, share in (
-        ("said of one image", 50),
+        ("of one image only", 50),
         ("not in training", 50),
         ("repeated words", 25),
         ("repeated phrases", 25),
@@ -593,13 +593,14 @@ MEASURED = Grounding(
 NOTHING = Grounding((1, 2, 3), (), 7, 4, 2, 1, math.nan, math.nan, math.nan)
 
 
-def test_attention_is_told_with_what_it_is_held_against() -> None:
+def test_attention_is_told_with_what_it_is_held_against(monkeypatch) -> None:
+    monkeypatch.setattr("captioner.evaluation.grounding.MIN_IMAGES", 1)
     summary = MEASURED.summary()
 
     lines = lines_of({"model": ["a", "b"], "attention": summary})
 
     assert row(lines, "model").split(maxsplit=1)[1] == "a, b"
-    assert any(line.endswith("2 names measured in 3 photos") for line in lines)
+    assert any(line.endswith("2 names measured in 2 of 3 photos") for line in lines)
     left_out = "4 names of what is not in the photo, 2 of what lies out of view, 1 of crowds alone"
     assert row(lines, "not measured").endswith(left_out)
     for name in summary["intervals"]:
@@ -615,7 +616,7 @@ def test_where_nothing_was_measured_the_counts_stand_alone() -> None:
     lines = lines_of({"model": "m", "attention": NOTHING.summary()})
 
     assert lines[:2] == ["model                  m", ""]
-    assert lines[2].endswith("0 names measured in 3 photos")
+    assert lines[2].endswith("0 names measured in 0 of 3 photos")
     assert "4 names of what is not in the photo" in row(lines, "not measured")
     assert len(lines) == 4
     assert strict(as_json({"attention": NOTHING.summary()}))
