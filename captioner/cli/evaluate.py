@@ -108,13 +108,8 @@ def _check(options: Any) -> Path | None:
     """Refuse what cannot work before anything is computed; where the report goes."""
     if (options.images is None) == (options.results is None):
         raise ConfigError("give either --images (a model captions them) or --results (a file)")
-    if options.results is not None and options.instances is not None:
-        raise ConfigError(
-            "--instances measures the attention of a model, and a results file holds none; give "
-            "--images in place of --results"
-        )
-    if options.annotations is None and options.results is not None:
-        raise ConfigError("--results is about captions; give --annotations, their references")
+    if options.results is not None:
+        _check_results(options)
     if options.annotations is None and options.instances is None:
         raise ConfigError("give --annotations (to score captions) or --instances (attention)")
     for name in ("compare", "frequencies", "train_annotations", "meteor", "spice"):
@@ -122,11 +117,6 @@ def _check(options: Any) -> Path | None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is about captions; give --annotations with it"
             )
-    if options.results is not None and search_changes(options):
-        name = next(iter(search_changes(options))).replace("_", "-")
-        raise ConfigError(f"--results holds the captions, so nothing is searched; omit --{name}")
-    if options.results is not None and options.model:
-        raise ConfigError("give either --model (it captions the photos) or --results, not both")
     if (options.num_captions or 1) > 1:
         raise ConfigError(
             f"--num-captions is {options.num_captions}, but one caption a photo is scored; omit it"
@@ -138,6 +128,25 @@ def _check(options: Any) -> Path | None:
     return target
 
 
+def _check_results(options: Any) -> None:
+    """Refuse what asks for a model where a file holds the captions."""
+    if options.instances is not None:
+        raise ConfigError(
+            "--instances measures the attention of a model, and a results file holds none; give "
+            "--images in place of --results"
+        )
+    if options.annotations is None:
+        raise ConfigError("--results is about captions; give --annotations, their references")
+    if options.model:
+        raise ConfigError("give either --model (it captions the photos) or --results, not both")
+    defaults = parser().get_defaults()
+    own = ("device", "precision", "batch_size")
+    asked = [*search_changes(options), *(name for name in own if options[name] != defaults[name])]
+    if asked:
+        name = asked[0].replace("_", "-")
+        raise ConfigError(f"--results holds the captions, so no model is searched; omit --{name}")
+
+
 class _Judged(NamedTuple):
     """What captions are held against."""
 
@@ -146,8 +155,6 @@ class _Judged(NamedTuple):
     """Captions of the system to compare with."""
     known: list[str] | None
     """Training captions."""
-    failed: bool
-    """A metric that was asked for cannot be had."""
 
 
 def _read(options: Any) -> _Judged | None:
@@ -169,9 +176,7 @@ def _read(options: Any) -> _Judged | None:
     if options.train_annotations:
         _, training = read_captions(options.train_annotations)
         known = [text for texts in training.values() for text in texts]
-    java, failed = _java_metrics(options)
-    judge = Judge(references, _frequencies(options.frequencies), java, bool(options.spice))
-    return _Judged(judge, others, known, failed)
+    return _Judged(Judge(references, _frequencies(options.frequencies)), others, known)
 
 
 def _within(
@@ -316,11 +321,12 @@ def _score(report: Report, captions: dict[int, str], judged: _Judged, options: A
     """Add scores, statistics and comparison to the report; whether a metric failed."""
     from captioner.evaluation.report import build, difference, per_image
 
-    judge, failed = judged.judge, judged.failed
-    references = judge.references
+    references = judged.judge.references
     if options.results is not None:
         captions = _within(captions, references, options.results, options)
     captions = {i: text for i, text in captions.items() if references.get(i)}
+    java, failed = _java_metrics(options)
+    judge = dataclasses.replace(judged.judge, java=java, download=bool(options.spice))
     (found, scores), judge = _despite_failures(judge, lambda j: build(captions, j, judged.known))
     report |= {"annotations": options.annotations, **found}
     missing = sum(1 for i, texts in references.items() if texts and i not in captions)
@@ -333,7 +339,7 @@ def _score(report: Report, captions: dict[int, str], judged: _Judged, options: A
         )
         report["compare"] = {"with": options.compare, **compared}
     report["per_image"] = per_image(captions, scores)
-    return failed or len(judge.java) < len(judged.judge.java)
+    return failed or len(judge.java) < len(java)
 
 
 def _despite_failures(judge: Judge, job: Callable[[Judge], Result]) -> tuple[Result, Judge]:

@@ -79,8 +79,8 @@ class Judge:
         each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         return (
             f"captioner {__version__}, pycocoevalcap {version('pycocoevalcap')} | "
-            f"{signature(self.frequencies, self.java)} | {len(ids)} images | {each} references an "
-            f"image | references {digest}"
+            f"{signature(self.frequencies, self.java)} | {len(ids)} images | {each} "
+            f"reference{'' if each == '1' else 's'} an image | references {digest}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from table_stepper import END, Prefix, Table
+from table_stepper import END, Prefix, Table, random_table
 
 from captioner.config import SearchOptions
 from captioner.decoding.rules import WordNumbers
@@ -243,3 +243,12 @@ def tasks(
         guard_endings=bool(endings),
     )
     return Task(options, WordNumbers(tuple(words[:forced]), banned, endings))
+
+
+@st.composite
+def puzzles(draw: st.DrawFn, kinds: Sequence[str] = KINDS) -> tuple[Task, list[Table]]:
+    """A task, and the tables of one to three photos."""
+    vocabulary, seed = draw(st.integers(2, 5)), draw(st.integers(0, 10_000))
+    forbidden, photos = draw(st.sampled_from([0.0, 0.3])), draw(st.integers(1, 3))
+    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
+    return draw(tasks(vocabulary, kinds)), tables

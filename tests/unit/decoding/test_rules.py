@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from slow_search import Task, assert_same, brute_force, slow_beam_search, tasks
+from slow_search import Task, assert_same, brute_force, puzzles, slow_beam_search
 from table_stepper import (
     END,
     TableStepper,
@@ -65,11 +64,9 @@ def test_a_wide_beam_is_brute_force_over_the_sentences_that_keep_the_rules(names
 
 
 @settings(max_examples=200)
-@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
-def test_narrow_beams_under_rules_are_the_slow_search(data, seed, vocabulary) -> None:
-    task = data.draw(tasks(vocabulary, ("beam",)))
-    photos, forbidden = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.0, 0.3]))
-    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
+@given(puzzles(("beam",)))
+def test_narrow_beams_under_rules_are_the_slow_search(puzzle) -> None:
+    task, tables = puzzle
 
     found = search(TableStepper(tables), *task)
 

@@ -15,6 +15,7 @@ from slow_search import (
     assert_same,
     brute_force,
     drawn_sentences,
+    puzzles,
     rank,
     slow_beam_search,
     slow_diverse_beams,
@@ -82,11 +83,9 @@ def test_a_forced_and_a_banned_word_in_a_wide_beam_are_brute_force() -> None:
 
 
 @settings(max_examples=200)
-@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
-def test_forced_words_in_narrow_beams_are_the_slow_search(data, seed, vocabulary) -> None:
-    task = data.draw(tasks(vocabulary, ("forced",)))
-    photos, forbidden = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.0, 0.3]))
-    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
+@given(puzzles(("forced",)))
+def test_forced_words_in_narrow_beams_are_the_slow_search(puzzle) -> None:
+    task, tables = puzzle
 
     found = search(TableStepper(tables), *task)
 
@@ -133,11 +132,9 @@ def test_a_forced_word_that_cannot_be_said_gives_nothing_and_spares_the_others()
 
 
 @settings(max_examples=200)
-@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
-def test_groups_are_the_slow_search(data, seed, vocabulary) -> None:
-    task = data.draw(tasks(vocabulary, ("groups",)))
-    photos, forbidden = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.0, 0.3]))
-    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
+@given(puzzles(("groups",)))
+def test_groups_are_the_slow_search(puzzle) -> None:
+    task, tables = puzzle
 
     found = search(TableStepper(tables), *task)
 
