@@ -383,7 +383,7 @@ class TrainingConfig:
 class TrainConfig:
     """A whole experiment: what ``captioner train`` reads and what a run folder keeps."""
 
-    run: str = "runs/default"
+    run_folder: str = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints, the best model."""
     init_from: str | None = None
     """A model folder whose weights, vocabulary and decoder are the start (a second stage)."""

@@ -52,13 +52,13 @@ def read(argv: Sequence[str]) -> tuple[TrainConfig, bool, bool]:
 def main(argv: Sequence[str]) -> int:
     """Train to the end, or until interrupted."""
     config, resume, force = read(argv)
-    folder = Path(config.run)
+    folder = Path(config.run_folder)
     state = folder / "state.safetensors"
     used = any((folder / name).exists() for name in RUN_FILES)
     if used and not (resume and state.exists()) and not force:
         raise ConfigError(
             f"{folder} holds a run or other files of such names; go on with --resume auto, start "
-            "over with --force, or give another --run"
+            "over with --force, or give another --run-folder"
         )
     from captioner.training.setup import prepare
     from captioner.training.trainer import Interrupted, start

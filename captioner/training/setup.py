@@ -81,14 +81,7 @@ def prepare(config: TrainConfig) -> Setup:
         stored = _new_model(config, vocabulary)
         stored.model.decoder.expect_words(_target_counts(words, vocabulary))
     else:
-        stored = load_model(config.init_from)
-        if stored.model.encoder.name != config.encoder.name:
-            raise ConfigError(
-                f"encoder.name is {config.encoder.name}, but {config.init_from} holds "
-                f"{stored.model.encoder.name}; give the same"
-            )
-        _refuse_another_decoder(config, stored.decoder)
-        stored = _resized(stored, config)
+        stored = _first_stage(config)
     config.decoder = (
         stored.decoder
     )  # a second stage's sizes are its model's: the run folder says so
@@ -97,6 +90,19 @@ def prepare(config: TrainConfig) -> Setup:
     stored.model.encoder.finetune_from(config.encoder.finetune_from)
     stored.model.encoder.to(memory_format=torch.channels_last)
     return Setup(_encode(train, words, stored.vocabulary, config.data.max_words), val, stored)
+
+
+def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
+    """The encoder as a run of this config has it before its first step, and what it is fed.
+
+    Raises:
+        CaptionerError: Settings or weights cannot be used.
+    """
+    if config.init_from is None:
+        encoder = build_encoder(config.encoder.name, config.encoder.weights)
+        return encoder, _preprocessing(config.encoder, encoder)
+    model = _first_stage(config).model
+    return model.encoder, model.preprocessing
 
 
 def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
@@ -164,6 +170,19 @@ def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
     preprocessing = _preprocessing(config.encoder, encoder)
     model = CaptionModel(encoder, config.decoder, preprocessing, len(vocabulary))
     return StoredModel(model, config.decoder, vocabulary)
+
+
+def _first_stage(config: TrainConfig) -> StoredModel:
+    """The model that a second stage starts from, as the config wants to see photos."""
+    assert config.init_from is not None
+    stored = load_model(config.init_from)
+    if stored.model.encoder.name != config.encoder.name:
+        raise ConfigError(
+            f"encoder.name is {config.encoder.name}, but {config.init_from} holds "
+            f"{stored.model.encoder.name}; give the same"
+        )
+    _refuse_another_decoder(config, stored.decoder)
+    return _resized(stored, config)
 
 
 def _refuse_another_decoder(config: TrainConfig, stored: DecoderConfig) -> None:

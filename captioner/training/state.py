@@ -113,7 +113,8 @@ def load_state(
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise CheckpointError(
-            f"{path} belongs to other settings ({reason}); give the run's own, or another --run"
+            f"{path} belongs to other settings ({reason}); give the run's own, or another "
+            "--run-folder"
         ) from error
 
 

@@ -89,7 +89,7 @@ class Trainer:
             if old != new:
                 raise CheckpointError(
                     f"{self.folder.state} was trained with {name} {old}, now it is {new}; "
-                    "give the run's own data and settings, or another --run"
+                    "give the run's own data and settings, or another --run-folder"
                 )
         self.progress = found
 

@@ -267,6 +267,6 @@ def test_attend_replaces_none_of_several_pictures_unasked(tmp_path, capsys):
 def test_train_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "thesis.txt").write_text("mine")
-    assert main(["train", "--run", str(tmp_path)]) == USAGE
+    assert main(["train", "--run-folder", str(tmp_path)]) == USAGE
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"

@@ -46,7 +46,7 @@ def _command(run: Path, coco_mini: Path) -> list[str]:
     """The COCO recipe, made small enough for a test."""
     return [
         sys.executable, "-m", "captioner", "train", str(ROOT / "configs" / "coco_resnet101.yaml"),
-        "--run", str(run),
+        "--run-folder", str(run),
         "--data.images", f"[{DATA / 'coco_mini' / 'images'}]",
         "--data.train_annotations", f"[{coco_mini / 'captions_train.json'}]",
         "--data.val_annotations", f"[{coco_mini / 'captions_val.json'}]",

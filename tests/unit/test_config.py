@@ -341,10 +341,24 @@ def test_the_command_line_changes_what_the_file_says() -> None:
     path = CONFIGS[0]
 
     config, resume, force = train.read(
-        [str(path), "--training.epochs", "3", "--run", "elsewhere", "--resume", "auto", "--force"]
+        [
+            str(path),
+            "--training.epochs",
+            "3",
+            "--run-folder",
+            "elsewhere",
+            "--resume",
+            "auto",
+            "--force",
+        ]
     )
 
-    assert (config.training.epochs, config.run, resume, force) == (3, "elsewhere", True, True)
+    assert (config.training.epochs, config.run_folder, resume, force) == (
+        3,
+        "elsewhere",
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,6 @@ def configure(squares: Path, tmp_path: Path) -> Configure:
     def build(**changes: Any) -> TrainConfig:
         plain = {name: value for name, value in changes.items() if name not in parts}
         changed = {name: replace(part, **changes.get(name, {})) for name, part in parts.items()}
-        return TrainConfig(run=str(tmp_path / "run"), **changed, **plain)
+        return TrainConfig(run_folder=str(tmp_path / "run"), **changed, **plain)
 
     return build

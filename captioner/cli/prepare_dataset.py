@@ -1,0 +1,62 @@
+"""``captioner prepare dataset``: other layouts into COCO's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from captioner.cli.main import OK
+from captioner.cli.options import Parser, new_parser
+from captioner.data.dataset_writer import split_randomly, write_coco
+from captioner.data.importers import IMPORTERS, UNSPLIT, detect_layout
+from captioner.errors import DataError
+
+
+def parser() -> Parser:
+    """Options of the command."""
+    new = new_parser(
+        "prepare dataset",
+        "Turn captions in another layout into COCO captions files, one a split: "
+        "captions_train.json, captions_val.json, captions_test.json.",
+        "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]",
+    )
+    new.add_argument("source", help="file or folder with the captions")
+    new.add_argument("-o", "--output", required=True, help="folder for the COCO files")
+    new.add_argument(
+        "--layout",
+        choices=["auto", *IMPORTERS],
+        default="auto",
+        help="layout of the source; auto looks at it",
+    )
+    new.add_argument(
+        "--images", help="folder of the photos: sizes are added, missing photos are left out"
+    )
+    new.add_argument(
+        "--val",
+        type=float,
+        default=0.1,
+        help="share for validation, where the source has no splits",
+    )
+    new.add_argument(
+        "--test", type=float, default=0.0, help="share for testing, where the source has no splits"
+    )
+    new.add_argument("--seed", type=int, default=0, help="of the random split")
+    new.add_argument("--force", action="store_true", help="replace files that are there")
+    return new
+
+
+def run(options: Any) -> int:
+    """Read, split where needed, write."""
+    source = Path(options.source)
+    if not source.exists():
+        raise DataError(f"{source} does not exist; give the file or folder with the captions")
+    layout = detect_layout(source) if options.layout == "auto" else options.layout
+    splits = IMPORTERS[layout](source)
+    if set(splits) == {UNSPLIT}:
+        splits = split_randomly(
+            splits[UNSPLIT], validation=options.val, test=options.test, seed=options.seed
+        )
+    images = Path(options.images) if options.images else None
+    summary = write_coco(splits, Path(options.output), images=images, force=options.force)
+    print(summary)
+    return OK
