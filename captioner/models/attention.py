@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
+from captioner.models.additive import additive_scores, exponentials
 
 
 class Sizes(NamedTuple):
@@ -103,12 +104,12 @@ class AdditiveScorer(Scorer):
         self.energy = nn.Linear(sizes.attention, 1, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """W_a a_i + b, (B, L, A)."""
-        return widen(self.key(features))
+        """exp(-2 (W_a a_i + b)), (B, L, A): see ``models.additive``."""
+        return exponentials(widen(self.key(features)))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, N) and keys (B, L, A)."""
-        return _tanh_scores(self.query(query), keys, self.energy.weight)
+        return _additive(self.query(query), keys, self.energy)
 
 
 class ConcatScorer(Scorer):
@@ -126,13 +127,14 @@ class ConcatScorer(Scorer):
         self.energy = nn.Linear(sizes.attention, 1, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """The features' half of W [q; a_i], (B, L, A)."""
-        return widen(nn.functional.linear(features, self.mix.weight[:, self.sizes.query :]))
+        """exp(-2 x) of x, the features' half of W [q; a_i], (B, L, A): see ``models.additive``."""
+        half = nn.functional.linear(features, self.mix.weight[:, self.sizes.query :])
+        return exponentials(widen(half))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, N) and keys (B, L, A)."""
         half = nn.functional.linear(query, self.mix.weight[:, : self.sizes.query])
-        return _tanh_scores(half, keys, self.energy.weight)
+        return _additive(half, keys, self.energy)
 
 
 class DotScorer(Scorer):
@@ -230,18 +232,11 @@ SCORERS: dict[str, type[Scorer]] = {
 """The scorers by their config words."""
 
 
-def _tanh_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """v^T tanh(key_i + query): (B, R, A), (B, L, A) and (1, A) to (B, R, L).
-
-    By tanh(x) = 2 sigmoid(2x) - 1: on a CPU torch's sigmoid takes a third of its tanh's time.
-    """
-    weights = widen(energy).flatten()  # (A,)
-    mixed = torch.add(2 * widen(query).unsqueeze(2), keys.unsqueeze(1), alpha=2)  # (B, R, L, A)
-    mixed = mixed.sigmoid_()  # in place: nothing needs the sum, and this is the largest tensor
-    # Autocast would copy that tensor to bf16 first; mv reads it once, as it is.
-    with torch.autocast(mixed.device.type, enabled=False):
-        scores = torch.mv(mixed.flatten(0, 2), 2 * weights)
-    return scores.view(mixed.shape[:3]) - weights.sum()
+def _additive(query: Tensor, keys: Tensor, energy: nn.Linear) -> Tensor:
+    """v^T tanh(key_i + query): (B, R, A) and the exponentials (B, L, A) to (B, R, L)."""
+    with torch.autocast(query.device.type, enabled=False):
+        weights = widen(energy.weight).flatten()
+        return additive_scores(exponentials(widen(query)), keys, weights)
 
 
 def _products(query: Tensor, keys: Tensor) -> Tensor:

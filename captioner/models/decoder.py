@@ -69,8 +69,72 @@ class Step(NamedTuple):
     """(B, R), the region that hard attention took."""
 
 
+class Layout(NamedTuple):
+    """On which photos and captions each step of teacher forcing runs.
+
+    It is read from the tokens where they are, on the CPU, so that nothing waits for a device.
+    P counts what the steps run on, one after the other: first all that the first step runs on.
+    """
+
+    photos: int
+    """B."""
+    captions: int
+    """R."""
+    extents: tuple[tuple[int, int], ...]
+    """For each of T steps: up to which photo and which caption there are words, at least (1, 1)."""
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> Layout:
+        """Of tokens (B, R, T), on the CPU."""
+        real = tokens != PAD
+        needed = real.flip(2).cummax(dim=2).values.flip(2)  # a word later needs the steps before
+
+        def last(there: Tensor) -> list[int]:  # (n, T) to T numbers
+            places = torch.arange(1, len(there) + 1).unsqueeze(1)
+            return (places * there).amax(dim=0).clamp(min=1).tolist()
+
+        extents = zip(last(needed.any(dim=1)), last(needed.any(dim=0)), strict=True)
+        return cls(tokens.shape[0], tokens.shape[1], tuple(extents))
+
+    @property
+    def sizes(self) -> list[int]:
+        """What each step runs on, T numbers whose sum is P."""
+        return [photos * captions for photos, captions in self.extents]
+
+    def places(self, device: torch.device | None = None) -> Tensor:
+        """Where each of P stands in a flattened (B, R, T)."""
+        steps = len(self.extents)
+        every = torch.arange(self.photos * self.captions * steps).view(
+            self.photos, self.captions, steps
+        )
+        parts = [every[:b, :r, t].flatten() for t, (b, r) in enumerate(self.extents)]
+        return upload(torch.cat(parts), device)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """(P, ...) to (B, R, T, ...), with zeros where no step ran."""
+        whole = packed.new_zeros(
+            self.photos * self.captions * len(self.extents), *packed.shape[1:]
+        ).index_copy(0, self.places(packed.device), packed)
+        return whole.view(self.photos, self.captions, len(self.extents), *packed.shape[1:])
+
+
+class Packed(NamedTuple):
+    """What teacher forcing gives, in the order of a ``Layout``."""
+
+    embedded: Tensor
+    """(P, E)."""
+    outputs: tuple[Tensor, ...]
+    """(P, ...) each."""
+    alphas: Tensor
+    """(P, L)."""
+    gates: Tensor
+    """(P,)."""
+    chosen: Tensor | None
+    """(P,)."""
+
+
 class Unrolled(NamedTuple):
-    """What teacher forcing gives, T steps."""
+    """The same, T steps, in the order of the tokens."""
 
     embedded: Tensor
     """(B, R, T, E)."""
@@ -221,36 +285,55 @@ class Decoder(nn.Module):
     def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
         """Teacher forcing: every step is given the true previous word.
 
-        A step runs on the photos and captions up to the last that still has a word there; what it
-        leaves out is 0. With the longest captions and photos first that is nearly all padding.
-        ``readout`` is left to the caller, so that it runs on the real words only.
+        ``readout`` is left to the caller, so that it runs on the real words only. What ``unroll``
+        leaves out is 0 here.
 
         Args:
             memory: The photos, (B, ...).
             tokens: Words from the start token on, then padding, (B, R, T).
         """
-        embedded = self.embed(tokens)  # (B, R, T, E)
-        state = self.start(memory, tokens.shape[1])
+        layout = Layout.of(tokens.cpu())
+        packed = self.unroll(memory, tokens, layout)
+        return Unrolled(
+            layout.unpack(packed.embedded),
+            tuple(layout.unpack(part) for part in packed.outputs),
+            layout.unpack(packed.alphas),
+            layout.unpack(packed.gates),
+            None if packed.chosen is None else layout.unpack(packed.chosen),
+        )
+
+    def unroll(self, memory: Memory, tokens: Tensor, layout: Layout) -> Packed:
+        """Teacher forcing without most of the padding.
+
+        A step runs on the photos and captions up to the last that still has a word there. With the
+        longest captions and photos first that is nearly all padding left out. What needs no state
+        (embedding, the words' half of the LSTM's input) is one product over all steps.
+
+        Args:
+            memory: The photos, (B, ...).
+            tokens: Words from the start token on, then padding, (B, R, T).
+            layout: Of these tokens.
+        """
+        embedded = self.embed(tokens.flatten()[layout.places(tokens.device)])  # (P, E)
+        state = self.start(memory, layout.captions)
         steps = []
-        # All word halves in one product. unbind, not indexing: its backward stacks once, where
-        # indexing would add a mostly empty (B, R, T, 4N) tensor for every step.
-        word_gates = self.word_gates(embedded).unbind(2)  # T of (B, R, 4N)
-        for gates, (photos, captions) in zip(word_gates, _extents(tokens), strict=True):
+        all_gates = self.word_gates(embedded).split(layout.sizes)
+        for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
             state = state.crop(photos, captions)
             memory = memory.select(slice(photos))
-            steps.append(self.step(gates[:photos, :captions], state, memory))
+            steps.append(self.step(gates.view(photos, captions, -1), state, memory))
             state = steps[-1].state
 
-        def stacked(parts: Sequence[Tensor]) -> Tensor:
-            return torch.stack([_padded(part, *tokens.shape[:2]) for part in parts], 2)
+        def packed(parts: Sequence[Tensor]) -> Tensor:
+            return torch.cat([part.flatten(0, 1) for part in parts])
 
-        chosen = [step.chosen.unsqueeze(-1) for step in steps if step.chosen is not None]
-        return Unrolled(
+        chosen = [step.chosen for step in steps if step.chosen is not None]
+        return Packed(
             embedded,
-            tuple(stacked(parts) for parts in zip(*(step.outputs for step in steps), strict=True)),
-            stacked([step.alphas for step in steps]),
-            stacked([step.gate for step in steps]).squeeze(-1),
-            stacked(chosen).squeeze(-1) if chosen else None,
+            tuple(packed(parts) for parts in zip(*(step.outputs for step in steps), strict=True)),
+            packed([step.alphas for step in steps]),
+            packed([step.gate for step in steps]).squeeze(-1),
+            packed(chosen) if chosen else None,
         )
 
 
@@ -372,25 +455,11 @@ class PlainDecoder(Decoder):
         return logits
 
 
-def _extents(tokens: Tensor) -> list[tuple[int, int]]:
-    """For each of T steps: up to which photo and which caption there are words, at least (1, 1).
-
-    ``losses`` puts the longest first, so that little lies in between.
-    """
-    real = (tokens != PAD).cpu()  # (B, R, T)
-    needed = real.flip(2).cummax(dim=2).values.flip(2)  # a word later needs the steps before it
-
-    def last(there: Tensor) -> list[int]:  # (n, T) to T numbers
-        places = torch.arange(1, len(there) + 1).unsqueeze(1)
-        return (places * there).amax(dim=0).clamp(min=1).tolist()
-
-    return list(zip(last(needed.any(dim=1)), last(needed.any(dim=0)), strict=True))
-
-
-def _padded(part: Tensor, photos: int, captions: int) -> Tensor:
-    """(b, r, n) with zeros to (photos, captions, n)."""
-    missing = (0, 0, 0, captions - part.shape[1], 0, photos - part.shape[0])
-    return nn.functional.pad(part, missing) if any(missing) else part
+def upload(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """A tensor of the CPU on a device, without waiting for what the device is doing."""
+    if device is None or device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _remember(gates: Tensor, cell: Tensor) -> State:

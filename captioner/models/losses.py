@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captioner.config import TrainingConfig
 from captioner.models.attention import HardAttention, Memory, widen
-from captioner.models.decoder import Decoder
+from captioner.models.decoder import Decoder, Layout, upload
 from captioner.vocabulary import PAD
 
 
@@ -41,7 +41,11 @@ class Losses(NamedTuple):
 
 
 def caption_losses(
-    decoder: Decoder, memory: Memory, tokens: Tensor, label_smoothing: float = 0.0
+    decoder: Decoder,
+    memory: Memory,
+    tokens: Tensor,
+    label_smoothing: float = 0.0,
+    inputs: Tensor | None = None,
 ) -> Losses:
     """Losses of teacher-forced captions.
 
@@ -49,51 +53,118 @@ def caption_losses(
         decoder: In training mode hard attention samples and moves its baseline.
         memory: The photos, (B, ...).
         tokens: (B, R, T + 1), start token, words, end token, then padding; a row of padding
-            alone stands for a caption that the photo does not have.
+            alone stands for a caption that the photo does not have. On the CPU, whatever the
+            device: the shape of the work is read from them, and nothing waits for the device.
         label_smoothing: Share of the target spread evenly over the vocabulary.
+        inputs: What the decoder is told in the place of the true words, (B, R, T), on the CPU;
+            None: the true words. See ``scheduled_inputs``.
     """
-    memory, tokens = _longest_first(memory, tokens)
-    inputs, targets = tokens[..., :-1], tokens[..., 1:]  # (B, R, T)
-    mask = targets != PAD
-    # The end token is no input that matters: nothing comes after it.
-    unrolled = decoder(memory, inputs.masked_fill(~mask, PAD))
-    # Readout and cross-entropy over the real words only, rounded up to a multiple of 128: with
-    # another number of rows at every step oneDNN would keep a kernel for each of them.
-    rows = mask.flatten().nonzero().squeeze(1)  # (words,)
-    words = len(rows)
-    rows = nn.functional.pad(rows, (0, -words % 128))
-    wanted = targets.flatten()[rows].clone()
-    wanted[words:] = PAD
-    parts = (unrolled.embedded, *unrolled.outputs)
-    logits = widen(decoder.readout(*(part.flatten(0, 2)[rows] for part in parts)))
+    tokens = tokens.cpu()
+    inputs = tokens[..., :-1] if inputs is None else inputs.cpu()
+    memory, tokens, inputs = longest_first(memory, tokens, inputs)
+    said = say(decoder, memory, inputs, tokens[..., 1:])
     cross_entropy = nn.functional.cross_entropy(
-        logits, wanted, reduction="sum", ignore_index=PAD, label_smoothing=label_smoothing
+        said.logits,
+        said.targets,
+        reduction="sum",
+        ignore_index=PAD,
+        label_smoothing=label_smoothing,
     )
-    penalty = attention_penalty(unrolled.alphas, mask)
+    words = upload(said.words, cross_entropy.device)
+    alphas = said.layout.unpack(said.alphas)
+    mask = upload(said.mask, alphas.device)
+    penalty = attention_penalty(alphas, mask)
     nothing = torch.zeros_like(penalty)
     if not isinstance(decoder.attention, HardAttention):
-        return Losses(cross_entropy, penalty, nothing, nothing, mask.sum())
-    assert unrolled.chosen is not None
+        return Losses(cross_entropy, penalty, nothing, nothing, words)
+    assert said.chosen is not None
     with torch.no_grad():
-        said = -nn.functional.cross_entropy(logits, wanted, reduction="none", ignore_index=PAD)
-        log_probs = torch.zeros_like(targets, dtype=said.dtype)
-        log_probs.view(-1)[rows[:words]] = said[:words]  # (B, R, T)
+        log_probs = said.unpack_words(
+            -nn.functional.cross_entropy(
+                said.logits, said.targets, reduction="none", ignore_index=PAD
+            )
+        )
     surrogate = score_function(
-        unrolled.alphas, unrolled.chosen, log_probs, mask, decoder.attention.baseline
+        alphas, said.layout.unpack(said.chosen), log_probs, mask, decoder.attention.baseline
     )
-    spread = (map_entropy(unrolled.alphas) * mask).sum()
-    if decoder.training and words:
-        decoder.attention.observe(log_probs.sum() / words)
-    return Losses(cross_entropy, penalty, surrogate, spread, mask.sum())
+    spread = (map_entropy(alphas) * mask).sum()
+    if decoder.training and int(said.words):
+        decoder.attention.observe(log_probs.sum() / int(said.words))
+    return Losses(cross_entropy, penalty, surrogate, spread, words)
 
 
-def _longest_first(memory: Memory, tokens: Tensor) -> tuple[Memory, Tensor]:
+class Said(NamedTuple):
+    """What the decoder thinks of the words of given sentences; W real words, then some padding."""
+
+    layout: Layout
+    mask: Tensor
+    """(B, R, T), True at real words; on the CPU."""
+    words: Tensor
+    """W, on the CPU."""
+    rows: Tensor
+    """Which of the layout's P each of the rows below is, (W + padding,)."""
+    logits: Tensor
+    """(W + padding, V), float32."""
+    targets: Tensor
+    """(W + padding,), then padding tokens."""
+    alphas: Tensor
+    """(P, L)."""
+    chosen: Tensor | None
+    """(P,)."""
+
+    def unpack_words(self, values: Tensor) -> Tensor:
+        """Values of the words (W + padding,) at their places, (B, R, T), 0 elsewhere."""
+        real = int(self.words)
+        packed = values.new_zeros(len(self.alphas))
+        return self.layout.unpack(packed.index_copy(0, self.rows[:real], values[:real]))
+
+
+def say(decoder: Decoder, memory: Memory, inputs: Tensor, targets: Tensor) -> Said:
+    """Run the decoder over sentences, the longest first, and score the words that are to come.
+
+    Args:
+        decoder: In the mode that is wanted.
+        memory: The photos, (B, ...).
+        inputs: What the decoder is told, (B, R, T); on the CPU.
+        targets: What it should say next, then padding, (B, R, T); on the CPU.
+    """
+    mask = targets != PAD
+    # The end token is no input that matters: nothing comes after it.
+    inputs = inputs.masked_fill(~mask, PAD)
+    layout = Layout.of(inputs)
+    device = memory.summary.device
+    packed = decoder.unroll(memory, upload(inputs, device), layout)
+    # Readout and cross-entropy over the real words only, rounded up to a multiple of 128: with
+    # another number of rows at every step oneDNN would keep a kernel for each of them.
+    wanted = targets.flatten()[layout.places()]  # (P,)
+    rows = (wanted != PAD).nonzero().squeeze(1)  # (W,)
+    words = len(rows)
+    rows = nn.functional.pad(rows, (0, -words % 128))
+    wanted = wanted[rows]
+    wanted[words:] = PAD
+    rows = upload(rows, device)
+    logits = widen(decoder.readout(*(part[rows] for part in (packed.embedded, *packed.outputs))))
+    return Said(
+        layout,
+        mask,
+        torch.tensor(words),
+        rows,
+        logits,
+        upload(wanted, device),
+        packed.alphas,
+        packed.chosen,
+    )
+
+
+def longest_first(memory: Memory, tokens: Tensor, inputs: Tensor) -> tuple[Memory, Tensor, Tensor]:
     """Photos by their longest caption and captions by their length, so that little is padding."""
     lengths = (tokens != PAD).sum(dim=-1)  # (B, R)
-    captions = lengths.argsort(dim=1, descending=True, stable=True)
-    tokens = tokens.take_along_dim(captions.unsqueeze(-1), dim=1)
+    captions = lengths.argsort(dim=1, descending=True, stable=True).unsqueeze(-1)
     photos = lengths.amax(dim=1).argsort(descending=True, stable=True)
-    return memory.select(photos), tokens[photos]
+    tokens, inputs = (part.take_along_dim(captions, dim=1)[photos] for part in (tokens, inputs))
+    if not torch.equal(photos, torch.arange(len(photos))):  # a loader may have done so already
+        memory = memory.select(upload(photos, memory.summary.device))
+    return memory, tokens, inputs
 
 
 def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
