@@ -230,12 +230,44 @@ class Captioner:
         Raises:
             ConfigError: A word of the options cannot be used, or no sentence is left to say.
         """
-        words = number_words(options, self.stored.vocabulary)
         keys = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
+        with autocast(self.precision, self.device):
+            memories = self._memories(photos)
+        return self._say(memories, [photo.region for photo in photos], options, keys)
+
+    @torch.inference_mode()
+    def caption_features(
+        self, features: Tensor, regions: Sequence[Region], options: SearchOptions
+    ) -> list[list[Caption]]:
+        """Caption photos of which the encoder's features are at hand; one model, no ensemble.
+
+        Args:
+            features: (B, L, D), on any device.
+            regions: The part of each photo that the model sees.
+            options: How to search.
+
+        Returns:
+            See ``caption_batch``.
+        """
+        bf16 = pick_precision(self.precision, self.device) == "bf16"
+        features = features.to(self.device, torch.bfloat16 if bf16 else torch.float32)
+        with autocast(self.precision, self.device):
+            memories = [self.model.decoder.memory(features)]
+        return self._say(memories, regions, options, range(len(features)))
+
+    def _say(
+        self,
+        memories: Sequence[Memory],
+        regions: Sequence[Region],
+        options: SearchOptions,
+        keys: Sequence[int],
+    ) -> list[list[Caption]]:
+        """Search; see ``caption_batch``."""
+        words = number_words(options, self.stored.vocabulary)
         with autocast(self.precision, self.device):
             steppers = [
                 DecoderStepper(model.decoder, memory)
-                for model, memory in zip(self.models, self._memories(photos), strict=True)
+                for model, memory in zip(self.models, memories, strict=False)
             ]
             ensemble = EnsembleStepper(steppers, one_grid=self._one_grid)
             stepper = ensemble if len(steppers) > 1 else steppers[0]
@@ -246,8 +278,8 @@ class Captioner:
                 "force or ban fewer words"
             )
         return [
-            [self._caption(hypothesis, photo.region) for hypothesis in hypotheses]
-            for photo, hypotheses in zip(photos, found, strict=True)
+            [self._caption(hypothesis, region) for hypothesis in hypotheses]
+            for region, hypotheses in zip(regions, found, strict=True)
         ]
 
     def stream(

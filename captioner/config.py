@@ -43,6 +43,14 @@ class DataConfig:
     """Mirror half of the training photos. Leave off where captions say left and right."""
     workers: int = 1
     """Processes that read photos; 0 reads them in the main process."""
+    features: str | None = None
+    """Folder of captioner prepare features: the encoder's grids are read instead of computed."""
+    shards: str | None = None
+    """Folder of captioner prepare shards: training photos are streamed from it. Captions still come
+    from train_annotations."""
+    bucket_batches: int = 64
+    """Photos with captions of like lengths share a batch, sorted within so many batches; 1: batches
+    are drawn at random. Less padding is computed; from 64 on under 10% (docs/training.md)."""
 
     def __post_init__(self) -> None:
         _require(
@@ -54,6 +62,14 @@ class DataConfig:
             f"data.vocabulary_threshold is {self.vocabulary_threshold}; give 1 or more",
         )
         _require(self.workers >= 0, f"data.workers is {self.workers}; give 0 or more")
+        _require(
+            self.bucket_batches >= 1,
+            f"data.bucket_batches is {self.bucket_batches}; give 1 (none) or more",
+        )
+        _require(
+            not (self.features and self.shards),
+            "data.features and data.shards both say where training reads; give one of the two",
+        )
 
 
 @dataclass
@@ -122,6 +138,8 @@ class DecoderConfig:
     attend with the new one. fixed_at_start attends never, so it has no order."""
     input_feeding: bool = True
     """The LSTM is fed the attentional vector of the word before (order luong only)."""
+    layer_norm: bool = False
+    """Normalise the LSTM's gates and its cell (Ba et al. 2016)."""
 
     def __post_init__(self) -> None:
         for name in ("embed_dim", "hidden_dim", "attention_dim", "heads"):
@@ -319,6 +337,12 @@ class TrainingConfig:
     """Passes over the training photos."""
     batch_size: int = 32
     """Photos in one step, over all processes; every photo brings its captions."""
+    micro_batch: int = 0
+    """Photos that a process takes through the model at once; 0: its whole share of the step.
+    Gradients are added up: less memory, the same step."""
+    objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
+    """What is optimised: the probability of the true captions; or the score of the model's own
+    (Rennie et al. 2017), from a model that cross-entropy has trained (init_from)."""
     lr: float = 5e-4
     """Highest learning rate of the decoder."""
     encoder_lr: float = 2e-5
@@ -326,11 +350,19 @@ class TrainingConfig:
     weight_decay: float = 1e-2
     """AdamW's decay of matrices; vectors (biases, norms) are left alone."""
     warmup_steps: int = 50
-    """Steps in which the learning rate rises from 0; then it falls to 0 along a half cosine."""
+    """Steps in which the learning rate rises from 0."""
+    schedule: Literal["cosine", "plateau"] = "cosine"
+    """After the rise the learning rate falls to 0 along a half cosine; or it stays, and is halved
+    whenever plateau_patience validations have brought no better CIDEr."""
+    plateau_patience: int = 1
+    """Validations without a better CIDEr before the learning rate is halved (schedule plateau)."""
     clip_norm: float = 5.0
     """Gradients are scaled down to this length when they are longer."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over the vocabulary."""
+    scheduled_sampling: float = 0.0
+    """Share of input words that the model says itself at the end of the run (Bengio et al. 2015);
+    it rises evenly from 0."""
     attention_penalty: float = 0.02
     """Weight of the doubly stochastic penalty, summed over regions (Xu et al. 2015, equation 14).
     The authors' code averages over regions with weight 1: 1 / L here. At 1.0 the maps go flat."""
@@ -354,9 +386,15 @@ class TrainingConfig:
     """Validation photos whose captions and attention are drawn at every validation."""
     limit_val: int = 0
     """Validate on the first so many photos only; 0: on all."""
+    keep_best: int = 1
+    """So many of the best models are kept. More than 1: their weights are averaged at the end, as
+    one more model (folder average/), which is validated too."""
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Where curves and sample pictures go: tensorboard, or what else accelerate tracks and is
+    installed (wandb, mlflow, comet_ml, clearml, aim, dvclive, swanlab, trackio). [] for none."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "save_every"):
+        for name in ("epochs", "batch_size", "save_every", "plateau_patience", "keep_best"):
             value = getattr(self, name)
             _require(value >= 1, f"training.{name} is {value}; give 1 or more")
         for name in (
@@ -370,6 +408,7 @@ class TrainingConfig:
             "patience",
             "sample_images",
             "limit_val",
+            "micro_batch",
         ):
             value = getattr(self, name)
             _require(value >= 0, f"training.{name} is {value}; give 0 or more")
@@ -377,6 +416,55 @@ class TrainingConfig:
         for name in ("label_smoothing", "ema_decay"):
             value = getattr(self, name)
             _require(0 <= value < 1, f"training.{name} is {value}; give 0 up to below 1")
+        _require(
+            0 <= self.scheduled_sampling <= 1,
+            f"training.scheduled_sampling is {self.scheduled_sampling}; give 0 to 1",
+        )
+        for name, allowed in (
+            ("schedule", ("cosine", "plateau")),
+            ("objective", ("cross_entropy", "self_critical")),
+        ):
+            _require(
+                getattr(self, name) in allowed,
+                f"training.{name} is {getattr(self, name)!r}; give {' or '.join(allowed)}",
+            )
+
+
+@dataclass
+class SelfCriticalConfig:
+    """The reward of training.objective self_critical."""
+
+    samples: int = 5
+    """Captions that the model draws of every photo."""
+    baseline: Literal["leave_one_out", "greedy"] = "leave_one_out"
+    """What a caption's reward is compared with: the mean of the photo's other samples (Luo 2020),
+    or the greedy caption's reward (Rennie et al. 2017)."""
+    cider: float = 1.0
+    """Weight of CIDEr-D (0 to 10)."""
+    bleu: float = 0.0
+    """Weight of BLEU-4 (0 to 1)."""
+    count_end: bool = True
+    """The end of a sentence is a word of the reward. Without it broken endings pay."""
+    max_length: int = 20
+    """Most tokens of a drawn caption, its end included."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 1), ("max_length", 2), ("cider", 0), ("bleu", 0)):
+            value = getattr(self, name)
+            _require(value >= least, f"self_critical.{name} is {value}; give {least} or more")
+        _require(
+            self.baseline in ("leave_one_out", "greedy"),
+            f"self_critical.baseline is {self.baseline!r}; give leave_one_out or greedy",
+        )
+        _require(
+            self.baseline == "greedy" or self.samples > 1,
+            "self_critical.samples is 1, and the baseline leave_one_out compares samples with each "
+            "other; give 2 or more, or baseline greedy",
+        )
+        _require(
+            self.cider + self.bleu > 0,
+            "self_critical.cider and bleu are both 0; give one of them a weight",
+        )
 
 
 @dataclass
@@ -391,4 +479,24 @@ class TrainConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    self_critical: SelfCriticalConfig = field(default_factory=SelfCriticalConfig)
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
+
+    def __post_init__(self) -> None:
+        learning, data = self.encoder.finetune_from, self.data
+        _require(
+            not (data.features and learning),
+            f"data.features holds what a frozen encoder gave, and encoder.finetune_from {learning} "
+            "lets it learn; leave one of the two out",
+        )
+        drawn = self.training.objective == "self_critical"
+        _require(
+            not (drawn and self.decoder.selection == "hard"),
+            "training.objective self_critical draws captions, decoder.selection hard draws "
+            "regions; train soft attention",
+        )
+        _require(
+            not (drawn and self.training.scheduled_sampling),
+            "training.scheduled_sampling changes the words of true captions, and objective "
+            "self_critical has none; give 0",
+        )

@@ -15,6 +15,9 @@ PAD, START, END, UNKNOWN = range(4)
 """Numbers of the special tokens. They are numbers only: no word of a caption can collide with
 them, not even a caption that holds the text ``<end>``."""
 
+UNSPOKEN = (PAD, START, UNKNOWN)
+"""What a decoder is never asked to say."""
+
 SPECIAL_NAMES = ("<pad>", "<start>", "<end>", "<unk>")
 
 _ASKING = """

@@ -13,6 +13,8 @@ from captioner.errors import ConfigError
 KINDS = {
     "dataset": "turn captions in another layout into COCO's",
     "frequencies": "count phrases once, for CIDEr-D",
+    "features": "encode photos once, for a frozen encoder",
+    "shards": "put training photos into tar files, to be streamed",
 }
 """Each has a module ``captioner.cli.prepare_KIND`` with ``parser()`` and ``run(options)``."""
 

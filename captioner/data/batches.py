@@ -28,13 +28,37 @@ from captioner.vocabulary import END, PAD, START
 
 
 class Batch(NamedTuple):
-    """Photos and their captions."""
+    """Photos, or their features, and their captions: what reaches furthest comes first."""
 
-    pixels: Tensor
-    """(B, H, W, 3) bytes."""
+    images: Tensor
+    """(B, H, W, 3) bytes, or features (B, L, D)."""
     tokens: Tensor
     """(B, R, T + 1) start token, words, end token, padding; a photo with fewer than R captions
-    has rows of padding alone."""
+    has rows of padding alone. Longest captions, and photos with the longest, come first, so that
+    little of what a decoder runs on is padding."""
+    image_ids: tuple[int, ...]
+    """(B,)."""
+
+    @property
+    def words(self) -> int:
+        """Words to be learned, the end tokens included."""
+        return int((self.tokens[..., 1:] != PAD).sum())
+
+    def parts(self, size: int) -> list[Batch]:
+        """The same photos in parts of at most so many; 0: in one."""
+        starts = range(0, len(self.images), size or len(self.images))
+        spans = [slice(start, start + size) if size else slice(None) for start in starts]
+        return [Batch(self.images[span], self.tokens[span], self.image_ids[span]) for span in spans]
+
+
+class Item(NamedTuple):
+    """One photo as it goes into a batch."""
+
+    image_id: int
+    image: Tensor
+    """(H, W, 3) bytes, or features (L, D)."""
+    captions: list[list[int]]
+    """Words as numbers, without start and end; none: the photo only fills a place."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,22 @@ class EncodedImage:
     tokens: tuple[list[int], ...]
 
 
-class CaptionDataset(Dataset[tuple[torch.Tensor, list[list[int]]]]):
+def choose(
+    photo: EncodedImage, epoch: int, seed: int, *, max_captions: int, horizontal_flip: bool
+) -> tuple[list[list[int]], bool]:
+    """What a photo brings in an epoch: a function of seed, epoch and photo alone.
+
+    Returns:
+        Its captions, at most ``max_captions``, and whether it is mirrored.
+    """
+    chance = random.Random(f"{seed} {epoch} {photo.image.image_id}")
+    captions = list(photo.tokens)
+    if len(captions) > max_captions:
+        captions = chance.sample(captions, max_captions)
+    return captions, horizontal_flip and chance.random() < 0.5
+
+
+class CaptionDataset(Dataset[Item]):
     """Photos with their captions; ``epoch`` chooses captions and mirroring."""
 
     def __init__(
@@ -66,23 +105,38 @@ class CaptionDataset(Dataset[tuple[torch.Tensor, list[list[int]]]]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, list[list[int]]]:
-        """Pixels (H, W, 3) and captions of item ``key[1]`` in epoch ``key[0]``; -1: no captions."""
+    def __getitem__(self, key: tuple[int, int]) -> Item:
+        """Item ``key[1]`` in epoch ``key[0]``; -1: no captions."""
         epoch, index = key
-        item = self.items[index]
-        chance = random.Random(f"{self.seed} {epoch} {index}")
-        captions = list(item.tokens) if epoch >= 0 else []
-        if len(captions) > self.max_captions:
-            captions = chance.sample(captions, self.max_captions)
+        photo = self.items[index]
+        captions, mirrored = choose(
+            photo,
+            epoch,
+            self.seed,
+            max_captions=self.max_captions,
+            horizontal_flip=self.horizontal_flip,
+        )
         try:
-            image = open_image(item.image.path)
+            image = open_image(photo.image.path)
         except ImageError as error:  # one broken photo among thousands: named, and left out
-            logging.getLogger(__name__).warning("%s; training goes on without it", error)
+            warn_of(error)
             image, captions = Image.new("RGB", (32, 32)), []
-        pixels = self.preprocessing.pixels(image)
-        if self.horizontal_flip and chance.random() < 0.5:
-            pixels = pixels[:, ::-1]
-        return torch.from_numpy(np.array(pixels)), captions
+        return Item(
+            photo.image.image_id,
+            photo_tensor(self.preprocessing, image, mirrored),
+            captions if epoch >= 0 else [],
+        )
+
+
+def photo_tensor(preprocessing: Preprocessing, image: Image.Image, mirrored: bool) -> Tensor:
+    """A photo as the encoder sees it, (H, W, 3) bytes."""
+    pixels = preprocessing.pixels(image)
+    return torch.from_numpy(np.array(pixels[:, ::-1] if mirrored else pixels))
+
+
+def warn_of(error: ImageError) -> None:
+    """One broken photo among thousands is named, and left out."""
+    logging.getLogger(__name__).warning("%s; training goes on without it", error)
 
 
 class EpochSampler(Sampler[list[tuple[int, int]]]):
@@ -90,13 +144,35 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
 
     Every process takes its share of each batch, so that a batch holds the same photos however
     many processes there are.
+
+    With ``bucket`` above 1, photos whose captions are of like lengths share a batch: so many
+    batches' photos at a time, as they follow each other in the shuffled order, are sorted by their
+    shortest caption, then the next, and cut into batches, whose order is shuffled again.
     """
 
     def __init__(
-        self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1
+        self,
+        lengths: Sequence[Sequence[int]],
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        bucket: int = 1,
     ) -> None:
-        self.size, self.batch_size, self.seed = size, batch_size, seed
-        self.rank, self.world = rank, world
+        """Over photos.
+
+        Args:
+            lengths: Of every photo's captions, words.
+            batch_size: Photos in one step, over all processes.
+            seed: Of the order.
+            rank: Number of this process.
+            world: Processes that train together.
+            bucket: See above.
+        """
+        self.size, self.batch_size, self.seed = len(lengths), batch_size, seed
+        self.lengths = [sorted(of_photo) for of_photo in lengths] if bucket > 1 else []
+        self.rank, self.world, self.bucket = rank, world, bucket
         self.epoch, self.start = 0, 0
 
     @property
@@ -108,29 +184,64 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
         return self.batches - self.start
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(self.size, generator=generator).tolist()
-        for number in range(self.start, self.batches):
-            batch = order[number * self.batch_size : (number + 1) * self.batch_size]
+        for batch in self._cut()[self.start :]:
             mine = batch[self.rank :: self.world]
             # A last batch with fewer photos than processes: a photo without captions keeps this
             # process in step and adds nothing to the loss.
             yield [(self.epoch, index) for index in mine] or [(-1, batch[0])]
 
+    def _cut(self) -> list[list[int]]:
+        """Every batch of the epoch."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(self.size, generator=generator).tolist()
+        if self.bucket > 1:
+            window = self.bucket * self.batch_size
+            order = [
+                index
+                for start in range(0, self.size, window)
+                for index in sorted(order[start : start + window], key=self.lengths.__getitem__)
+            ]
+        cut = [order[i : i + self.batch_size] for i in range(0, self.size, self.batch_size)]
+        if self.bucket > 1:
+            cut = [cut[i] for i in torch.randperm(len(cut), generator=generator).tolist()]
+        return cut
 
-def collate(items: Sequence[tuple[Tensor, list[list[int]]]]) -> Batch:
-    """Stack photos and pad captions."""
-    captions = [tokens for _, tokens in items]
+
+def collate(items: Sequence[Item]) -> Batch:
+    """Stack photos and pad captions, the longest first."""
+    captions = [sorted(item.captions, key=len, reverse=True) for item in items]
+    order = sorted(range(len(items)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
+    return Batch(
+        torch.stack([items[b].image for b in order]),
+        pad_captions([captions[b] for b in order]),
+        tuple(items[b].image_id for b in order),
+    )
+
+
+def pad_captions(
+    captions: Sequence[Sequence[Sequence[int]]], ended: Sequence[Sequence[bool]] | None = None
+) -> Tensor:
+    """One tensor of all captions.
+
+    Args:
+        captions: Of every photo, words as numbers.
+        ended: Whether a caption came to its end; one that was cut gets no end token. None: all.
+
+    Returns:
+        (B, R, T + 1), see ``Batch.tokens``.
+    """
     longest = max((len(words) for photo in captions for words in photo), default=0)
-    shape = (len(items), max(1, *map(len, captions)), 2 + longest)
+    shape = (len(captions), max(1, *map(len, captions)), 2 + longest)
     tokens = torch.full(shape, PAD)
     for b, photo in enumerate(captions):
         for r, words in enumerate(photo):
-            tokens[b, r, : len(words) + 2] = torch.tensor([START, *words, END])
-    return Batch(torch.stack([pixels for pixels, _ in items]), tokens)
+            end = [END] if ended is None or ended[b][r] else []
+            sentence = [START, *words, *end]
+            tokens[b, r, : len(sentence)] = torch.tensor(sentence)
+    return tokens
 
 
-def _leave_signals_to_parent(worker: int) -> None:
+def leave_signals_to_parent(worker: int) -> None:
     """Ctrl-C and termination reach every process of a group; the parent alone decides."""
     del worker
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -146,7 +257,7 @@ def training_loader(
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=workers,
-        worker_init_fn=_leave_signals_to_parent,
+        worker_init_fn=leave_signals_to_parent,
         generator=torch.Generator().manual_seed(0),  # the loader draws nothing from the global one
         pin_memory=torch.cuda.is_available(),
     )

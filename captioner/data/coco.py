@@ -63,7 +63,7 @@ def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], di
 
 def read_dataset(
     annotations: Sequence[str | Path],
-    images: Sequence[str | Path],
+    images: Sequence[str | Path] | None,
     *,
     ids: set[int] | None = None,
 ) -> list[CaptionedImage]:
@@ -71,7 +71,8 @@ def read_dataset(
 
     Args:
         annotations: COCO captions JSON files.
-        images: Folders that hold the photos, searched in order.
+        images: Folders that hold the photos, searched in order. None: the photos are elsewhere (in
+            shards), and their paths are their names.
         ids: Take these image ids only, e.g. one part of ``karpathy_ids``.
 
     Returns:
@@ -88,7 +89,10 @@ def read_dataset(
         for image_id in sorted(names)
         if captions[image_id] and (ids is None or image_id in ids)
     }
-    paths = locate_photos(wanted, images, _names(annotations))
+    if images is None:
+        paths = {image_id: Path(name) for image_id, name in wanted.items()}
+    else:
+        paths = locate_photos(wanted, images, _names(annotations))
     if not paths:
         raise DataError(
             f"{_names(annotations)} holds no captioned photo"

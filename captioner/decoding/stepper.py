@@ -11,7 +11,7 @@ from torch import Tensor
 from captioner.decoding.search import Advance
 from captioner.models.attention import Memory, widen
 from captioner.models.decoder import Decoder
-from captioner.vocabulary import END, PAD, START, UNKNOWN
+from captioner.vocabulary import END, START, UNSPOKEN
 
 
 class DecoderStepper:
@@ -47,7 +47,7 @@ class DecoderStepper:
         self.state = step.state
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)
-        for token in (PAD, START, UNKNOWN):
+        for token in UNSPOKEN:
             log_probs[..., token].fill_(-torch.inf)
         return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
 

@@ -7,13 +7,14 @@ Notation: B photos, R captions a photo, T steps, L regions, D feature size.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.data.preprocessing import Preprocessing
 from captioner.models.decoder import build_decoder
 from captioner.models.encoder import Encoder
-from captioner.models.losses import Losses, caption_losses
+from captioner.models.losses import Losses, Weights, caption_losses
 
 
 class CaptionModel(nn.Module):
@@ -47,16 +48,52 @@ class CaptionModel(nn.Module):
         features: Tensor = self.encoder(images.to(dtype))[0]
         return features
 
-    def forward(self, pixels: Tensor, tokens: Tensor, label_smoothing: float = 0.0) -> Losses:
+    def see(self, images: Tensor) -> Tensor:
+        """Features (B, L, D), of pixels (B, H, W, 3), or as they were kept in a cache.
+
+        A cache's half precision is widened to what the decoder works in.
+        """
+        if images.dtype == torch.uint8:
+            return self.encode(images)
+        kind = images.device.type
+        return images.to(
+            torch.get_autocast_dtype(kind)
+            if torch.is_autocast_enabled(kind)
+            else next(self.decoder.parameters()).dtype
+        )
+
+    def forward(
+        self,
+        images: Tensor,
+        tokens: Tensor,
+        label_smoothing: float = 0.0,
+        *,
+        inputs: Tensor | None = None,
+        weights: Weights | None = None,
+    ) -> Losses:
         """Losses of teacher-forced captions.
 
         Args:
-            pixels: (B, H, W, 3) bytes.
-            tokens: (B, R, T + 1), see ``caption_losses``.
+            images: Pixels (B, H, W, 3), bytes, or features (B, L, D).
+            tokens: (B, R, T + 1); for these and what follows see ``caption_losses``.
             label_smoothing: Share of the target spread evenly over the vocabulary.
+            inputs: What the decoder is told in the place of the true words, (B, R, T).
+            weights: Of the captions.
         """
-        return self.losses(self.encode(pixels), tokens, label_smoothing)
+        features = self.see(images)
+        return self.losses(features, tokens, label_smoothing, inputs=inputs, weights=weights)
 
-    def losses(self, features: Tensor, tokens: Tensor, label_smoothing: float = 0.0) -> Losses:
+    def losses(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        label_smoothing: float = 0.0,
+        *,
+        inputs: Tensor | None = None,
+        weights: Weights | None = None,
+    ) -> Losses:
         """The same from features, (B, L, D)."""
-        return caption_losses(self.decoder, self.decoder.memory(features), tokens, label_smoothing)
+        memory = self.decoder.memory(features)
+        return caption_losses(
+            self.decoder, memory, tokens, label_smoothing, inputs=inputs, weights=weights
+        )

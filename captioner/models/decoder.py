@@ -187,6 +187,10 @@ class Decoder(nn.Module):
         # so training computes it for all steps in one product.
         self.word_gates = nn.Linear(config.embed_dim, 4 * hidden_dim)
         self.hidden_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
+        self.gate_norms, self.cell_norm = None, None
+        if config.layer_norm:
+            self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(4))
+            self.cell_norm = nn.LayerNorm(hidden_dim)
         self.word_output = nn.Linear(readout_dim, vocabulary_size)
         self.dropout = nn.Dropout(config.dropout)
         self.word_table: Tensor | None
@@ -204,7 +208,10 @@ class Decoder(nn.Module):
             nn.init.orthogonal_(gates)
         hidden_dim = self.hidden_gates.in_features
         with torch.no_grad():  # forget gate: remember at first (Jozefowicz et al. 2015)
-            self.word_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0
+            if self.gate_norms is None:
+                self.word_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0
+            else:  # a norm would take the bias before it away
+                self.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
 
     @torch.no_grad()
     def expect_words(self, counts: Tensor) -> None:
@@ -259,6 +266,21 @@ class Decoder(nn.Module):
         if self.word_table is not None and not self.training:
             return embedded, nn.functional.embedding(tokens, self.word_table)
         return embedded, self.word_gates(embedded)
+
+    def remember(self, gates: Tensor, cell: Tensor) -> State:
+        """The LSTM's update from the sum of its inputs, (B, R, 4N), and its cell, (B, R, N).
+
+        Source: Hochreiter and Schmidhuber 1997 with forget gates; torch's order i, f, g, o. With
+        norms: Ba et al. 2016 (arXiv:1607.06450), equations 20 to 22; deviation: the sum of a gate's
+        inputs is normalised, gate by gate, and not each input by itself.
+        """
+        parts = list(widen(gates).chunk(4, dim=-1))
+        if self.gate_norms is not None:
+            parts = [norm(part) for norm, part in zip(self.gate_norms, parts, strict=True)]
+        take, forget, update, show = parts
+        cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(update)
+        seen = cell if self.cell_norm is None else self.cell_norm(cell)
+        return State(torch.sigmoid(show) * torch.tanh(seen), cell)
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
         """One word further. Training, search and everything later call this function.
@@ -363,7 +385,7 @@ class BahdanauDecoder(Decoder):
         gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
         context = gate.to(glimpse.context.dtype) * glimpse.context
         gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
-        state = _remember(gates, state.cell)
+        state = self.remember(gates, state.cell)
         return Step(state, (state.hidden, context), glimpse.alphas, gate, glimpse.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
@@ -406,7 +428,7 @@ class LuongDecoder(Decoder):
         gates = word_gates + self.hidden_gates(state.hidden)
         if self.fed_gates is not None:
             gates = gates + self.fed_gates(state.fed)
-        state = _remember(gates, state.cell)
+        state = self.remember(gates, state.cell)
         glimpse = self.attention(state.hidden, memory)
         mixed = self.context_output(glimpse.context) + self.hidden_output(state.hidden)
         attentional = torch.tanh(widen(mixed))  # (B, R, N)
@@ -442,7 +464,7 @@ class PlainDecoder(Decoder):
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: hidden (B, R, N). The map is even and the gate shut."""
         alphas = self.attention(state.hidden, memory).alphas
-        state = _remember(word_gates + self.hidden_gates(state.hidden), state.cell)
+        state = self.remember(word_gates + self.hidden_gates(state.hidden), state.cell)
         shut_gate = torch.zeros_like(state.hidden[..., :1])
         return Step(state, (state.hidden,), alphas, shut_gate, None)
 
@@ -460,16 +482,6 @@ def upload(tensor: Tensor, device: torch.device | None) -> Tensor:
     if device is None or device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _remember(gates: Tensor, cell: Tensor) -> State:
-    """The LSTM's update from the sum of its inputs, (B, R, 4N), and its cell, (B, R, N).
-
-    Source: Hochreiter and Schmidhuber 1997 with forget gates; torch's order i, f, g, o.
-    """
-    take, forget, update, show = widen(gates).chunk(4, dim=-1)
-    cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(update)
-    return State(torch.sigmoid(show) * torch.tanh(cell), cell)
 
 
 def build_decoder(

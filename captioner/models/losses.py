@@ -5,7 +5,8 @@ Notation: B photos, R captions a photo, T steps, L regions.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from captioner.config import TrainingConfig
 from captioner.models.attention import HardAttention, Memory, widen
 from captioner.models.decoder import Decoder, Layout, upload
-from captioner.vocabulary import PAD
+from captioner.vocabulary import PAD, UNSPOKEN
+
+Weights: TypeAlias = Callable[[], Tensor]
+"""Gives weights of captions, (B, R)."""
 
 
 class Losses(NamedTuple):
@@ -45,7 +49,9 @@ def caption_losses(
     memory: Memory,
     tokens: Tensor,
     label_smoothing: float = 0.0,
+    *,
     inputs: Tensor | None = None,
+    weights: Weights | None = None,
 ) -> Losses:
     """Losses of teacher-forced captions.
 
@@ -58,18 +64,35 @@ def caption_losses(
         label_smoothing: Share of the target spread evenly over the vocabulary.
         inputs: What the decoder is told in the place of the true words, (B, R, T), on the CPU;
             None: the true words. See ``scheduled_inputs``.
+        weights: Gives what each caption's cross-entropy counts, (B, R), on the CPU; it is called
+            when the device has its work, so that it may take a while. None: 1. With weights the
+            words that the search never says are no choice: the captions are then the model's own,
+            drawn without these words.
     """
     tokens = tokens.cpu()
     inputs = tokens[..., :-1] if inputs is None else inputs.cpu()
-    memory, tokens, inputs = longest_first(memory, tokens, inputs)
+    order = longest_first(tokens)
+    memory, tokens, inputs = order.sort(memory, tokens, inputs)
     said = say(decoder, memory, inputs, tokens[..., 1:])
-    cross_entropy = nn.functional.cross_entropy(
-        said.logits,
-        said.targets,
-        reduction="sum",
-        ignore_index=PAD,
-        label_smoothing=label_smoothing,
-    )
+    if weights is None:
+        cross_entropy = nn.functional.cross_entropy(
+            said.logits,
+            said.targets,
+            reduction="sum",
+            ignore_index=PAD,
+            label_smoothing=label_smoothing,
+        )
+    else:
+        unspoken = upload(torch.tensor(UNSPOKEN), said.rows.device)
+        told = nn.functional.cross_entropy(
+            said.logits.index_fill(1, unspoken, torch.finfo(said.logits.dtype).min),
+            said.targets,
+            reduction="none",
+            ignore_index=PAD,
+        )
+        of_words = order.sort_captions(weights()).unsqueeze(2).expand(said.mask.shape)
+        of_rows = upload(of_words.flatten()[said.layout.places()], told.device)[said.rows]
+        cross_entropy = (told * of_rows).sum()
     words = upload(said.words, cross_entropy.device)
     alphas = said.layout.unpack(said.alphas)
     mask = upload(said.mask, alphas.device)
@@ -156,15 +179,71 @@ def say(decoder: Decoder, memory: Memory, inputs: Tensor, targets: Tensor) -> Sa
     )
 
 
-def longest_first(memory: Memory, tokens: Tensor, inputs: Tensor) -> tuple[Memory, Tensor, Tensor]:
+class Order(NamedTuple):
     """Photos by their longest caption and captions by their length, so that little is padding."""
+
+    photos: Tensor
+    """(B,)."""
+    captions: Tensor
+    """(B, R), of the photos in their old order."""
+
+    def sort_captions(self, values: Tensor) -> Tensor:
+        """Values of captions, (B, R, ...)."""
+        rows = torch.arange(len(values)).unsqueeze(1)
+        return values[rows, self.captions][self.photos]
+
+    def sort(self, memory: Memory, tokens: Tensor, inputs: Tensor) -> tuple[Memory, Tensor, Tensor]:
+        """Everything that goes into the decoder."""
+        if not torch.equal(self.photos, torch.arange(len(self.photos))):  # loaders sort, too
+            memory = memory.select(upload(self.photos, memory.summary.device))
+        return memory, self.sort_captions(tokens), self.sort_captions(inputs)
+
+
+def longest_first(tokens: Tensor) -> Order:
+    """The order of tokens (B, R, T), on the CPU."""
     lengths = (tokens != PAD).sum(dim=-1)  # (B, R)
-    captions = lengths.argsort(dim=1, descending=True, stable=True).unsqueeze(-1)
-    photos = lengths.amax(dim=1).argsort(descending=True, stable=True)
-    tokens, inputs = (part.take_along_dim(captions, dim=1)[photos] for part in (tokens, inputs))
-    if not torch.equal(photos, torch.arange(len(photos))):  # a loader may have done so already
-        memory = memory.select(upload(photos, memory.summary.device))
-    return memory, tokens, inputs
+    return Order(
+        lengths.amax(dim=1).argsort(descending=True, stable=True),
+        lengths.argsort(dim=1, descending=True, stable=True),
+    )
+
+
+@torch.no_grad()
+def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: float) -> Tensor:
+    """True captions of which the model has said some words itself.
+
+    Word by word the model is told what stands there, or, with probability ``share``, a word drawn
+    from its own distribution after what it was told so far; the gradient does not pass through the
+    draw.
+
+    Source: Bengio et al. 2015 (arXiv:1506.03099). Deviation: the words are drawn in a pass of their
+    own, without dropout, so that the pass that learns can still run its products over all words.
+
+    Args:
+        decoder: Put back in its mode afterwards.
+        memory: The photos, (B, ...).
+        tokens: (B, R, T + 1), see ``caption_losses``; on the CPU.
+        share: 0 to 1.
+
+    Returns:
+        Inputs (B, R, T), on the CPU; the start token stands as it is.
+    """
+    training, device = decoder.training, memory.summary.device
+    decoder.eval()
+    inputs = upload(tokens[..., :-1].clone(), device)
+    replaced = (torch.rand(inputs.shape, device=device) < share) & (inputs != PAD)
+    unspoken = upload(torch.tensor(UNSPOKEN), device)
+    state = decoder.start(memory, inputs.shape[1])
+    for t in range(inputs.shape[2] - 1):
+        embedded, word_gates = decoder.take_words(inputs[..., t])
+        step = decoder.step(word_gates, state, memory)
+        state = step.state
+        logits = widen(decoder.readout(embedded, *step.outputs))
+        shares = logits.index_fill(2, unspoken, -torch.inf).softmax(dim=-1)
+        drawn = shares.flatten(0, 1).multinomial(1).view(inputs.shape[:2])
+        inputs[..., t + 1] = torch.where(replaced[..., t + 1], drawn, inputs[..., t + 1])
+    decoder.train(training)
+    return inputs.cpu()
 
 
 def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ tensorboard/       the same as curves
 samples/epoch_001/ captions of a few validation photos with their attention
 state.safetensors  where the run is (for --resume auto)
 best/              the best model so far, ready for `captioner caption --model`
+kept/epoch_001/    the best models (training.keep_best above 1)
+average/           the mean of their weights
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from captioner.config import TrainConfig
 from captioner.files import atomic_write
+from captioner.model_folder import StoredModel, save_model
 from captioner.training.validation import Sentence
 from captioner.visualization import overlay
 
@@ -33,7 +37,8 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.state = self.path / "state.safetensors"
         self.best = self.path / "best"
-        self._settings = dataclasses.asdict(config)
+        self.average = self.path / "average"
+        self.settings = dataclasses.asdict(config)
 
     def open(self, epoch: int, *, fresh: bool = False) -> None:
         """Write the settings and drop what this run will do again or another run has left.
@@ -44,55 +49,66 @@ class RunFolder:
         """
         if fresh:
             self.state.unlink(missing_ok=True)  # first: nothing may resume what is half removed
-            shutil.rmtree(self.best, ignore_errors=True)
+            for folder in (self.best, self.average, self.path / "kept"):
+                shutil.rmtree(folder, ignore_errors=True)
         atomic_write(
-            self.config, yaml.safe_dump(self._settings, sort_keys=False, allow_unicode=True)
+            self.config, yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
         )
         rows = [row for row in self.rows() if row["epoch"] <= epoch]
         self._write_rows(rows)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-        for row in rows:
-            self._add_curves(row)
         for folder in (self.path / "samples").glob("epoch_[0-9]*"):
             if int(folder.name.removeprefix("epoch_")) > epoch:
                 shutil.rmtree(folder)
 
-    def rows(self) -> list[dict[str, float]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Every validation so far."""
         if not self.metrics.exists():
             return []
         return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
 
-    def add_metrics(self, row: dict[str, float]) -> None:
-        """Append one validation to the metrics and to TensorBoard."""
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """Append one validation to the metrics."""
         self._write_rows([*self.rows(), row])
-        self._add_curves(row)
 
-    def _add_curves(self, row: dict[str, float]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    def kept(self, epoch: str | int) -> Path:
+        """The folder of a kept model."""
+        return self.path / "kept" / f"epoch_{int(epoch):03d}"
 
-        writer = SummaryWriter(str(self.path / "tensorboard"))
-        for name, value in row.items():
-            if name not in ("epoch", "step"):
-                writer.add_scalar(name, value, int(row["step"]))
-        writer.close()
+    def keep(self, stored: StoredModel, epoch: int, best: Mapping[str, float]) -> None:
+        """Keep a model if it is among the best, and drop those that are not any more.
 
-    def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> None:
-        """Draw captions with their attention."""
+        Args:
+            stored: The model of this epoch.
+            epoch: Its number, from 1.
+            best: Epochs of the best models.
+        """
+        if str(epoch) in best:
+            save_model(self.kept(epoch), stored)
+        keep = {self.kept(one) for one in best}
+        for folder in (self.path / "kept").glob("epoch_[0-9]*"):
+            if folder not in keep:
+                shutil.rmtree(folder)
+
+    def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
+        """Draw captions with their attention.
+
+        Returns:
+            The pictures by the photo's name.
+        """
         folder = self.path / "samples" / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
-        used: set[str] = set()
+        drawn: dict[str, Path] = {}
         for sentence in sentences:
             stem = name = sentence.image.path.stem
-            while name in used:  # photos of one name from different folders
-                name = f"{stem}_{len(used) + 1}"
-            used.add(name)
-            overlay(sentence.image.path, sentence.caption, panel_size=240).save(
-                folder / f"{name}.png"
-            )
+            while name in drawn:  # photos of one name from different folders
+                name = f"{stem}_{len(drawn) + 1}"
+            drawn[name] = folder / f"{name}.png"
+            overlay(sentence.image.path, sentence.caption, panel_size=240).save(drawn[name])
             lines.append(f"{sentence.image.path.name}\t{sentence.caption.text}\n")
         atomic_write(folder / "captions.txt", "".join(lines))
+        return drawn
 
-    def _write_rows(self, rows: list[dict[str, float]]) -> None:
+    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
         atomic_write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig, TrainingConfig
-from captioner.data.batches import EncodedImage
+from captioner.data.batches import EncodedImage, warn_of
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
+from captioner.data.features import FeatureCache, feature_key
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import number_words
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, ImageError
 from captioner.model_folder import StoredModel, load_model
 from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
@@ -29,6 +31,8 @@ class Setup:
     train: list[EncodedImage]
     val: list[CaptionedImage]
     stored: StoredModel
+    cache: FeatureCache | None = None
+    """Features of all photos, where the config names them; they fit the encoder."""
 
 
 def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
@@ -38,6 +42,7 @@ def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedI
         DataError: They cannot be read.
         ConfigError: Files and split contradict each other.
     """
+    folders = None if config.shards else config.images  # of training photos
     if config.karpathy_split is None:
         if not config.val_annotations:
             raise ConfigError(
@@ -45,13 +50,13 @@ def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedI
                 "data.karpathy_split"
             )
         return (
-            read_dataset(config.train_annotations, config.images),
+            read_dataset(config.train_annotations, folders),
             read_dataset(config.val_annotations, config.images),
         )
     ids = karpathy_ids(config.karpathy_split)
     files = [*config.train_annotations, *config.val_annotations]
     return (
-        read_dataset(files, config.images, ids=ids["train"]),
+        read_dataset(files, folders, ids=ids["train"]),
         read_dataset(files, config.images, ids=ids["val"]),
     )
 
@@ -89,7 +94,10 @@ def prepare(config: TrainConfig) -> Setup:
     number_words(config.search, stored.vocabulary)  # unknown words are told before an epoch is lost
     stored.model.encoder.finetune_from(config.encoder.finetune_from)
     stored.model.encoder.to(memory_format=torch.channels_last)
-    return Setup(_encode(train, words, stored.vocabulary, config.data.max_words), val, stored)
+    setup = Setup(_encode(train, words, stored.vocabulary, config.data.max_words), val, stored)
+    if config.data.features:
+        setup.cache = _open_features(config, setup)
+    return setup
 
 
 def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
@@ -139,6 +147,41 @@ def make_average(model: nn.Module, decay: float) -> torch.optim.swa_utils.Averag
         torch._foreach_lerp_(list(averages), list(weights), 1 - capped)
 
     return torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=update)
+
+
+def average_models(folders: Sequence[Path]) -> StoredModel:
+    """One model whose weights are the mean of several of one run.
+
+    Source: Izmailov et al. 2018 (arXiv:1803.05407). Deviation: the best of a run with a falling
+    learning rate are averaged, as Vaswani et al. 2017 do, not the last under a constant one.
+    """
+    models = [load_model(folder) for folder in folders]
+    states = [stored.model.state_dict() for stored in models]
+    mean = {
+        name: torch.stack([state[name].double() for state in states]).mean(dim=0).to(value.dtype)
+        if value.is_floating_point()
+        else value
+        for name, value in states[0].items()
+    }
+    models[0].model.load_state_dict(mean)
+    return models[0]
+
+
+def _open_features(config: TrainConfig, setup: Setup) -> FeatureCache:
+    """The cache that the config names, if it is what this run's encoder gives its photos."""
+    assert config.data.features is not None
+    model = setup.stored.model
+    # Of any dtype and precision: the key tells other encoders, weights and preprocessing.
+    key = feature_key(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
+    cache = FeatureCache.open(config.data.features, key)
+    images = [photo.image for photo in setup.train]
+    cache.check(images, mirrored=config.data.horizontal_flip)
+    cache.check(setup.val)
+    for image in images:
+        if not cache.has(image.image_id):
+            warn_of(ImageError(f"{image.path}: it could not be read when its features were made"))
+    setup.train = [photo for photo in setup.train if cache.has(photo.image.image_id)]
+    return cache
 
 
 def _encode(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass
@@ -36,10 +36,16 @@ class Progress:
     """Best validation CIDEr so far."""
     best_epoch: int = -1
     """Epoch of the best, from 0."""
-    loss: float = 0.0
-    """Cross-entropy summed over the epoch so far, nats."""
-    words: int = 0
-    """Words in that sum."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Over the epoch so far; see ``objectives.SUMS``."""
+    lr_scale: float = 1.0
+    """What a plateau has left of the learning rate."""
+    plateau: int = 0
+    """Validations without a better CIDEr since the learning rate was last lowered."""
+    kept: dict[str, float] = field(default_factory=dict)
+    """CIDEr of the kept models, by the epoch's number from 1 (as JSON has it: text)."""
+    source: str = ""
+    """What the training photos come from: another one deals them out in another order."""
     seconds: float = 0.0
     """Time spent training, in all sessions."""
     photos: int = 0

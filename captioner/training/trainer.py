@@ -5,7 +5,8 @@
         validate by real decoding; the best CIDEr is kept as a model folder; stop when it is stale
 
 Everything the loop counts is in ``Progress``; every random choice is a function of seed and step.
-A run that was stopped anywhere therefore goes on as if it had not been.
+A run that was stopped anywhere therefore goes on as if it had not been. On a GPU nothing in a step
+waits for the device: sums are kept there and looked at now and then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,25 @@ from tqdm import tqdm
 
 from captioner.api import Captioner
 from captioner.config import TrainConfig
-from captioner.data.batches import Batch, CaptionDataset, EpochSampler, training_loader
+from captioner.data.batches import Batch
+from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.metrics import Scores
+from captioner.evaluation.statistics import describe_texts
 from captioner.frequencies import DocumentFrequencies
 from captioner.hardware import pick_precision
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
+from captioner.training.objectives import SUMS, Task, build_objective
 from captioner.training.run_folder import RunFolder
 from captioner.training.schedule import lr_factor
-from captioner.training.setup import Setup, make_average, make_optimizer
+from captioner.training.setup import Setup, average_models, make_average, make_optimizer
 from captioner.training.state import Progress, load_state, save_state
+from captioner.training.trackers import Trackers
 from captioner.training.validation import Sentence, decode, score_sentences
+
+LOOK_EVERY = 20
+"""Steps between two looks at what a GPU has summed up; on a CPU every step is looked at."""
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: someone asked the run to stop
@@ -56,6 +64,9 @@ class Trainer:
             config: The whole experiment.
             setup: Photos and model, from ``setup.prepare``.
             folder: Where the run is kept.
+
+        Raises:
+            CaptionerError: Shards or trackers that the config names cannot be used.
         """
         self.config, self.setup, self.folder = config, setup, folder
         cpu = not torch.cuda.is_available()
@@ -64,18 +75,29 @@ class Trainer:
         self.accelerator = Accelerator(
             cpu=cpu, mixed_precision="bf16" if precision == "bf16" else "no"
         )
-        self.model: CaptionModel = setup.stored.model.to(self.accelerator.device)
+        self.device = self.accelerator.device
+        self.world = self.accelerator.num_processes
+        self.model: CaptionModel = setup.stored.model.to(self.device)
         self.optimizer = make_optimizer(self.model, config.training)
         self.average = make_average(self.model, config.training.ema_decay)
-        self.progress = Progress(photos=len(setup.train), batch_size=config.training.batch_size)
-        self.sampler = EpochSampler(
-            len(setup.train),
-            config.training.batch_size,
-            config.training.seed,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
+        self.source = open_source(
+            config,
+            setup.train,
+            self.model.preprocessing,
+            setup.cache,
+            rank=self.accelerator.process_index,
+            world=self.world,
         )
-        self.total_steps = config.training.epochs * self.sampler.batches
+        self.total_steps = sum(map(self.source.batches_in, range(config.training.epochs)))
+        self.objective = build_objective(
+            config, setup.train, setup.stored.vocabulary, self.total_steps
+        )
+        self.progress = Progress(
+            photos=len(setup.train),
+            batch_size=config.training.batch_size,
+            source=_order_of(config, self.world),
+        )
+        self._told = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
 
     def resume(self) -> None:
         """Go on from the run folder's checkpoint.
@@ -84,7 +106,7 @@ class Trainer:
             CheckpointError: It cannot be read, or belongs to other settings.
         """
         found = load_state(self.folder.state, self.model, self.average, self.optimizer)
-        for name in ("photos", "batch_size"):
+        for name in ("photos", "batch_size", "source"):
             old, new = getattr(found, name), getattr(self.progress, name)
             if old != new:
                 raise CheckpointError(
@@ -101,82 +123,86 @@ class Trainer:
 
         Raises:
             Interrupted: Ctrl-C or a termination signal; the state is saved.
-            CheckpointError: The state cannot be saved.
+            CheckpointError: The state cannot be saved, or the loss is no number any more.
         """
         config, progress = self.config.training, self.progress
         if progress.epoch >= config.epochs or self._stale():
             return progress
-        if self.accelerator.is_main_process:
+        main = self.accelerator.is_main_process
+        if main:
             self.folder.open(progress.epoch, fresh=progress.step == 0)
+        trackers = Trackers(config.trackers if main else [], self.folder)
         distributed, optimizer = self.accelerator.prepare(self.model, self.optimizer)
         bar = tqdm(
             total=self.total_steps,
             initial=progress.step,
             desc="training",
             unit="step",
-            disable=not self.accelerator.is_main_process,
+            disable=not main,
             dynamic_ncols=True,
         )
-        with bar, _stop_signals() as stop:
+        with bar, trackers, _stop_signals() as stop:
             while progress.epoch < config.epochs and not self._stale():
                 self.model.train()
                 started = time.monotonic()
-                for batch in self._batches():
+                for batch in self.source.batches(progress.epoch, progress.batch):
                     self._step(distributed, optimizer, batch)
                     progress.batch += 1
                     progress.step += 1
                     bar.update()
-                    bar.set_postfix(epoch=progress.epoch + 1, loss=f"{self._loss():.3f}")
+                    if self.device.type == "cpu" or progress.step % LOOK_EVERY == 0:
+                        self._look()
+                        bar.set_postfix({"epoch": progress.epoch + 1} | self._so_far())
                     stopping = self._any(stop.requested)
                     if stopping or progress.step % config.save_every == 0:
                         started = self._clock(started)
                         self._save()
                     if stopping:
                         raise Interrupted
+                self._look()
                 self._clock(started)
-                scores, sentences = self._validate()
-                cider = scores.corpus["CIDEr"]
-                better = cider > progress.best  # known to every process: all stop together
-                if better:
-                    progress.best, progress.best_epoch = cider, progress.epoch
-                if self.accelerator.is_main_process:
-                    self._report(scores, better, bar)
-                progress.epoch, progress.batch = progress.epoch + 1, 0
-                progress.loss, progress.words = 0.0, 0
+                scores, sentences = self._validate(self._kept())
+                better = self._judge(scores)
+                if main:
+                    self._report(scores, sentences, better, bar, trackers)
+                progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
                 self._save()
-                if self.accelerator.is_main_process:  # last: a drawing that fails loses nothing
-                    self.folder.add_samples(progress.epoch, sentences[: config.sample_images])
+                if main:  # last: a drawing that fails loses nothing
+                    drawn = self.folder.add_samples(
+                        progress.epoch, sentences[: config.sample_images]
+                    )
+                    trackers.show(drawn, progress.step)
+            if config.keep_best > 1:
+                self._average_best(bar)
         return progress
-
-    def _batches(self) -> Iterator[Batch]:
-        """What is left of this epoch."""
-        data = self.config.data
-        dataset = CaptionDataset(
-            self.setup.train,
-            self.model.preprocessing,
-            max_captions=data.max_captions,
-            horizontal_flip=data.horizontal_flip,
-            seed=self.config.training.seed,
-        )
-        self.sampler.epoch, self.sampler.start = self.progress.epoch, self.progress.batch
-        yield from training_loader(dataset, self.sampler, data.workers)
 
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
         config, accelerator = self.config.training, self.accelerator
-        # Dropout as a function of seed, step and process: a resumed run drops what it would have.
+        # Draws and dropout as a function of seed, step and process: a resumed run has the same.
         torch.manual_seed(
-            (config.seed * 1_000_003 + self.progress.step) * accelerator.num_processes
-            + accelerator.process_index
+            (config.seed * 1_000_003 + self.progress.step) * self.world + accelerator.process_index
         )
-        factor = lr_factor(self.progress.step, config.warmup_steps, self.total_steps)
+        factor = self._lr_factor(self.progress.step)
         for group in optimizer.param_groups:
             group["lr"] = group["highest_lr"] * factor
-        pixels = batch.pixels.to(accelerator.device, non_blocking=True)
-        tokens = batch.tokens.to(accelerator.device, non_blocking=True)
-        losses = model(pixels, tokens, config.label_smoothing)
-        # Mean over the words of all processes, however unequal (gradients are averaged over them).
-        words = accelerator.reduce(losses.words)
-        accelerator.backward(losses.objective(config) * accelerator.num_processes / words)
+        tasks = [self._task(part) for part in batch.parts(config.micro_batch)]
+        words = torch.tensor(sum(task.words for task in tasks), device=self.device)
+        words = accelerator.reduce(words)
+        sums = torch.zeros_like(self._told)
+        for number, task in enumerate(tasks, 1):
+            last = number == len(tasks)
+            with nullcontext() if last else accelerator.no_sync(model):
+                losses = model(
+                    task.images,
+                    task.tokens,
+                    config.label_smoothing,
+                    inputs=task.inputs,
+                    weights=task.weights,
+                )
+                # Mean over the words of all processes and parts, however unequal (gradients are
+                # averaged over processes).
+                accelerator.backward(losses.objective(config) * self.world / words.clamp(min=1))
+                sums[0] += losses.cross_entropy.detach()
         accelerator.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], config.clip_norm
         )
@@ -184,25 +210,57 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update_parameters(self.model)
-        cross_entropy = float(accelerator.reduce(losses.cross_entropy.detach()))
-        if not math.isfinite(cross_entropy):
+        sums[1] = sum(task.words for task in tasks)
+        if told := self.objective.sums():
+            sums[2:] = torch.tensor([told[name] for name in SUMS[2:]], dtype=sums.dtype)
+        self._told += accelerator.reduce(sums)
+
+    def _task(self, part: Batch) -> Task:
+        images = part.images.to(self.device, non_blocking=True)
+        with self.accelerator.autocast():
+            return self.objective.task(self.model, part, images, self.progress.step)
+
+    def _look(self) -> None:
+        """Move what the device has summed up into the progress.
+
+        Raises:
+            CheckpointError: It is no number.
+        """
+        for name, value in zip(SUMS, self._told.tolist(), strict=True):
+            self.progress.sums[name] = self.progress.sums.get(name, 0.0) + value
+        self._told.zero_()
+        loss = self.progress.sums["loss"]
+        if not math.isfinite(loss):
+            config, step = self.config.training, self.progress.step
+            first = 1 if self.device.type == "cpu" else max(1, step - LOOK_EVERY + 1)
+            where = f"step {step}" if self.device.type == "cpu" else f"steps {first} to {step}"
+            rate = config.lr * self._lr_factor(step - 1)
             raise CheckpointError(
-                f"the loss is {cross_entropy} at step {self.progress.step + 1}; lower training.lr "
-                "and start again, or go on before it with --resume auto"
+                f"the loss is {loss} at {where} of {self.total_steps} (epoch "
+                f"{self.progress.epoch + 1}, learning rate {rate:.1e}, clip_norm "
+                f"{config.clip_norm}); the last checkpoint is from before: lower training.lr, "
+                "raise training.warmup_steps or give training.precision fp32, and go on with "
+                "--resume auto"
             )
-        self.progress.loss += cross_entropy
-        self.progress.words += int(words)
+
+    def _so_far(self) -> dict[str, Any]:
+        """What the progress bar tells of the epoch."""
+        sums = self.progress.sums
+        if sums["samples"]:
+            return {"reward": f"{sums['reward'] / sums['samples']:.3f}"}
+        return {"loss": f"{sums['loss'] / max(1, sums['words']):.3f}"}
 
     def _any(self, here: bool) -> bool:
         """Whether it is so in any process: all must stop at the same step."""
-        if self.accelerator.num_processes == 1:
+        if self.world == 1:
             return here
-        flag = torch.tensor(int(here), device=self.accelerator.device)
+        flag = torch.tensor(int(here), device=self.device)
         return bool(self.accelerator.reduce(flag))
 
-    def _loss(self) -> float:
-        """Mean cross-entropy of a word over the epoch so far, nats."""
-        return self.progress.loss / max(1, self.progress.words)
+    def _lr_factor(self, step: int) -> float:
+        config = self.config.training
+        factor = lr_factor(step, config.warmup_steps, self.total_steps, config.schedule)
+        return factor * self.progress.lr_scale
 
     def _clock(self, started: float) -> float:
         now = time.monotonic()
@@ -214,48 +272,103 @@ class Trainer:
         since = self.progress.epoch - 1 - self.progress.best_epoch
         return patience > 0 and self.progress.epoch > 0 and since >= patience
 
+    def _judge(self, scores: Scores) -> bool:
+        """Whether this is the best so far; every process comes to the same result."""
+        progress, config = self.progress, self.config.training
+        cider = scores.corpus["CIDEr"]
+        better = cider > progress.best
+        if better:
+            progress.best, progress.best_epoch = cider, progress.epoch
+        progress.plateau = 0 if better else progress.plateau + 1
+        if config.schedule == "plateau" and progress.plateau >= config.plateau_patience:
+            progress.lr_scale, progress.plateau = progress.lr_scale / 2, 0
+        progress.kept[str(progress.epoch + 1)] = cider
+        best = sorted(progress.kept, key=lambda epoch: -progress.kept[epoch])
+        progress.kept = {epoch: progress.kept[epoch] for epoch in best[: config.keep_best]}
+        return better
+
     def _kept(self) -> StoredModel:
         """The model that is validated and kept: the average where there is one."""
         stored = self.setup.stored
         model = stored.model if self.average is None else self.average.module
         return StoredModel(model, stored.decoder, stored.vocabulary, stored.search, {})  # type: ignore[arg-type]
 
-    def _validate(self) -> tuple[Scores, list[Sentence]]:
+    def _validate(self, stored: StoredModel) -> tuple[Scores, list[Sentence]]:
         """Caption the validation photos, shared among the processes, and score them."""
         images = self.setup.val[: self.config.training.limit_val or None]
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         captioner = Captioner(
-            self._kept(),
-            device=str(self.accelerator.device),
-            precision=pick_precision(self.config.training.precision, self.accelerator.device),
+            stored,
+            device=str(self.device),
+            precision=pick_precision(self.config.training.precision, self.device),
         )
-        sentences = decode(captioner, images[rank::world], self.config.search)
-        if world > 1:
+        mine = images[self.accelerator.process_index :: self.world]
+        sentences = decode(captioner, mine, self.config.search, self.setup.cache)
+        if self.world > 1:
             sentences = sorted(gather_object(sentences), key=lambda s: s.image.image_id)
         return score_sentences(sentences), sentences
 
-    def _report(self, scores: Scores, better: bool, bar: Any) -> None:
-        """Write the metrics; keep the model when it is the best so far."""
-        progress, config = self.progress, self.config.training
-        row = {
+    def _report(
+        self,
+        scores: Scores,
+        sentences: list[Sentence],
+        better: bool,
+        bar: Any,
+        trackers: Trackers,
+    ) -> None:
+        """Write the metrics; keep the model when it is among the best so far."""
+        progress, config, sums = self.progress, self.config.training, self.progress.sums
+        endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
+        row: dict[str, Any] = {
             "epoch": progress.epoch + 1,
             "step": progress.step,
-            "loss": self._loss(),
-            "lr": config.lr * lr_factor(progress.step - 1, config.warmup_steps, self.total_steps),
+            "loss": sums["loss"] / max(1, sums["words"]),
+            "lr": config.lr * self._lr_factor(progress.step - 1),
             "seconds": progress.seconds,
-            **scores.corpus,
         }
+        if sums["samples"]:
+            row |= {name: sums[name] / sums["samples"] for name in ("reward", "baseline")}
+            row |= {
+                "sampled_bad_endings": sums["bad_endings"] / sums["samples"],
+                "seconds_waiting_for_rewards": sums["waited"],
+                "reward_signature": self._signature,
+            }
+        row |= {**scores.corpus, "bad_endings": endings}
         self.folder.add_metrics(row)
+        trackers.log(row)
         bar.write(
-            f"epoch {row['epoch']}: loss {row['loss']:.3f}, CIDEr {100 * row['CIDEr']:.1f}, "
-            f"BLEU-4 {100 * row['Bleu_4']:.1f}",
+            f"epoch {row['epoch']}: "
+            + (f"reward {row['reward']:.3f}, " if sums["samples"] else f"loss {row['loss']:.3f}, ")
+            + f"CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 {100 * row['Bleu_4']:.1f}, "
+            f"bad endings {100 * endings:.1f}%",
             file=sys.stderr,
         )
+        stored = self._kept()
+        stored.info = {"training": row | {"train_photos": len(self.setup.train)}}
+        stored.frequencies = self._frequencies
         if better:
-            stored = self._kept()
-            stored.info = {"training": row | {"train_photos": len(self.setup.train)}}
-            stored.frequencies = self._frequencies
             save_model(self.folder.best, stored)
+        if config.keep_best > 1:
+            self.folder.keep(stored, progress.epoch + 1, progress.kept)
+
+    def _average_best(self, bar: Any) -> None:
+        """Average the kept models' weights as one more model, and say how good it is."""
+        self.accelerator.wait_for_everyone()
+        stored = average_models([self.folder.kept(epoch) for epoch in self.progress.kept])
+        scores, _ = self._validate(stored)
+        if self.accelerator.is_main_process:
+            epochs = sorted(map(int, self.progress.kept))
+            stored.info = {"training": {"average_of_epochs": epochs, **scores.corpus}}
+            save_model(self.folder.average, stored)
+            bar.write(
+                f"average of epochs {', '.join(map(str, epochs))}: CIDEr "
+                f"{100 * scores.corpus['CIDEr']:.1f}, BLEU-4 {100 * scores.corpus['Bleu_4']:.1f}: "
+                f"{self.folder.average}",
+                file=sys.stderr,
+            )
+
+    @cached_property
+    def _signature(self) -> str:
+        return self.objective.signature()
 
     @cached_property
     def _frequencies(self) -> bytes:
@@ -267,6 +380,14 @@ class Trainer:
         if self.accelerator.is_main_process:
             save_state(self.folder.state, self.progress, self.model, self.average, self.optimizer)
         self.accelerator.wait_for_everyone()
+
+
+def _order_of(config: TrainConfig, world: int) -> str:
+    """What decides the order of the photos besides seed and batch size."""
+    data = config.data
+    if data.shards:
+        return f"shards dealt to {world} processes with {max(1, data.workers)} workers each"
+    return f"photos in buckets of {data.bucket_batches} batches"
 
 
 class _Stop:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from captioner.api import Captioner
 from captioner.caption import Caption
 from captioner.config import SearchOptions
 from captioner.data.coco import CaptionedImage
+from captioner.data.features import FeatureCache
+from captioner.data.images import image_size
+from captioner.errors import ImageError
 from captioner.evaluation.metrics import Scores, score
+
+BATCH = 64
+"""Photos captioned together from their features."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +27,18 @@ class Sentence:
 
 
 def decode(
-    captioner: Captioner, images: list[CaptionedImage], search: SearchOptions
+    captioner: Captioner,
+    images: list[CaptionedImage],
+    search: SearchOptions,
+    cache: FeatureCache | None = None,
 ) -> list[Sentence]:
-    """Caption the photos.
+    """Caption the photos, from a cache of their features where there is one.
 
     Raises:
         ImageError: A photo cannot be read; a score over the others would compare with nothing.
     """
+    if cache is not None:
+        return list(_from_features(captioner, images, search, cache))
     sentences = []
     results = captioner.stream((image.path for image in images), search)
     for image, result in zip(images, results, strict=True):
@@ -34,6 +46,24 @@ def decode(
             raise result.error
         sentences.append(Sentence(image, result.captions[0]))
     return sentences
+
+
+def _from_features(
+    captioner: Captioner, images: list[CaptionedImage], search: SearchOptions, cache: FeatureCache
+) -> Iterator[Sentence]:
+    for start in range(0, len(images), BATCH):
+        batch = images[start : start + BATCH]
+        for image in batch:
+            if not cache.has(image.image_id):
+                raise ImageError(
+                    f"{image.path}: this photo could not be read when its features were made; mend "
+                    "it or take it out of the validation captions, and make the features again"
+                )
+        features = cache.read([(image.image_id, False) for image in batch])
+        preprocessing = captioner.model.preprocessing
+        regions = [preprocessing.region(*image_size(image.path)) for image in batch]
+        told = captioner.caption_features(features, regions, search)
+        yield from (Sentence(image, said[0]) for image, said in zip(batch, told, strict=True))
 
 
 def score_sentences(sentences: list[Sentence]) -> Scores:

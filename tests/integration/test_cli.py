@@ -153,7 +153,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
         ),
         (["evaluate", "--annotations", "none.json", "--results", "r.json"], ["r.json"]),
         (["evaluate", "--annotations", "a.json"], ["--images", "--results"]),
-        (["prepare", "features"], ["features", "dataset"]),
+        (["prepare", "cake"], ["cake", "dataset"]),
         (["prepare", "dataset", "nowhere", "-o", "out"], ["nowhere"]),
         (["train", "nowhere.yaml"], ["nowhere.yaml"]),
         (["train", "--training.epochs", "0"], ["epochs", "1"]),

@@ -492,7 +492,7 @@ def test_prepare_tells_what_it_prepares(flag, capsys) -> None:
     assert "captioner prepare frequencies" in out
 
 
-@pytest.mark.parametrize("given", [(), ("features",), ("-o", "x")])
+@pytest.mark.parametrize("given", [(), ("cake",), ("-o", "x")])
 def test_prepare_of_something_else_names_both(given, capsys) -> None:
     assert run("prepare", *given) == USAGE
     assert "dataset or frequencies" in only_line(capsys)

@@ -12,7 +12,7 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
-from captioner.evaluation.cider import CiderD
+from captioner.evaluation.cider import CiderD, References
 from captioner.frequencies import DocumentFrequencies, ngrams
 
 Tokens = list[str]
@@ -116,6 +116,65 @@ def test_the_company_does_not_count(truth, said) -> None:
         assert scores == [scorer.score({image_id: [tokens]})[image_id][0] for tokens in said]
 
 
+def test_words_that_no_reference_holds_stay_apart() -> None:
+    """They lengthen the caption's vector: the same one twice more than two of them."""
+    scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
+
+    twice, two = scorer.score({1: [["dog", "x", "x"], ["dog", "x", "y"]]})[1]
+
+    penalty = math.exp(-4 / 72)
+    assert twice == pytest.approx(10 / 4 * penalty / math.sqrt(5), abs=1e-12)
+    assert two == pytest.approx(10 / 4 * penalty / math.sqrt(3), abs=1e-12)
+
+
+def test_a_frozen_phrase_weighs_although_no_reference_holds_it() -> None:
+    frozen = DocumentFrequencies(4, {("x",): 2})
+    scorer = CiderD({1: [["dog"]]}, frozen)
+
+    rare, common = scorer.score({1: [["dog", "y"], ["dog", "x"]]})[1]
+
+    penalty = math.exp(-1 / 72)  # by weights of ln 4 and ln 2
+    assert rare == pytest.approx(10 / 4 * penalty / math.sqrt(2), abs=1e-12)
+    assert common == pytest.approx(10 / 4 * penalty / math.sqrt(1.25), abs=1e-12)
+
+
+def test_a_caption_of_quite_another_length_scores_0() -> None:
+    scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
+
+    assert scorer.score({1: [["dog"] * 1000, ["dog"] * 250, ["dog"]]})[1][0] == 0
+
+
+def test_more_references_and_repetitions_than_a_byte_counts() -> None:
+    scorer = CiderD({1: [["cat"], *[["dog"] * 300] * 299], 2: [["a"]]})
+
+    cat, dogs = scorer.score({1: [["cat"], ["dog"] * 300]})[1]
+
+    assert cat == pytest.approx(10 / 4 / 300, abs=1e-12)
+    assert dogs == pytest.approx(10 * 299 / 300, abs=1e-12)
+
+
+def test_nothing_to_score() -> None:
+    scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
+
+    assert scorer.score({}) == {}
+    assert scorer.score({2: []}) == {2: []}
+    assert scorer.score({2: [[]], 1: [[], []]}) == {2: [0], 1: [0, 0]}
+
+
+@given(truth=TRUTH.filter(has_words), end=st.booleans())
+def test_frequencies_come_back_as_they_were_counted(truth, end) -> None:
+    parted = {i: [" ".join(t).split() for t in captions] for i, captions in truth.items()}
+    ended = {i: [[*t, "zzend"] for t in captions] for i, captions in parted.items()}
+    expected = DocumentFrequencies.from_tokens(ended if end else truth)
+
+    found = References(truth, end=end).frequencies()
+
+    assert found.documents == expected.documents
+    assert {
+        tuple(word or "zzend" for word in gram): n for gram, n in found.counts.items()
+    } == expected.counts
+
+
 def test_people_s_captions_are_tokenized() -> None:
     raw = CiderD.from_references({1: ["A dog isn't here."], 2: ["Cats!"]})
     tokens = CiderD({1: [["a", "dog", "is", "n't", "here"]], 2: [["cats"]]})
@@ -137,6 +196,8 @@ def test_images_without_references_are_named() -> None:
         CiderD({4: [["a"]], 5: []})
     with pytest.raises(DataError, match=r"1 of 1 images have no reference .* \(first: id 5\)"):
         CiderD({4: [["a"]]}).score({5: [["a"]]})
+    with pytest.raises(DataError, match="no image has a reference caption to count"):
+        CiderD({})
 
 
 @given(truth=TRUTH.filter(has_words), data=st.data())

@@ -180,7 +180,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path):
     [
         None,
         {"format": "pt"},
-        {"format_version": "2", "progress": "{}"},
+        {"format_version": "1", "progress": "{}"},
         {"format_version": "1.0"},
         {"format_version": "one"},
     ],

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from captioner import load
 from captioner.config import TrainConfig
-from captioner.data.batches import Batch
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError
 from captioner.frequencies import FREQUENCIES, DocumentFrequencies
@@ -64,19 +63,18 @@ def assert_twins(one: Path, two: Path) -> None:
 @contextmanager
 def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> Iterator[None]:
     """While it lasts, a run is sent a signal before its step of this number, from 1."""
-    whole, done = Trainer._batches, 0
+    whole, done = Trainer._step, 0
 
-    def batches(self: Trainer) -> Iterator[Batch]:
+    def step(self: Trainer, *given: Any) -> None:
         nonlocal done
-        for batch in whole(self):
-            done += 1
-            if done == number:
-                for _ in range(times):
-                    os.kill(os.getpid(), kind)
-            yield batch
+        done += 1
+        if done == number:
+            for _ in range(times):
+                os.kill(os.getpid(), kind)
+        whole(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_batches", batches)
+        patch.setattr(Trainer, "_step", step)
         yield
 
 

@@ -1,0 +1,183 @@
+"""``captioner prepare features``: what a frozen encoder makes of every photo, kept on disk."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonargparse
+
+from captioner.cli.main import FAILED, INTERRUPTED, OK
+from captioner.cli.options import Parser, new_parser, warn
+from captioner.config import TrainConfig
+from captioner.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from captioner.data.coco import CaptionedImage
+    from captioner.data.features import FeaturePlan, FeatureWriter
+    from captioner.data.preprocessing import Preprocessing
+
+OWN = ("config", "output", "dtype", "batch_size", "device", "force")
+"""Options that are no settings of a run."""
+
+
+class _ConfigFirst(Parser):
+    """A parser that takes the config file without ``--config``, as ``captioner train`` does."""
+
+    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
+        named = bool(argv) and not argv[0].startswith("-")
+        return super().parse(["--config", *argv] if named else argv)
+
+
+def parser() -> Parser:
+    """Every setting of ``TrainConfig``, and what the cache is made with."""
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    new = new_parser(
+        "prepare features",
+        "Encode the photos of a training run once, so that its epochs need not: the encoder has to "
+        "be frozen. Stopped at any moment, the same command goes on where it was.",
+        "CONFIG.yaml [--data.images ...] -o FOLDER",
+    )
+    new.__class__ = _ConfigFirst
+    new.add_argument("--config", action="config", help="YAML file with the run's settings")
+    new.add_argument("-o", "--output", required=True, help="folder for the features")
+    new.add_argument(
+        "--dtype",
+        choices=["float16", "bfloat16", "float32"],
+        default="float16",
+        help="what a feature is kept in; float32 takes twice the room",
+    )
+    new.add_argument("--batch-size", type=int, default=32, help="photos encoded together")
+    new.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    new.add_argument("--force", action="store_true", help="replace the features in the folder")
+    new.add_class_arguments(TrainConfig)
+    return new
+
+
+def run(options: Any) -> int:
+    """Encode what is missing."""
+    settings = parser().instantiate(options.clone(with_meta=False)).as_dict()
+    own = {name: settings.pop(name) for name in OWN}
+    config, folder = TrainConfig(**settings), Path(own["output"])
+    if config.encoder.finetune_from is not None:
+        raise ConfigError(
+            f"encoder.finetune_from is {config.encoder.finetune_from}: the features of an encoder "
+            "that learns go stale at its first step; leave it out, or train without features"
+        )
+    if own["batch_size"] < 1:
+        raise ConfigError(f"batch-size is {own['batch_size']}; give 1 or more")
+
+    from captioner.data.features import FeatureWriter
+
+    plan, preprocessing, encode = _plan(config, own["dtype"], own["device"])
+    writer = FeatureWriter(folder, plan, force=own["force"])
+    if writer.complete and not own["force"]:
+        return _tell(folder, plan)
+    _check_room(writer)
+    try:
+        _fill(writer, encode, preprocessing, own["batch_size"])
+    except KeyboardInterrupt:
+        warn("interrupted; the same command goes on from here")
+        return INTERRUPTED
+    except OSError as error:  # a disk that has become full does not say which
+        error.filename = error.filename or str(folder)
+        raise
+    return _tell(folder, plan)
+
+
+def _plan(
+    config: TrainConfig, dtype: str, device_name: str
+) -> tuple[FeaturePlan, Preprocessing, Callable[[Tensor], Tensor]]:
+    """What is to be encoded, and by what."""
+    import torch
+
+    from captioner.data.features import FeaturePlan, feature_key
+    from captioner.hardware import autocast, pick_device, pick_precision
+    from captioner.training.setup import open_encoder, read_data
+
+    device = pick_device(device_name)
+    train, val = read_data(config.data)
+    torch.manual_seed(config.training.seed)  # random weights are those of the run
+    encoder, preprocessing = open_encoder(config)
+    feature_dim, grid = encoder.measure(preprocessing.image_size)
+    precision = pick_precision(config.training.precision, device)
+    key = feature_key(
+        encoder.name, encoder.state_dict(), preprocessing, dtype=dtype, precision=precision
+    )
+    encoder.to(device).to(memory_format=torch.channels_last)
+
+    def encode(pixels: Tensor) -> Tensor:
+        with torch.inference_mode(), autocast(precision, device):
+            features: Tensor = encoder(preprocessing.normalize(pixels.to(device)))[0]
+            return features
+
+    mirrored = len(train) if config.data.horizontal_flip else 0
+    plan = FeaturePlan(_together(train, val), mirrored, grid, feature_dim, key)
+    return plan, preprocessing, encode
+
+
+def _together(
+    train: Sequence[CaptionedImage], val: Sequence[CaptionedImage]
+) -> list[CaptionedImage]:
+    """Training photos, then the validation photos that are not among them."""
+    known = {(image.image_id, image.path) for image in train}
+    return [*train, *(image for image in val if (image.image_id, image.path) not in known)]
+
+
+def _check_room(writer: FeatureWriter) -> None:
+    """Say how large the features will be; stop where the disk has less room."""
+    plan, folder = writer.plan, writer.folder.absolute()
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    needed, free = writer.missing_bytes, shutil.disk_usage(above).free
+    rows = f"{len(plan.images)} photos" + (
+        f" and {plan.mirrored} mirrored" if plan.mirrored else ""
+    )
+    print(
+        f"{rows}, each {plan.grid[0]} x {plan.grid[1]} regions of {plan.feature_dim} "
+        f"{plan.key['dtype']}: {plan.bytes:,} bytes in {writer.folder}",
+        file=sys.stderr,
+    )
+    if needed > free:
+        raise DataError(
+            f"{writer.folder}: {needed:,} bytes are needed and {free:,} are free; make room, or "
+            "give a folder on another disk or a smaller --dtype"
+        )
+
+
+def _fill(
+    writer: FeatureWriter,
+    encode: Callable[[Tensor], Tensor],
+    preprocessing: Preprocessing,
+    batch_size: int,
+) -> None:
+    from tqdm import tqdm
+
+    bar = tqdm(
+        total=len(writer.plan.images),
+        initial=len(writer.records),
+        desc="encoding",
+        unit="photo",
+        dynamic_ncols=True,
+    )
+    with bar:
+        for count, errors in writer.fill(encode, preprocessing, batch_size):
+            for error in errors:
+                warn(f"{error}; left out")
+            bar.update(count)
+
+
+def _tell(folder: Path, plan: FeaturePlan) -> int:
+    """Open what is there as training will, and say what it holds."""
+    from captioner.data.features import FeatureCache
+
+    cache = FeatureCache.open(folder, plan.key)
+    cache.check(plan.images)
+    missing = [image for image in plan.images if not cache.has(image.image_id)]
+    left_out = f"; {len(missing)} left out (first: {missing[0].path})" if missing else ""
+    print(f"{folder}: features of {len(plan.images) - len(missing)} photos{left_out}")
+    return FAILED if missing else OK

@@ -1,0 +1,96 @@
+"""``captioner prepare shards``: training photos in tar files, to be streamed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+from tqdm import tqdm
+
+from captioner.cli.main import FAILED, INTERRUPTED, OK
+from captioner.cli.options import Parser, new_parser, warn
+from captioner.config import TrainConfig
+
+
+class _ConfigFirst(Parser):
+    """A parser whose first argument may be the config file."""
+
+    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
+        """Parse arguments as ``captioner train`` does."""
+        argv = list(argv)
+        return super().parse(["--config", *argv] if argv and argv[0][:1] != "-" else argv)
+
+
+def parser() -> Parser:
+    """Every setting of ``TrainConfig``, as in ``captioner train``, and the command's own."""
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    plain = new_parser(
+        "prepare shards",
+        "Write the training photos of a config and their captions into tar files in WebDataset's "
+        "form, which training streams: for data on a network or on more than one disk. A run that "
+        "was stopped goes on when the command is given again.",
+        "CONFIG.yaml [--data.images FOLDER ...] -o FOLDER",
+    )
+    new = _ConfigFirst(
+        prog=plain.prog,
+        description=plain.description,
+        usage=plain.usage,
+        exit_on_error=True,
+        allow_abbrev=False,
+        formatter_class=plain.formatter_class,
+    )
+    new.add_argument("--config", action="config", help="YAML file with settings")
+    new.add_argument("-o", "--output", required=True, help="folder to write to")
+    new.add_argument(
+        "--photos-per-shard",
+        type=int,
+        default=1000,
+        help="photos in one tar file; training needs a file for every worker of every process",
+    )
+    new.add_argument("--force", action="store_true", help="remove the shards there; start over")
+    new.add_class_arguments(TrainConfig)
+    return new
+
+
+def run(options: Any) -> int:
+    """Read the captions, write the shards, name the photos that were left out."""
+    settings = parser().instantiate(options.clone(with_meta=False)).as_dict()
+    settings.pop("config")
+    folder, force = Path(settings.pop("output")), settings.pop("force")
+    photos_per_shard = settings.pop("photos_per_shard")
+    config = TrainConfig(**settings)
+    from captioner.data.shards import write_shards
+    from captioner.training.setup import read_data
+
+    images, _ = read_data(config.data)
+    bar = tqdm(
+        total=len(images), desc="writing shards", unit="photo", smoothing=0.05, dynamic_ncols=True
+    )
+    try:
+        with bar:
+            written = write_shards(
+                images,
+                folder,
+                photos_per_shard=photos_per_shard,
+                seed=config.training.seed,
+                force=force,
+                progress=bar.update,
+            )
+    except KeyboardInterrupt:
+        print(
+            "captioner: interrupted; complete shards are kept, go on with the same command"
+            + (" without --force" if force else ""),
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    for line in written.left_out:
+        warn(line)
+    manifest = written.manifest
+    gigabytes = sum(shard.size for shard in manifest.shards) / 1e9
+    print(
+        f"{folder}: {manifest.photos} photos in {len(manifest.shards)} shards, {gigabytes:.2f} GB"
+    )
+    return FAILED if written.left_out else OK

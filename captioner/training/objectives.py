@@ -1,0 +1,234 @@
+"""What a step learns: true captions, or the model's own, rewarded by the metric.
+
+Notation: B photos, R captions (or samples) a photo, T steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from captioner.config import SearchOptions, SelfCriticalConfig, TrainConfig
+from captioner.data.batches import Batch, EncodedImage, pad_captions
+from captioner.decoding.search import Hypothesis, search
+from captioner.decoding.stepper import DecoderStepper
+from captioner.evaluation.reward import CaptionReward
+from captioner.models.captioner import CaptionModel
+from captioner.models.losses import Weights, scheduled_inputs
+from captioner.tokenizer import tokenize
+from captioner.vocabulary import BAD_ENDINGS, Vocabulary
+
+SUMS = ("loss", "words", "reward", "baseline", "samples", "bad_endings", "waited")
+"""What is summed over an epoch: cross-entropy (nats), words; and of drawn captions their rewards,
+their baselines, how many there were, how many ended badly, seconds that their rewards were waited
+for."""
+
+
+class Task(NamedTuple):
+    """Some photos and what is to be learned of them."""
+
+    images: Tensor
+    """Pixels or features, on the device."""
+    tokens: Tensor
+    """(B, R, T + 1), on the CPU."""
+    words: int
+    """To be learned, the end tokens included."""
+    inputs: Tensor | None = None
+    """See ``caption_losses``."""
+    weights: Weights | None = None
+    """See ``caption_losses``."""
+
+
+class Objective(Protocol):
+    """Makes tasks of batches."""
+
+    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+        """What is to be learned of a batch.
+
+        Args:
+            model: Put back in its mode afterwards.
+            batch: Photos with their true captions.
+            images: The batch's, on the model's device.
+            step: Number of the step.
+        """
+
+    def sums(self) -> dict[str, float]:
+        """What has come together since the last call, of ``SUMS`` without loss and words."""
+
+    def signature(self) -> str:
+        """What must agree for the rewards of two runs to be compared; empty: there are none."""
+
+
+class TrueCaptions:
+    """Cross-entropy of the true captions, with some of the words told being the model's own."""
+
+    def __init__(self, share: float, steps: int) -> None:
+        """Learn true captions.
+
+        Args:
+            share: Of the words told that are the model's own at the end of the run.
+            steps: Of the whole run, over which the share rises from 0.
+        """
+        self.share, self.steps = share, steps
+
+    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+        """See ``Objective``."""
+        inputs = None
+        if self.share:
+            with torch.no_grad():
+                memory = model.decoder.memory(model.see(images))
+            share = self.share * step / max(1, self.steps)
+            inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
+        return Task(images, batch.tokens, batch.words, inputs)
+
+    def sums(self) -> dict[str, float]:
+        """See ``Objective``."""
+        return {}
+
+    def signature(self) -> str:
+        """See ``Objective``."""
+        return ""
+
+
+class SelfCritical:
+    """The model's own captions, rewarded by the metric that they will be judged by.
+
+    Of every photo the model draws some captions. Each is scored against the true ones, and what it
+    is better or worse than a baseline of the same photo weighs the gradient of its log-probability:
+
+        gradient = - sum over samples of (r - b) d log p(sample)
+
+    Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9 with the greedy caption's reward as
+    the baseline; the mean of the other samples in its place, Luo 2020 (arXiv:2003.09971).
+    Deviation: dropout is off, so that captions are drawn from the very model that their gradient is
+    taken of; what a caption never holds (padding, start, unknown) is no choice in either.
+    """
+
+    def __init__(
+        self,
+        config: SelfCriticalConfig,
+        photos: Sequence[EncodedImage],
+        vocabulary: Vocabulary,
+        seed: int,
+    ) -> None:
+        """Prepare the references.
+
+        Args:
+            config: Samples, baseline, weights of the reward.
+            photos: The training photos.
+            vocabulary: The model's.
+            seed: Of the draws.
+        """
+        self.config, self.seed = config, seed
+        self.reward = CaptionReward(
+            {
+                photo.image.image_id: [tokenize(caption) for caption in photo.image.captions]
+                for photo in photos
+            },
+            vocabulary,
+            cider=config.cider,
+            bleu=config.bleu,
+            count_end=config.count_end,
+        )
+        known = [word for word in vocabulary.words if word in BAD_ENDINGS]
+        self._asking = frozenset(vocabulary.encode(known))
+        self._thread = ThreadPoolExecutor(1)
+        self._sums = dict.fromkeys(SUMS[2:], 0.0)
+
+    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+        """See ``Objective``; a photo's draws are a function of seed, step and photo."""
+        real = batch.tokens[:, 0, 0] != 0  # the others only fill a place
+        found = self._draw(model, images, batch.image_ids, step)
+        samples = [[one.tokens for one in of_photo] for of_photo in found.drawn]
+        ended = [[one.ended for one in of_photo] for of_photo in found.drawn]
+        tokens = pad_captions(samples, ended)
+        tokens[~real] = 0
+        judged = self._thread.submit(self._judge, batch.image_ids, samples, ended, found.greedy)
+        self._sums["samples"] += sum(map(len, samples))
+        self._sums["bad_endings"] += sum(
+            bool(words) and words[-1] in self._asking for of_photo in samples for words in of_photo
+        )
+        words = int((tokens[..., 1:] != 0).sum())
+        return Task(images, tokens, words, weights=lambda: self._weights(judged))
+
+    def _draw(
+        self, model: CaptionModel, images: Tensor, image_ids: Sequence[int], step: int
+    ) -> _Found:
+        config, training = self.config, model.training
+        model.eval()
+        with torch.no_grad():
+            memory = model.decoder.memory(model.see(images))
+        plain = SearchOptions(beam_size=1, max_length=config.max_length)
+        drawing = plain.changed(
+            temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
+        )
+        keys = [image_id % 2**32 for image_id in image_ids]
+        drawn = search(DecoderStepper(model.decoder, memory), drawing, keys=keys)
+        greedy = None
+        if config.baseline == "greedy":
+            best = search(DecoderStepper(model.decoder, memory), plain)
+            greedy = [of_photo[0] for of_photo in best]
+        model.train(training)
+        return _Found(drawn, greedy)
+
+    def _judge(
+        self,
+        image_ids: Sequence[int],
+        samples: Sequence[Sequence[Sequence[int]]],
+        ended: Sequence[Sequence[bool]],
+        greedy: Sequence[Hypothesis] | None,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rewards and baselines, (B, R) each; runs in a thread."""
+        rewards = self.reward(image_ids, samples, ended)
+        if greedy is None:
+            others = rewards.sum(axis=1, keepdims=True) - rewards
+            return rewards, others / (rewards.shape[1] - 1)
+        alone = self.reward(image_ids, [[g.tokens] for g in greedy], [[g.ended] for g in greedy])
+        return rewards, np.broadcast_to(alone, rewards.shape)
+
+    def _weights(self, judged: Future[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Tensor:
+        """Advantages, (B, R)."""
+        started = time.monotonic()
+        rewards, baselines = judged.result()
+        self._sums["waited"] += time.monotonic() - started
+        self._sums["reward"] += float(rewards.sum())
+        self._sums["baseline"] += float(baselines.sum())
+        return torch.from_numpy(rewards - baselines).float()
+
+    def sums(self) -> dict[str, float]:
+        """See ``Objective``."""
+        told, self._sums = self._sums, dict.fromkeys(SUMS[2:], 0.0)
+        return told
+
+    def signature(self) -> str:
+        """See ``Objective``."""
+        own = self.config
+        return f"{self.reward.signature()}|baseline:{own.baseline}|samples:{own.samples}"
+
+
+class _Found(NamedTuple):
+    drawn: list[list[Hypothesis]]
+    greedy: list[Hypothesis] | None
+
+
+def build_objective(
+    config: TrainConfig, photos: Sequence[EncodedImage], vocabulary: Vocabulary, steps: int
+) -> Objective:
+    """What the config says.
+
+    Args:
+        config: The whole experiment.
+        photos: The training photos.
+        vocabulary: The model's.
+        steps: Of the whole run.
+    """
+    if config.training.objective == "self_critical":
+        return SelfCritical(config.self_critical, photos, vocabulary, config.training.seed)
+    return TrueCaptions(config.training.scheduled_sampling, steps)

@@ -1,0 +1,326 @@
+"""``captioner prepare features`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
+from captioner.config import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
+from captioner.data.features import (
+    CONTENTS,
+    JOURNAL,
+    ROWS,
+    FeatureCache,
+    FeatureWriter,
+    Record,
+    feature_key,
+)
+from captioner.data.images import open_image
+from captioner.training.setup import open_encoder, prepare, read_data
+
+SETTINGS: dict[str, Any] = {
+    "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+    "training": {"precision": "fp32", "seed": 3},
+}
+
+
+@pytest.fixture
+def data(tiny, tmp_path: Path) -> dict[str, Any]:
+    """Three training photos, two validation photos; photo 3 is in both."""
+    told = json.loads(tiny.captions.read_text())
+    shutil.copytree(tiny.photos, tmp_path / "photos")
+    for name, ids in (("train", (1, 2, 3)), ("val", (3, 4))):
+        part = {
+            "images": [image for image in told["images"] if image["id"] in ids],
+            "annotations": [one for one in told["annotations"] if one["image_id"] in ids],
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    return {
+        "train_annotations": [str(tmp_path / "train.json")],
+        "val_annotations": [str(tmp_path / "val.json")],
+        "images": [str(tmp_path / "photos")],
+        "horizontal_flip": True,
+        "vocabulary_threshold": 1,
+    }
+
+
+@pytest.fixture
+def config(data: dict[str, Any], tmp_path: Path) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**SETTINGS, "data": data}))
+    return str(path)
+
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(config: str, tmp_path: Path) -> Run:
+    """The command with this config, into ``tmp_path / "f"``."""
+
+    def prepare_them(*arguments: str) -> int:
+        options = ("-o", str(tmp_path / "f"), "--dtype", "float32", "--device", "cpu")
+        return main(["prepare", "features", config, *options, *arguments])
+
+    return prepare_them
+
+
+def whole(data: dict[str, Any]) -> TrainConfig:
+    return TrainConfig(
+        data=DataConfig(**data),
+        encoder=EncoderConfig(**SETTINGS["encoder"]),
+        training=TrainingConfig(**SETTINGS["training"]),
+    )
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    [line] = [line for line in err.splitlines() if line.startswith("captioner: ")]
+    assert "Traceback" not in err
+    return line
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_cached_features_are_the_runs_own(data, run, tmp_path, capsys) -> None:
+    """The model of the run, with its random weights, makes bit for bit what the cache holds."""
+    assert run() == OK
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'f'}: features of 4 photos\n"
+    assert "4 photos and 3 mirrored, each 2 x 2 regions of 96 float32: 10,752 bytes" in err
+
+    model = prepare(whole(data)).stored.model.eval()
+    key = feature_key(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
+    cache = FeatureCache.open(tmp_path / "f", key)
+    train, val = read_data(whole(data).data)
+    cache.check(train, mirrored=True)
+    cache.check(val)
+
+    paths = {image.image_id: image.path for image in [*train, *val]}
+    photos = [model.preprocessing.pixels(open_image(paths[i])).copy() for i in (1, 2, 3, 4)]
+    pixels = torch.stack([torch.from_numpy(photo) for photo in photos])
+    with torch.inference_mode():
+        live = model.encode(pixels)
+        mirrored = model.encode(pixels[:3].flip(2))
+    assert torch.equal(cache.read([(i, False) for i in (1, 2, 3, 4)]), live)
+    assert torch.equal(cache.read([(i, True) for i in (1, 2, 3)]), mirrored)
+    assert not torch.equal(live[:3], mirrored)
+
+
+def test_the_seed_gives_the_weights_of_the_run(data) -> None:
+    config = whole(data)
+    model = prepare(config).stored.model
+    torch.manual_seed(config.training.seed)
+    encoder, preprocessing = open_encoder(config)
+
+    assert preprocessing == model.preprocessing
+    for name, tensor in model.encoder.state_dict().items():
+        assert torch.equal(tensor, encoder.state_dict()[name]), name
+
+
+def test_settings_on_the_command_line_count(run, tmp_path) -> None:
+    assert run("--data.horizontal_flip", "false", "--encoder.image-size", "64") == OK
+
+    cache = FeatureCache.open(tmp_path / "f", {"image_size": "64"})
+    assert cache.mirrored == 0
+    assert cache.shape == (4, 4, 96)
+
+
+def test_a_second_stage_takes_its_models_encoder(tiny, run, tmp_path) -> None:
+    assert run("--init-from", str(tiny.model), "--encoder.image-size", "64") == OK
+    assert run("--init-from", str(tiny.twin), "--encoder.image-size", "64") == USAGE
+    assert run("--init-from", str(tiny.twin), "--encoder.image-size", "64", "--force") == OK
+
+
+def test_the_same_command_again_changes_nothing(run, tmp_path, capsys) -> None:
+    assert run() == OK
+    before = contents_of(tmp_path / "f")
+    capsys.readouterr()
+
+    assert run() == OK
+    assert contents_of(tmp_path / "f") == before
+    assert capsys.readouterr().out == f"{tmp_path / 'f'}: features of 4 photos\n"
+
+
+def test_another_key_needs_force(run, tmp_path, capsys) -> None:
+    assert run() == OK
+    capsys.readouterr()
+
+    assert run("--training.seed", "4") == USAGE
+    assert "other weights of the encoder" in only_line(capsys)
+    assert run("--training.seed", "4", "--force") == OK
+
+
+def test_a_changed_photo_needs_force(run, tmp_path, capsys) -> None:
+    assert run() == OK
+    Image.new("RGB", (40, 32)).save(tmp_path / "photos" / "2.png")
+    capsys.readouterr()
+
+    assert run() == FAILED
+    line = only_line(capsys)
+    assert "2.png" in line
+    assert "--force" in line
+    assert run("--force") == OK
+
+
+def test_a_photo_that_cannot_be_read_is_named_and_the_rest_goes_on(run, tmp_path, capsys) -> None:
+    (tmp_path / "photos" / "2.png").write_text("no picture")
+
+    for _ in range(2):  # the second time, it is still missing
+        assert run() == FAILED
+        out = capsys.readouterr().out
+        assert out.startswith(f"{tmp_path / 'f'}: features of 3 photos; 1 left out")
+        assert "2.png" in out
+    cache = FeatureCache.open(tmp_path / "f", {})
+    assert [cache.has(i) for i in (1, 2, 3, 4)] == [True, False, True, True]
+
+
+def test_an_encoder_that_learns_is_refused(run, tmp_path, capsys) -> None:
+    assert run("--encoder.finetune-from", "layer4") == USAGE
+    assert "encoder.finetune_from" in only_line(capsys)
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_full_disk_is_told_before_the_work(run, tmp_path, monkeypatch, capsys) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 0, 10_000))
+
+    assert run() == FAILED
+    line = only_line(capsys)
+    assert "10,752 bytes are needed and 10,000 are free" in line
+    assert not (tmp_path / "f").exists()
+    assert run("--dtype", "bfloat16") == OK
+
+
+def test_a_disk_that_becomes_full_is_named(run, tmp_path, monkeypatch, capsys) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("captioner.data.features.os.fsync", full)
+        patch.setattr("captioner.data.features.atomic_write", Path.write_text)
+        assert run() == FAILED
+
+    assert only_line(capsys) == f"captioner: {tmp_path / 'f'}: No space left on device"
+    assert run() == OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--batch-size", "0"), ["batch-size", "1"]),
+        (("--dtype", "int8"), ["dtype", "float16"]),
+        (("--device", "abacus"), ["abacus", "cpu"]),
+        (("--encoder.imagesize", "3"), ["imagesize"]),
+        (("--data.images", "[nowhere]"), ["nowhere"]),
+    ],
+)
+def test_wrong_use_is_one_line(run, capsys, arguments, words) -> None:
+    assert run(*arguments) in (FAILED, USAGE)
+    line = only_line(capsys)
+    assert all(word in line for word in words), line
+
+
+def test_an_output_is_asked_for(config, capsys) -> None:
+    assert main(["prepare", "features", config]) == USAGE
+    assert "output" in only_line(capsys)
+
+
+def test_ctrl_c_is_gone_on_from(run, tmp_path, monkeypatch, capsys) -> None:
+    assert run("--batch-size", "1") == OK
+    expected = contents_of(tmp_path / "f")
+    shutil.rmtree(tmp_path / "f")
+
+    write, calls = FeatureWriter._write, iter(range(2))
+
+    def interrupted(*arguments: Any) -> list[Record]:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return write(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureWriter, "_write", interrupted)
+        capsys.readouterr()
+        assert run("--batch-size", "1") == INTERRUPTED
+    assert "the same command goes on" in only_line(capsys)
+    assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
+
+    assert run("--batch-size", "1") == OK
+    assert contents_of(tmp_path / "f") == expected
+
+
+KILLED = """
+import os, signal, sys, torch
+from captioner.cli.main import main
+from captioner.data import features
+
+torch.set_num_threads(1)  # as in the tests: another number rounds otherwise
+blocks, fsync = int(sys.argv.pop(1)), os.fsync
+class Killing:
+    def __getattr__(self, name):
+        return getattr(os, name)
+    def fsync(self, descriptor):
+        global blocks
+        fsync(descriptor)
+        blocks -= 1
+        if blocks == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+features.os = Killing()
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_killed_and_run_again_gives_the_same_bytes(config, run, tmp_path) -> None:
+    assert run("--batch-size", "1") == OK
+    expected = contents_of(tmp_path / "f")
+    shutil.rmtree(tmp_path / "f")
+    command = ["prepare", "features", config, "-o", str(tmp_path / "f"), "--dtype", "float32"]
+
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "3", *command, "--device", "cpu", "--batch-size", "1"],
+        check=False,
+        capture_output=True,
+        timeout=120,
+    )
+
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
+    assert len((tmp_path / "f" / JOURNAL).read_text().splitlines()) == 1 + 2
+    assert run("--batch-size", "1") == OK
+    assert contents_of(tmp_path / "f") == expected
+    assert sorted(expected) == [ROWS, CONTENTS]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom captioner.cli.main import main\n"
+        "try:\n    main(['prepare', 'features', '--help'])\nexcept SystemExit as e:\n"
+        "    assert not e.code\n"
+        "print([n for n in ('torch', 'torchvision', 'timm') if n in sys.modules], file=sys.stderr)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stderr.splitlines()[-1] == "[]"
+    for option in ("--output", "--dtype", "--batch-size", "--device", "--force", "--data.images"):
+        assert option in done.stdout
