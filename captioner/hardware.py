@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from captioner.errors import ConfigError
@@ -85,3 +87,19 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     import torch
 
     return torch.autocast(device.type, torch.bfloat16)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that was in use so far, bytes: of the GPU, or else of this process."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage's maximum would be inherited from the process that started us
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource  # not on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -17,21 +17,18 @@ the speed of one large copy; both speeds are measured in the same run.
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.config import DecoderConfig, TrainingConfig
-from captioner.hardware import autocast, keep_freed_memory, pick_precision
+from captioner.hardware import autocast, keep_freed_memory, peak_memory, pick_precision
 from captioner.models.decoder import BahdanauDecoder, build_decoder
 from captioner.models.losses import caption_losses
 from captioner.vocabulary import END, PAD, START
@@ -120,7 +117,7 @@ def main() -> None:
         job = make_job(options.only, options, device)
         for _ in range(2):
             job()
-        print(json.dumps(peak_memory(device)))
+        print(peak_memory(device) / 2**20)
         return
     print(
         f"{options.photos} photos x {options.captions} captions; L, D, A = E = N, V: "
@@ -132,7 +129,7 @@ def main() -> None:
     floors = {name: floor(name, options, device) for name in names[1:]}
     captions = options.photos * options.captions
     print(
-        "\n| step | captions/s | times the textbook | peak memory (MB) | share of it | of the floor |"
+        "\n| step | captions/s | times the textbook | peak memory (MB) | share of it | of floor |"
     )
     print("|---|---|---|---|---|---|")
     plain = {name: memory_of(name) for name in names}
@@ -280,15 +277,6 @@ def memory_of(name: str) -> float:
     """Peak memory of two steps in a process of their own, MB, above what the imports take."""
     command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def peak_memory(device: torch.device) -> float:
-    """MB."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    # Not getrusage: its maximum is inherited from the process that started this one.
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from captioner.data.coco import CaptionedImage
-    from captioner.data.features import FeaturePlan, FeatureWriter
+    from captioner.data.feature_writer import FeaturePlan, FeatureWriter
     from captioner.data.preprocessing import Preprocessing
 
 OWN = ("config", "output", "dtype", "batch_size", "device", "force")
@@ -72,7 +72,7 @@ def run(options: Any) -> int:
     if own["batch_size"] < 1:
         raise ConfigError(f"batch-size is {own['batch_size']}; give 1 or more")
 
-    from captioner.data.features import FeatureWriter
+    from captioner.data.feature_writer import FeatureWriter
 
     plan, preprocessing, encode = _plan(config, own["dtype"], own["device"])
     writer = FeatureWriter(folder, plan, force=own["force"])
@@ -96,7 +96,8 @@ def _plan(
     """What is to be encoded, and by what."""
     import torch
 
-    from captioner.data.features import FeaturePlan, feature_key
+    from captioner.data.feature_writer import FeaturePlan
+    from captioner.data.features import feature_key
     from captioner.hardware import autocast, pick_device, pick_precision
     from captioner.training.setup import open_encoder, read_data
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import random
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
-from captioner.errors import ImageError
+from captioner.errors import CaptionerError, ImageError
 from captioner.vocabulary import END, PAD, START
 
 
@@ -250,14 +251,37 @@ def leave_signals_to_parent(worker: int) -> None:
 
 def training_loader(
     dataset: CaptionDataset, sampler: EpochSampler, workers: int
-) -> DataLoader[Batch]:
+) -> Iterator[Batch]:
     """Batches in the sampler's order, read ahead by ``workers`` processes."""
-    return DataLoader(
-        dataset,  # type: ignore[arg-type]
-        batch_sampler=sampler,
-        collate_fn=collate,
+    return load_ahead(dataset, workers, batch_sampler=sampler, collate_fn=collate)
+
+
+def load_ahead(dataset: Dataset[Any], workers: int, **options: Any) -> Iterator[Batch]:
+    """A loader's batches; whatever goes wrong, its workers end with it.
+
+    They ignore SIGTERM (see `leave_signals_to_parent`), so that one that is left keeps the program
+    from ever exiting. An error that a worker raises comes out of the loader's own frames; while its
+    traceback lives, so do they, and with them the workers.
+
+    Args:
+        dataset: What the workers read.
+        workers: Processes; 0: this one reads.
+        options: Of ``DataLoader``, what makes batches of the data set. An error of ours that comes
+            in place of a batch is raised here, as one line.
+    """
+    loader: DataLoader[Batch | CaptionerError] = DataLoader(
+        dataset,
         num_workers=workers,
         worker_init_fn=leave_signals_to_parent,
         generator=torch.Generator().manual_seed(0),  # the loader draws nothing from the global one
         pin_memory=torch.cuda.is_available(),
+        **options,
     )
+    try:
+        for batch in loader:
+            if isinstance(batch, CaptionerError):
+                raise batch
+            yield batch
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)
+        raise

@@ -49,8 +49,9 @@ class RunFolder:
         """
         if fresh:
             self.state.unlink(missing_ok=True)  # first: nothing may resume what is half removed
-            for folder in (self.best, self.average, self.path / "kept"):
+            for folder in (self.best, self.path / "kept"):
                 shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.average, ignore_errors=True)
         atomic_write(
             self.config, yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
         )

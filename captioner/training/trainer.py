@@ -126,9 +126,10 @@ class Trainer:
             CheckpointError: The state cannot be saved, or the loss is no number any more.
         """
         config, progress = self.config.training, self.progress
-        if progress.epoch >= config.epochs or self._stale():
-            return progress
         main = self.accelerator.is_main_process
+        averaged = config.keep_best == 1 or self.folder.average.exists()
+        if self._ended() and averaged:
+            return progress
         if main:
             self.folder.open(progress.epoch, fresh=progress.step == 0)
         trackers = Trackers(config.trackers if main else [], self.folder)
@@ -142,11 +143,11 @@ class Trainer:
             dynamic_ncols=True,
         )
         with bar, trackers, _stop_signals() as stop:
-            while progress.epoch < config.epochs and not self._stale():
-                self.model.train()
+            while not self._ended():
+                self.model.train(self.objective.drops_out)
                 started = time.monotonic()
                 for batch in self.source.batches(progress.epoch, progress.batch):
-                    self._step(distributed, optimizer, batch)
+                    self.step(distributed, optimizer, batch)
                     progress.batch += 1
                     progress.step += 1
                     bar.update()
@@ -162,9 +163,14 @@ class Trainer:
                 self._look()
                 self._clock(started)
                 scores, sentences = self._validate(self._kept())
+                rate = config.lr * self._lr_factor(progress.step - 1)  # before it may be halved
                 better = self._judge(scores)
                 if main:
-                    self._report(scores, sentences, better, bar, trackers)
+                    row = self._row(scores, sentences, rate)
+                    self.folder.add_metrics(row)
+                    trackers.log(row)
+                    bar.write(_line(row), file=sys.stderr)
+                    self._keep(row, better)
                 progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
                 self._save()
                 if main:  # last: a drawing that fails loses nothing
@@ -176,7 +182,14 @@ class Trainer:
                 self._average_best(bar)
         return progress
 
-    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        """Learn one batch; what it gives is summed up on the device.
+
+        Args:
+            model: As accelerate has prepared it.
+            optimizer: Likewise.
+            batch: This process's share.
+        """
         config, accelerator = self.config.training, self.accelerator
         # Draws and dropout as a function of seed, step and process: a resumed run has the same.
         torch.manual_seed(
@@ -267,10 +280,12 @@ class Trainer:
         self.progress.seconds += now - started
         return now
 
-    def _stale(self) -> bool:
-        patience = self.config.training.patience
-        since = self.progress.epoch - 1 - self.progress.best_epoch
-        return patience > 0 and self.progress.epoch > 0 and since >= patience
+    def _ended(self) -> bool:
+        """Whether all epochs are done, or too many have brought nothing."""
+        config, progress = self.config.training, self.progress
+        since = progress.epoch - 1 - progress.best_epoch
+        stale = config.patience > 0 and progress.epoch > 0 and since >= config.patience
+        return progress.epoch >= config.epochs or stale
 
     def _judge(self, scores: Scores) -> bool:
         """Whether this is the best so far; every process comes to the same result."""
@@ -293,36 +308,29 @@ class Trainer:
         model = stored.model if self.average is None else self.average.module
         return StoredModel(model, stored.decoder, stored.vocabulary, stored.search, {})  # type: ignore[arg-type]
 
+    def captioner(self, stored: StoredModel) -> Captioner:
+        """A model put to use as validation does."""
+        precision = pick_precision(self.config.training.precision, self.device)
+        return Captioner(stored, device=str(self.device), precision=precision)
+
     def _validate(self, stored: StoredModel) -> tuple[Scores, list[Sentence]]:
         """Caption the validation photos, shared among the processes, and score them."""
         images = self.setup.val[: self.config.training.limit_val or None]
-        captioner = Captioner(
-            stored,
-            device=str(self.device),
-            precision=pick_precision(self.config.training.precision, self.device),
-        )
+        captioner = self.captioner(stored)
         mine = images[self.accelerator.process_index :: self.world]
         sentences = decode(captioner, mine, self.config.search, self.setup.cache)
         if self.world > 1:
             sentences = sorted(gather_object(sentences), key=lambda s: s.image.image_id)
         return score_sentences(sentences), sentences
 
-    def _report(
-        self,
-        scores: Scores,
-        sentences: list[Sentence],
-        better: bool,
-        bar: Any,
-        trackers: Trackers,
-    ) -> None:
-        """Write the metrics; keep the model when it is among the best so far."""
-        progress, config, sums = self.progress, self.config.training, self.progress.sums
-        endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
+    def _row(self, scores: Scores, sentences: list[Sentence], rate: float) -> dict[str, Any]:
+        """What there is to tell of the epoch."""
+        progress, sums = self.progress, self.progress.sums
         row: dict[str, Any] = {
             "epoch": progress.epoch + 1,
             "step": progress.step,
             "loss": sums["loss"] / max(1, sums["words"]),
-            "lr": config.lr * self._lr_factor(progress.step - 1),
+            "lr": rate,
             "seconds": progress.seconds,
         }
         if sums["samples"]:
@@ -332,23 +340,18 @@ class Trainer:
                 "seconds_waiting_for_rewards": sums["waited"],
                 "reward_signature": self._signature,
             }
-        row |= {**scores.corpus, "bad_endings": endings}
-        self.folder.add_metrics(row)
-        trackers.log(row)
-        bar.write(
-            f"epoch {row['epoch']}: "
-            + (f"reward {row['reward']:.3f}, " if sums["samples"] else f"loss {row['loss']:.3f}, ")
-            + f"CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 {100 * row['Bleu_4']:.1f}, "
-            f"bad endings {100 * endings:.1f}%",
-            file=sys.stderr,
-        )
+        endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
+        return row | {**scores.corpus, "bad_endings": endings}
+
+    def _keep(self, row: dict[str, Any], better: bool) -> None:
+        """Keep the model if it is among the best so far."""
         stored = self._kept()
         stored.info = {"training": row | {"train_photos": len(self.setup.train)}}
         stored.frequencies = self._frequencies
         if better:
             save_model(self.folder.best, stored)
-        if config.keep_best > 1:
-            self.folder.keep(stored, progress.epoch + 1, progress.kept)
+        if self.config.training.keep_best > 1:
+            self.folder.keep(stored, self.progress.epoch + 1, self.progress.kept)
 
     def _average_best(self, bar: Any) -> None:
         """Average the kept models' weights as one more model, and say how good it is."""
@@ -380,6 +383,15 @@ class Trainer:
         if self.accelerator.is_main_process:
             save_state(self.folder.state, self.progress, self.model, self.average, self.optimizer)
         self.accelerator.wait_for_everyone()
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    name = "reward" if "reward" in row else "loss"
+    return (
+        f"epoch {row['epoch']}: {name} {row[name]:.3f}, CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 "
+        f"{100 * row['Bleu_4']:.1f}, bad endings {100 * row['bad_endings']:.1f}%"
+    )
 
 
 def _order_of(config: TrainConfig, world: int) -> str:

@@ -19,15 +19,8 @@ from PIL import Image
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
 from captioner.config import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
-from captioner.data.features import (
-    CONTENTS,
-    JOURNAL,
-    ROWS,
-    FeatureCache,
-    FeatureWriter,
-    Record,
-    feature_key,
-)
+from captioner.data.feature_writer import FeatureWriter
+from captioner.data.features import CONTENTS, JOURNAL, ROWS, FeatureCache, Record, feature_key
 from captioner.data.images import open_image
 from captioner.training.setup import open_encoder, prepare, read_data
 
@@ -213,8 +206,8 @@ def test_a_disk_that_becomes_full_is_named(run, tmp_path, monkeypatch, capsys) -
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("captioner.data.features.os.fsync", full)
-        patch.setattr("captioner.data.features.atomic_write", Path.write_text)
+        patch.setattr("captioner.data.feature_writer.os.fsync", full)
+        patch.setattr("captioner.data.feature_writer.atomic_write", Path.write_text)
         assert run() == FAILED
 
     assert only_line(capsys) == f"captioner: {tmp_path / 'f'}: No space left on device"
@@ -268,7 +261,7 @@ def test_ctrl_c_is_gone_on_from(run, tmp_path, monkeypatch, capsys) -> None:
 KILLED = """
 import os, signal, sys, torch
 from captioner.cli.main import main
-from captioner.data import features
+from captioner.data import feature_writer
 
 torch.set_num_threads(1)  # as in the tests: another number rounds otherwise
 blocks, fsync = int(sys.argv.pop(1)), os.fsync
@@ -281,7 +274,7 @@ class Killing:
         blocks -= 1
         if blocks == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-features.os = Killing()
+feature_writer.os = Killing()
 main(sys.argv[1:])
 """
 

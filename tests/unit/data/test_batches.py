@@ -15,11 +15,15 @@ from captioner.data.batches import (
     CaptionDataset,
     EncodedImage,
     EpochSampler,
+    Item,
+    choose,
     collate,
+    pad_captions,
     training_loader,
 )
 from captioner.data.coco import CaptionedImage
 from captioner.data.preprocessing import Preprocessing
+from captioner.models.decoder import Layout
 from captioner.vocabulary import END, PAD, START
 
 
@@ -64,7 +68,8 @@ def mirrored(pixels: Tensor) -> bool:
 def test_an_item_is_a_photo_with_its_captions(make: Make, items: list[EncodedImage]):
     dataset = make()
     assert len(dataset) == 7
-    pixels, captions = dataset[0, 5]
+    image_id, pixels, captions = dataset[0, 5]
+    assert image_id == 5
     assert (pixels.shape, pixels.dtype) == ((32, 32, 3), torch.uint8)
     assert captions == list(items[5].tokens)
     assert not mirrored(pixels)
@@ -72,28 +77,28 @@ def test_an_item_is_a_photo_with_its_captions(make: Make, items: list[EncodedIma
 
 def test_captions_beyond_the_most_are_chosen_by_seed_and_epoch(make: Make):
     few = make(max_captions=2)
-    chosen = [few[epoch, 2][1] for epoch in range(20)]
+    chosen = [few[epoch, 2].captions for epoch in range(20)]
     assert all(len(captions) == 2 for captions in chosen)
     assert all(captions[0] != captions[1] for captions in chosen)
     assert {tuple(words) for captions in chosen for words in captions} == {
         (12, 4), (12, 5, 5), (12, 6, 5, 5)
     }  # fmt: skip
-    assert [make(max_captions=2)[epoch, 2][1] for epoch in range(20)] == chosen
-    assert [make(max_captions=2, seed=1)[epoch, 2][1] for epoch in range(20)] != chosen
-    assert few[0, 0][1] == [[10, 4]]  # fewer than the most: all of them
+    assert [make(max_captions=2)[epoch, 2].captions for epoch in range(20)] == chosen
+    assert [make(max_captions=2, seed=1)[epoch, 2].captions for epoch in range(20)] != chosen
+    assert few[0, 0].captions == [[10, 4]]  # fewer than the most: all of them
 
 
 def test_half_of_the_photos_are_mirrored(make: Make):
     def flips(seed: int) -> list[bool]:
         dataset = make(flip=True, seed=seed)
-        return [mirrored(dataset[epoch, index][0]) for epoch in range(12) for index in range(7)]
+        return [mirrored(dataset[epoch, index].image) for epoch in range(12) for index in range(7)]
 
     assert 25 < sum(flips(0)) < 60
     assert flips(0) == flips(0)
     assert flips(0) != flips(1)
-    plain, turned = make()[0, 0][0], None
+    plain, turned = make()[0, 0].image, None
     for epoch in range(12):
-        pixels = make(flip=True)[epoch, 0][0]
+        pixels = make(flip=True)[epoch, 0].image
         turned = pixels if mirrored(pixels) else turned
     assert turned is not None
     assert torch.equal(turned, plain.flip(1))
@@ -102,26 +107,98 @@ def test_half_of_the_photos_are_mirrored(make: Make):
 # --- Batches ---
 
 
+def square(value: int) -> Tensor:
+    return torch.full((2, 2, 3), value, dtype=torch.uint8)
+
+
 def test_known_batch():
-    pixels = [torch.full((2, 2, 3), n, dtype=torch.uint8) for n in (7, 9)]
-    batch = collate([(pixels[0], [[4, 5, 6]]), (pixels[1], [[4], [5, 4], []])])
+    items = [
+        Item(1, square(7), []),
+        Item(2, square(8), [[4], [5, 4], []]),
+        Item(3, square(9), [[4, 5, 6]]),
+    ]
+    batch = collate(items)
     nothing = [PAD] * 5
-    assert batch.tokens.tolist() == [
+    assert batch.tokens.tolist() == [  # the longest captions, and the photos with them, first
         [[START, 4, 5, 6, END], nothing, nothing],
-        [[START, 4, END, PAD, PAD], [START, 5, 4, END, PAD], [START, END, PAD, PAD, PAD]],
+        [[START, 5, 4, END, PAD], [START, 4, END, PAD, PAD], [START, END, PAD, PAD, PAD]],
+        [nothing] * 3,
     ]
     assert batch.tokens.dtype == torch.long
-    assert batch.pixels.shape == (2, 2, 2, 3)
-    assert batch.pixels.dtype == torch.uint8
-    assert batch.pixels[:, 0, 0, 0].tolist() == [7, 9]
+    assert batch.image_ids == (3, 2, 1)
+    assert batch.images.shape == (3, 2, 2, 3)
+    assert batch.images.dtype == torch.uint8
+    assert batch.images[:, 0, 0, 0].tolist() == [9, 8, 7]
+    assert batch.words == 4 + 3 + 2 + 1
+    assert items[1].captions == [[4], [5, 4], []]  # as they were
 
 
 def test_captions_that_hold_no_word():
-    batch = collate([(torch.zeros(2, 2, 3), [[]])])
+    batch = collate([Item(1, square(0), [[]])])
     assert batch.tokens.tolist() == [[[START, END]]]
+    assert batch.words == 1
+
+
+def test_photos_without_captions():
+    batch = collate([Item(1, square(0), []), Item(2, square(1), [])])
+    assert batch.tokens.tolist() == [[[PAD, PAD]], [[PAD, PAD]]]
+    assert batch.words == 0
+
+
+def test_equally_long_captions_and_photos_stay_in_their_order():
+    items = [Item(n, square(n), [[n, 9], [9, n]]) for n in (4, 5, 6)]
+    assert collate(items).image_ids == (4, 5, 6)
+    assert collate(items).tokens[:, :, 1].tolist() == [[4, 9], [5, 9], [6, 9]]
+
+
+def test_a_caption_that_was_cut_has_no_end():
+    tokens = pad_captions([[[4, 5], [6]], [[7, 8, 9]]], [[False, True], [True]])
+    assert tokens.tolist() == [
+        [[START, 4, 5, PAD, PAD], [START, 6, END, PAD, PAD]],
+        [[START, 7, 8, 9, END], [PAD] * 5],
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 99])
+def test_parts_are_the_batch(size: int):
+    whole = collate([Item(n, square(n), [[4] * (6 - n)] * (1 + n % 2)) for n in range(5)])
+    parts = whole.parts(size)
+    assert len(parts) == (1 if size == 0 else -(-5 // size))
+    assert all(len(part.images) <= (size or 5) for part in parts)
+    assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+    assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
+    assert sum((part.image_ids for part in parts), ()) == whole.image_ids
+    assert sum(part.words for part in parts) == whole.words
+
+
+def test_what_a_photo_brings_does_not_depend_on_the_photos_beside_it(items: list[EncodedImage]):
+    options = {"max_captions": 2, "horizontal_flip": True}
+    told = [[choose(photo, epoch, 3, **options) for epoch in range(9)] for photo in items]
+    turned = [[choose(photo, epoch, 3, **options) for photo in items[::-1]] for epoch in range(9)]
+    assert [list(of_photo) for of_photo in zip(*turned, strict=True)][::-1] == told
+    assert all(choose(photo, 0, 3, max_captions=9, horizontal_flip=False) == (
+        list(photo.tokens), False
+    ) for photo in items)  # fmt: skip
 
 
 # --- Order ---
+
+
+def lengths_of(size: int) -> list[list[int]]:
+    """One to five captions a photo, 6 to 20 words each; captions of a photo are of like lengths."""
+    generator = np.random.default_rng(1)
+    middles = generator.integers(8, 18, size)
+    return [
+        (middle + generator.integers(-2, 3, generator.integers(1, 6))).tolist()
+        for middle in middles.tolist()
+    ]
+
+
+def sampler_of(size: int, batch_size: int, *more: int, bucket: int = 1) -> EpochSampler:
+    return EpochSampler(lengths_of(size), batch_size, *(more or (0,)), bucket=bucket)
+
+
+in_buckets_or_not = pytest.mark.parametrize("bucket", [1, 3, 99])
 
 
 def indices(sampler: EpochSampler) -> list[list[int]]:
@@ -130,30 +207,45 @@ def indices(sampler: EpochSampler) -> list[list[int]]:
     return [[index for _, index in batch] for batch in batches]
 
 
-@pytest.mark.parametrize(("size", "batch_size"), [(10, 4), (8, 4), (3, 5), (1, 1)])
-def test_an_epoch_holds_every_photo_once(size: int, batch_size: int):
-    sampler = EpochSampler(size, batch_size, seed=0)
+@in_buckets_or_not
+@pytest.mark.parametrize(("size", "batch_size"), [(10, 4), (8, 4), (3, 5), (1, 1), (50, 4)])
+def test_an_epoch_holds_every_photo_once(size: int, batch_size: int, bucket: int):
+    sampler = sampler_of(size, batch_size, bucket=bucket)
     batches = indices(sampler)
-    assert len(batches) == len(sampler) == sampler.batches
-    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert len(batches) == len(sampler) == sampler.batches == -(-size // batch_size)
+    full = [batch for batch in batches if len(batch) == batch_size]
+    assert len(batches) - len(full) == (size % batch_size > 0)
     assert sorted(index for batch in batches for index in batch) == list(range(size))
+    if bucket == 1:  # what is left over comes last
+        assert batches[: len(full)] == full
 
 
-def test_seed_and_epoch_shuffle():
+def test_what_is_left_over_comes_anywhere_in_an_epoch_of_buckets():
+    sampler, places = sampler_of(10, 4, bucket=2), set()
+    for sampler.epoch in range(30):
+        places.add([len(batch) for batch in indices(sampler)].index(2))
+    assert places == {0, 1, 2}
+
+
+@in_buckets_or_not
+def test_seed_and_epoch_shuffle(bucket: int):
     orders = []
     for seed in (0, 1):
         for epoch in (0, 1):
-            sampler = EpochSampler(50, 8, seed)
+            sampler = sampler_of(50, 8, seed, bucket=bucket)
             sampler.epoch = epoch
             orders.append(indices(sampler))
             assert indices(sampler) == orders[-1]
     assert all(orders.count(order) == 1 for order in orders)
-    assert sum(orders[0], []) != list(range(50))  # noqa: RUF017 - short
+    assert all(order != sorted(order) for order in orders)
+    sets = [{frozenset(batch) for batch in order} for order in orders]
+    assert all(sets.count(batches) == 1 for batches in sets)  # and who shares a batch with whom
 
 
+@in_buckets_or_not
 @pytest.mark.parametrize("start", [0, 1, 5, 6, 7])
-def test_an_epoch_goes_on_where_it_stopped(start: int):
-    sampler = EpochSampler(50, 8, seed=3)
+def test_an_epoch_goes_on_where_it_stopped(start: int, bucket: int):
+    sampler = sampler_of(50, 8, 3, bucket=bucket)
     sampler.epoch = 2
     whole = indices(sampler)
     sampler.start = start
@@ -161,23 +253,65 @@ def test_an_epoch_goes_on_where_it_stopped(start: int):
     assert len(sampler) == len(whole) - start
 
 
+@in_buckets_or_not
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_part_every_batch(world: int):
-    whole = indices(EpochSampler(52, 8, seed=0))  # the last batch: 4, enough for every process
-    shares = [indices(EpochSampler(52, 8, 0, rank, world)) for rank in range(world)]
+def test_processes_part_every_batch(world: int, bucket: int):
+    # What is left over: 4, enough for every process.
+    whole = indices(sampler_of(52, 8, bucket=bucket))
+    shares = [indices(sampler_of(52, 8, 0, rank, world, bucket=bucket)) for rank in range(world)]
     for number, batch in enumerate(whole):
         parts = [share[number] for share in shares]
         assert sorted(index for part in parts for index in part) == sorted(batch)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_no_process_is_left_without_photos(make: Make):
-    """The last batch holds one photo, and there are two processes: both must make a step."""
+@in_buckets_or_not
+def test_no_process_is_left_without_photos(make: Make, bucket: int):
+    """One batch holds one photo, and there are two processes: both must make a step."""
+    numbers = []
     for rank in (0, 1):
-        loader = training_loader(make(), EpochSampler(7, 3, 0, rank, 2), workers=0)
-        batches = list(loader)
+        sampler = sampler_of(7, 3, 0, rank, 2, bucket=bucket)
+        batches = list(training_loader(make(), sampler, workers=0))
         assert len(batches) == 3
-        assert all(len(batch.pixels) >= 1 for batch in batches)
+        assert all(len(batch.images) >= 1 for batch in batches)
+        numbers += [n for b in batches for n in b.tokens[:, 0, 1].tolist() if n]
+    assert sorted(numbers) == list(range(10, 17))  # every photo is learned once
+
+
+def padded_share(sampler: EpochSampler) -> float:
+    """Of what a decoder runs on."""
+    run, real = 0, 0
+    for batch in indices(sampler):
+        captions = [[[4] * words for words in lengths_of(sampler.size)[n]] for n in batch]
+        tokens = collate([Item(0, square(0), of_photo) for of_photo in captions]).tokens
+        run += sum(Layout.of(tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)).sizes)
+        real += int((tokens[..., 1:] != PAD).sum())
+    return 1 - real / run
+
+
+def test_buckets_compute_less_padding():
+    shares = [padded_share(sampler_of(400, 8, bucket=bucket)) for bucket in (1, 4, 50)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[1] < 0.75 * shares[0]
+    assert shares[2] < 0.65 * shares[0]
+
+
+def test_a_bucket_is_sorted_and_batches_are_shuffled():
+    """Known answer: four photos of each length and one bucket over all."""
+    sampler = EpochSampler([[3], [1], [2]] * 4, 4, 0, bucket=3)
+    found = []
+    for sampler.epoch in range(12):
+        batches = indices(sampler)
+        assert sorted(map(sorted, batches)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+        found.append([batch[0] % 3 for batch in batches])
+    assert len({tuple(order) for order in found}) > 3
+
+
+def test_photos_are_sorted_by_their_shortest_caption_then_the_next():
+    sampler = EpochSampler([[9, 2], [3, 3], [8, 2], [1], [], [2, 7, 1]], 2, 0, bucket=3)
+    assert {frozenset(batch) for batch in indices(sampler)} == {
+        frozenset(pair) for pair in ([4, 3], [5, 2], [0, 1])
+    }
 
 
 # --- Loading ---
@@ -185,10 +319,10 @@ def test_no_process_is_left_without_photos(make: Make):
 
 def test_batches_do_not_depend_on_the_workers(make: Make):
     def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
-        sampler = EpochSampler(7, 3, seed=0)
+        sampler = sampler_of(7, 3)
         sampler.epoch = 1
         torch.manual_seed(workers)  # nor on what was drawn before
-        return [tuple(b) for b in training_loader(make(2, True), sampler, workers)]  # type: ignore[misc]
+        return [b[:2] for b in training_loader(make(2, True), sampler, workers)]
 
     alone = batches(0)
     assert len(alone) == 3
@@ -203,14 +337,14 @@ def test_batches_do_not_depend_on_the_workers(make: Make):
 def test_loading_draws_no_random_numbers(make: Make):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    list(training_loader(make(2, True), EpochSampler(7, 3, seed=0), workers=0))
+    list(training_loader(make(2, True), sampler_of(7, 3), workers=0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_photos_meet_their_own_captions(make: Make, items: list[EncodedImage]):
-    for pixels, tokens in training_loader(make(), EpochSampler(7, 3, seed=0), workers=0):
-        for photo, captions in zip(pixels, tokens, strict=True):
-            number = int(captions[0, 1]) - 10
+    for batch in training_loader(make(), sampler_of(7, 3), workers=0):
+        for photo, captions, number in zip(*batch, strict=True):
+            assert {int(caption[1]) for caption in captions} <= {number + 10, PAD}
             expected = make().preprocessing.pixels(Image.open(Path(items[number].image.path)))
             assert torch.equal(photo, torch.from_numpy(np.array(expected)))
 
@@ -223,7 +357,32 @@ def test_a_photo_that_cannot_be_read_is_left_out(
     dataset = make()
     broken = CaptionedImage(99, tmp_path / "gone.jpg", ("a photo",))
     dataset.items = [*items, EncodedImage(broken, ([4],))]
-    [batch] = training_loader(dataset, EpochSampler(8, 8, seed=0), workers)
-    assert len(batch.pixels) == 8
+    [batch] = training_loader(dataset, sampler_of(8, 8), workers)
+    assert len(batch.images) == 8
     captions = (batch.tokens != PAD).any(dim=2).sum(dim=1)
     assert sorted(captions.tolist()) == [0, *sorted(len(item.tokens) for item in items)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_in_a_worker_ends_the_program(workers: int):
+    """The workers ignore SIGTERM, and the program used to wait for them for ever."""
+    import subprocess
+    import sys
+
+    code = """
+import sys
+from captioner.data.batches import CaptionDataset, EpochSampler, training_loader
+from captioner.data.preprocessing import Preprocessing
+
+no_photos = CaptionDataset([], Preprocessing(32), max_captions=1)
+list(training_loader(no_photos, EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv[1])))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(workers)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "IndexError" in done.stderr.splitlines()[-1]

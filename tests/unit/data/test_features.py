@@ -6,86 +6,44 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader
+from toy_features import (
+    BLOCK,
+    MIRRORED,
+    PHOTOS,
+    SEEN,
+    STATE,
+    Plan,
+    contents_of,
+    encode,
+    fill,
+    noise_photos,
+    pixels_of,
+    planner,
+    rows_of,
+)
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.features import (
-    CONTENTS,
-    DTYPES,
-    JOURNAL,
-    ROWS,
-    FeatureCache,
-    FeaturePlan,
-    FeatureWriter,
-    feature_key,
-)
-from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
+from captioner.data.feature_writer import FeatureWriter
+from captioner.data.features import CONTENTS, DTYPES, ROWS, FeatureCache, feature_key
 from captioner.errors import ConfigError, DataError
-
-SEEN = Preprocessing(image_size=32)
-STATE = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
-PHOTOS, MIRRORED, BLOCK = 7, 5, 2
-
-
-def encode(pixels: Tensor) -> Tensor:
-    """A grid of 2 x 2 regions of 12 values, not the same for a mirrored photo."""
-    cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))  # (B, 2, 16, 2, 16, 3)
-    grid = torch.stack([cells[:, :, i, :, i] / 3 - i for i in range(4)], dim=-1)
-    return grid.flatten(3).flatten(1, 2)
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> list[CaptionedImage]:
-    """Seven photos of noise; the last two are for validation, so never mirrored."""
-    (tmp_path / "photos").mkdir()
-    noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 36, 40, 3), dtype=np.uint8)
-    paths = [tmp_path / "photos" / f"{number}.png" for number in range(PHOTOS)]
-    for path, pixels in zip(paths, noise, strict=True):
-        Image.fromarray(pixels).save(path)
-    return [CaptionedImage(10 + n, path, ("A dog.",)) for n, path in enumerate(paths)]
-
-
-Plan = Callable[..., FeaturePlan]
+    return noise_photos(tmp_path / "photos")
 
 
 @pytest.fixture
 def plan(images: list[CaptionedImage]) -> Plan:
-    def build(dtype: str = "float32", **changes: Any) -> FeaturePlan:
-        key = feature_key("toy", STATE, SEEN, dtype=dtype, precision="fp32")
-        return replace(FeaturePlan(images, MIRRORED, (2, 2), 12, key), **changes)
-
-    return build
-
-
-def fill(folder: Path, plan: FeaturePlan, encoder: Any = encode, **options: Any) -> FeatureCache:
-    for _ in FeatureWriter(folder, plan, **options).fill(encoder, SEEN, BLOCK):
-        pass
-    return FeatureCache.open(folder, plan.key)
-
-
-def pixels_of(image: CaptionedImage) -> Tensor:
-    return torch.from_numpy(SEEN.pixels(open_image(image.path)).copy())[None]
-
-
-def rows_of(plan: FeaturePlan) -> list[tuple[int, bool]]:
-    ids = [image.image_id for image in plan.images]
-    return [(i, False) for i in ids] + [(i, True) for i in ids[: plan.mirrored]]
-
-
-def contents_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return planner(images)
 
 
 # --- what comes back -----------------------------------------------------------------------------
@@ -348,13 +306,6 @@ def test_unknown_photos_are_refused(tmp_path, images, plan) -> None:
         cache.read([(99, False)])
 
 
-def test_two_photos_of_one_id_are_refused(tmp_path, images, plan) -> None:
-    with pytest.raises(ConfigError, match=r"image id 10 is .*0\.png and .*1\.png"):
-        FeatureWriter(
-            tmp_path / "f", plan(images=[images[0], replace(images[1], image_id=10)], mirrored=0)
-        )
-
-
 @pytest.mark.parametrize("data", [b"", b"no picture", None])
 def test_a_photo_that_cannot_be_read_is_left_out(tmp_path, images, plan, data) -> None:
     images[3].path.unlink()
@@ -377,149 +328,3 @@ def test_a_photo_that_cannot_be_read_is_left_out(tmp_path, images, plan, data) -
     Image.new("RGB", (40, 36)).save(images[3].path)  # mended: now its row is missed
     with pytest.raises(DataError, match=r"3\.png"):
         cache.check(images)
-
-
-# --- stopping and going on -----------------------------------------------------------------------
-
-
-class Stop(Exception):  # noqa: N818
-    """A run that dies."""
-
-
-def dying(calls: int) -> Callable[[Tensor], Tensor]:
-    """An encoder that works so many times."""
-    left = iter(range(calls))
-
-    def encode_or_die(pixels: Tensor) -> Tensor:
-        if next(left, None) is None:
-            raise Stop
-        return encode(pixels)
-
-    return encode_or_die
-
-
-ENCODINGS = 7
-"""Four blocks of photos, the first three of them with mirrored ones."""
-
-
-@pytest.mark.parametrize("calls", range(ENCODINGS))
-@pytest.mark.parametrize("torn", ["", '[[1, 2, "', "\0\0\0"])
-def test_interrupted_and_resumed_is_never_interrupted(tmp_path, plan, calls, torn) -> None:
-    fill(tmp_path / "whole", plan())
-    with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), dying(calls))
-    with pytest.raises(DataError, match="is incomplete; go on with: captioner prepare features"):
-        FeatureCache.open(tmp_path / "f", plan().key)
-    with (tmp_path / "f" / JOURNAL).open("a") as journal:
-        journal.write(torn)
-    left = FeatureWriter(tmp_path / "f", plan())
-    assert len(left.records) == min(PHOTOS, calls // 2 * BLOCK)  # one block is lost at most
-
-    fill(tmp_path / "f", plan(), dying(ENCODINGS - calls // 2 * 2))
-
-    assert contents_of(tmp_path / "f") == contents_of(tmp_path / "whole")
-    assert sorted(contents_of(tmp_path / "f")) == [ROWS, CONTENTS]
-
-
-def test_a_run_that_dies_at_every_block_arrives(tmp_path, plan) -> None:
-    fill(tmp_path / "whole", plan())
-    for _ in range(2):
-        with pytest.raises(Stop):
-            fill(tmp_path / "f", plan(), dying(3))
-
-    fill(tmp_path / "f", plan(), dying(3))
-
-    assert contents_of(tmp_path / "f") == contents_of(tmp_path / "whole")
-
-
-def test_force_goes_on_too_and_replaces_what_is_finished(tmp_path, plan) -> None:
-    with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), dying(2), force=True)
-    fill(tmp_path / "f", plan(), dying(ENCODINGS - 2), force=True)
-    whole = contents_of(tmp_path / "f")
-
-    with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), dying(ENCODINGS - 1), force=True)
-    fill(tmp_path / "f", plan(), force=True)
-
-    assert contents_of(tmp_path / "f") == whole
-
-
-def test_what_is_complete_is_not_encoded_again(tmp_path, plan) -> None:
-    fill(tmp_path / "f", plan())
-
-    assert FeatureWriter(tmp_path / "f", plan()).complete
-    fill(tmp_path / "f", plan(), dying(0))
-
-
-def test_rows_that_are_gone_are_made_anew(tmp_path, plan) -> None:
-    with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), dying(2))
-    (tmp_path / "f" / ROWS).unlink()
-
-    fill(tmp_path / "f", plan(), dying(ENCODINGS))
-
-
-def test_a_reader_keeps_the_rows_that_it_opened(tmp_path, plan) -> None:
-    cache = fill(tmp_path / "f", plan())
-    expected = cache.read(rows_of(plan()))
-
-    fill(tmp_path / "f", plan("float16"), force=True)
-
-    assert torch.equal(cache.read(rows_of(plan())), expected)
-
-
-def test_a_folder_of_other_things_is_refused(tmp_path, images, plan) -> None:
-    (tmp_path / "f").mkdir()
-    (tmp_path / "f" / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"other files \(first: thesis\.tex\).*--force to put"):
-        FeatureWriter(tmp_path / "f", plan())
-
-    fill(tmp_path / "f", plan(), force=True)
-    assert (tmp_path / "f" / "thesis.tex").exists()
-    with pytest.raises(ConfigError, match="holds the features of other photos"):
-        FeatureWriter(tmp_path / "f", plan(images=images[:6]))
-    with pytest.raises(ConfigError, match="is a file"):
-        FeatureWriter(images[0].path, plan())
-
-
-def test_begun_features_of_another_key_are_refused(tmp_path, plan) -> None:
-    with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), dying(3))
-
-    with pytest.raises(ConfigError, match="dtype float32, now it is float16"):
-        FeatureWriter(tmp_path / "f", plan("float16"))
-    fill(tmp_path / "f", plan("float16"), force=True)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no locks")
-def test_two_processes_do_not_fill_one_folder(tmp_path, plan) -> None:
-    first = FeatureWriter(tmp_path / "f", plan()).fill(encode, SEEN, BLOCK)
-    next(first)
-
-    with pytest.raises(DataError, match="another process"):
-        fill(tmp_path / "f", plan())
-    first.close()
-    fill(tmp_path / "f", plan())
-
-
-def test_features_that_do_not_fit_the_dtype_are_refused(tmp_path, plan) -> None:
-    with pytest.raises(DataError, match=r"0\.png: its features do not fit float16.*bfloat16"):
-        fill(tmp_path / "f", plan("float16"), lambda pixels: encode(pixels) * 1e6)
-
-    fill(tmp_path / "g", plan("bfloat16"), lambda pixels: encode(pixels) * 1e6)
-
-
-def test_missing_bytes_shrink_as_rows_are_written(tmp_path, plan) -> None:
-    large = plan(mirrored=0, feature_dim=12 * 1024)
-
-    def wide(pixels: Tensor) -> Tensor:
-        return encode(pixels).repeat(1, 1, 1024)
-
-    assert FeatureWriter(tmp_path / "f", large).missing_bytes == large.bytes
-    filling = FeatureWriter(tmp_path / "f", large).fill(wide, SEEN, BLOCK)
-    next(filling)
-    filling.close()
-
-    left = FeatureWriter(tmp_path / "f", large).missing_bytes
-    assert left == pytest.approx(large.bytes * 5 / 7, rel=0.05)

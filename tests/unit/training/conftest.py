@@ -16,6 +16,7 @@ from captioner.config import (
     DecoderConfig,
     EncoderConfig,
     SearchOptions,
+    SelfCriticalConfig,
     TrainConfig,
     TrainingConfig,
 )
@@ -65,6 +66,7 @@ def configure(squares: Path, tmp_path: Path) -> Configure:
             sample_images=0,
             save_every=1000,
         ),
+        "self_critical": SelfCriticalConfig(),
         "search": SearchOptions(beam_size=2, max_length=6),
     }
 

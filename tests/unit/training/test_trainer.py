@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 from captioner import load
+from captioner.cli.main import main
 from captioner.config import TrainConfig
 from captioner.data.coco import read_captions
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, DataError
 from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+from captioner.model_folder import StoredModel
 from captioner.training.run_folder import RunFolder
 from captioner.training.setup import prepare
 from captioner.training.trainer import Interrupted, Trainer, start
@@ -40,7 +43,7 @@ def train(config: TrainConfig, folder: Path, *, resume: bool = False) -> Trainer
 
 def rows(folder: Path) -> Rows:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
+    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in found]
 
 
 def progress_of(folder: Path) -> dict[str, float]:
@@ -63,7 +66,7 @@ def assert_twins(one: Path, two: Path) -> None:
 @contextmanager
 def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> Iterator[None]:
     """While it lasts, a run is sent a signal before its step of this number, from 1."""
-    whole, done = Trainer._step, 0
+    whole, done = Trainer.step, 0
 
     def step(self: Trainer, *given: Any) -> None:
         nonlocal done
@@ -74,7 +77,7 @@ def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> It
         whole(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_step", step)
+        patch.setattr(Trainer, "step", step)
         yield
 
 
@@ -124,6 +127,7 @@ AVERAGED = {
     "training": {"ema_decay": 0.5, "label_smoothing": 0.1},
     "data": {"horizontal_flip": True},
 }
+DRAWN = {"training": {"objective": "self_critical"}, "self_critical": {"max_length": 6}}
 FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "layer4"}}
 
 
@@ -139,6 +143,15 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
         pytest.param(AVERAGED, [2, 4], id="twice"),
         pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="again and again"),
         pytest.param({"decoder": {"selection": "hard"}}, [4], id="sampled regions"),
+        pytest.param(DRAWN, [2, 4], id="self-critical"),
+        pytest.param(
+            {"training": {"schedule": "plateau", "keep_best": 2, "scheduled_sampling": 0.5}},
+            [4, 3],
+            id="plateau, some kept, own words",
+        ),
+        pytest.param(
+            {"training": {"micro_batch": 2}, "decoder": {"layer_norm": True}}, [4], id="in parts"
+        ),
     ],
 )
 def test_a_stopped_run_is_the_twin_of_one_that_was_not(
@@ -258,8 +271,8 @@ def test_the_best_model_is_kept_not_the_last(
     scores = iter([0.3, 0.7, 0.5])
     whole = Trainer._validate
 
-    def validate(self: Trainer) -> Any:
-        found, sentences = whole(self)
+    def validate(self: Trainer, stored: StoredModel) -> Any:
+        found, sentences = whole(self, stored)
         found.corpus["CIDEr"] = next(scores)
         return found, sentences
 
@@ -330,7 +343,7 @@ def test_samples_metrics_and_curves_are_there(configure: Any, tmp_path: Path):
     samples = tmp_path / "samples" / "epoch_001"
     assert {file.name for file in samples.iterdir()} == {"red.png", "lime.png", "captions.txt"}
     (row,) = rows(tmp_path)
-    names = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"}
+    names = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr", "bad_endings"}
     assert row.keys() == {"epoch", "step", "loss", "lr"} | names
     assert (row["epoch"], row["step"]) == (1, 3)
     assert list((tmp_path / "tensorboard").glob("events.out.*"))
@@ -354,3 +367,170 @@ def test_the_loss_is_a_mean_over_words_in_nats(configure: Any, tmp_path: Path):
     start(config, setup, tmp_path, resume=False)
     expected = math.log(len(setup.stored.vocabulary))
     assert rows(tmp_path)[0]["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+# --- Where photos come from ---
+
+
+def cached(config: TrainConfig, folder: Path, dtype: str = "float32") -> None:
+    """``captioner prepare features`` for a config."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(asdict(replace(config, run_folder=str(folder)))))
+    features = str(folder / "features")
+    assert main(["prepare", "features", str(path), "-o", features, "--dtype", dtype]) == 0
+    config.data.features = features
+
+
+@pytest.mark.slow
+def test_a_cache_trains_the_same_model_as_the_photos(configure: Any, tmp_path: Path):
+    """Batches of 4 of 8 photos and one of 8 for the cache: no photo's features depend on others."""
+    changes: dict[str, Any] = {"training": {"batch_size": 4}, "data": {"horizontal_flip": True}}
+    train(configure(**changes), tmp_path / "photos")
+    config = configure(**changes)
+    cached(config, tmp_path)
+    train(config, tmp_path / "features")
+    assert_twins(tmp_path / "photos", tmp_path / "features")
+
+
+@pytest.mark.slow
+def test_a_run_from_features_that_was_stopped_is_the_twin_of_one_that_was_not(
+    configure: Any, tmp_path: Path
+):
+    config = configure(**AVERAGED)
+    cached(config, tmp_path, "float16")
+    train(config, tmp_path / "straight")
+    with signal_in_step(4), pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped")
+    train(config, tmp_path / "stopped", resume=True)
+    assert_twins(tmp_path / "straight", tmp_path / "stopped")
+
+
+def test_features_of_another_encoder_are_refused(configure: Any, tmp_path: Path):
+    config = configure()
+    cached(config, tmp_path)
+    other = configure(training={"seed": 5})  # other weights: they are random
+    other.data.features = config.data.features
+    with pytest.raises(DataError, match="was made with other weights"):
+        prepare(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_teach_as_photos_do_and_can_be_resumed(configure: Any, tmp_path: Path, workers: int):
+    config = configure(data={"workers": workers}, training={"epochs": 2})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(asdict(config)))
+    shards = str(tmp_path / "shards")
+    assert main(["prepare", "shards", str(path), "-o", shards, "--photos-per-shard", "3"]) == 0
+    config.data.shards = shards
+    config.data.images = [*config.data.images]
+    train(config, tmp_path / "straight")
+    with signal_in_step(2), pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped")
+    train(config, tmp_path / "stopped", resume=True)
+    assert_twins(tmp_path / "straight", tmp_path / "stopped")
+    assert progress_of(tmp_path / "straight")["photos"] == 8
+
+
+def test_another_order_of_photos_is_refused_on_the_way(configure: Any, tmp_path: Path):
+    with signal_in_step(2), pytest.raises(Interrupted):
+        train(configure(), tmp_path)
+    with pytest.raises(CheckpointError, match="source photos in buckets of 64 batches, now it is"):
+        train(configure(data={"bucket_batches": 1}), tmp_path, resume=True)
+
+
+# --- The rest of the recipe ---
+
+
+def test_a_step_in_parts_is_the_whole_step(configure: Any, tmp_path: Path):
+    def after_one_step(micro_batch: int) -> dict[str, torch.Tensor]:
+        config = configure(
+            training={"batch_size": 8, "micro_batch": micro_batch, "epochs": 1},
+            decoder={"dropout": 0.0},
+        )
+        return train(config, tmp_path / str(micro_batch)).model.decoder.state_dict()
+
+    whole, parts = after_one_step(0), after_one_step(3)
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:
+    """Validations find these, whatever the model says."""
+    scores, whole = iter(ciders), Trainer._validate
+
+    def validate(self: Trainer, stored: StoredModel) -> Any:
+        found, sentences = whole(self, stored)
+        found.corpus["CIDEr"] = next(scores)
+        return found, sentences
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
+
+
+def test_a_plateau_halves_the_learning_rate(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    judged(monkeypatch, [0.3, 0.3, 0.2, 0.4, 0.1, 0.1])
+    settings = {"schedule": "plateau", "plateau_patience": 2, "epochs": 6, "lr": 1e-3}
+    train(configure(training=settings), tmp_path)
+    # Two validations without a better one: halved after the third and after the sixth.
+    assert [row["lr"] for row in rows(tmp_path)] == [1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 5e-4]
+
+
+def test_the_best_are_kept_and_averaged(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    judged(monkeypatch, [0.3, 0.1, 0.5, 0.4, 0.6])
+    train(configure(training={"epochs": 4, "keep_best": 2}), tmp_path)
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert kept == ["epoch_003", "epoch_004"]
+    third, fourth, average = (
+        load_file(tmp_path / name / "model.safetensors")
+        for name in ("kept/epoch_003", "kept/epoch_004", "average")
+    )
+    name = "decoder.word_output.weight"
+    expected = ((third[name].double() + fourth[name].double()) / 2).half()
+    assert torch.equal(average[name], expected)
+    assert not torch.equal(third[name], fourth[name])
+    info = load(tmp_path / "average", device="cpu").info["training"]
+    assert info["average_of_epochs"] == [3, 4]
+    assert info["CIDEr"] == 0.6
+
+
+@pytest.mark.slow
+def test_self_critical_training_raises_the_reward(configure: Any, tmp_path: Path):
+    train(configure(training={"epochs": 4, "lr": 1e-2}), tmp_path / "first")
+    config = configure(
+        init_from=str(tmp_path / "first" / "best"),
+        training={"epochs": 3, "lr": 5e-3, "objective": "self_critical", "batch_size": 8},
+        self_critical={"max_length": 6, "samples": 10},
+    )
+    setup = prepare(config)
+    setup.train = setup.train * 30  # an epoch is 30 steps
+    start(config, setup, tmp_path / "second", resume=False)
+    found = rows(tmp_path / "second")
+    assert found[-1]["reward"] > 1.2 * found[0]["reward"] > 0
+    assert all(row["reward_signature"].startswith("cider-d:1|bleu-4:0|end:yes") for row in found)
+    assert all(0 <= row["sampled_bad_endings"] <= 1 for row in found)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_checkpoint(
+    configure: Any, tmp_path: Path
+):
+    config = configure(training={"save_every": 2, "epochs": 1})
+    trainer = Trainer(config, prepare(config), RunFolder(tmp_path, config))
+    whole = trainer.step
+
+    def step(*given: Any) -> None:
+        if trainer.progress.step == 2:
+            with torch.no_grad():
+                trainer.model.decoder.word_output.bias.fill_(math.nan)
+        whole(*given)
+
+    trainer.step = step  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match=r"the loss is nan at step 3 of 3 .*--resume auto"):
+        trainer.run()
+    assert progress_of(tmp_path)["step"] == 2
+    assert (
+        load_file(tmp_path / "state.safetensors")["model.decoder.word_output.bias"].isfinite().all()
+    )

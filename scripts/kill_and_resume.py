@@ -1,0 +1,125 @@
+"""Kill a training run at random moments, resume it, and compare its end with an unharmed run's.
+
+    python scripts/kill_and_resume.py --kills 20 -- CONFIG.yaml [settings of captioner train]
+
+The run goes through once undisturbed. Then it is started again, killed (SIGKILL, all its processes)
+at a moment drawn evenly from the time the first one took, and resumed to its end; as often as asked
+for. All ends must be equal: every tensor of the checkpoint and of the best model bit for bit, and
+every line of the metrics but the seconds. Only the CPU computes the same bits every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+TENSORS = ("state.safetensors", "best/model.safetensors")
+
+
+def main() -> None:
+    """Run, kill, resume, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, help="folder for the runs; default: a temporary one")
+    parser.add_argument("settings", nargs="+", help="what captioner train is given, after --")
+    options = parser.parse_args()
+    work = options.work or Path(tempfile.mkdtemp(prefix="kill_and_resume_"))
+    straight = work / "straight"
+    started = time.monotonic()
+    finish(straight, options.settings)
+    whole = time.monotonic() - started
+    print(f"undisturbed: {whole:.0f} s", flush=True)
+    chance = random.Random(options.seed)
+    equal = 0
+    for number in range(1, options.kills + 1):
+        folder = work / "killed"
+        shutil.rmtree(folder, ignore_errors=True)
+        moment = chance.uniform(0, whole)
+        kill_at(moment, folder, options.settings)
+        found = "nothing yet"
+        if (folder / "state.safetensors").exists():
+            found = f"step {progress_of(folder)['step']}"
+        finish(folder, options.settings)
+        different = differences(straight, folder)
+        equal += not different
+        print(
+            f"{number}: killed after {moment:.1f} s, resumed from {found}: "
+            f"{'equal' if not different else 'DIFFERENT: ' + ', '.join(different)}",
+            flush=True,
+        )
+    print(f"{equal} of {options.kills} ends are equal to the undisturbed run's")
+    if options.work is None:
+        shutil.rmtree(work)
+    sys.exit(equal < options.kills)
+
+
+def command(folder: Path, settings: list[str]) -> list[str]:
+    """The training command, which goes on where the folder is."""
+    run = ["--run-folder", str(folder), "--resume", "auto"]
+    return [sys.executable, "-m", "captioner", "train", *settings, *run]
+
+
+def finish(folder: Path, settings: list[str]) -> None:
+    """Train to the end."""
+    subprocess.run(command(folder, settings), check=True, capture_output=True, text=True)
+
+
+def kill_at(moment: float, folder: Path, settings: list[str]) -> None:
+    """Train for so many seconds at most."""
+    with subprocess.Popen(
+        command(folder, settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as run:
+        try:
+            run.wait(moment)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What of two runs is not the same."""
+    wrong = []
+    for name in TENSORS:
+        ones, others = load_file(one / name), load_file(other / name)
+        same = ones.keys() == others.keys() and all(
+            torch.equal(ones[key], others[key]) for key in ones
+        )
+        wrong += [] if same else [name]
+    wrong += [] if metrics_of(one) == metrics_of(other) else ["metrics.jsonl"]
+    drop = ("seconds",)
+    states = [{k: v for k, v in progress_of(f).items() if k not in drop} for f in (one, other)]
+    return wrong + ([] if states[0] == states[1] else ["progress"])
+
+
+def metrics_of(folder: Path) -> list[dict[str, object]]:
+    """Every validation without its seconds."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
+
+
+def progress_of(folder: Path) -> dict[str, object]:
+    """What the checkpoint has counted."""
+    raw = (folder / "state.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    progress: dict[str, object] = json.loads(header["__metadata__"]["progress"])
+    return progress
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Curves and pictures in TensorBoard; trackers that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from captioner.errors import ConfigError
+from captioner.training.run_folder import RunFolder
+from captioner.training.trackers import Trackers, flat
+
+
+@pytest.fixture
+def folder(configure: Any, tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run", configure())
+
+
+def row(epoch: int) -> dict[str, Any]:
+    return {"epoch": epoch, "step": 10 * epoch, "CIDEr": 0.1 * epoch, "signature": "words"}
+
+
+def events_of(folder: RunFolder) -> EventAccumulator:
+    return EventAccumulator(str(folder.path / "tensorboard")).Reload()
+
+
+def test_curves_hold_what_was_logged_and_what_the_folder_held(folder: RunFolder):
+    folder.add_metrics(row(1))
+    with Trackers(["tensorboard"], folder) as trackers:
+        trackers.log(row(2))
+    events = events_of(folder)
+    assert events.Tags()["scalars"] == ["CIDEr"]
+    points = [(event.step, event.value) for event in events.Scalars("CIDEr")]
+    assert points == [(10, pytest.approx(0.1)), (20, pytest.approx(0.2))]
+
+
+def test_pictures_are_shown_as_they_are(folder: RunFolder, tmp_path: Path):
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "dog.png")
+    with Trackers(["tensorboard"], folder) as trackers:
+        trackers.show({"dog": tmp_path / "dog.png"}, step=7)
+    (image,) = events_of(folder).Images("samples/dog")
+    assert (image.step, image.width, image.height) == (7, 30, 20)
+
+
+def test_without_trackers_nothing_is_written(folder: RunFolder):
+    with Trackers([], folder) as trackers:
+        trackers.log(row(1))
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("wandb", "'wandb', which is not installed"), ("all", "'all', which is unknown"),
+     ("curves", "'curves', which is unknown; give some of aim, ")],
+)  # fmt: skip
+def test_trackers_that_are_not_there(folder: RunFolder, name: str, expected: str):
+    with pytest.raises(ConfigError, match=expected) as caught:
+        Trackers([name], folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_are_told_flat():
+    nested = {"run": "a", "data": {"images": ["b"], "deep": {"x": 1}}, "none": None}
+    assert flat(nested) == {"run": "a", "data.images": '["b"]', "data.deep.x": 1, "none": None}
