@@ -27,9 +27,9 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal, overload
 
 if sys.platform != "win32":
     import fcntl
@@ -49,51 +49,49 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         OSError: It cannot be written (a full disk, no permission, a folder of that name); the old
             file stays as it was and nothing is left beside it.
     """
-    content = data.encode() if isinstance(data, str) else data
-    with _named_after(path):
-        if Path(path).exists() and not Path(path).is_file():
-            Path(path).write_bytes(
-                content
-            )  # never rename over a device; a folder refuses by itself
-            return
-        target = Path(path).resolve()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
-        temporary = _sibling(target, "tmp")
-        try:
-            _write_synced(temporary, content, mode=_mode_of(target))
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _fsync_folder(target.parent)
+    with atomic_open(path, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@overload
+def atomic_open(path: str | Path) -> AbstractContextManager[IO[str]]: ...
+
+
+@overload
+def atomic_open(path: str | Path, mode: Literal["wb"]) -> AbstractContextManager[IO[bytes]]: ...
 
 
 @contextmanager
-def atomic_open(path: str | Path) -> Iterator[IO[str]]:
-    """A text file to be written bit by bit that takes its place only when it is complete.
+def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """A file to be written bit by bit that takes its place only when it is complete.
 
     Args:
-        path: The file to write or replace.
+        path: The file to write or replace; see `atomic_write`.
+        mode: ``w`` for UTF-8 text, ``wb`` for bytes.
 
     Yields:
-        A file open for UTF-8 text.
+        The open file.
 
     Raises:
         OSError: It cannot be written. As after any error in the block, the old file stays as it
             was and the temporary is removed.
     """
+    text: dict[str, Any] = (
+        {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
+    )
     with _named_after(path):
-        target = Path(path).resolve()
-        if target.exists() and not target.is_file():  # a device or a pipe: written through
-            with target.open("w", encoding="utf-8") as file:
+        if Path(path).exists() and not Path(path).is_file():
+            with Path(path).open(mode, **text) as file:  # never rename over a device
                 yield file
             return
+        target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
         temporary = _sibling(target, "tmp")
         try:
-            with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            with temporary.open(mode.replace("w", "x"), **text) as file, _locked(temporary):
+                if (permissions := _mode_of(target)) is not None:
+                    temporary.chmod(permissions)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -129,18 +127,15 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         _remove_leftovers(target)
         temporary = _sibling(target, "tmp")
         temporary.mkdir()
-    lock = _lock(temporary)
-    try:
-        yield temporary
-        with _named_after(path):
-            _fsync_tree(temporary)
-            _swap_in(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
+    with _locked(temporary):
+        try:
+            yield temporary
+            with _named_after(path):
+                _fsync_tree(temporary)
+                _swap_in(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 def complete_folder(path: str | Path) -> Path:
@@ -246,25 +241,22 @@ def _lock(path: Path) -> int | None:
     return descriptor
 
 
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Mark a temporary as in use."""
+    lock = _lock(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
 def _mode_of(target: Path) -> int | None:
     try:
         return stat.S_IMODE(target.stat().st_mode)
     except FileNotFoundError:
         return None
-
-
-def _write_synced(temporary: Path, content: bytes, *, mode: int | None) -> None:
-    with temporary.open("xb") as file:
-        lock = _lock(temporary)
-        try:
-            if mode is not None:
-                temporary.chmod(mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        finally:
-            if lock is not None:
-                os.close(lock)
 
 
 def _fsync_tree(folder: Path) -> None:

@@ -1,17 +1,22 @@
 """Measure a training step of the decoder against the textbook's, with the same weights.
 
     python scripts/benchmark_training.py [--sizes 196 2048 512 9490] [--photos 32] [--captions 5]
+                                         [--project]
 
 The textbook's step is the one that tutorials teach: every caption is an item with features of its
 own, sorted by length; at every word all regions are projected anew, the score is taken whole, the
 LSTM reads word and context through one matrix, and the vocabulary is scored; float32 throughout.
 Ours shares the photo among its captions. Both start from stored features (frozen encoder), end with
 an optimizer step, and are given the same weights: the script checks that loss and gradients agree.
-Captions have the lengths of COCO's (3,431 captions of 2017's training photos).
+Captions have the lengths of COCO's (3,431 captions of 2017's training photos), in a batch as
+training makes it, of photos with captions of like lengths.
 
 The floor is the longer of two times: the products that our step needs, at the speed of one large
 product, and the bytes that it cannot but move (features, weights, their gradients and moments), at
 the speed of one large copy; both speeds are measured in the same run.
+
+``--project`` adds what configs/coco_resnet101.yaml would take on this machine, from these steps and
+from the encoder's speed at 448 pixels.
 """
 
 from __future__ import annotations
@@ -28,15 +33,23 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.config import DecoderConfig, TrainingConfig
+from captioner.data.batches import EpochSampler
 from captioner.hardware import autocast, keep_freed_memory, peak_memory, pick_precision
 from captioner.models.decoder import BahdanauDecoder, build_decoder
-from captioner.models.losses import caption_losses
+from captioner.models.encoder import build_encoder
+from captioner.models.layout import Layout
+from captioner.models.losses import caption_losses, longest_first
 from captioner.vocabulary import END, PAD, START
 
 # How many of COCO's captions have so many tokens, without start and end.
 LENGTHS = {7: 29, 8: 563, 9: 754, 10: 721, 11: 518, 12: 367, 13: 185, 14: 106, 15: 60, 16: 41,
            17: 33, 18: 10, 19: 12, 20: 5, 21: 7, 22: 6, 23: 3, 24: 3, 25: 4, 26: 1}  # fmt: skip
 PENALTY = 0.02
+BUCKET = 64
+"""Batches whose photos are sorted by their captions' lengths, as ``data.bucket_batches``."""
+
+COCO = {"photos": 113_287, "validation": 5_000, "epochs": 20, "image_size": 448}
+"""Karpathy's split and configs/coco_resnet101.yaml."""
 
 
 class Textbook(nn.Module):
@@ -105,6 +118,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
+    parser.add_argument("--project", action="store_true", help="the whole of COCO")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # one formulation's peak memory
     options = parser.parse_args()
     keep_freed_memory()  # as the command line does
@@ -123,11 +137,12 @@ def main() -> None:
         f"{options.photos} photos x {options.captions} captions; L, D, A = E = N, V: "
         f"{', '.join(map(str, options.sizes))}; {device}, {torch.get_num_threads()} threads"
     )
+    print(f"padding: {100 * padding(captions(options)):.1f}% of what the steps run on")
     agreement(options, device)
     jobs = {name: make_job(name, options, device) for name in names}
     times = measure(jobs, options.rounds, device)
     floors = {name: floor(name, options, device) for name in names[1:]}
-    captions = options.photos * options.captions
+    count = options.photos * options.captions
     print(
         "\n| step | captions/s | times the textbook | peak memory (MB) | share of it | of floor |"
     )
@@ -140,25 +155,36 @@ def main() -> None:
         )
         share = f"{100 * floors[name] / seconds:.0f}%" if name in floors else ""
         print(
-            f"| {name} | {captions / seconds:.0f} | {ratio:.1f} | {plain[name]:.0f} | "
+            f"| {name} | {count / seconds:.0f} | {ratio:.1f} | {plain[name]:.0f} | "
             f"{plain[name] / plain['textbook']:.2f} | {share} |"
         )
+    if options.project:
+        project(options, device, names[-1], statistics.median(times[names[-1]]), plain[names[-1]])
 
 
 def captions(options: argparse.Namespace) -> Tensor:
-    """Captions of COCO's lengths and random words, (B, R, T + 1)."""
+    """Captions of COCO's lengths and random words, (B, R, T + 1); a batch of a bucketed epoch."""
     generator = torch.Generator().manual_seed(0)
-    shape = (options.photos, options.captions)
+    shape = (BUCKET * options.photos, options.captions)
     pool = torch.tensor([n for n, count in LENGTHS.items() for _ in range(count)])
     lengths = pool[torch.randint(len(pool), shape, generator=generator)]
-    tokens = torch.randint(
-        4, options.sizes[3], (*shape, int(lengths.max()) + 2), generator=generator
-    )
-    places = torch.arange(tokens.shape[2])
+    sampler = EpochSampler(lengths.tolist(), options.photos, seed=0, bucket=BUCKET)
+    batches = [lengths[[index for _, index in batch]] for batch in sampler]
+    lengths = sorted(batches, key=lambda batch: int(batch.sum()))[BUCKET // 2]  # the median
+    shape = (options.photos, options.captions, int(lengths.max()) + 2)
+    tokens = torch.randint(4, options.sizes[3], shape, generator=generator)
+    places = torch.arange(shape[2])
     tokens[..., 0] = START
     tokens[places == lengths.unsqueeze(2) + 1] = END
     tokens[places > lengths.unsqueeze(2) + 1] = PAD
     return tokens
+
+
+def padding(tokens: Tensor) -> float:
+    """Share of what the decoder's steps run on that is no word."""
+    tokens = longest_first(tokens).sort_captions(tokens)
+    inputs = tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)
+    return 1 - float((tokens[..., 1:] != PAD).sum()) / sum(Layout.of(inputs).sizes)
 
 
 def at_random(options: argparse.Namespace, device: torch.device) -> tuple[BahdanauDecoder, Tensor]:
@@ -220,6 +246,32 @@ def agreement(options: argparse.Namespace, device: torch.device) -> None:
     apart_by = max(float((a - b).norm() / a.norm()) for a, b in zip(wanted, given, strict=True))
     loss = abs(float((found / theirs).detach()) - 1)
     print(f"relative difference of loss: {loss:.1e}, of gradients: {apart_by:.1e}")
+
+
+def project(
+    options: argparse.Namespace, device: torch.device, name: str, step: float, memory: float
+) -> None:
+    """Hours and bytes of the COCO recipe."""
+    encoder = build_encoder("resnet101", "none").to(device, memory_format=torch.channels_last)
+    size = COCO["image_size"]
+    pixels = torch.randn(8, 3, size, size, device=device).to(memory_format=torch.channels_last)
+
+    def encode() -> None:
+        with torch.inference_mode(), autocast(name, device):  # type: ignore[arg-type]
+            encoder(pixels)
+
+    seconds = statistics.median(measure({"encode": encode}, 5, device)["encode"]) / len(pixels)
+    photos = COCO["photos"] + COCO["validation"]
+    row = options.sizes[0] * options.sizes[1] * 2
+    steps = COCO["epochs"] * -(-COCO["photos"] // options.photos)
+    hours = steps * step / 3600
+    print(
+        f"\nCOCO, {name}: encoder {1 / seconds:.1f} photos/s, {photos * seconds / 3600:.1f} h for "
+        f"all {photos:,}; their features in 16 bits {photos * row / 1e9:.0f} GB\n"
+        f"{steps:,} steps of {options.photos} photos in {COCO['epochs']} epochs: {hours:.1f} h and "
+        f"{memory / 1e3:.1f} GB from features, "
+        f"{hours + steps * options.photos * seconds / 3600:.0f} h from photos"
+    )
 
 
 def measure(

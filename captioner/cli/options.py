@@ -41,6 +41,15 @@ class Parser(jsonargparse.ArgumentParser):
         return argument
 
 
+class ConfigFirst(Parser):
+    """A parser whose leading argument, where it is no option, is the ``--config`` file."""
+
+    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
+        """Parse arguments, the file named or not."""
+        named = bool(argv) and not argv[0].startswith("-")
+        return super().parse(["--config", *argv] if named else argv)
+
+
 def _one_line(message: str) -> str:
     """Jsonargparse's complaint about a value, in our words; other messages on one line."""
     message = " ".join(message.split())
@@ -60,9 +69,9 @@ class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
         return re.sub(r" \((?:type: [^()]*, )?default: null\)| \(default: \[\]\)", "", text)
 
 
-def new_parser(command: str, description: str, usage: str) -> Parser:
+def new_parser(command: str, description: str, usage: str, kind: type[Parser] = Parser) -> Parser:
     """A parser for one subcommand."""
-    return Parser(
+    return kind(
         prog=f"captioner {command}",
         description=description,
         usage=f"captioner {command} {usage}",

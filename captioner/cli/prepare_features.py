@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonargparse
-
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.options import Parser, new_parser, warn
+from captioner.cli.options import Parser, warn
+from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError, DataError
 
@@ -22,29 +21,15 @@ if TYPE_CHECKING:
     from captioner.data.feature_writer import FeaturePlan, FeatureWriter
     from captioner.data.preprocessing import Preprocessing
 
-OWN = ("config", "output", "dtype", "batch_size", "device", "force")
-"""Options that are no settings of a run."""
-
-
-class _ConfigFirst(Parser):
-    """A parser that takes the config file without ``--config``, as ``captioner train`` does."""
-
-    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        named = bool(argv) and not argv[0].startswith("-")
-        return super().parse(["--config", *argv] if named else argv)
-
 
 def parser() -> Parser:
     """Every setting of ``TrainConfig``, and what the cache is made with."""
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    new = new_parser(
+    new = new_train_parser(
         "prepare features",
         "Encode the photos of a training run once, so that its epochs need not: the encoder has to "
         "be frozen. Stopped at any moment, the same command goes on where it was.",
         "CONFIG.yaml [--data.images ...] -o FOLDER",
     )
-    new.__class__ = _ConfigFirst
-    new.add_argument("--config", action="config", help="YAML file with the run's settings")
     new.add_argument("-o", "--output", required=True, help="folder for the features")
     new.add_argument(
         "--dtype",
@@ -61,9 +46,8 @@ def parser() -> Parser:
 
 def run(options: Any) -> int:
     """Encode what is missing."""
-    settings = parser().instantiate(options.clone(with_meta=False)).as_dict()
-    own = {name: settings.pop(name) for name in OWN}
-    config, folder = TrainConfig(**settings), Path(own["output"])
+    config, own = read_train_config(parser(), options)
+    folder = Path(own["output"])
     if config.encoder.finetune_from is not None:
         raise ConfigError(
             f"encoder.finetune_from is {config.encoder.finetune_from}: the features of an encoder "

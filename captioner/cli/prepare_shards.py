@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 from tqdm import tqdm
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.options import Parser, new_parser, warn
+from captioner.cli.options import Parser, warn
+from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
-
-
-class _ConfigFirst(Parser):
-    """A parser whose first argument may be the config file."""
-
-    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """Parse arguments as ``captioner train`` does."""
-        argv = list(argv)
-        return super().parse(["--config", *argv] if argv and argv[0][:1] != "-" else argv)
 
 
 def parser() -> Parser:
     """Every setting of ``TrainConfig``, as in ``captioner train``, and the command's own."""
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    plain = new_parser(
+    new = new_train_parser(
         "prepare shards",
         "Write the training photos of a config and their captions into tar files in WebDataset's "
         "form, which training streams: for data on a network or on more than one disk. A run that "
         "was stopped goes on when the command is given again.",
         "CONFIG.yaml [--data.images FOLDER ...] -o FOLDER",
     )
-    new = _ConfigFirst(
-        prog=plain.prog,
-        description=plain.description,
-        usage=plain.usage,
-        exit_on_error=True,
-        allow_abbrev=False,
-        formatter_class=plain.formatter_class,
-    )
-    new.add_argument("--config", action="config", help="YAML file with settings")
     new.add_argument("-o", "--output", required=True, help="folder to write to")
     new.add_argument(
         "--photos-per-shard",
@@ -57,11 +37,8 @@ def parser() -> Parser:
 
 def run(options: Any) -> int:
     """Read the captions, write the shards, name the photos that were left out."""
-    settings = parser().instantiate(options.clone(with_meta=False)).as_dict()
-    settings.pop("config")
-    folder, force = Path(settings.pop("output")), settings.pop("force")
-    photos_per_shard = settings.pop("photos_per_shard")
-    config = TrainConfig(**settings)
+    config, own = read_train_config(parser(), options)
+    folder, force = Path(own["output"]), own["force"]
     from captioner.data.shards import write_shards
     from captioner.training.setup import read_data
 
@@ -74,7 +51,7 @@ def run(options: Any) -> int:
             written = write_shards(
                 images,
                 folder,
-                photos_per_shard=photos_per_shard,
+                photos_per_shard=own["photos_per_shard"],
                 seed=config.training.seed,
                 force=force,
                 progress=bar.update,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import jsonargparse
+from typing import NamedTuple
 
 from captioner.cli.main import INTERRUPTED, OK
-from captioner.cli.options import Parser, new_parser
+from captioner.cli.options import Parser
+from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError
 
@@ -19,43 +19,49 @@ RUN_FILES = ("state.safetensors", "metrics.jsonl", "best", "samples", "tensorboa
 
 def parser() -> Parser:
     """Every setting of ``TrainConfig`` as an option."""
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    new = new_parser(
+    new = new_train_parser(
         "train",
         "Train a model. Every setting may stand in the file and be changed on the command line.",
-        "[CONFIG.yaml] [--resume auto] [--force] [--training.epochs 20 ...]",
+        "[CONFIG.yaml] [--resume auto] [--force] [--dry-run] [--training.epochs 20 ...]",
     )
-    new.add_argument("--config", action="config", help="YAML file with settings")
     new.add_argument(
         "--resume",
         choices=["auto"],
         help="auto: go on where the run folder's checkpoint is, or start when there is none",
     )
     new.add_argument("--force", action="store_true", help="start over in a used run folder")
+    new.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check settings, data, memory and disk, take a few steps, and say how long the run "
+        "would take; nothing is written",
+    )
     new.add_class_arguments(TrainConfig)
     return new
 
 
-def read(argv: Sequence[str]) -> tuple[TrainConfig, bool, bool]:
-    """The config, whether to resume, whether to start over."""
-    argv = list(argv)
-    if argv and not argv[0].startswith("-"):
-        argv = ["--config", *argv]
+class Wish(NamedTuple):
+    """What is asked for beside the settings."""
+
+    resume: bool
+    force: bool
+    dry_run: bool
+
+
+def read(argv: Sequence[str]) -> tuple[TrainConfig, Wish]:
+    """The config, and what is to be done with it."""
     new = parser()
-    arguments = new.parse(argv)
-    settings = new.instantiate(arguments.clone(with_meta=False)).as_dict()
-    resume, force = settings.pop("resume") is not None, settings.pop("force")
-    settings.pop("config")
-    return TrainConfig(**settings), resume, force
+    config, own = read_train_config(new, new.parse(argv))
+    return config, Wish(own["resume"] is not None, own["force"], own["dry_run"])
 
 
 def main(argv: Sequence[str]) -> int:
     """Train to the end, or until interrupted."""
-    config, resume, force = read(argv)
+    config, wish = read(argv)
     folder = Path(config.run_folder)
-    state = folder / "state.safetensors"
+    resume = wish.resume and (folder / "state.safetensors").exists()
     used = any((folder / name).exists() for name in RUN_FILES)
-    if used and not (resume and state.exists()) and not force:
+    if used and not (resume or wish.force or wish.dry_run):
         raise ConfigError(
             f"{folder} holds a run or other files of such names; go on with --resume auto, start "
             "over with --force, or give another --run-folder"
@@ -69,8 +75,13 @@ def main(argv: Sequence[str]) -> int:
         f"{len(setup.stored.vocabulary)} words, run folder {folder}",
         file=sys.stderr,
     )
+    if wish.dry_run:
+        from captioner.training.rehearsal import rehearse
+
+        print(rehearse(config, setup, folder))
+        return OK
     try:
-        progress = start(config, setup, folder, resume=resume and state.exists())
+        progress = start(config, setup, folder, resume=resume)
     except Interrupted:
         print(
             f"captioner: interrupted; the state is saved, go on with: captioner train --config "

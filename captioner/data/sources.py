@@ -28,7 +28,8 @@ from captioner.data.batches import (
 )
 from captioner.data.features import FeatureCache
 from captioner.data.preprocessing import Preprocessing
-from captioner.data.shards import ShardStream, read_manifest, shard_loader
+from captioner.data.shard_stream import ShardStream, shard_loader
+from captioner.data.shards import read_manifest
 
 AHEAD = 2
 """Batches of features that are read while the model works on one."""

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import ConfigError
-from captioner.evaluation.cider import END_WORD, SIGMA, Matches, References, Sentences
 from captioner.evaluation.metrics import bleu_from_counts
+from captioner.evaluation.references import END_WORD, SIGMA, Matches, References, Sentences
 from captioner.frequencies import ORDERS, DocumentFrequencies
 from captioner.vocabulary import SPECIAL_NAMES, Vocabulary
 

@@ -5,7 +5,8 @@ Notation: B photos, R captions a photo, T steps, L regions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from captioner.config import TrainingConfig
 from captioner.models.attention import HardAttention, Memory, widen
-from captioner.models.decoder import Decoder, Layout, upload
+from captioner.models.decoder import Decoder
+from captioner.models.layout import Layout, upload
 from captioner.vocabulary import PAD, UNSPOKEN
 
 Weights: TypeAlias = Callable[[], Tensor]
@@ -66,14 +68,15 @@ def caption_losses(
             None: the true words. See ``scheduled_inputs``.
         weights: Gives what each caption's cross-entropy counts, (B, R), on the CPU; it is called
             when the device has its work, so that it may take a while. None: 1. With weights the
-            words that the search never says are no choice: the captions are then the model's own,
-            drawn without these words.
+            words that the search never says are no choice and dropout is off: the captions are
+            then the model's own, drawn without either.
     """
     tokens = tokens.cpu()
     inputs = tokens[..., :-1] if inputs is None else inputs.cpu()
     order = longest_first(tokens)
     memory, tokens, inputs = order.sort(memory, tokens, inputs)
-    said = say(decoder, memory, inputs, tokens[..., 1:])
+    with nullcontext() if weights is None else _without_dropout(decoder):
+        said = say(decoder, memory, inputs, tokens[..., 1:])
     if weights is None:
         cross_entropy = nn.functional.cross_entropy(
             said.logits,
@@ -114,6 +117,14 @@ def caption_losses(
     if decoder.training and int(said.words):
         decoder.attention.observe(log_probs.sum() / int(said.words))
     return Losses(cross_entropy, penalty, surrogate, spread, words)
+
+
+@contextmanager
+def _without_dropout(decoder: Decoder) -> Iterator[None]:
+    training = decoder.dropout.training
+    decoder.dropout.eval()
+    yield
+    decoder.dropout.train(training)
 
 
 class Said(NamedTuple):

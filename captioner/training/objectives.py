@@ -23,7 +23,7 @@ from captioner.evaluation.reward import CaptionReward
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Weights, scheduled_inputs
 from captioner.tokenizer import tokenize
-from captioner.vocabulary import BAD_ENDINGS, Vocabulary
+from captioner.vocabulary import BAD_ENDINGS, PAD, Vocabulary
 
 SUMS = ("loss", "words", "reward", "baseline", "samples", "bad_endings", "waited")
 """What is summed over an epoch: cross-entropy (nats), words; and of drawn captions their rewards,
@@ -151,18 +151,21 @@ class SelfCritical:
 
     def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
         """See ``Objective``; a photo's draws are a function of seed, step and photo."""
-        real = batch.tokens[:, 0, 0] != 0  # the others only fill a place
-        found = self._draw(model, images, batch.image_ids, step)
+        real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others only fill a place
+        if not len(real):
+            nothing = torch.zeros(len(images), 1)
+            return Task(images, batch.tokens[:, :1], 0, weights=lambda: nothing)
+        images, image_ids = images[real.to(images.device)], [batch.image_ids[i] for i in real]
+        found = self._draw(model, images, image_ids, step)
         samples = [[one.tokens for one in of_photo] for of_photo in found.drawn]
         ended = [[one.ended for one in of_photo] for of_photo in found.drawn]
         tokens = pad_captions(samples, ended)
-        tokens[~real] = 0
-        judged = self._thread.submit(self._judge, batch.image_ids, samples, ended, found.greedy)
+        judged = self._thread.submit(self._judge, image_ids, samples, ended, found.greedy)
         self._sums["samples"] += sum(map(len, samples))
         self._sums["bad_endings"] += sum(
             bool(words) and words[-1] in self._asking for of_photo in samples for words in of_photo
         )
-        words = int((tokens[..., 1:] != 0).sum())
+        words = int((tokens[..., 1:] != PAD).sum())
         return Task(images, tokens, words, weights=lambda: self._weights(judged))
 
     def _draw(

@@ -45,10 +45,9 @@ class RunFolder:
 
         Args:
             epoch: Epochs that are done.
-            fresh: The run starts over: the state and the best model of another one go too.
+            fresh: The run starts over: the models of another one go too.
         """
         if fresh:
-            self.state.unlink(missing_ok=True)  # first: nothing may resume what is half removed
             for folder in (self.best, self.path / "kept"):
                 shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(self.average, ignore_errors=True)

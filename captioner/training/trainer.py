@@ -130,9 +130,12 @@ class Trainer:
         averaged = config.keep_best == 1 or self.folder.average.exists()
         if self._ended() and averaged:
             return progress
-        if main:
-            self.folder.open(progress.epoch, fresh=progress.step == 0)
         trackers = Trackers(config.trackers if main else [], self.folder)
+        fresh = progress.step == 0
+        if fresh:  # before anything else is there or gone: a run that is killed can be resumed
+            self._save()
+        if main:
+            self.folder.open(progress.epoch, fresh=fresh)
         distributed, optimizer = self.accelerator.prepare(self.model, self.optimizer)
         bar = tqdm(
             total=self.total_steps,
@@ -144,43 +147,57 @@ class Trainer:
         )
         with bar, trackers, _stop_signals() as stop:
             while not self._ended():
-                self.model.train(self.objective.drops_out)
-                started = time.monotonic()
-                for batch in self.source.batches(progress.epoch, progress.batch):
-                    self.step(distributed, optimizer, batch)
-                    progress.batch += 1
-                    progress.step += 1
-                    bar.update()
-                    if self.device.type == "cpu" or progress.step % LOOK_EVERY == 0:
-                        self._look()
-                        bar.set_postfix({"epoch": progress.epoch + 1} | self._so_far())
-                    stopping = self._any(stop.requested)
-                    if stopping or progress.step % config.save_every == 0:
-                        started = self._clock(started)
-                        self._save()
-                    if stopping:
-                        raise Interrupted
-                self._look()
-                self._clock(started)
-                scores, sentences = self._validate(self._kept())
-                rate = config.lr * self._lr_factor(progress.step - 1)  # before it may be halved
-                better = self._judge(scores)
-                if main:
-                    row = self._row(scores, sentences, rate)
-                    self.folder.add_metrics(row)
-                    trackers.log(row)
-                    bar.write(_line(row), file=sys.stderr)
-                    self._keep(row, better)
-                progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
-                self._save()
-                if main:  # last: a drawing that fails loses nothing
-                    drawn = self.folder.add_samples(
-                        progress.epoch, sentences[: config.sample_images]
-                    )
-                    trackers.show(drawn, progress.step)
+                self._learn(distributed, optimizer, bar, stop)
+                self._close_epoch(bar, trackers)
             if config.keep_best > 1:
                 self._average_best(bar)
         return progress
+
+    def _learn(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, bar: Any, stop: _Stop
+    ) -> None:
+        """What is left of the epoch's steps."""
+        progress = self.progress
+        self.model.train(self.objective.drops_out)
+        started = time.monotonic()
+        for batch in self.source.batches(progress.epoch, progress.batch):
+            self.step(model, optimizer, batch)
+            progress.batch += 1
+            progress.step += 1
+            bar.update()
+            looks = self.device.type == "cpu" or progress.step % LOOK_EVERY == 0
+            if looks:
+                self._look()
+                bar.set_postfix({"epoch": progress.epoch + 1} | self._so_far())
+            # Processes agree through the device, which would have to be waited for.
+            stopping = (looks or self.world == 1) and self._any(stop.requested)
+            if stopping or progress.step % self.config.training.save_every == 0:
+                self._look()
+                started = self._clock(started)
+                self._save()
+            if stopping:
+                raise Interrupted
+        self._look()
+        self._clock(started)
+
+    def _close_epoch(self, bar: Any, trackers: Trackers) -> None:
+        """Validate, tell, keep what is good, save."""
+        config, progress = self.config.training, self.progress
+        main = self.accelerator.is_main_process
+        scores, sentences = self._validate(self._kept())
+        rate = config.lr * self._lr_factor(progress.step - 1)  # before it may be halved
+        better = self._judge(scores)
+        if main:
+            row = self._row(scores, sentences, rate)
+            self.folder.add_metrics(row)
+            trackers.log(row)
+            bar.write(_line(row), file=sys.stderr)
+            self._keep(row, better)
+        progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
+        self._save()
+        if main:  # last: a drawing that fails loses nothing
+            drawn = self.folder.add_samples(progress.epoch, sentences[: config.sample_images])
+            trackers.show(drawn, progress.step)
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
         """Learn one batch; what it gives is summed up on the device.

@@ -16,7 +16,8 @@ from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
 from captioner.config import DataConfig
 from captioner.data.batches import EncodedImage
 from captioner.data.preprocessing import Preprocessing
-from captioner.data.shards import ShardStream, read_manifest, shard_loader
+from captioner.data.shard_stream import ShardStream, shard_loader
+from captioner.data.shards import read_manifest
 from captioner.training.setup import read_data
 
 

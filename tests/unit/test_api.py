@@ -535,6 +535,33 @@ def test_the_models_own_words_are_kept_in_its_folder(photos: list[Path], tmp_pat
     assert "dog" not in loaded.options(banned_words=()).banned_words
 
 
+# --- Features that are at hand ---
+
+
+@pytest.mark.parametrize("way", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
+def test_features_are_captioned_as_their_photos(
+    captioner: Captioner, photos: list[Path], way: dict[str, int]
+):
+    prepared = [captioner.prepare(photo) for photo in photos]
+    pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in prepared]))
+    with torch.no_grad():
+        features = captioner.model.encode(pixels)
+    regions = [photo.region for photo in prepared]
+    options = captioner.options(**way)
+    found = captioner.caption_features(features, regions, options)
+    for ours, expected in zip(found, captioner.caption_batch(prepared, options), strict=True):
+        for one, two in zip(ours, expected, strict=True):
+            assert_same(one, two)
+            assert one.log_prob == pytest.approx(two.log_prob, abs=1e-6)
+    halves = captioner.caption_features(features.half(), regions, options)  # as a cache keeps them
+    assert halves[0][0].log_prob == pytest.approx(found[0][0].log_prob, abs=0.05)
+
+
+def test_no_features_have_no_captions(captioner: Captioner):
+    dim = captioner.model.decoder.feature_dim
+    assert captioner.caption_features(torch.empty(0, 4, dim), [], captioner.options()) == []
+
+
 # --- Several models ---
 
 

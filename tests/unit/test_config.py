@@ -17,6 +17,7 @@ from captioner.config import (
     DecoderConfig,
     EncoderConfig,
     SearchOptions,
+    SelfCriticalConfig,
     TrainConfig,
     TrainingConfig,
 )
@@ -30,6 +31,7 @@ BAD = [
     (DataConfig, "max_words", [0], "data.max_words", "1 or more"),
     (DataConfig, "vocabulary_threshold", [0, -3], "data.vocabulary_threshold", "1 or more"),
     (DataConfig, "workers", [-1], "data.workers", "0 or more"),
+    (DataConfig, "bucket_batches", [0, -1], "data.bucket_batches", "1 (none) or more"),
     (EncoderConfig, "image_size", [0, 31], "encoder.image_size", "32 or more"),
     (EncoderConfig, "mean", [[], [0.5], [0.1] * 4], "encoder.mean", "3, one a colour channel"),
     (EncoderConfig, "std", [[], [0.5], [0.1] * 4], "encoder.std", "3, one a colour channel"),
@@ -68,11 +70,11 @@ BAD = [
     (SearchOptions, "beam_size", [2.0, "3", True], "beam-size", "a whole number"),
     *(
         (TrainingConfig, name, [0, -1], f"training.{name}", "1 or more")
-        for name in ("epochs", "batch_size", "save_every")
+        for name in ("epochs", "batch_size", "save_every", "plateau_patience", "keep_best")
     ),
     *(
         (TrainingConfig, name, [-1], f"training.{name}", "0 or more")
-        for name in ("warmup_steps", "patience", "sample_images", "limit_val")
+        for name in ("warmup_steps", "patience", "sample_images", "limit_val", "micro_batch")
     ),
     *(
         (TrainingConfig, name, [-0.1, math.nan], f"training.{name}", "0 or more")
@@ -88,6 +90,23 @@ BAD = [
     (TrainingConfig, "clip_norm", [0.0, -1.0, math.nan], "training.clip_norm", "more than 0"),
     (TrainingConfig, "label_smoothing", [-0.1, 1.0], "training.label_smoothing", "0 up to below 1"),
     (TrainingConfig, "ema_decay", [-0.1, 1.0], "training.ema_decay", "0 up to below 1"),
+    (TrainingConfig, "scheduled_sampling", [-0.1, 1.1, math.nan], "scheduled_sampling", "0 to 1"),
+    (TrainingConfig, "schedule", ["linear", ""], "training.schedule", "cosine or plateau"),
+    (
+        TrainingConfig,
+        "objective",
+        ["cider", ""],
+        "training.objective",
+        "cross_entropy or self_critical",
+    ),
+    (SelfCriticalConfig, "samples", [0, -1], "self_critical.samples", "1 or more"),
+    (SelfCriticalConfig, "samples", [1], "self_critical.samples", "2 or more, or baseline greedy"),
+    (SelfCriticalConfig, "max_length", [1, 0], "self_critical.max_length", "2 or more"),
+    (SelfCriticalConfig, "baseline", ["mean"], "self_critical.baseline", "leave_one_out or greedy"),
+    *(
+        (SelfCriticalConfig, name, [-0.5, math.nan], f"self_critical.{name}", "0 or more")
+        for name in ("cider", "bleu")
+    ),
 ]
 
 
@@ -108,7 +127,15 @@ def test_a_bad_value_is_named_with_what_is_allowed(kind, field, value, name, all
 
 
 @pytest.mark.parametrize(
-    "kind", [DataConfig, EncoderConfig, DecoderConfig, SearchOptions, TrainingConfig]
+    "kind",
+    [
+        DataConfig,
+        EncoderConfig,
+        DecoderConfig,
+        SearchOptions,
+        TrainingConfig,
+        SelfCriticalConfig,
+    ],
 )
 def test_every_number_has_a_range_that_is_tested(kind) -> None:
     numbers = {f.name for f in dataclasses.fields(kind) if f.type in ("int", "float")}
@@ -131,11 +158,52 @@ def test_every_number_has_a_range_that_is_tested(kind) -> None:
         SearchOptions(max_length=3, forced_words=("a", "dog"), banned_words=()),
         TrainingConfig(epochs=1, batch_size=1, save_every=1, lr=0.0, patience=0, limit_val=0),
         TrainingConfig(attention_penalty=0.0, hard_reward=0.0, hard_entropy=0.0),
+        TrainingConfig(scheduled_sampling=1.0, micro_batch=0, plateau_patience=1, keep_best=1),
+        DataConfig(bucket_batches=1, features="f"),
+        SelfCriticalConfig(samples=2, max_length=2, cider=0.0, bleu=1e-9),
+        SelfCriticalConfig(samples=1, baseline="greedy", cider=1e-9, bleu=0.0),
     ],
     ids=lambda config: type(config).__name__,
 )
 def test_the_edges_of_the_ranges_are_allowed(config) -> None:
     assert dataclasses.replace(config) == config
+
+
+# --- Settings that contradict each other ---
+
+SELF_CRITICAL = {"objective": "self_critical"}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: DataConfig(features="f", shards="s"), ["data.features", "data.shards"]),
+        (lambda: SelfCriticalConfig(cider=0.0, bleu=0.0), ["cider", "bleu", "both 0"]),
+        (
+            lambda: TrainConfig(
+                data=DataConfig(features="f"), encoder=EncoderConfig(finetune_from="layer3")
+            ),
+            ["data.features", "encoder.finetune_from layer3"],
+        ),
+        (
+            lambda: TrainConfig(
+                training=TrainingConfig(**SELF_CRITICAL), decoder=DecoderConfig(selection="hard")
+            ),
+            ["objective self_critical", "decoder.selection hard"],
+        ),
+        (
+            lambda: TrainConfig(training=TrainingConfig(**SELF_CRITICAL, scheduled_sampling=0.1)),
+            ["training.scheduled_sampling", "self_critical", "give 0"],
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(make, told) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+
+    message = str(caught.value)
+    assert [part for part in told if part not in message] == []
+    assert "\n" not in message
 
 
 # --- Search options together ---
@@ -293,7 +361,7 @@ def test_words_in_a_config_file_are_a_list(tmp_path, text) -> None:
     path = tmp_path / "words.yaml"
     path.write_text(f"search: {{forced_words: {text}, beam_size: 2}}", encoding="utf-8")
 
-    config, _, _ = train.read([str(path)])
+    config, _ = train.read([str(path)])
 
     assert config.search == SearchOptions(beam_size=2, forced_words=("dog", "cat"))
 
@@ -320,10 +388,10 @@ def test_no_two_runs_share_a_list() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_config_file_loads(path) -> None:
-    config, resume, force = train.read([str(path)])
+    config, wish = train.read([str(path)])
 
     assert isinstance(config, TrainConfig)
-    assert (resume, force) == (False, False)
+    assert wish == (False, False, False)
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     for room, settings in written.items():  # nothing in the file was left out or turned
         if not isinstance(settings, dict):
@@ -340,7 +408,7 @@ def test_there_are_config_files() -> None:
 def test_the_command_line_changes_what_the_file_says() -> None:
     path = CONFIGS[0]
 
-    config, resume, force = train.read(
+    config, wish = train.read(
         [
             str(path),
             "--training.epochs",
@@ -353,11 +421,12 @@ def test_the_command_line_changes_what_the_file_says() -> None:
         ]
     )
 
-    assert (config.training.epochs, config.run_folder, resume, force) == (
+    assert (config.training.epochs, config.run_folder, *wish) == (
         3,
         "elsewhere",
         True,
         True,
+        False,
     )
 
 
@@ -373,6 +442,15 @@ def test_the_command_line_changes_what_the_file_says() -> None:
         ("decoder: {order: vinyals}", "order"),
         ("decoder: {heads: 0}", "decoder.heads"),
         ("training: {hard_reward: -1}", "training.hard_reward"),
+        ("training: {objective: cider}", "objective"),
+        ("training: {schedule: linear}", "schedule"),
+        ("self_critical: {baseline: mean}", "baseline"),
+        ("self_critical: {samples: 1}", "self_critical.samples"),
+        ("data: {features: f, shards: s}", "data.features and data.shards"),
+        (
+            "{training: {objective: self_critical}, decoder: {selection: hard}}",
+            "decoder.selection hard",
+        ),
         ("colour: red", "colour"),
     ],
 )

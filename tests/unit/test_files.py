@@ -9,11 +9,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from captioner import files
-from captioner.files import atomic_folder, atomic_write, complete_folder
+from captioner.files import atomic_folder, atomic_open, atomic_write, complete_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,6 +180,28 @@ def test_leftovers_of_dead_runs_go_and_those_of_living_ones_stay(tmp_path: Path)
     finally:
         os.close(lock)
     assert names(tmp_path) == [living.name, other.name, "a"]
+
+
+# --- atomic_open ---
+
+
+@pytest.mark.parametrize(("mode", "parts"), [("w", ["Straße", "\n"]), ("wb", [b"\0", b"\xff"])])
+def test_a_file_written_bit_by_bit_takes_its_place_at_the_end(
+    tmp_path: Path, mode: Any, parts: Any
+):
+    file = tmp_path / "new folder" / "a"
+    atomic_write(file, "old")
+    with pytest.raises(ValueError, match="stop"), atomic_open(file, mode) as opened:  # noqa: PT012
+        opened.write(parts[0])
+        raise ValueError("stop")
+    assert file.read_text() == "old"
+    with atomic_open(file, mode) as opened:
+        for part in parts:
+            opened.write(part)
+        atomic_write(file, "another's")  # it leaves alone what is still being filled
+    expected = parts[0] + parts[1]
+    assert file.read_bytes() == (expected if mode == "wb" else expected.encode())
+    assert names(file.parent) == ["a"]
 
 
 # --- atomic_folder ---

@@ -124,8 +124,17 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
         "from captioner.cli.main import main; main(['--help'])",
         "from captioner.cli.main import main; main(['--version'])",
         *(
-            f"from captioner.cli.main import main; main(['{command}', '--help'])"
-            for command in ("caption", "attend", "evaluate", "train", "prepare", "info")
+            f"from captioner.cli.main import main; main([{words}, '--help'])"
+            for words in (
+                "'caption'",
+                "'attend'",
+                "'evaluate'",
+                "'train'",
+                "'info'",
+                "'prepare'",
+                "'prepare', 'features'",
+                "'prepare', 'shards'",
+            )
         ),
     ],
 )

@@ -238,8 +238,9 @@ def test_seed_and_epoch_shuffle(bucket: int):
             assert indices(sampler) == orders[-1]
     assert all(orders.count(order) == 1 for order in orders)
     assert all(order != sorted(order) for order in orders)
-    sets = [{frozenset(batch) for batch in order} for order in orders]
-    assert all(sets.count(batches) == 1 for batches in sets)  # and who shares a batch with whom
+    if bucket < 99:  # and who shares a batch with whom; a bucket over all has no choice
+        sets = [{frozenset(batch) for batch in order} for order in orders]
+        assert all(sets.count(batches) == 1 for batches in sets)
 
 
 @in_buckets_or_not
@@ -278,11 +279,11 @@ def test_no_process_is_left_without_photos(make: Make, bucket: int):
     assert sorted(numbers) == list(range(10, 17))  # every photo is learned once
 
 
-def padded_share(sampler: EpochSampler) -> float:
+def padded_share(lengths: list[list[int]], bucket: int) -> float:
     """Of what a decoder runs on."""
     run, real = 0, 0
-    for batch in indices(sampler):
-        captions = [[[4] * words for words in lengths_of(sampler.size)[n]] for n in batch]
+    for batch in indices(EpochSampler(lengths, 8, 0, bucket=bucket)):
+        captions = [[[4] * words for words in lengths[n]] for n in batch]
         tokens = collate([Item(0, square(0), of_photo) for of_photo in captions]).tokens
         run += sum(Layout.of(tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)).sizes)
         real += int((tokens[..., 1:] != PAD).sum())
@@ -290,10 +291,11 @@ def padded_share(sampler: EpochSampler) -> float:
 
 
 def test_buckets_compute_less_padding():
-    shares = [padded_share(sampler_of(400, 8, bucket=bucket)) for bucket in (1, 4, 50)]
+    lengths = np.random.default_rng(1).integers(6, 20, size=(400, 5)).tolist()
+    shares = [padded_share(lengths, bucket) for bucket in (1, 8, 50)]
     assert shares == sorted(shares, reverse=True)
     assert shares[1] < 0.75 * shares[0]
-    assert shares[2] < 0.65 * shares[0]
+    assert shares[2] < 0.5 * shares[0]
 
 
 def test_a_bucket_is_sorted_and_batches_are_shuffled():
@@ -382,7 +384,7 @@ list(training_loader(no_photos, EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
     assert done.returncode == 1
-    assert "IndexError" in done.stderr.splitlines()[-1]
+    assert "IndexError" in done.stderr

@@ -1,56 +1,27 @@
-"""Shards: what is written, byte by byte; what is streamed, and what is left after a stop."""
+"""Shards: what is written, byte by byte, and what is left after a stop."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import itertools
 import json
-import logging
-import multiprocessing
 import re
 import tarfile
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
+from toy_shards import PER_SHARD, PHOTOS, contents, copied, grey_photos
 
-from captioner.data.batches import EncodedImage, Item
 from captioner.data.coco import CaptionedImage
-from captioner.data.preprocessing import Preprocessing
-from captioner.data.shards import (
-    MANIFEST,
-    Manifest,
-    ShardStream,
-    read_manifest,
-    shard_loader,
-    write_shards,
-)
+from captioner.data.shards import MANIFEST, read_manifest, write_shards
 from captioner.errors import ConfigError, DataError
-
-PHOTOS = 23
-PER_SHARD = 3  # eight shards, the last of two photos
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[CaptionedImage]:
-    """Photos 100, 101, ...: each of its own grey, darker on the left; photo n has n % 3 + 1
-    captions."""
-    folder = tmp_path_factory.mktemp("photos")
-    ramp = np.linspace(0, 200, 12).astype(np.uint8)[None, :, None].repeat(8, 0).repeat(3, 2)
-    images = []
-    for number in range(100, 100 + PHOTOS):
-        path = folder / f"a photo.no {number}.{'png' if number % 2 else 'PNG'}"
-        Image.fromarray(ramp + np.uint8(number - 100)).save(path)
-        captions = tuple(f"{number} says {r}" for r in range(number % 3 + 1))
-        images.append(CaptionedImage(number, path, captions))
-    return images
+    return grey_photos(tmp_path_factory.mktemp("photos"))
 
 
 @pytest.fixture(scope="module")
@@ -59,55 +30,6 @@ def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactor
     made = tmp_path_factory.mktemp("shards") / "train"
     write_shards(images, made, photos_per_shard=PER_SHARD)
     return made
-
-
-def encoded(images: list[CaptionedImage]) -> dict[int, EncodedImage]:
-    """Captions as numbers: the photo's, then the caption's."""
-    return {
-        one.image_id: EncodedImage(
-            one, tuple([one.image_id, 4 + r] for r in range(len(one.captions)))
-        )
-        for one in images
-    }
-
-
-Make = Callable[..., ShardStream]
-
-
-@pytest.fixture
-def make(images: list[CaptionedImage], folder: Path) -> Make:
-    def build(manifest: Manifest | None = None, **settings: Any) -> ShardStream:
-        epoch, start = settings.pop("epoch", 0), settings.pop("start", 0)
-        stream = ShardStream(
-            manifest or read_manifest(folder),
-            encoded(images),
-            Preprocessing(8, resize="squash"),
-            **{"batch_size": 4, "max_captions": 5, "buffer": 5} | settings,
-        )
-        stream.epoch, stream.start = epoch, start
-        return stream
-
-    return build
-
-
-def photos(batch: list[Item]) -> list[int]:
-    """The photos of a batch by their captions; one without captions is no photo."""
-    return [captions[0][0] for _, _, captions in batch if captions]
-
-
-def order(stream: ShardStream) -> list[list[int]]:
-    return [photos(batch) for batch in stream]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def copied(folder: Path, target: Path) -> Path:
-    target.mkdir()
-    for name, content in contents(folder).items():
-        (target / name).write_bytes(content)
-    return target
 
 
 # --- Writing ---
@@ -200,7 +122,7 @@ def test_a_stopped_run_goes_on(
         write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=stop)
     left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert len(left) == max(0, after - 1) // PER_SHARD  # whole shards, and nothing else
-    (tmp_path / "out" / "shard-000007.tar.part").write_bytes(b"of a run that was killed")
+    (tmp_path / "out" / ".shard-000007.tar.tmp-0123abcd").write_bytes(b"of a run that was killed")
 
     reported: list[int] = []
     written = write_shards(
@@ -366,327 +288,3 @@ def test_a_shard_that_is_missing_or_cut(folder: Path, tmp_path: Path):
     (out / "shard-000003.tar").unlink()
     with pytest.raises(DataError, match=r"shard-000003\.tar is missing"):
         read_manifest(out)
-
-
-# --- Every photo once ---
-
-
-SPLITS = [
-    (world, workers, batch_size)
-    for world in (1, 2, 3)
-    for workers in (0, 1, 2)
-    for batch_size in (3, 4, 50)
-]
-
-
-@pytest.mark.parametrize(("world", "workers", "batch_size"), SPLITS)
-def test_an_epoch_holds_every_photo_once(make: Make, world: int, workers: int, batch_size: int):
-    for epoch in (0, 1):
-        ranks = [
-            make(rank=r, world=world, workers=workers, batch_size=batch_size, epoch=epoch)
-            for r in range(world)
-        ]
-        batches = [list(stream) for stream in ranks]
-        seen = [photo for rank in batches for batch in rank for photo in photos(batch)]
-        assert sorted(seen) == list(range(100, 100 + PHOTOS))
-        # All processes take equally many steps, and the number is known before.
-        assert {len(rank) for rank in batches} == {ranks[0].batches} == {ranks[-1].batches}
-        for step in zip(*batches, strict=True):
-            assert all(len(batch) >= 1 for batch in step)
-            assert sum(map(len, step)) <= max(batch_size, world)
-            assert any(photos(batch) for batch in step)
-
-
-def test_one_that_runs_out_makes_photos_without_captions(make: Make):
-    """Eight shards for three processes: one has two shards, the others three."""
-    ranks = [list(make(rank=rank, world=3, batch_size=3)) for rank in range(3)]
-    empty = [batch for rank in ranks for batch in rank if not photos(batch)]
-    assert empty
-    for [(_, pixels, captions)] in empty:
-        assert (pixels.shape, pixels.dtype) == ((8, 8, 3), torch.uint8)
-        assert not pixels.any()
-        assert captions == []
-
-
-def test_seed_and_epoch_shuffle(make: Make):
-    orders = []
-    for seed, epoch in itertools.product((0, 1), (0, 1, 2)):
-        orders.append(order(make(seed=seed, epoch=epoch)))
-        assert order(make(seed=seed, epoch=epoch)) == orders[-1]
-    assert all(orders.count(one) == 1 for one in orders)
-
-
-def test_the_buffer_mixes_the_shards(make: Make):
-    """With a buffer of one the shards come one after another; with more they meet in a batch."""
-    where = {}
-    for shard in make().manifest.shards:
-        with tarfile.open(make().manifest.folder / shard.name) as tar:
-            where |= {int(name[:12]): shard.name for name in tar.getnames()}
-
-    def runs(buffer: int) -> int:
-        shards = [where[photo] for batch in order(make(buffer=buffer)) for photo in batch]
-        return len(list(itertools.groupby(shards)))
-
-    assert runs(1) == 8
-    assert runs(10) > 12
-
-
-def test_the_batches_of_an_epoch_are_known_before(make: Make):
-    """They can differ: it matters who gets the shard of two photos."""
-    settings = {"world": 2, "workers": 2, "batch_size": 4}
-    counts = [make(**settings).batches_in(epoch) for epoch in range(20)]
-    assert counts == [len(list(make(**settings, epoch=epoch, rank=1))) for epoch in range(20)]
-    assert make(**settings, epoch=3).batches == counts[3]
-
-
-# --- Going on ---
-
-
-def same(ones: list[list[Item]], others: list[list[Item]]) -> bool:
-    return len(ones) == len(others) and all(
-        len(a) == len(b)
-        and all(
-            torch.equal(pixels, other) and words == said
-            for (_, pixels, words), (_, other, said) in zip(a, b, strict=True)
-        )
-        for a, b in zip(ones, others, strict=True)
-    )
-
-
-@pytest.mark.parametrize(
-    ("world", "workers"), [(1, 0), (1, 1), (1, 2), (1, 3), (1, 8), (2, 0), (2, 3), (3, 2)]
-)
-def test_an_epoch_goes_on_where_it_stopped(make: Make, world: int, workers: int):
-    for rank in range(world):
-        settings = {"rank": rank, "world": world, "workers": workers, "horizontal_flip": True}
-        settings |= {"batch_size": 2 * world, "max_captions": 2, "epoch": 1}
-        whole = list(make(**settings))
-        for start in range(len(whole) + 2):
-            assert same(list(make(**settings, start=start)), whole[start:])
-
-
-def test_batches_that_are_done_are_not_decoded(make: Make, monkeypatch: pytest.MonkeyPatch):
-    opened = []
-    real = ShardStream._item
-    monkeypatch.setattr(
-        ShardStream, "_item", lambda self, photo: (opened.append(photo), real(self, photo))[1]
-    )
-    stream = make(workers=2, start=4)
-    left = list(stream)
-    assert len(opened) == sum(len(batch) for batch in left) < PHOTOS
-
-
-def loaded(stream: ShardStream) -> list[tuple[list[Any], list[Any]]]:
-    return [(batch.images.tolist(), batch.tokens.tolist()) for batch in shard_loader(stream)]
-
-
-def alone(make: Make, **settings: Any) -> list[tuple[list[Any], list[Any]]]:
-    """The batches of so many workers, made one after another in this process."""
-    from captioner.data.batches import collate
-
-    batches = [collate(batch) for batch in make(**settings)]
-    return [(batch.images.tolist(), batch.tokens.tolist()) for batch in batches]
-
-
-def test_a_loader_gives_batches(make: Make):
-    settings = {"epoch": 1, "start": 1}
-    assert loaded(make(**settings)) == alone(make, **settings)
-    before = torch.get_rng_state()
-    [*_] = shard_loader(make())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(("workers", "start"), [(1, 2), (2, 0), (2, 3)])
-def test_worker_processes_give_what_one_process_does(make: Make, workers: int, start: int):
-    """Their batches come in turn; who has no more is passed over. Seven photos and two in shards:
-    the workers end at different times."""
-    settings = {"workers": workers, "batch_size": 1, "buffer": 3, "start": start}
-    assert loaded(make(**settings)) == alone(make, **settings)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-def test_three_worker_processes_at_many_starts(make: Make):
-    """With three, it matters after whom the one that has no more is passed over."""
-    for start in range(0, 14, 2):
-        settings = {"workers": 3, "batch_size": 2, "start": start, "epoch": 2}
-        assert loaded(make(**settings)) == alone(make, **settings)
-
-
-# --- What a photo brings ---
-
-
-def test_photos_meet_their_own_captions(make: Make, images: list[CaptionedImage]):
-    by_id = {one.image_id: one for one in images}
-    known = encoded(images)
-    for batch in make(workers=2):
-        for _, pixels, captions in batch:
-            number = captions[0][0]
-            assert captions == list(known[number].tokens)
-            photo = Image.open(by_id[number].path)
-            expected = Preprocessing(8, resize="squash").pixels(photo)
-            assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
-
-
-def brought(make: Make, **settings: Any) -> dict[int, tuple[bool, list[list[int]]]]:
-    """By photo: mirrored or not, and its captions."""
-    return {
-        captions[0][0]: (bool(pixels[0, 0, 0] > pixels[0, -1, 0]), captions)
-        for batch in make(horizontal_flip=True, max_captions=2, **settings)
-        for _, pixels, captions in batch
-        if captions
-    }
-
-
-def test_choices_are_a_function_of_seed_epoch_and_photo(make: Make):
-    """Never of who reads the photo, or when."""
-    first = brought(make)
-    assert brought(make, workers=4, buffer=1, batch_size=7) == first
-    halves = [brought(make, rank=rank, world=2, workers=2) for rank in (0, 1)]
-    assert halves[0] | halves[1] == first
-    assert brought(make, epoch=1) != first
-    assert brought(make, seed=1) != first
-
-
-def test_half_are_mirrored_and_captions_are_drawn(make: Make):
-    epochs = [brought(make, epoch=epoch) for epoch in range(12)]
-    flips = sum(mirrored for epoch in epochs for mirrored, _ in epoch.values())
-    assert 0.35 < flips / (12 * PHOTOS) < 0.65
-    drawn = Counter(words[1] for epoch in epochs for words in epoch[101][1])  # 101: 3 captions
-    assert set(drawn) == {4, 5, 6}
-    assert drawn.total() == 24
-    assert all(len({words[1] for words in epoch[101][1]}) == 2 for epoch in epochs)
-
-
-def test_a_broken_photo_is_named_and_has_no_captions(
-    images: list[CaptionedImage], tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
-):
-    broken = replace(images[4], path=tmp_path / "broken.jpg")
-    broken.path.write_bytes(images[4].path.read_bytes()[:60])
-    write_shards([*images[:4], broken, *images[5:]], tmp_path / "out", photos_per_shard=PER_SHARD)
-    with caplog.at_level(logging.WARNING, logger="captioner"):
-        batches = list(make(read_manifest(tmp_path / "out"), horizontal_flip=True))
-    assert sorted(photo for batch in batches for photo in photos(batch)) == [
-        one.image_id for one in images if one is not images[4]
-    ]
-    assert sum(map(len, batches)) == PHOTOS
-    [record] = caplog.records
-    assert re.search(r"shard-00000.\.tar: broken\.jpg: .*goes on without it", record.message)
-
-
-# --- Bad shards ---
-
-
-def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path):
-    out = copied(folder, tmp_path / "out")
-    manifest = read_manifest(out)
-    content = bytearray((out / "shard-000003.tar").read_bytes())
-    content[-1] ^= 1  # behind the last photo: nothing else sees it
-    (out / "shard-000003.tar").write_bytes(content)
-    with pytest.raises(DataError, match=r"shard-000003\.tar is broken: its SHA-256"):
-        list(make(manifest))
-
-
-@pytest.mark.parametrize("keep", [0, 100, 512, 700, 1600, -600])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_shard_that_is_cut_while_training_runs(
-    make: Make, folder: Path, tmp_path: Path, keep: int, workers: int
-):
-    out = copied(folder, tmp_path / "out")
-    manifest = read_manifest(out)
-    path = out / "shard-000003.tar"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"shard-000003\.tar") as caught:
-        list(make(manifest, workers=workers))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_shard_that_goes_while_training_runs(make: Make, folder: Path, tmp_path: Path):
-    out = copied(folder, tmp_path / "out")
-    manifest = read_manifest(out)
-    (out / "shard-000003.tar").unlink()
-    with pytest.raises(DataError, match=r"shard-000003\.tar is cut or broken"):
-        list(make(manifest))
-
-
-def test_a_worker_s_error_is_one_line_and_ends_the_workers(
-    make: Make, folder: Path, tmp_path: Path
-):
-    out = copied(folder, tmp_path / "out")
-    manifest = read_manifest(out)
-    (out / "shard-000003.tar").write_bytes(b"no tar")
-    with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is cut or broken") as caught:
-        list(shard_loader(make(manifest, workers=1)))
-    assert "\n" not in str(caught.value)
-    assert multiprocessing.active_children() == []  # they would keep the program from exiting
-
-
-def test_a_wrong_number_of_photos_is_found(make: Make, folder: Path):
-    manifest = read_manifest(folder)
-    more = (replace(manifest.shards[0], photos=4), *manifest.shards[1:])
-    fewer = (replace(manifest.shards[0], photos=2), *manifest.shards[1:])
-    for shards in (more, fewer):
-        with pytest.raises(DataError, match=r"shard-000000\.tar has 3 photos, shards\.json says"):
-            list(make(replace(manifest, shards=shards[:7])))
-
-
-def test_photos_that_no_caption_knows(make: Make, images: list[CaptionedImage]):
-    stream = make()
-    stream.items = {n + 1: item for n, item in encoded(images).items()}
-    with pytest.raises(DataError, match="image id 100, which the training captions do not know"):
-        list(stream)
-    with pytest.raises(DataError, match="hold 23 photos, the training captions 3"):
-        ShardStream(
-            make().manifest, encoded(images[:3]), Preprocessing(8), batch_size=2, max_captions=5
-        )
-
-
-# --- Who takes what ---
-
-
-@pytest.mark.parametrize(
-    ("world", "workers", "message"),
-    [
-        (3, 3, "8 shards, but 3 processes with 3 workers each need 9; give data.workers 2, or "),
-        (9, 0, "8 shards, but 9 processes with 1 workers each need 9; make smaller shards"),
-        (1, 9, "give data.workers 8, or make smaller shards with captioner prepare shards "),
-        (4, 3, "--photos-per-shard 1"),
-    ],
-)
-def test_too_few_shards(make: Make, world: int, workers: int, message: str):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        make(world=world, workers=workers, batch_size=20)
-
-
-def test_bad_settings(make: Make):
-    with pytest.raises(ConfigError, match="batch-size is 2 for 3 processes; give 3 or more"):
-        make(world=3, batch_size=2)
-    with pytest.raises(ConfigError, match="buffer holds 0 photos; give 1 or more"):
-        make(buffer=0)
-
-
-def test_a_loader_of_other_workers_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch):
-    class Info:
-        id, num_workers = 0, 3
-
-    monkeypatch.setattr("captioner.data.shards.get_worker_info", Info)
-    with pytest.raises(ConfigError, match="made for 2 workers, the loader has 3"):
-        next(iter(make(workers=2)))
-
-
-def test_a_shard_may_come_through_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is asked of the file but to be read on."""
-    expected = order(make())
-    real = Path.open
-
-    class Pipe(io.BytesIO):
-        def seek(self, *_: int) -> int:
-            raise io.UnsupportedOperation("seek")
-
-        tell = seek
-
-    def opened(path: Path, *given: Any, **settings: Any) -> Any:
-        with real(path, *given, **settings) as file:
-            return Pipe(file.read()) if path.suffix == ".tar" else io.StringIO(file.read())
-
-    monkeypatch.setattr(Path, "open", opened)
-    assert order(make()) == expected

@@ -12,7 +12,8 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
-from captioner.evaluation.cider import CiderD, References
+from captioner.evaluation.cider import CiderD
+from captioner.evaluation.references import References
 from captioner.frequencies import DocumentFrequencies, ngrams
 
 Tokens = list[str]

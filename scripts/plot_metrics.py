@@ -1,0 +1,65 @@
+"""Draw the curves of training runs from their metrics.jsonl.
+
+    python scripts/plot_metrics.py RUN_FOLDER... -o curves.png
+
+One panel a number (reward, validation CIDEr and BLEU-4, bad endings, ...), one line a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+PANELS = {
+    "loss": "cross-entropy (nats a word)",
+    "reward": "reward of samples (training photos)",
+    "CIDEr": "CIDEr (validation)",
+    "Bleu_4": "BLEU-4 (validation)",
+    "bad_endings": "bad endings (validation)",
+    "sampled_bad_endings": "bad endings of samples",
+}
+
+
+def main() -> None:
+    """Read, draw, save."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    runs = {run.name: rows(run) for run in options.runs}
+    drawn = any("reward" in row for found in runs.values() for row in found)
+    panels = {
+        name: title
+        for name, title in PANELS.items()
+        if any(name in row for found in runs.values() for row in found)
+        and not (drawn and name == "loss")  # weighted by advantages it says nothing
+    }
+    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure = Figure(figsize=(3.2 * len(panels), 2.8), layout="constrained")
+    for place, (name, title) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        for run, found in runs.items():
+            points = [(row["epoch"], row[name]) for row in found if name in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=run)
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if place == 1 and len(runs) > 1:
+            axes.legend(frameon=False)
+    figure.savefig(options.output, dpi=110)
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    """Every validation of a run; its start, if the run tells it, stands as epoch 0."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+if __name__ == "__main__":
+    main()

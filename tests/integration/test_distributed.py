@@ -1,0 +1,151 @@
+"""Two processes that talk through gloo against one: the same gradients, scores and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+
+ONE_STEP = """
+import sys
+from pathlib import Path
+from safetensors.torch import save_file
+from captioner.cli.train import read
+from captioner.training.run_folder import RunFolder
+from captioner.training.setup import prepare
+from captioner.training.trainer import Trainer
+
+config = read(sys.argv[2:])[0]
+trainer = Trainer(config, prepare(config), RunFolder(config.run_folder, config))
+found = {}
+
+def keep(parameters, norm):
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.requires_grad:
+            found[name] = parameter.grad.clone()
+
+trainer.accelerator.clip_grad_norm_ = keep
+model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+trainer.model.train(trainer.objective.drops_out)
+trainer.step(model, optimizer, next(iter(trainer.source.batches(0, 0))))
+if trainer.accelerator.is_main_process:
+    save_file(found, sys.argv[1])
+"""
+
+
+def run(processes: int, *arguments: object) -> str:
+    """Python, or torchrun with so many processes; what it printed."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(launch if processes > 1 else []), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def config(tiny: SimpleNamespace, tmp_path: Path) -> Path:
+    """Four photos with two or three captions; three a step, so that processes get unequal shares."""
+    settings: dict[str, Any] = {
+        "data": {
+            "train_annotations": [str(tiny.captions)],
+            "val_annotations": [str(tiny.captions)],
+            "images": [str(tiny.photos)],
+            "vocabulary_threshold": 1,
+            "workers": 0,
+        },
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+        "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8, "dropout": 0.0},
+        "training": {
+            "batch_size": 3, "epochs": 2, "lr": 1e-2, "warmup_steps": 1, "precision": "fp32",
+            "ema_decay": 0.5,
+        },
+        "search": {"beam_size": 2, "max_length": 6},
+    }  # fmt: skip
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([], id="true captions"),
+        pytest.param(["--training.micro_batch", "1"], id="in parts"),
+        pytest.param(["--encoder.finetune_from", "layer4"], id="encoder learns"),
+        pytest.param(
+            ["--training.objective", "self_critical", "--self_critical.max_length", "6"],
+            id="self-critical",
+        ),
+    ],
+)
+def test_two_processes_have_the_gradients_of_one(
+    config: Path, tmp_path: Path, changes: list[str]
+) -> None:
+    script = tmp_path / "one_step.py"
+    script.write_text(ONE_STEP)
+    gradients = []
+    for processes in (1, 2):
+        target = tmp_path / f"{processes}.safetensors"
+        run(processes, script, target, config, *changes, "--run-folder", tmp_path / "run")
+        gradients.append(load_file(target))
+    one, two = gradients
+    assert one.keys() == two.keys()
+    assert any(name.startswith("encoder") for name in one) == ("--encoder.finetune_from" in changes)
+    largest = max(float(gradient.norm()) for gradient in one.values())
+    for name, gradient in one.items():
+        apart = float((two[name] - gradient).norm())
+        assert apart <= 1e-6 * max(float(gradient.norm()), 1e-2 * largest), name
+    assert largest > 0
+
+
+def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -> None:
+    rows = []
+    for processes in (1, 2):
+        folder = tmp_path / f"run_{processes}"
+        run(processes, "-m", "captioner", "train", config, "--run-folder", folder)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        rows.append([json.loads(line) for line in lines])
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "best", "config.yaml", "metrics.jsonl", "samples", "state.safetensors", "tensorboard",
+        ]  # fmt: skip
+        assert len(list((folder / "tensorboard").glob("events.out.*"))) == 1
+    for one, two in zip(*rows, strict=True):
+        assert two.pop("loss") == pytest.approx(one.pop("loss"), rel=1e-5)
+        del one["seconds"], two["seconds"]
+        assert one == two
+    ones, twos = (
+        load_file(tmp_path / f"run_{processes}" / "state.safetensors") for processes in (1, 2)
+    )
+    for name, tensor in ones.items():
+        torch.testing.assert_close(twos[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_run_of_two_processes_can_be_stopped_and_resumed(config: Path, tmp_path: Path) -> None:
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    train = ("-m", "captioner", "train", config)
+    run(2, *train, "--run-folder", straight)
+    run(
+        2, *train, "--run-folder", stopped, "--training.epochs", "1", "--training.warmup_steps", "9"
+    )
+    # Another length of the run is another schedule: inside the warm-up it is the same.
+    run(2, *train, "--run-folder", straight, "--force", "--training.warmup_steps", "9")
+    run(
+        2, *train, "--run-folder", stopped, "--resume", "auto", "--training.warmup_steps", "9",
+    )  # fmt: skip
+    ones, twos = (load_file(folder / "state.safetensors") for folder in (straight, stopped))
+    assert ones.keys() == twos.keys()
+    assert not [name for name in ones if not torch.equal(ones[name], twos[name])]

@@ -1,0 +1,37 @@
+"""Photos of grey and folders of their shards, for the tests beside this file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from captioner.data.coco import CaptionedImage
+
+PHOTOS = 23
+PER_SHARD = 3  # eight shards, the last of two photos
+
+
+def grey_photos(folder: Path) -> list[CaptionedImage]:
+    """Photos 100, 101, ...: each of its own grey, darker on the left; photo n has n % 3 + 1
+    captions."""
+    ramp = np.linspace(0, 200, 12).astype(np.uint8)[None, :, None].repeat(8, 0).repeat(3, 2)
+    images = []
+    for number in range(100, 100 + PHOTOS):
+        path = folder / f"a photo.no {number}.{'png' if number % 2 else 'PNG'}"
+        Image.fromarray(ramp + np.uint8(number - 100)).save(path)
+        captions = tuple(f"{number} says {r}" for r in range(number % 3 + 1))
+        images.append(CaptionedImage(number, path, captions))
+    return images
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def copied(folder: Path, target: Path) -> Path:
+    target.mkdir()
+    for name, content in contents(folder).items():
+        (target / name).write_bytes(content)
+    return target

@@ -1,0 +1,569 @@
+"""What is learned: self-critical training follows the gradient of the expected reward."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner.config import (
+    DecoderConfig,
+    SelfCriticalConfig,
+    TrainConfig,
+    TrainingConfig,
+)
+from captioner.data.batches import Batch, EncodedImage, Item, collate
+from captioner.data.coco import CaptionedImage
+from captioner.data.preprocessing import Preprocessing
+from captioner.decoding.search import Hypothesis
+from captioner.models.captioner import CaptionModel
+from captioner.training import objectives
+from captioner.training.objectives import (
+    SUMS,
+    SelfCritical,
+    Task,
+    TrueCaptions,
+    build_objective,
+)
+from captioner.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
+
+L, D = 4, 3
+TWO_WORDS = Vocabulary(["a", "dog"])
+WORDS = Vocabulary(["a", "dog", "runs", "on", "grass", "the", "man", "hat"])
+CAPTIONS = ("A dog runs.", "The man on the grass.", "A dog on the grass runs.")
+
+
+class Patches(nn.Module):
+    """The smallest thing that encodes: one region for each 16 x 16 patch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, D, 16, 16)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        grid = self.conv(images)
+        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
+
+    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
+        return D, (image_size // 16, image_size // 16)
+
+
+def model_of(vocabulary: Vocabulary, dropout: float = 0.0) -> CaptionModel:
+    config = DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6, dropout=dropout)
+    model = CaptionModel(Patches(), config, Preprocessing(image_size=32), len(vocabulary))
+    with torch.no_grad():  # larger than at birth: captions differ from photo to photo
+        for parameter in model.decoder.parameters():
+            parameter.normal_(std=0.7)
+    return model.train()
+
+
+def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[EncodedImage]:
+    """Photo n, whose id is 10 + n, has a caption of words up to the n-th besides those above."""
+    photos = []
+    for number in range(count):
+        texts = (*CAPTIONS[: 1 + number % 3], " ".join(vocabulary.words[: number + 1]))
+        tokens = tuple(vocabulary.encode(text.lower().strip(".").split()) for text in texts)
+        photos.append(EncodedImage(CaptionedImage(10 + number, Path("x"), texts), tokens))
+    return photos
+
+
+def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch:
+    """Features that are a function of the photo; those of ``filling`` only fill a place."""
+    items = []
+    for photo in photos:
+        number = photo.image.image_id
+        features = torch.randn(L, D, generator=torch.Generator().manual_seed(number))
+        items.append(Item(number, features, [] if number in filling else list(photo.tokens)))
+    return collate(items)
+
+
+def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> SelfCritical:
+    vocabulary = TWO_WORDS if changes.pop("small", False) else WORDS
+    config = SelfCriticalConfig(**{"samples": 4, "max_length": 6} | changes)
+    return SelfCritical(config, photos, vocabulary, seed)
+
+
+def sentences_of(task: Task, batch: Batch) -> dict[int, list[list[int]]]:
+    """What was drawn, by photo."""
+    return dict(zip(batch.image_ids, task.tokens.tolist(), strict=True))
+
+
+def words_in(sentence: list[int]) -> tuple[int, ...]:
+    return tuple(token for token in sentence if token not in (PAD, START, END))
+
+
+# --- The gradient, against every sentence there is -----------------------------------------------
+
+LENGTH = 3
+
+
+def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Words, and whether the end followed: up to two words and the end, or three, cut."""
+    for length in range(LENGTH):
+        for words in itertools.product((4, 5), repeat=length):
+            yield words, True
+    for words in itertools.product((4, 5), repeat=LENGTH):
+        yield words, False
+
+
+def toy_reward(words: tuple[int, ...], ended: bool) -> float:
+    """Another one for every sentence; float32 holds it."""
+    return sum((word - 3) * 3**place for place, word in enumerate(words)) / 8 - 1.5 * ended
+
+
+class ToyReward:
+    """In the place of ``CaptionReward``."""
+
+    def __call__(self, image_ids: Any, samples: Any, ended: Any) -> np.ndarray:
+        return np.array(
+            [
+                [toy_reward(tuple(words), done) for words, done in zip(*photo, strict=True)]
+                for photo in zip(samples, ended, strict=True)
+            ]
+        )
+
+
+def hypothesis(words: tuple[int, ...], ended: bool) -> Hypothesis:
+    nothing = torch.empty(0)
+    return Hypothesis(list(words), nothing, nothing, nothing, 0.0, ended)
+
+
+class Enumeration:
+    """One photo, a model in float64, and every caption that it could draw."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, greedy: int = 0, **changes: Any) -> None:
+        photos = photos_of(TWO_WORDS, 1)
+        self.model, self.batch = model_of(TWO_WORDS).double(), batch_of(photos)
+        self.images = self.batch.images.double()
+        self.objective = objective_of(photos, small=True, max_length=LENGTH, **changes)
+        self.objective.reward = ToyReward()  # type: ignore[assignment]
+        self.sentences = list(all_sentences())
+        self.drawn: tuple[int, ...] = ()
+
+        def search(stepper: Any, options: Any, **keys: Any) -> list[list[Hypothesis]]:
+            numbers = self.drawn if options.temperature else (greedy,)
+            return [[hypothesis(*self.sentences[number]) for number in numbers]]
+
+        monkeypatch.setattr(objectives, "search", search)
+
+    def log_probs(self) -> Tensor:
+        """Of every sentence, word by word, where only words and the end can be said."""
+        decoder, told = self.model.decoder, []
+        memory = decoder.memory(self.images)
+        for words, ended in self.sentences:
+            state, total, last = decoder.start(memory), torch.zeros((), dtype=torch.float64), START
+            for word in (*words, END) if ended else words:
+                embedded = decoder.embed(torch.tensor([[last]]))
+                step = decoder.step(decoder.word_gates(embedded), state, memory)
+                logits = decoder.readout(embedded, *step.outputs)[0, 0]
+                possible = logits[[END, 4, 5]].log_softmax(0)
+                total = total + possible[{END: 0, 4: 1, 5: 2}[word]]
+                state, last = step.state, word
+            told.append(total)
+        return torch.stack(told)
+
+    def loss_of(self, drawn: tuple[int, ...]) -> Tensor:
+        """What training minimises when these are drawn."""
+        self.drawn = drawn
+        task = self.objective.task(self.model, self.batch, self.images, 0)
+        losses = self.model(self.images, task.tokens, inputs=task.inputs, weights=task.weights)
+        return losses.cross_entropy
+
+    def gradient(self, value: Tensor) -> Tensor:
+        parameters = list(self.model.decoder.parameters())
+        found = torch.autograd.grad(value, parameters)
+        return torch.cat([part.flatten() for part in found])
+
+    def expected_reward(self) -> Tensor:
+        rewards = torch.tensor([toy_reward(*sentence) for sentence in self.sentences]).double()
+        probabilities = self.log_probs().exp()
+        assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)  # all that there are
+        return (probabilities * rewards).sum()
+
+
+@pytest.mark.parametrize("greedy", [0, 5, 14])
+def test_with_a_constant_baseline_the_expected_gradient_is_that_of_the_expected_reward(
+    monkeypatch: pytest.MonkeyPatch, greedy: int
+) -> None:
+    game = Enumeration(monkeypatch, greedy, samples=1, baseline="greedy")
+    truth = game.gradient(-game.expected_reward())
+    shares = game.log_probs().exp().tolist()
+
+    ours = sum(share * game.gradient(game.loss_of((n,))) for n, share in enumerate(shares))
+
+    assert len(shares) == 15
+    torch.testing.assert_close(ours, truth, rtol=0, atol=1e-8)
+    assert truth.abs().max() > 0.01
+
+
+def test_the_other_samples_as_a_baseline_leave_the_expected_gradient_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    game = Enumeration(monkeypatch, samples=2)
+    truth = game.gradient(-game.expected_reward())
+    shares = game.log_probs().exp().tolist()
+
+    ours = sum(
+        shares[one] * shares[other] * game.gradient(game.loss_of((one, other)))
+        for one, other in itertools.product(range(len(shares)), repeat=2)
+    )
+
+    torch.testing.assert_close(ours, 2 * truth, rtol=0, atol=1e-8)  # summed over samples
+
+
+def test_captions_are_drawn_as_often_as_the_gradient_takes_them_to_be() -> None:
+    """The search's probabilities are those of the loss: the words that are never said left out."""
+    photos = photos_of(TWO_WORDS, 1)
+    model, batch = model_of(TWO_WORDS).double(), batch_of(photos)
+    with torch.no_grad():
+        model.decoder.word_output.bias[[PAD, START, UNKNOWN]] += 1.0
+    draws = 20_000
+    objective = objective_of(photos, small=True, max_length=LENGTH, samples=draws)
+
+    task = objective.task(model, batch, batch.images.double(), 0)
+
+    found = [tuple(t for t in row if t != PAD)[1:] for row in task.tokens[0].tolist()]
+    game = Enumeration.__new__(Enumeration)
+    game.model, game.images = model, batch.images.double()
+    game.sentences = list(all_sentences())
+    for (words, ended), log_prob in zip(game.sentences, game.log_probs().tolist(), strict=True):
+        share = np.exp(log_prob)
+        count = found.count((*words, END) if ended else words)
+        assert abs(count / draws - share) < 4 * (share * (1 - share) / draws) ** 0.5 + 1e-9
+
+
+def test_a_better_caption_becomes_more_probable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learning: the toy reward's best sentence, with the captions that the model draws."""
+    photos = photos_of(TWO_WORDS, 1)
+    model, batch = model_of(TWO_WORDS), batch_of(photos)
+    objective = objective_of(photos, small=True, max_length=LENGTH, samples=8)
+    objective.reward = ToyReward()  # type: ignore[assignment]
+    optimizer = torch.optim.Adam(model.decoder.parameters(), lr=0.05)
+    means = []
+    for step in range(60):
+        task = objective.task(model, batch, batch.images, step)
+        losses = model(batch.images, task.tokens, weights=task.weights)
+        optimizer.zero_grad()
+        losses.cross_entropy.backward()
+        optimizer.step()
+        told = objective.sums()
+        means.append(told["reward"] / told["samples"])
+
+    best = max(toy_reward(*sentence) for sentence in all_sentences())
+    assert np.mean(means[:5]) < 0.5 * best
+    assert np.mean(means[-5:]) > 0.95 * best
+
+
+# --- Rewards and baselines -----------------------------------------------------------------------
+
+
+def test_leave_one_out_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = Enumeration(monkeypatch, samples=3)
+    rewards = [toy_reward(*game.sentences[number]) for number in (1, 4, 9)]
+    game.drawn = (1, 4, 9)
+
+    task = game.objective.task(game.model, game.batch, game.images, 0)
+
+    others = [(sum(rewards) - own) / 2 for own in rewards]
+    expected = [own - other for own, other in zip(rewards, others, strict=True)]
+    assert task.weights().tolist() == [pytest.approx(expected, rel=1e-6)]
+    told = game.objective.sums()
+    assert told["reward"] == pytest.approx(sum(rewards))
+    assert told["baseline"] == pytest.approx(sum(rewards))  # the same mean, always
+    assert told["samples"] == 3
+
+
+def test_greedy_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = Enumeration(monkeypatch, 7, samples=2, baseline="greedy")
+    rewards = [toy_reward(*game.sentences[number]) for number in (1, 14)]
+    baseline = toy_reward(*game.sentences[7])
+    game.drawn = (1, 14)
+
+    task = game.objective.task(game.model, game.batch, game.images, 0)
+
+    expected = [own - baseline for own in rewards]
+    assert task.weights().tolist() == [pytest.approx(expected, rel=1e-6)]
+    told = game.objective.sums()
+    assert told["reward"] == pytest.approx(sum(rewards))
+    assert told["baseline"] == pytest.approx(2 * baseline)
+
+
+def test_tokens_are_the_samples_and_a_cut_one_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = Enumeration(monkeypatch, samples=3)
+    game.drawn = (0, 2, 14)  # nothing; one word; three words, cut
+
+    task = game.objective.task(game.model, game.batch, game.images, 0)
+
+    assert task.tokens.tolist() == [
+        [[START, END, PAD, PAD, PAD], [START, 5, END, PAD, PAD], [START, 5, 5, 5, PAD]]
+    ]
+    assert task.words == 1 + 2 + 3
+    assert task.inputs is None
+
+
+def test_the_greedy_baseline_is_what_the_model_would_say() -> None:
+    """Draws of a model that is sure are its greedy captions: nothing is better or worse."""
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS), batch_of(photos)
+    with torch.no_grad():
+        model.decoder.word_output.weight *= 1e6
+    for baseline in ("greedy", "leave_one_out"):
+        objective = objective_of(photos, baseline=baseline)
+
+        weights = objective.task(model, batch, batch.images, 0).weights()
+
+        assert not weights.any()
+        assert objective.sums()["reward"] > 0
+
+
+def test_a_photos_own_captions_are_what_it_is_rewarded_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch's order is by length, not the photos'."""
+    photos = photos_of(WORDS)
+    batch = batch_of(photos)
+    said = {photo.image.image_id: tuple(photo.tokens[0]) for photo in photos}
+    said |= {photo.image.image_id: tuple(photo.tokens[-1]) for photo in photos[2:]}
+    monkeypatch.setattr(
+        objectives,
+        "search",
+        lambda stepper, options, **_: [
+            [hypothesis(said[number], True), hypothesis((11,), True)] for number in batch.image_ids
+        ],
+    )
+    objective = objective_of(photos, samples=2)
+
+    weights = objective.task(model_of(WORDS), batch, batch.images, 0).weights()
+
+    assert batch.image_ids != tuple(said)
+    assert weights[:, 0].min() > 0
+    torch.testing.assert_close(weights[:, 0], -weights[:, 1])
+
+
+# --- Draws ---------------------------------------------------------------------------------------
+
+
+def test_draws_do_not_depend_on_the_photos_beside() -> None:
+    photos = photos_of(WORDS)
+    model, whole = model_of(WORDS).double(), batch_of(photos)
+    objective = objective_of(photos)
+    together = sentences_of(objective.task(model, whole, whole.images.double(), 3), whole)
+
+    for parts in ([[0], [1, 2, 3, 4]], [[4, 2, 0], [3, 1]]):  # as two processes would share them
+        for numbers in parts:
+            batch = batch_of([photos[number] for number in numbers])
+            task = objective.task(model, batch, batch.images.double(), 3)
+            for image_id, rows in sentences_of(task, batch).items():
+                assert list(map(words_in, rows)) == list(map(words_in, together[image_id]))
+    for part in whole.parts(2):
+        task = objective.task(model, part, part.images.double(), 3)
+        for image_id, rows in sentences_of(task, part).items():
+            assert list(map(words_in, rows)) == list(map(words_in, together[image_id]))
+    assert len({str(rows) for rows in together.values()}) == len(photos)
+
+
+def test_seed_and_step_and_photo_say_what_is_drawn() -> None:
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS), batch_of(photos)
+
+    def drawn(seed: int, step: int) -> list[Any]:
+        torch.manual_seed(len(found))  # nothing that was drawn before matters
+        return objective_of(photos, seed).task(model, batch, batch.images, step).tokens.tolist()
+
+    found: list[Any] = []
+    for asked in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        found.append(drawn(*asked))
+        assert drawn(*asked) == found[-1]
+    assert all(found.count(one) == 1 for one in found)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_models_mode_is_put_back_and_no_random_number_is_taken(training: bool) -> None:
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS, dropout=0.9).train(training), batch_of(photos)
+    modes = {name: module.training for name, module in model.named_modules()}
+    before = torch.get_rng_state()
+
+    objective_of(photos).task(model, batch, batch.images, 0).weights()
+
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert torch.equal(torch.get_rng_state(), before)  # no dropout either
+
+
+def test_dropout_is_off_while_captions_are_drawn() -> None:
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
+
+    drawn = objective_of(photos).task(model, batch, batch.images, 0).tokens
+    model.decoder.dropout.p = 0.0
+
+    assert torch.equal(objective_of(photos).task(model, batch, batch.images, 0).tokens, drawn)
+
+
+def test_dropout_is_off_in_the_pass_that_learns() -> None:
+    """The gradient is that of the model that the captions were drawn from."""
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
+    task = objective_of(photos).task(model, batch, batch.images, 0)
+
+    def gradient() -> Tensor:
+        losses = model(batch.images, task.tokens, weights=task.weights)
+        return torch.autograd.grad(losses.cross_entropy, model.decoder.embedding.weight)[0]
+
+    with_dropout = gradient()
+    assert model.decoder.dropout.training
+    model.decoder.dropout.p = 0.0
+    assert torch.equal(with_dropout, gradient())
+
+
+# --- What comes together -------------------------------------------------------------------------
+
+
+def test_a_photo_that_only_fills_a_place_adds_nothing() -> None:
+    """Two processes, of which one has only a photo without captions, are one process."""
+    photos = photos_of(WORDS)
+    model = model_of(WORDS).double()
+    whole, other = batch_of(photos), batch_of([photos[0]], filling=(10,))
+    told = []
+    for batches in ([whole], [whole, other]):
+        objective, words, gradient = objective_of(photos), 0, 0
+        for batch in batches:
+            task = objective.task(model, batch, batch.images.double(), 0)
+            losses = model(batch.images.double(), task.tokens, weights=task.weights)
+            gradient += torch.autograd.grad(
+                losses.cross_entropy, model.decoder.word_output.weight, allow_unused=True
+            )[0]
+            assert int(losses.words) == task.words
+            words += task.words
+        told.append((words, gradient, objective.sums() | {"waited": 0.0}))
+
+    assert told[0][0] == told[1][0]
+    assert torch.equal(told[0][1], told[1][1])
+    assert told[0][2] == told[1][2]
+
+
+def test_bad_endings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = photos_of(WORDS, 2)
+    batch = batch_of(photos)
+    a, dog, runs, on = WORDS.encode(["a", "dog", "runs", "on"])
+    sentences = [(a,), (a, dog), (), (a, dog, runs, on), (on, a, dog)]
+    monkeypatch.setattr(
+        objectives,
+        "search",
+        lambda *_, **__: [[hypothesis(words, n != 3) for n, words in enumerate(sentences)]] * 2,
+    )
+    objective = objective_of(photos, samples=5)
+
+    objective.task(model_of(WORDS), batch, batch.images, 0)
+
+    assert objective.sums()["bad_endings"] == 2 * 2
+
+
+def test_sums_add_up_and_begin_again() -> None:
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS), batch_of(photos)
+    once, twice = objective_of(photos), objective_of(photos)
+    for objective, times in ((once, 1), (twice, 2)):
+        for _ in range(times):
+            objective.task(model, batch, batch.images, 0).weights()
+
+    first, both = once.sums(), twice.sums()
+
+    assert set(first) == set(SUMS) - {"loss", "words"}
+    assert first["samples"] == 4 * 5
+    assert first["waited"] >= 0
+    for name in set(first) - {"waited"}:
+        assert both[name] == pytest.approx(2 * first[name])
+    assert once.sums() == dict.fromkeys(first, 0.0)
+
+
+def test_the_signature_says_what_rewards_depend_on() -> None:
+    photos = photos_of(WORDS)
+    settings: list[dict[str, Any]] = [
+        {}, {"samples": 3}, {"baseline": "greedy"}, {"cider": 0.5}, {"bleu": 0.5},
+        {"count_end": False},
+    ]  # fmt: skip
+
+    told = [objective_of(photos, **changes).signature() for changes in settings]
+    fewer = objective_of(photos[:3]).signature()
+
+    assert len({*told, fewer}) == len(settings) + 1
+    assert told[0].endswith("|baseline:leave_one_out|samples:4")
+    assert objective_of(photos).signature() == objective_of(photos, seed=1).signature() == told[0]
+
+
+def test_an_error_in_the_reward_reaches_the_loop() -> None:
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS), batch_of(photos)
+    objective = objective_of(photos)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no reward today")
+
+    objective.reward = broken  # type: ignore[assignment]
+    task = objective.task(model, batch, batch.images, 0)
+
+    with pytest.raises(RuntimeError, match="no reward today"):
+        model(batch.images, task.tokens, weights=task.weights)
+
+
+# --- True captions -------------------------------------------------------------------------------
+
+
+def test_true_captions_are_the_batchs_own() -> None:
+    photos = photos_of(WORDS)
+    batch = batch_of(photos)
+
+    objective = TrueCaptions(0.0, 10)
+    task = objective.task(model_of(WORDS), batch, batch.images, 5)
+
+    assert task.tokens is batch.tokens
+    assert task.words == batch.words
+    assert task.inputs is task.weights is None
+    assert objective.sums() == {}
+    assert objective.signature() == ""
+
+
+def test_the_share_of_own_words_rises_evenly_to_what_was_asked() -> None:
+    photos = photos_of(WORDS)
+    model, batch = model_of(WORDS), batch_of(photos)
+    batch = batch._replace(  # many words, so that shares can be told from each other
+        tokens=torch.full((5, 40, 12), 5).index_fill(2, torch.tensor([0]), START)
+    )
+    with torch.no_grad():
+        model.decoder.word_output.weight.zero_()
+        model.decoder.word_output.bias[6] = 50.0  # what the model says, always
+    objective = TrueCaptions(0.8, 100)
+
+    shares = []
+    for step in (0, 25, 50, 100):
+        inputs = objective.task(model, batch, batch.images, step).inputs
+        assert (inputs[..., 0] == START).all()
+        shares.append((inputs[..., 1:] == 6).float().mean().item())
+
+    assert shares == pytest.approx([0.0, 0.2, 0.4, 0.8], abs=0.03)
+    assert model.decoder.training
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "self_critical"])
+def test_the_config_says_what_is_learned(kind: str) -> None:
+    config = TrainConfig(
+        training=TrainingConfig(objective=kind, seed=7),  # type: ignore[arg-type]
+        self_critical=SelfCriticalConfig(samples=3),
+    )
+    if kind == "cross_entropy":
+        config = replace(config, training=replace(config.training, scheduled_sampling=0.3))
+
+    found = build_objective(config, photos_of(WORDS), WORDS, 40)
+
+    if kind == "cross_entropy":
+        assert isinstance(found, TrueCaptions)
+        assert (found.share, found.steps) == (0.3, 40)
+    else:
+        assert isinstance(found, SelfCritical)
+        assert (found.config.samples, found.seed) == (3, 7)
