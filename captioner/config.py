@@ -50,7 +50,7 @@ class DataConfig:
     from train_annotations."""
     bucket_batches: int = 64
     """Photos with captions of like lengths share a batch, sorted within so many batches; 1: batches
-    are drawn at random. Less padding is computed; from 64 on under 10% (docs/training.md)."""
+    are drawn at random. Never more than a quarter of an epoch. Less padding is computed."""
 
     def __post_init__(self) -> None:
         _require(

@@ -172,7 +172,7 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
             bucket: See above.
         """
         self.size, self.batch_size, self.seed = len(lengths), batch_size, seed
-        self.lengths = [sorted(of_photo) for of_photo in lengths] if bucket > 1 else []
+        self.lengths = [sorted(of_photo) for of_photo in lengths]
         self.rank, self.world, self.bucket = rank, world, bucket
         self.epoch, self.start = 0, 0
 

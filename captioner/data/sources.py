@@ -163,13 +163,15 @@ def open_source(
                 workers=data.workers,
             )
         )
+    # At most a quarter of the epoch: sorted whole, it would be cut into the same batches each time.
+    quarter = len(photos) // (4 * batch_size)
     sampler = EpochSampler(
         [[len(words) for words in photo.tokens] for photo in photos],
         batch_size,
         seed,
         rank,
         world,
-        bucket=data.bucket_batches,
+        bucket=max(1, min(data.bucket_batches, quarter)),
     )
     if cache is not None:
         return FeatureSource(

@@ -30,7 +30,7 @@ LARGEST = 40.0
 """Keys and queries beyond it, on either side, count as this: exp(80) is what float32 holds. The
 tanh of their sum is another only where both are that large and of opposite signs."""
 
-CPU_BLOCK = 2 << 20
+CPU_BLOCK = 4 << 20
 """Bytes of a block on a CPU: about what a core's cache holds. Less costs more calls."""
 
 GPU_BLOCK = 512 << 20
@@ -82,10 +82,11 @@ class _AdditiveScores(torch.autograd.Function):
         for photos, queries, share in _blocks(query, keys):
             told = gradient[photos, queries]  # (b, r, L)
             for_energy.addmv_(share.flatten(0, 2).t(), told.flatten())
-            slope = torch.addcmul(share, share, share, value=-1)  # d, (b, r, L, A)
+            slope = share.addcmul_(share, share, value=-1)  # d, (b, r, L, A)
             for_query[photos, queries] = torch.matmul(told.unsqueeze(2), slope).squeeze(2)
+            keyed, told = for_keys[photos], told.unsqueeze(3)  # (b, r, L, 1)
             for number in range(slope.shape[1]):
-                for_keys[photos].addcmul_(slope[:, number], told[:, number].unsqueeze(2))
+                keyed.addcmul_(slope[:, number], told[:, number])
         return for_query.mul_(-energy).div_(query), for_keys.mul_(-energy).div_(keys), for_energy
 
 

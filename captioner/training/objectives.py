@@ -49,9 +49,6 @@ class Task(NamedTuple):
 class Objective(Protocol):
     """Makes tasks of batches."""
 
-    drops_out: bool
-    """Whether dropout is on while the tasks are learned."""
-
     def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
         """What is to be learned of a batch.
 
@@ -71,8 +68,6 @@ class Objective(Protocol):
 
 class TrueCaptions:
     """Cross-entropy of the true captions, with some of the words told being the model's own."""
-
-    drops_out = True
 
     def __init__(self, share: float, steps: int) -> None:
         """Learn true captions.
@@ -115,8 +110,6 @@ class SelfCritical:
     Deviation: dropout is off, so that captions are drawn from the very model that their gradient is
     taken of; what a caption never holds (padding, start, unknown) is no choice in either.
     """
-
-    drops_out = False
 
     def __init__(
         self,

@@ -158,7 +158,7 @@ class Trainer:
     ) -> None:
         """What is left of the epoch's steps."""
         progress = self.progress
-        self.model.train(self.objective.drops_out)
+        self.model.train()
         started = time.monotonic()
         for batch in self.source.batches(progress.epoch, progress.batch):
             self.step(model, optimizer, batch)

@@ -33,11 +33,11 @@ found = {}
 def keep(parameters, norm):
     for name, parameter in trainer.model.named_parameters():
         if parameter.requires_grad:
-            found[name] = parameter.grad.clone()
+            found[name] = parameter.grad.contiguous().clone()
 
 trainer.accelerator.clip_grad_norm_ = keep
 model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
-trainer.model.train(trainer.objective.drops_out)
+trainer.model.train()
 trainer.step(model, optimizer, next(iter(trainer.source.batches(0, 0))))
 if trainer.accelerator.is_main_process:
     save_file(found, sys.argv[1])
@@ -58,7 +58,7 @@ def run(processes: int, *arguments: object) -> str:
 
 @pytest.fixture
 def config(tiny: SimpleNamespace, tmp_path: Path) -> Path:
-    """Four photos with two or three captions; three a step, so that processes get unequal shares."""
+    """Four photos with two or three captions; three a step, so that shares are unequal."""
     settings: dict[str, Any] = {
         "data": {
             "train_annotations": [str(tiny.captions)],
@@ -136,16 +136,11 @@ def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -
 
 def test_a_run_of_two_processes_can_be_stopped_and_resumed(config: Path, tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    train = ("-m", "captioner", "train", config)
+    # A learning rate that does not depend on how long the run is to be.
+    train = ("-m", "captioner", "train", config, "--training.schedule", "plateau")
     run(2, *train, "--run-folder", straight)
-    run(
-        2, *train, "--run-folder", stopped, "--training.epochs", "1", "--training.warmup_steps", "9"
-    )
-    # Another length of the run is another schedule: inside the warm-up it is the same.
-    run(2, *train, "--run-folder", straight, "--force", "--training.warmup_steps", "9")
-    run(
-        2, *train, "--run-folder", stopped, "--resume", "auto", "--training.warmup_steps", "9",
-    )  # fmt: skip
+    run(2, *train, "--run-folder", stopped, "--training.epochs", "1")
+    run(2, *train, "--run-folder", stopped, "--resume", "auto")
     ones, twos = (load_file(folder / "state.safetensors") for folder in (straight, stopped))
     assert ones.keys() == twos.keys()
     assert not [name for name in ones if not torch.equal(ones[name], twos[name])]

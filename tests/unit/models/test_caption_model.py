@@ -140,6 +140,25 @@ def test_pixels_to_losses_is_encode_then_losses(model) -> None:
     assert_same(model(pixels, CAPTIONS), model.losses(encoded, CAPTIONS))
 
 
+def test_features_are_seen_as_their_pixels(model) -> None:
+    """With inputs and weights, as in training; a cache's half precision is widened."""
+    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
+    features = model.encode(pixels)
+    told = {"inputs": 4 + CAPTIONS[..., :-1] % 4, "weights": lambda: torch.randn(2, 2)}
+
+    for more in ({}, {"label_smoothing": 0.1}, {"inputs": told["inputs"]}, told):
+        torch.manual_seed(3)
+        live = model(pixels, CAPTIONS, **more)
+        torch.manual_seed(3)
+        assert_same(model(features, CAPTIONS, **more), live)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        seen = model.see(features.to(dtype))
+        assert seen.dtype == torch.float32
+        assert torch.equal(seen, features.to(dtype).float())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model.see(features.to(dtype)).dtype == torch.bfloat16
+
+
 def test_the_grid_is_row_major(model) -> None:
     pixels = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
     pixels[0, :16, 16:] = 255  # row 0, column 1

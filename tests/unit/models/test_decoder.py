@@ -16,11 +16,12 @@ from captioner.models.attention import masked_mean
 from captioner.models.decoder import (
     BahdanauDecoder,
     Decoder,
+    Layout,
     LuongDecoder,
     PlainDecoder,
     build_decoder,
 )
-from captioner.models.losses import caption_losses
+from captioner.models.losses import caption_losses, longest_first
 from captioner.vocabulary import END, PAD, START
 
 B, R, T, L, D, V = 2, 3, 4, 5, 8, 9
@@ -32,14 +33,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "luong": {"order": "luong"},
     "luong, not fed": {"order": "luong", "input_feeding": False},
     "plain": {"attention": "fixed_at_start"},
+    "bahdanau, norms": {"layer_norm": True},
+    "luong, norms": {"order": "luong", "layer_norm": True},
+    "plain, norms": {"attention": "fixed_at_start", "layer_norm": True},
 }
 CLASSES = {
     "bahdanau": BahdanauDecoder,
     "luong": LuongDecoder,
     "luong, not fed": LuongDecoder,
     "plain": PlainDecoder,
+    "bahdanau, norms": BahdanauDecoder,
+    "luong, norms": LuongDecoder,
+    "plain, norms": PlainDecoder,
 }
-with_attention = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
+with_attention = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if CLASSES[kind] is not PlainDecoder]
+)
 
 
 def config_of(kind: str, **changes: Any) -> DecoderConfig:
@@ -114,11 +123,18 @@ class Weights:
         alpha = np.exp(e) / np.exp(e).sum()
         return sum(weight * a for weight, a in zip(alpha, regions, strict=True)), alpha
 
-    @staticmethod
-    def remember(gates: Array, c: Array) -> tuple[Array, Array]:
-        i, f, g, o = np.split(gates, 4)
+    def norm(self, name: str, x: Array) -> Array:
+        """gain (x - mean) / sigma + bias, Ba et al. 2016, equation 4; as it is without norms."""
+        if f"{name}.weight" not in self.p:
+            return x
+        sigma = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+        return self.p[f"{name}.weight"] * (x - x.mean()) / sigma + self.p[f"{name}.bias"]
+
+    def remember(self, gates: Array, c: Array) -> tuple[Array, Array]:
+        gates_by_kind = enumerate(np.split(gates, 4))
+        i, f, g, o = (self.norm(f"gate_norms.{number}", part) for number, part in gates_by_kind)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        return sigmoid(o) * np.tanh(c), c
+        return sigmoid(o) * np.tanh(self.norm("cell_norm", c)), c
 
 
 def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
@@ -168,6 +184,7 @@ BY_HAND: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]
     "luong, not fed": lambda weights, regions, words: luong(weights, regions, words, fed=False),
     "plain": plain,
 }
+BY_HAND |= {f"{kind}, norms": BY_HAND[kind] for kind in ("bahdanau", "luong", "plain")}
 
 
 class Told(NamedTuple):
@@ -211,7 +228,9 @@ def test_a_step_is_its_equations(kind, decoder, features, tokens) -> None:
             np.testing.assert_allclose(logits[at], expected.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_recurrence_is_torchs_lstm_cell(kind, decoder, features) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("norms")])
+def test_the_recurrence_is_torchs_lstm_cell(kind, features) -> None:
+    decoder = build(kind)
     second_input = {
         "bahdanau": lambda state, step: (decoder.context_gates, step.outputs[1]),  # beta z
         "luong": lambda state, step: (decoder.fed_gates, state.fed),
@@ -347,6 +366,70 @@ def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor
     return [*(part.detach() for part in losses), *(p.grad for p in decoder.parameters())]
 
 
+# --- The layout of teacher forcing ---------------------------------------------------------------
+
+# Photo 0: three words and one; photo 1: none and two. Numbers are their places.
+KNOWN = torch.tensor([[[1, 5, 6, 0], [1, 0, 0, 0]], [[0, 0, 0, 0], [1, 5, 0, 0]]])
+
+
+def test_layout_known_answer() -> None:
+    layout = Layout.of(KNOWN)
+
+    # Up to which photo and caption there are words; the last step, which has none, runs on one.
+    assert layout.extents == ((2, 2), (2, 2), (1, 1), (1, 1))
+    assert layout.sizes == [4, 4, 1, 1]
+    assert layout.places().tolist() == [0, 4, 8, 12, 1, 5, 9, 13, 2, 3]
+    there = KNOWN.flatten()[layout.places()]
+    assert torch.equal(layout.unpack(there), KNOWN)
+    assert layout.unpack(torch.ones(10, 3)).sum().item() == 30
+    assert not layout.unpack(torch.ones(10, 3))[1, :, 2:].any()
+
+
+def test_sorting_leaves_padding_out_known_answer() -> None:
+    tokens = torch.zeros(2, 2, 9, dtype=torch.long)
+    for (photo, caption), words in {(0, 0): 2, (0, 1): 5, (1, 0): 4, (1, 1): 7}.items():
+        tokens[photo, caption, :words] = 4
+
+    sorted_tokens = longest_first(tokens).sort_captions(tokens)
+
+    assert (sorted_tokens != PAD).sum(-1).tolist() == [[7, 4], [5, 2]]  # 18 words
+    assert Layout.of(tokens).sizes == [4, 4, 4, 4, 4, 4, 4, 1, 1]
+    assert Layout.of(sorted_tokens).sizes == [4, 4, 4, 4, 2, 1, 1, 1, 1]
+
+
+def test_a_layout_holds_every_word_and_every_step_before_one() -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        lengths = torch.randint(0, 6, (3, 4))
+        tokens = (torch.arange(6) < lengths.unsqueeze(-1)).long()
+        layout = Layout.of(tokens)
+
+        places = layout.places()
+
+        assert len(places) == len(set(places.tolist())) == sum(layout.sizes)
+        assert torch.equal(layout.unpack(tokens.flatten()[places]), tokens)
+        assert len(layout.extents) == 6
+        for (b, r), (c, s) in zip(layout.extents, layout.extents[1:], strict=False):
+            assert b >= c >= 1  # a step runs on nothing that the step before did not
+            assert r >= s >= 1
+
+
+def test_packed_outputs_are_the_unpacked_ones(decoder, features, tokens) -> None:
+    tokens[0, 0, 2:] = tokens[-1, 1:] = PAD
+    memory, layout = decoder.memory(features), Layout.of(tokens)
+    steps = step_by_step(decoder, features, tokens)
+
+    packed = decoder.unroll(memory, tokens, layout)
+
+    places = layout.places()
+    logits = decoder.readout(packed.embedded, *packed.outputs)
+    torch.testing.assert_close(logits, steps.logits.flatten(0, 2)[places])
+    torch.testing.assert_close(packed.alphas, steps.alphas.flatten(0, 2)[places])
+    torch.testing.assert_close(packed.gates, steps.gates.flatten()[places])
+    for part in (packed.embedded, *packed.outputs, packed.alphas, packed.gates):
+        assert len(part) == sum(layout.sizes)
+
+
 # --- What the orders are -------------------------------------------------------------------------
 
 
@@ -382,7 +465,7 @@ def test_bahdanau_looks_before_it_reads_the_word_and_luong_after(kind, features,
 
     moved = (alphas - others).abs().amax(dim=-1)  # (B, R, T)
     assert moved[:, :, -1].min() > 1e-3
-    if kind == "bahdanau":
+    if CLASSES[kind] is BahdanauDecoder:
         assert not moved[:, :, 0].any()
     else:
         assert moved[:, :, 0].min() > 1e-3
@@ -408,18 +491,18 @@ def test_only_what_is_fed_reaches_the_hidden_state(kind, decoder, features, toke
             "luong": [True, False],  # from the second word on
             "luong, not fed": [True, True],
             "plain": [True, True],
-        }[kind]
+        }[kind.removesuffix(", norms")]
     )
 
 
 def test_gates_say_how_much_of_the_context_is_let_in(kind, decoder, features, tokens) -> None:
     gates = decoder(decoder.memory(features), tokens).gates
 
-    if kind == "bahdanau":
+    if CLASSES[kind] is BahdanauDecoder:
         assert ((gates > 0) & (gates < 1)).all()
         assert gates.std() > 0.01
     else:
-        assert torch.equal(gates, torch.full_like(gates, 0.0 if kind == "plain" else 1.0))
+        assert torch.equal(gates, torch.full_like(gates, float(CLASSES[kind] is LuongDecoder)))
 
 
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
@@ -515,7 +598,11 @@ def test_dropout_is_off_in_use_and_on_in_training(kind, features, tokens) -> Non
 def test_the_first_weights(kind) -> None:
     decoder = build_decoder(config_of(kind), D, V, L)
 
-    bias = decoder.word_gates.bias.reshape(4, N).tolist()
+    if decoder.gate_norms is not None:  # a norm takes the mean of the bias before it away
+        assert not decoder.word_gates.bias.any()
+        bias = [norm.bias.tolist() for norm in decoder.gate_norms]
+    else:
+        bias = decoder.word_gates.bias.reshape(4, N).tolist()
     assert bias == [[0.0] * N, [1.0] * N, [0.0] * N, [0.0] * N]  # the forget gate starts open
     for gates in decoder.hidden_gates.weight.chunk(4):
         torch.testing.assert_close(gates @ gates.T, torch.eye(N))
@@ -530,3 +617,33 @@ def test_before_learning_words_are_as_frequent_as_they_were_counted(kind) -> Non
 
     said = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
     torch.testing.assert_close(said, (counts + 1) / (96 + V))
+
+
+# --- Norms ---------------------------------------------------------------------------------------
+
+
+def test_norms_keep_the_gates_whatever_their_inputs_are(features) -> None:
+    """Inputs a thousand times as large say the same."""
+    decoder = build("bahdanau, norms")
+    gates, cell = 10 * torch.randn(B, R, 4 * N), torch.randn(B, R, N)
+
+    once, again = decoder.remember(gates, cell), decoder.remember(1000 * gates + 7, cell)
+
+    torch.testing.assert_close(again.hidden, once.hidden, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(again.cell, once.cell, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_a_decoder_with_norms_learns_captions_by_heart(order: str, features) -> None:
+    decoder = build_decoder(config_of(order, layer_norm=True), D, V, L).train()
+    tokens = torch.tensor([[[START, 5, 6, 4, END]], [[START, 8, 6, 7, END]]])
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=0.03)
+    for _ in range(120):
+        losses = caption_losses(decoder, decoder.memory(features), tokens)
+        optimizer.zero_grad()
+        losses.cross_entropy.backward()
+        optimizer.step()
+
+    assert (losses.cross_entropy / losses.words).item() < 0.05
+    norms = [name for name, _ in decoder.named_parameters() if "norm" in name]
+    assert len(norms) == 2 * 5

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from captioner.config import DecoderConfig, TrainingConfig
+from captioner.models.attention import Memory
 from captioner.models.decoder import Decoder, build_decoder
 from captioner.models.losses import (
     Losses,
     attention_penalty,
     caption_losses,
+    longest_first,
     map_entropy,
+    scheduled_inputs,
     score_function,
 )
-from captioner.vocabulary import END, PAD, START
+from captioner.vocabulary import END, PAD, START, UNKNOWN, UNSPOKEN
 
 L, D, V = 3, 4, 8
 
@@ -372,3 +375,214 @@ def test_the_objective_weighs_its_parts_as_the_config_says() -> None:
     config = TrainingConfig(attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0)
 
     assert Losses(*parts).objective(config).item() == 2 + 10 * 3 + 100 * 5 - 1000 * 7
+
+
+# --- Words that the model says itself ------------------------------------------------------------
+
+SENTENCES = torch.tensor(
+    [
+        [[START, 5, 4, 6, END, PAD], [START, 7, END, PAD, PAD, PAD]],
+        [[START, 4, 6, 6, 7, END], [PAD] * 6],
+    ]
+)
+
+
+def sure_of(word: int) -> Decoder:
+    """A decoder that always says one word."""
+    decoder = build("soft")
+    with torch.no_grad():
+        decoder.word_output.weight.zero_()
+        decoder.word_output.bias.zero_()[word] = 50.0
+    return decoder
+
+
+def test_a_share_of_nothing_leaves_the_true_words() -> None:
+    decoder, photos = build("soft"), features(2)
+
+    inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, 0.0)
+
+    assert torch.equal(inputs, SENTENCES[..., :-1])
+    assert not inputs.requires_grad
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_words_that_the_model_says_are_words(share: float) -> None:
+    decoder, photos = build("soft"), features(2)
+    with torch.no_grad():  # what it would say first, if it could
+        decoder.word_output.bias[[PAD, START, UNKNOWN]] += 30
+    true, real = SENTENCES[..., :-1], SENTENCES[..., :-1] != PAD
+    changed = torch.zeros(true.shape)
+    for _ in range(100):
+        inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, share)
+        assert torch.equal(inputs != PAD, real)  # padding stays
+        assert torch.equal(inputs[..., 0], true[..., 0])
+        said = inputs != true
+        assert not torch.isin(inputs[said], torch.tensor([PAD, START, UNKNOWN])).any()
+        changed += said
+    assert not changed[..., 0].any()
+    assert (changed[..., 1:][real[..., 1:]] > 0).all()
+
+
+def test_a_sure_model_says_its_own_word_at_a_share_of_the_places() -> None:
+    photos, tokens = features(2), torch.full((2, 60, 22), 5)
+    tokens[..., 0] = START
+    decoder = sure_of(6)
+
+    for share in (0.0, 0.3, 1.0):
+        inputs = scheduled_inputs(decoder, decoder.memory(photos), tokens, share)
+        assert (inputs[..., 1:] == 6).double().mean().item() == pytest.approx(share, abs=0.03)
+
+
+def test_words_are_drawn_from_the_distribution_after_what_was_told() -> None:
+    """Two steps on: after START, and after the word that was drawn there."""
+    decoder, photo = build("soft").eval(), features(1)
+    memory, draws = decoder.memory(photo), 4000
+    tokens = torch.tensor([START, 4, 4, 4]).expand(1, draws, 4)
+
+    inputs = scheduled_inputs(decoder, memory, tokens, 1.0)[0]
+
+    spoken = [word for word in range(V) if word not in UNSPOKEN]
+
+    def shares(words: list[int]) -> Tensor:
+        unrolled = decoder(memory, torch.tensor([[words]]))
+        logits = decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0, -1]
+        return logits[spoken].softmax(0)
+
+    first = inputs[:, 1]
+    for words, drawn in [([START], first)] + [
+        ([START, word], inputs[first == word, 2]) for word in spoken
+    ]:
+        for word, share in zip(spoken, shares(words).tolist(), strict=True):
+            spread = (share * (1 - share) / max(1, len(drawn))) ** 0.5
+            assert abs((drawn == word).double().mean().nan_to_num() - share) < max(4 * spread, 1e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_saying_words_puts_the_mode_back_and_uses_no_dropout(training: bool) -> None:
+    decoder, photos = sure_of(6).train(training), features(2)
+    decoder.dropout.p = 0.9
+    with torch.no_grad():
+        decoder.word_output.bias[6] = 0.0
+        decoder.word_output.weight.normal_()
+    memory, tokens = decoder.memory(photos), SENTENCES
+
+    def said(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return scheduled_inputs(decoder, memory, tokens, 1.0)
+
+    one, again = said(3), said(3)
+    assert decoder.training is decoder.dropout.training is training
+    assert torch.equal(one, again)
+    assert any(not torch.equal(said(seed), one) for seed in range(4, 9))
+    decoder.dropout.p = 0.0
+    assert torch.equal(said(3), one)
+
+
+def test_words_told_change_what_is_seen_and_not_what_is_to_be_said() -> None:
+    decoder, photos = build("soft").eval(), features(2)
+    memory = decoder.memory(photos)
+    inputs = SENTENCES[..., :-1].clone()
+    inputs[0, 0, 2], inputs[1, 0, 1] = 7, END
+
+    losses = caption_losses(decoder, memory, SENTENCES, inputs=inputs)
+
+    unrolled = decoder(memory, inputs)
+    table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
+    true = SENTENCES[..., 1:]
+    of_words = table.gather(-1, true.unsqueeze(-1)).squeeze(-1)[true != PAD]
+    torch.testing.assert_close(losses.cross_entropy, -of_words.sum())
+    told_truth = caption_losses(decoder, memory, SENTENCES)
+    assert losses.cross_entropy.item() != told_truth.cross_entropy.item()
+    same = caption_losses(decoder, memory, SENTENCES, inputs=SENTENCES[..., :-1])
+    assert all(torch.equal(one, other) for one, other in zip(same, told_truth, strict=True))
+
+
+# --- Captions that count differently -------------------------------------------------------------
+
+
+def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
+    """Minus the log-probability of every caption among words that can be said, (B, R)."""
+    true = SENTENCES[..., 1:]
+    unrolled = decoder(memory, SENTENCES[..., :-1])
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+    logits[..., list(UNSPOKEN)] = -torch.inf
+    table = logits.log_softmax(-1).gather(-1, true.unsqueeze(-1)).squeeze(-1)
+    return -table.masked_fill(true == PAD, 0.0).sum(-1)
+
+
+@pytest.mark.parametrize("weights", [[[1.0, 1.0], [1.0, 1.0]], [[0.5, -2.0], [3.0, 9.0]]])
+def test_weights_are_the_captions_and_unspoken_words_no_choice(weights: list[list[float]]) -> None:
+    decoder, memory_of = build("soft"), features(2)
+    told = torch.tensor(weights)
+    parameters = list(decoder.parameters())
+
+    ours = caption_losses(
+        decoder, decoder.memory(memory_of), SENTENCES, label_smoothing=0.5, weights=lambda: told
+    ).cross_entropy
+    expected = (told * of_captions(decoder, decoder.memory(memory_of))).sum()
+
+    torch.testing.assert_close(ours, expected)
+    gradients = (torch.autograd.grad(value, parameters) for value in (ours, expected))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.isfinite().all()
+
+
+def test_losses_are_linear_in_the_weights() -> None:
+    decoder, photos = build("soft"), features(2)
+    memory, one, other = decoder.memory(photos), torch.randn(2, 2), torch.randn(2, 2)
+
+    def loss(weights: Tensor) -> Tensor:
+        losses = caption_losses(decoder, memory, SENTENCES, weights=lambda: weights)
+        return losses.cross_entropy
+
+    torch.testing.assert_close(loss(2 * one - 3 * other), 2 * loss(one) - 3 * loss(other))
+    assert loss(torch.zeros(2, 2)).item() == 0.0
+
+
+@pytest.mark.parametrize("photos", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("captions", [[0, 1], [1, 0]])
+def test_weights_and_inputs_follow_their_captions(photos: list[int], captions: list[int]) -> None:
+    """However photos and captions are ordered: the losses sort them, longest first."""
+    decoder, regions = build("soft").eval(), features(2)
+    weights, inputs = torch.tensor([[0.5, -2.0], [3.0, 9.0]]), SENTENCES[..., :-1].clone()
+    inputs[0, 0, 2], inputs[0, 1, 1], inputs[1, 0, 1] = 7, 4, 5
+
+    def losses(order: list[int], columns: list[int]) -> Losses:
+        tokens, told = SENTENCES[order][:, columns], inputs[order][:, columns]
+        memory = decoder.memory(regions[order])
+        own = weights[order][:, columns]
+        return caption_losses(decoder, memory, tokens, inputs=told, weights=lambda: own)
+
+    for one, other in zip(losses(photos, captions), losses([0, 1], [0, 1]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_weights_are_asked_for_once_the_words_are_scored() -> None:
+    """So that a reward may be computed meanwhile."""
+    decoder, photos, told = build("soft"), features(2), []
+    decoder.word_output.register_forward_hook(lambda *_: told.append("scored"))
+
+    def weights() -> Tensor:
+        told.append("asked")
+        return torch.ones(2, 2)
+
+    caption_losses(decoder, decoder.memory(photos), SENTENCES, weights=weights)
+
+    assert told == ["scored", "asked"]
+
+
+def test_longest_first_known_answer() -> None:
+    tokens = torch.tensor(
+        [[[1, 4, 2, 0], [1, 2, 0, 0]], [[0] * 4] * 2, [[1, 2, 0, 0], [1, 5, 5, 2]]]
+    )
+
+    order = longest_first(tokens)
+
+    assert order.photos.tolist() == [2, 0, 1]
+    assert order.captions.tolist() == [[0, 1], [0, 1], [1, 0]]
+    assert order.sort_captions(tokens).tolist() == [
+        [[1, 5, 5, 2], [1, 2, 0, 0]],
+        [[1, 4, 2, 0], [1, 2, 0, 0]],
+        [[0] * 4] * 2,
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -70,12 +71,14 @@ def combinations() -> list[DecoderConfig]:
         except ConfigError:
             continue
         found.append(config)
-    return found
+    normed = [c for c in found if told(c).startswith("additive hidden soft")]
+    return found + [replace(config, layer_norm=True) for config in normed]
 
 
 def told(config: DecoderConfig) -> str:
     fed = "" if config.input_feeding else " not fed"
-    return f"{config.attention} {config.query} {config.selection} {config.order}{fed}"
+    norms = " norms" if config.layer_norm else ""
+    return f"{config.attention} {config.query} {config.selection} {config.order}{fed}{norms}"
 
 
 COMBINATIONS = combinations()
@@ -113,7 +116,7 @@ def test_every_word_of_the_config_is_tried_in_every_order() -> None:
             for name in ("additive", "dot", "general")
             for query in ("self", "mean")
         ]
-        assert names >= {*soft, *hard, *photo}
+        assert names >= {*soft, *hard, *photo, f"additive hidden soft {order} norms"}
 
 
 # --- Training ------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_with_a_constant_baseline_the_expected_gradient_is_that_of_the_expected_
     truth = game.gradient(-game.expected_reward())
     shares = game.log_probs().exp().tolist()
 
-    ours = sum(share * game.gradient(game.loss_of((n,))) for n, share in enumerate(shares))
+    ours = game.gradient(sum(share * game.loss_of((n,)) for n, share in enumerate(shares)))
 
     assert len(shares) == 15
     torch.testing.assert_close(ours, truth, rtol=0, atol=1e-8)
@@ -210,9 +210,11 @@ def test_the_other_samples_as_a_baseline_leave_the_expected_gradient_as_it_is(
     truth = game.gradient(-game.expected_reward())
     shares = game.log_probs().exp().tolist()
 
-    ours = sum(
-        shares[one] * shares[other] * game.gradient(game.loss_of((one, other)))
-        for one, other in itertools.product(range(len(shares)), repeat=2)
+    ours = game.gradient(
+        sum(
+            (1 + (one != other)) * shares[one] * shares[other] * game.loss_of((one, other))
+            for one, other in itertools.combinations_with_replacement(range(len(shares)), 2)
+        )
     )
 
     torch.testing.assert_close(ours, 2 * truth, rtol=0, atol=1e-8)  # summed over samples
@@ -224,7 +226,7 @@ def test_captions_are_drawn_as_often_as_the_gradient_takes_them_to_be() -> None:
     model, batch = model_of(TWO_WORDS).double(), batch_of(photos)
     with torch.no_grad():
         model.decoder.word_output.bias[[PAD, START, UNKNOWN]] += 1.0
-    draws = 20_000
+    draws = 5_000
     objective = objective_of(photos, small=True, max_length=LENGTH, samples=draws)
 
     task = objective.task(model, batch, batch.images.double(), 0)
@@ -239,7 +241,7 @@ def test_captions_are_drawn_as_often_as_the_gradient_takes_them_to_be() -> None:
         assert abs(count / draws - share) < 4 * (share * (1 - share) / draws) ** 0.5 + 1e-9
 
 
-def test_a_better_caption_becomes_more_probable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_better_caption_becomes_more_probable() -> None:
     """Learning: the toy reward's best sentence, with the captions that the model draws."""
     photos = photos_of(TWO_WORDS, 1)
     model, batch = model_of(TWO_WORDS), batch_of(photos)
@@ -247,7 +249,7 @@ def test_a_better_caption_becomes_more_probable(monkeypatch: pytest.MonkeyPatch)
     objective.reward = ToyReward()  # type: ignore[assignment]
     optimizer = torch.optim.Adam(model.decoder.parameters(), lr=0.05)
     means = []
-    for step in range(60):
+    for step in range(40):
         task = objective.task(model, batch, batch.images, step)
         losses = model(batch.images, task.tokens, weights=task.weights)
         optimizer.zero_grad()
@@ -327,8 +329,7 @@ def test_a_photos_own_captions_are_what_it_is_rewarded_by(monkeypatch: pytest.Mo
     """The batch's order is by length, not the photos'."""
     photos = photos_of(WORDS)
     batch = batch_of(photos)
-    said = {photo.image.image_id: tuple(photo.tokens[0]) for photo in photos}
-    said |= {photo.image.image_id: tuple(photo.tokens[-1]) for photo in photos[2:]}
+    said = {photo.image.image_id: tuple(max(photo.tokens, key=len)) for photo in photos}
     monkeypatch.setattr(
         objectives,
         "search",
@@ -336,12 +337,12 @@ def test_a_photos_own_captions_are_what_it_is_rewarded_by(monkeypatch: pytest.Mo
             [hypothesis(said[number], True), hypothesis((11,), True)] for number in batch.image_ids
         ],
     )
-    objective = objective_of(photos, samples=2)
+    objective = objective_of(photos, samples=2, cider=0.0, bleu=1.0)
 
     weights = objective.task(model_of(WORDS), batch, batch.images, 0).weights()
 
     assert batch.image_ids != tuple(said)
-    assert weights[:, 0].min() > 0
+    assert weights[:, 0].min() > 0.9  # every phrase is found, against next to none
     torch.testing.assert_close(weights[:, 0], -weights[:, 1])
 
 

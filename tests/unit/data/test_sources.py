@@ -1,0 +1,258 @@
+"""Photos and their cached features come as the same batches, from anywhere, in any share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from captioner.config import DataConfig, TrainConfig, TrainingConfig
+from captioner.data.batches import Batch, CaptionDataset, EncodedImage, EpochSampler, photo_tensor
+from captioner.data.coco import CaptionedImage
+from captioner.data.images import open_image
+from captioner.data.preprocessing import Preprocessing
+from captioner.data.sources import AHEAD, FeatureSource, PhotoSource, open_source, read_ahead
+from captioner.errors import DataError
+from captioner.vocabulary import PAD
+
+SEEN = Preprocessing(image_size=32)
+PHOTOS = 11
+
+
+def encode(pixels: Tensor) -> Tensor:
+    """(B, 32, 32, 3) to a grid of (B, 4, 768), not the same for a mirrored photo."""
+    cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))
+    return cells.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
+
+
+class Cache:
+    """In the place of ``FeatureCache``: encodes when it is asked."""
+
+    def __init__(self, photos: Sequence[EncodedImage]) -> None:
+        self.paths = {photo.image.image_id: photo.image.path for photo in photos}
+        self.broken: set[int] = set()
+
+    def read(self, asked: Sequence[tuple[int, bool]]) -> Tensor:
+        if self.broken & {image_id for image_id, _ in asked}:
+            raise DataError("features of 3.png are damaged")
+        pixels = [photo_tensor(SEEN, open_image(self.paths[i]), turned) for i, turned in asked]
+        return encode(torch.stack(pixels))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[EncodedImage]:
+    """Photos of noise with one to four captions of 1 to 9 words."""
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    made = []
+    for number in range(PHOTOS):
+        path = folder / f"{number}.png"
+        Image.fromarray(random.integers(256, size=(36, 40, 3), dtype=np.uint8)).save(path)
+        captions = tuple([4 + number] * random.integers(1, 10) for _ in range(1 + number % 4))
+        made.append(EncodedImage(CaptionedImage(100 + number, path, ("",)), captions))
+    return made
+
+
+Source = PhotoSource | FeatureSource
+Make = Callable[..., Source]
+
+
+@pytest.fixture
+def make(photos: list[EncodedImage]) -> Make:
+    def build(kind: str, rank: int = 0, world: int = 1, bucket: int = 1, seed: int = 5) -> Source:
+        lengths = [[len(words) for words in photo.tokens] for photo in photos]
+        sampler = EpochSampler(lengths, 4, seed, rank, world, bucket=bucket)
+        options: dict[str, Any] = {"max_captions": 3, "horizontal_flip": True, "seed": seed}
+        if kind == "photos":
+            return PhotoSource(CaptionDataset(photos, SEEN, **options), sampler, workers=0)
+        return FeatureSource(Cache(photos), photos, sampler, **options)  # type: ignore[arg-type]
+
+    return build
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    assert one.image_ids == other.image_ids
+    assert torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.images, other.images)
+
+
+each_kind = pytest.mark.parametrize("kind", ["photos", "features"])
+in_buckets_or_not = pytest.mark.parametrize("bucket", [1, 2])
+
+
+@in_buckets_or_not
+def test_features_come_as_their_photos_do(make: Make, bucket: int) -> None:
+    live, cached = make("photos", bucket=bucket), make("features", bucket=bucket)
+    turned = 0
+    for epoch in (0, 1, 2):
+        assert live.batches_in(epoch) == cached.batches_in(epoch) == 3
+        pairs = list(zip(live.batches(epoch, 0), cached.batches(epoch, 0), strict=True))
+        assert len(pairs) == 3
+        for photos, features in pairs:
+            assert_same(photos._replace(images=encode(photos.images)), features)
+        mirrored = make("features", bucket=bucket)
+        mirrored.horizontal_flip = False
+        turned += sum(
+            not torch.equal(a, b)
+            for (_, batch), plain in zip(pairs, mirrored.batches(epoch, 0), strict=True)
+            for a, b in zip(batch.images, plain.images, strict=True)
+        )
+    assert 3 * PHOTOS // 4 < turned < 3 * 3 * PHOTOS // 4
+
+
+@each_kind
+@in_buckets_or_not
+def test_an_epoch_holds_every_photo_once_and_epochs_differ(
+    make: Make, kind: str, bucket: int
+) -> None:
+    source, orders = make(kind, bucket=bucket), []
+    for epoch in (0, 1):
+        orders.append([i for batch in source.batches(epoch, 0) for i in batch.image_ids])
+        assert sorted(orders[-1]) == list(range(100, 100 + PHOTOS))
+    assert orders[0] != orders[1]
+    other = make(kind, bucket=bucket, seed=6)
+    assert [i for batch in other.batches(0, 0) for i in batch.image_ids] != orders[0]
+
+
+@each_kind
+@in_buckets_or_not
+@pytest.mark.parametrize("start", [1, 2, 3])
+def test_an_epoch_goes_on_where_it_stopped(make: Make, kind: str, bucket: int, start: int) -> None:
+    whole = list(make(kind, bucket=bucket).batches(1, 0))
+    source = make(kind, bucket=bucket)
+    next(source.batches(0, 0))  # what was read before does not matter
+
+    tail = list(source.batches(1, start))
+
+    for one, other in zip(tail, whole[start:], strict=True):
+        assert_same(one, other)
+    for one, other in zip(source.batches(1, 0), whole, strict=True):  # nor where it began
+        assert_same(one, other)
+
+
+def by_photo(batches: Sequence[Batch]) -> dict[int, tuple[list[list[int]], Tensor]]:
+    """What is to be learned of each photo."""
+    found = {}
+    for batch in batches:
+        for image, tokens, image_id in zip(*batch, strict=True):
+            captions = [[t for t in row if t != PAD] for row in tokens.tolist() if any(row)]
+            if captions:  # the others only fill a place
+                assert image_id not in found
+                found[image_id] = (captions, image)
+    return found
+
+
+@each_kind
+@in_buckets_or_not
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_together_are_one(make: Make, kind: str, bucket: int, world: int) -> None:
+    """With four, some of the last three photos' processes have none: a photo fills the place."""
+    whole = list(make(kind, bucket=bucket).batches(2, 0))
+    shares = [list(make(kind, rank, world, bucket).batches(2, 0)) for rank in range(world)]
+
+    for number, batch in enumerate(whole):
+        parts = [share[number] for share in shares]
+        assert sum(part.words for part in parts) == batch.words
+        expected, found = by_photo([batch]), by_photo(parts)
+        assert found.keys() == expected.keys()
+        for image_id, (captions, image) in expected.items():
+            assert found[image_id][0] == captions
+            assert torch.equal(found[image_id][1], image)
+    assert all(len(share) == len(whole) for share in shares)
+    filled = [batch for share in shares for batch in share if not batch.words]
+    assert len(filled) == (world == 4)
+
+
+def test_an_error_in_the_thread_reaches_the_loop(make: Make) -> None:
+    source = make("features")
+    ids = [batch.image_ids for batch in source.batches(0, 0)]
+    source.cache.broken = {ids[1][0]}
+
+    batches = source.batches(0, 0)
+
+    assert next(batches).image_ids == ids[0]
+    with pytest.raises(DataError, match=r"3\.png are damaged"):
+        next(batches)
+
+
+def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
+    import threading
+
+    before = threading.active_count()
+    batches = make("features").batches(0, 0)
+    next(batches)
+    assert threading.active_count() == before + 1
+    batches.close()
+    assert threading.active_count() == before
+
+
+# --- Reading ahead -------------------------------------------------------------------------------
+
+
+def test_results_come_in_order_and_only_some_are_read_ahead() -> None:
+    taken: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(9):
+            taken.append(number)
+            yield number
+
+    results = read_ahead(lambda number: number * number, numbers())
+
+    for number in range(9):
+        assert next(results) == number * number
+        assert len(taken) <= number + AHEAD
+    with pytest.raises(StopIteration):
+        next(results)
+    assert list(read_ahead(str, iter([]))) == []
+
+
+def test_while_one_is_out_the_next_is_read() -> None:
+    """The loop need not ask for it."""
+    import threading
+
+    done = [threading.Event() for _ in range(3)]
+    results = read_ahead(lambda number: done[number].set() or number, iter(range(3)))
+
+    assert next(results) == 0
+    assert done[1].wait(5)
+
+
+# --- What a config trains on ---------------------------------------------------------------------
+
+
+def test_the_config_says_where_batches_come_from(photos: list[EncodedImage]) -> None:
+    config = TrainConfig(
+        data=DataConfig(max_captions=2, horizontal_flip=True, workers=0, bucket_batches=2),
+        training=TrainingConfig(batch_size=3, seed=8),
+    )
+
+    live = open_source(config, photos, SEEN, None, rank=1, world=2)
+    cached = open_source(config, photos, SEEN, Cache(photos), rank=1, world=2)  # type: ignore[arg-type]
+
+    assert isinstance(live, PhotoSource)
+    assert isinstance(cached, FeatureSource)
+    for source in (live, cached):
+        sampler = source.sampler
+        # Not 2: two batches are more than a quarter of the epoch.
+        assert (sampler.batch_size, sampler.seed, sampler.bucket) == (3, 8, 1)
+        assert (sampler.rank, sampler.world) == (1, 2)
+    for one, other in zip(live.batches(0, 0), cached.batches(0, 0), strict=True):
+        assert one.tokens.shape[1] <= 2
+        assert_same(one._replace(images=encode(one.images)), other)
+
+
+@pytest.mark.parametrize(("count", "bucket"), [(7, 1), (8, 1), (16, 2), (800, 64)])
+def test_a_bucket_is_a_quarter_of_the_epoch_at_most(
+    photos: list[EncodedImage], count: int, bucket: int
+) -> None:
+    config = TrainConfig(training=TrainingConfig(batch_size=2))
+
+    source = open_source(config, (photos * count)[:count], SEEN, None)
+
+    assert isinstance(source, PhotoSource)
+    assert source.sampler.bucket == bucket
