@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def rows(run: Path) -> list[dict[str, float]]:
-    """Every validation of a run; its start, if the run tells it, stands as epoch 0."""
+    """Every validation of a run."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from captioner.cli import attend, caption, evaluate, prepare, train
-from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.config import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.java import JAVA_METRICS
@@ -67,6 +67,13 @@ def test_the_page_on_decoding_names_every_option() -> None:
 
     for option in dataclasses.fields(SearchOptions):
         assert f"--{option.name.replace('_', '-')}" in page, option.name
+
+
+def test_the_page_on_training_names_every_option_of_the_reward() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+
+    for option in dataclasses.fields(SelfCriticalConfig):
+        assert re.search(rf"\b{option.name}\b", page), option.name
 
 
 def test_the_page_on_evaluation_names_every_number_of_the_report() -> None:

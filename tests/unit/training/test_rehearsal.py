@@ -1,0 +1,82 @@
+"""A dry run says what a run would take, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.errors import ConfigError
+from captioner.training.rehearsal import Rehearsal, duration, rehearse
+from captioner.training.setup import prepare
+from captioner.training.trainer import Trainer, start
+
+
+def test_nothing_is_written_and_the_steps_are_counted(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 7})
+    found = rehearse(config, prepare(config), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    assert (found.steps, found.epochs) == (21, 7)
+    assert 0 < found.step < 60
+    assert 0 < found.validation < 60
+    assert found.memory > 10_000_000
+    assert found.free > found.disk > 0
+
+
+def test_an_old_run_stays_as_it_is(configure: Any, tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text("kept")
+    config = configure()
+    rehearse(config, prepare(config), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert (tmp_path / "metrics.jsonl").read_text() == "kept"
+
+
+def test_a_run_needs_no_more_disk_than_was_said(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 3, "keep_best": 2, "ema_decay": 0.5})
+    found = rehearse(config, prepare(config), tmp_path / "run")
+    start(config, prepare(config), tmp_path / "run", resume=False)
+    written = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
+    assert found.disk / 3 < written < found.disk
+
+
+def test_a_disk_that_is_too_full_is_told_before_the_first_step(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 5, 5000))
+    monkeypatch.setattr(Trainer, "step", lambda *given: pytest.fail("a step was taken"))
+    config = configure()
+    with pytest.raises(
+        ConfigError, match=r"needs 0\.\d+ GB in .* and 0\.00 GB are free; make room"
+    ):
+        rehearse(config, prepare(config), tmp_path / "run")
+
+
+def test_unknown_trackers_are_told(configure: Any, tmp_path: Path):
+    config = configure(training={"trackers": ["nothing"]})
+    with pytest.raises(ConfigError, match=r"training\.trackers holds 'nothing'"):
+        rehearse(config, prepare(config), tmp_path / "run")
+
+
+def test_the_whole_run_is_steps_and_validations():
+    told = Rehearsal(
+        steps=1000, epochs=10, step=0.5, validation=30, memory=2 * 10**9, disk=10**9, free=10**11
+    )
+    assert told.seconds == 1000 * 0.5 + 10 * 30
+    assert str(told).splitlines() == [
+        "1000 steps, 100 an epoch; 0.50 s a step, 50 s an epoch, 30 s a validation",
+        "the whole run: 13 min",
+        "memory: 2.0 GB; checkpoint and models: 1.00 GB of 100 GB free",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "1 h 30 min"), (12_300, "3 h 25 min"),
+     (180_000, "2 d 2 h")],
+)  # fmt: skip
+def test_durations_are_told_as_people_do(seconds: float, expected: str):
+    assert duration(seconds) == expected
