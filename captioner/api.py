@@ -237,7 +237,11 @@ class Captioner:
 
     @torch.inference_mode()
     def caption_features(
-        self, features: Tensor, regions: Sequence[Region], options: SearchOptions
+        self,
+        features: Tensor,
+        regions: Sequence[Region],
+        options: SearchOptions,
+        keys: Sequence[int] | None = None,
     ) -> list[list[Caption]]:
         """Caption photos of which the encoder's features are at hand; one model, no ensemble.
 
@@ -245,15 +249,21 @@ class Captioner:
             features: (B, L, D), on any device.
             regions: The part of each photo that the model sees.
             options: How to search.
+            keys: A number for each photo, from which its random draws are made; None: its place.
 
         Returns:
             See ``caption_batch``.
+
+        Raises:
+            ConfigError: There are several models.
         """
+        if len(self.models) > 1:
+            raise ConfigError("features belong to one encoder; caption them with one model")
         bf16 = pick_precision(self.precision, self.device) == "bf16"
         features = features.to(self.device, torch.bfloat16 if bf16 else torch.float32)
         with autocast(self.precision, self.device):
             memories = [self.model.decoder.memory(features)]
-        return self._say(memories, regions, options, range(len(features)))
+        return self._say(memories, regions, options, keys or range(len(features)))
 
     def _say(
         self,
@@ -267,7 +277,7 @@ class Captioner:
         with autocast(self.precision, self.device):
             steppers = [
                 DecoderStepper(model.decoder, memory)
-                for model, memory in zip(self.models, memories, strict=False)
+                for model, memory in zip(self.models, memories, strict=True)
             ]
             ensemble = EnsembleStepper(steppers, one_grid=self._one_grid)
             stepper = ensemble if len(steppers) > 1 else steppers[0]

@@ -50,7 +50,8 @@ class DataConfig:
     from train_annotations."""
     bucket_batches: int = 64
     """Photos with captions of like lengths share a batch, sorted within so many batches; 1: batches
-    are drawn at random. Never more than a quarter of an epoch. Less padding is computed."""
+    are drawn at random. Never more than a quarter of an epoch; shards have an
+    order of their own. Less padding is computed."""
 
     def __post_init__(self) -> None:
         _require(
@@ -339,7 +340,7 @@ class TrainingConfig:
     """Photos in one step, over all processes; every photo brings its captions."""
     micro_batch: int = 0
     """Photos that a process takes through the model at once; 0: its whole share of the step.
-    Gradients are added up: less memory, the same step."""
+    Gradients are added up: less memory, the same step but for what it draws at random."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
     """What is optimised: the probability of the true captions; or the score of the model's own
     (Rennie et al. 2017), from a model that cross-entropy has trained (init_from)."""
@@ -412,6 +413,7 @@ class TrainingConfig:
         ):
             value = getattr(self, name)
             _require(value >= 0, f"training.{name} is {value}; give 0 or more")
+        _require(0 <= self.seed < 2**31, f"training.seed is {self.seed}; give 0 to {2**31 - 1}")
         _require(self.clip_norm > 0, f"training.clip_norm is {self.clip_norm}; give more than 0")
         for name in ("label_smoothing", "ema_decay"):
             value = getattr(self, name)
@@ -496,7 +498,17 @@ class TrainConfig:
             "regions; train soft attention",
         )
         _require(
+            not (drawn and self.training.label_smoothing),
+            f"training.label_smoothing {self.training.label_smoothing} changes what is learned of "
+            "true captions, and objective self_critical has none; give 0",
+        )
+        _require(
             not (drawn and self.training.scheduled_sampling),
             "training.scheduled_sampling changes the words of true captions, and objective "
             "self_critical has none; give 0",
+        )
+        _require(
+            not drawn or self.init_from is not None,
+            "training.objective self_critical wants a model that says sentences already; give "
+            "init_from, a model that cross-entropy has trained",
         )

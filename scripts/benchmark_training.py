@@ -131,7 +131,7 @@ def main() -> None:
         job = make_job(options.only, options, device)
         for _ in range(2):
             job()
-        print(peak_memory(device) / 2**20)
+        print(peak_memory(device) / 1e6)
         return
     print(
         f"{options.photos} photos x {options.captions} captions; L, D, A = E = N, V: "
@@ -147,7 +147,7 @@ def main() -> None:
         "\n| step | captions/s | times the textbook | peak memory (MB) | share of it | of floor |"
     )
     print("|---|---|---|---|---|---|")
-    plain = {name: memory_of(name) for name in names}
+    memory = {name: memory_of(name) for name in names}
     for name in names:
         seconds = statistics.median(times[name])
         ratio = statistics.median(
@@ -155,11 +155,11 @@ def main() -> None:
         )
         share = f"{100 * floors[name] / seconds:.0f}%" if name in floors else ""
         print(
-            f"| {name} | {count / seconds:.0f} | {ratio:.1f} | {plain[name]:.0f} | "
-            f"{plain[name] / plain['textbook']:.2f} | {share} |"
+            f"| {name} | {count / seconds:.0f} | {ratio:.1f} | {memory[name]:.0f} | "
+            f"{memory[name] / memory['textbook']:.2f} | {share} |"
         )
     if options.project:
-        project(options, device, names[-1], statistics.median(times[names[-1]]), plain[names[-1]])
+        project(options, device, names[-1], statistics.median(times[names[-1]]), memory[names[-1]])
 
 
 def captions(options: argparse.Namespace) -> Tensor:
@@ -203,14 +203,13 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
     tokens = captions(options)
     model = Textbook(decoder) if name == "textbook" else None
     learned = list(model.learned() if model else decoder.parameters())
+    # Every caption is an item, as a loader of (photo, caption) pairs gives it.
+    apart = features.repeat_interleave(options.captions, 0) if model else features
     optimizer = torch.optim.AdamW(learned, lr=1e-4, fused=True)
 
     def step() -> None:
         if model is not None:
-            # Every caption is an item, as a loader of (photo, caption) pairs gives it.
-            loss = model(
-                features.repeat_interleave(options.captions, 0), tokens.flatten(0, 1).to(device)
-            )
+            loss = model(apart, tokens.flatten(0, 1).to(device))
         else:
             with autocast(name, device):  # type: ignore[arg-type]
                 loss = ours(decoder, features, tokens)
@@ -326,7 +325,7 @@ def best(job: Callable[[], object], device: torch.device) -> float:
 
 
 def memory_of(name: str) -> float:
-    """Peak memory of two steps in a process of their own, MB, above what the imports take."""
+    """Peak memory of two steps in a process of their own, imports included, MB."""
     command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -4,8 +4,8 @@
 
 The run goes through once undisturbed. Then it is started again, killed (SIGKILL, all its processes)
 at a moment drawn evenly from the time the first one took, and resumed to its end; as often as asked
-for. All ends must be equal: every tensor of the checkpoint and of the best model bit for bit, and
-every line of the metrics but the seconds. Only the CPU computes the same bits every time.
+for. All ends must be equal: every tensor of the checkpoint and of all models bit for bit, and every
+line of the metrics but the seconds. Only the CPU computes the same bits every time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-TENSORS = ("state.safetensors", "best/model.safetensors")
+TENSORS = ("state.safetensors", "*/model.safetensors", "kept/*/model.safetensors")
 
 
 def main() -> None:
@@ -44,11 +44,14 @@ def main() -> None:
     print(f"undisturbed: {whole:.0f} s", flush=True)
     chance = random.Random(options.seed)
     equal = 0
-    for number in range(1, options.kills + 1):
+    number = 0
+    while number < options.kills:
         folder = work / "killed"
         shutil.rmtree(folder, ignore_errors=True)
         moment = chance.uniform(0, whole)
-        kill_at(moment, folder, options.settings)
+        if not kill_at(moment, folder, options.settings):
+            continue  # it had ended before
+        number += 1
         found = "nothing yet"
         if (folder / "state.safetensors").exists():
             found = f"step {progress_of(folder)['step']}"
@@ -74,11 +77,13 @@ def command(folder: Path, settings: list[str]) -> list[str]:
 
 def finish(folder: Path, settings: list[str]) -> None:
     """Train to the end."""
-    subprocess.run(command(folder, settings), check=True, capture_output=True, text=True)
+    done = subprocess.run(command(folder, settings), capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"the run failed: {done.stderr.strip().splitlines()[-1]}")
 
 
-def kill_at(moment: float, folder: Path, settings: list[str]) -> None:
-    """Train for so many seconds at most."""
+def kill_at(moment: float, folder: Path, settings: list[str]) -> bool:
+    """Train for so many seconds; whether the run was still there to be killed."""
     with subprocess.Popen(
         command(folder, settings),
         stdout=subprocess.DEVNULL,
@@ -89,17 +94,23 @@ def kill_at(moment: float, folder: Path, settings: list[str]) -> None:
             run.wait(moment)
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)
+            return True
+    return False
 
 
 def differences(one: Path, other: Path) -> list[str]:
     """What of two runs is not the same."""
     wrong = []
-    for name in TENSORS:
+    files = [
+        sorted(f.relative_to(run) for t in TENSORS for f in run.glob(t)) for run in (one, other)
+    ]
+    wrong += [] if files[0] == files[1] else ["the list of models"]
+    for name in set(files[0]) & set(files[1]):
         ones, others = load_file(one / name), load_file(other / name)
         same = ones.keys() == others.keys() and all(
             torch.equal(ones[key], others[key]) for key in ones
         )
-        wrong += [] if same else [name]
+        wrong += [] if same else [str(name)]
     wrong += [] if metrics_of(one) == metrics_of(other) else ["metrics.jsonl"]
     drop = ("seconds",)
     states = [{k: v for k, v in progress_of(f).items() if k not in drop} for f in (one, other)]

@@ -21,7 +21,7 @@ COMMANDS = {
     "attend": "draw where the model looked for every word",
     "evaluate": "score captions against references",
     "train": "train a model",
-    "prepare": "turn other data layouts into COCO's",
+    "prepare": "make what training and evaluation read: data sets, features, shards, frequencies",
     "info": "tell what a model is, where it was trained and how it scores",
 }
 

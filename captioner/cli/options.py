@@ -56,7 +56,10 @@ def _one_line(message: str) -> str:
     named = re.search(r'Parser key "([\w.]+)".*?Expected a <class \'(int|float)\'>', message)
     given = re.search(r"(?:Got|Given) value: (\S+)", message)
     if named is None or given is None:
-        return message
+        listed = re.search(r'Parser key "([\w.]+)".*?Expected a <class \'list\'>', message)
+        if listed is None or given is None:
+            return message
+        return f"--{listed[1].replace('_', '-')} is {given[1]}; give a list: [{given[1]}]"
     wanted = {"int": "a whole number", "float": "a number"}[named[2]]
     return f"--{named[1].replace('_', '-')} is {given[1]}; give {wanted}"
 

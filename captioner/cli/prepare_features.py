@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def _plan(
     from captioner.training.setup import open_encoder, read_data
 
     device = pick_device(device_name)
-    train, val = read_data(config.data)
+    train, val = read_data(replace(config.data, shards=None))
     torch.manual_seed(config.training.seed)  # random weights are those of the run
     encoder, preprocessing = open_encoder(config)
     feature_dim, grid = encoder.measure(preprocessing.image_size)

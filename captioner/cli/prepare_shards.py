@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ def parser() -> Parser:
     new = new_train_parser(
         "prepare shards",
         "Write the training photos of a config and their captions into tar files in WebDataset's "
-        "form, which training streams: for data on a network or on more than one disk. A run that "
-        "was stopped goes on when the command is given again.",
+        "form, which training streams: for data that is best read from the first byte to the "
+        "last, as over a network. A run that was stopped goes on when the command is given again.",
         "CONFIG.yaml [--data.images FOLDER ...] -o FOLDER",
     )
     new.add_argument("-o", "--output", required=True, help="folder to write to")
@@ -42,7 +43,7 @@ def run(options: Any) -> int:
     from captioner.data.shards import write_shards
     from captioner.training.setup import read_data
 
-    images, _ = read_data(config.data)
+    images, _ = read_data(replace(config.data, shards=None))  # where the photos are files
     bar = tqdm(
         total=len(images), desc="writing shards", unit="photo", smoothing=0.05, dynamic_ncols=True
     )

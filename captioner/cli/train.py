@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,16 @@ from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError
 
-RUN_FILES = ("state.safetensors", "metrics.jsonl", "best", "samples", "tensorboard")
+RUN_FILES = (
+    "state.safetensors",
+    "metrics.jsonl",
+    "config.yaml",
+    "best",
+    "samples",
+    "tensorboard",
+    "kept",
+    "average",
+)
 """What starting over in a run folder would replace."""
 
 
@@ -33,8 +43,8 @@ def parser() -> Parser:
     new.add_argument(
         "--dry-run",
         action="store_true",
-        help="check settings, data, memory and disk, take a few steps, and say how long the run "
-        "would take; nothing is written",
+        help="check settings, data and disk, take a few steps, and say how long the run would take "
+        "and how much memory; nothing is written",
     )
     new.add_class_arguments(TrainConfig)
     return new
@@ -70,25 +80,31 @@ def main(argv: Sequence[str]) -> int:
     from captioner.training.trainer import Interrupted, start
 
     setup = prepare(config)
-    print(
-        f"{len(setup.train)} training photos, {len(setup.val)} validation photos, "
-        f"{len(setup.stored.vocabulary)} words, run folder {folder}",
-        file=sys.stderr,
-    )
+    main_process = os.environ.get("RANK", "0") == "0"  # torchrun's; the others say nothing
+    if main_process:
+        print(
+            f"{len(setup.train)} training photos, {len(setup.val)} validation photos, "
+            f"{len(setup.stored.vocabulary)} words, run folder {folder}",
+            file=sys.stderr,
+        )
     if wish.dry_run:
         from captioner.training.rehearsal import rehearse
 
-        print(rehearse(config, setup, folder))
+        found = rehearse(config, setup, folder)
+        if main_process:
+            print(found)
         return OK
     try:
         progress = start(config, setup, folder, resume=resume)
     except Interrupted:
-        print(
-            f"captioner: interrupted; the state is saved, go on with: captioner train --config "
-            f"{folder / 'config.yaml'} --resume auto",
-            file=sys.stderr,
-        )
+        if main_process:
+            print(
+                f"captioner: interrupted; the state is saved, go on with: captioner train --config "
+                f"{folder / 'config.yaml'} --resume auto",
+                file=sys.stderr,
+            )
         return INTERRUPTED
-    best = f"best CIDEr {100 * progress.best:.1f} in epoch {progress.best_epoch + 1}"
-    print(f"{best}: {folder / 'best'}")
+    if main_process:
+        best = f"best CIDEr {100 * progress.best:.1f} in epoch {progress.best_epoch + 1}"
+        print(f"{best}: {folder / 'best'}")
     return OK

@@ -16,6 +16,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
 from PIL import Image
 from torch.utils.data import IterableDataset, get_worker_info
@@ -85,7 +86,7 @@ class ShardStream(IterableDataset[list[Item]]):
             raise ConfigError(_too_few_shards(manifest, world, workers))
         if batch_size < world:
             raise ConfigError(
-                f"batch-size is {batch_size} for {world} processes; give {world} or more"
+                f"training.batch_size is {batch_size} for {world} processes; give {world} or more"
             )
         if buffer < 1:
             raise ConfigError(f"the shuffle buffer holds {buffer} photos; give 1 or more")
@@ -174,10 +175,12 @@ class ShardStream(IterableDataset[list[Item]]):
 
     def _item(self, photo: ShardPhoto) -> Item:
         """What a photo brings in this epoch."""
-        if photo.image_id not in self.items:
+        known = self.items.get(photo.image_id)
+        if known is None or known.image.path.name != Path(photo.file_name).name:
+            called = "do not know" if known is None else f"know as {known.image.path.name}"
             raise DataError(
-                f"{photo.name} has image id {photo.image_id}, which the training captions do not "
-                "know; give the captions that the shards were made with"
+                f"{photo.name} has image id {photo.image_id}, which the training captions "
+                f"{called}; give the captions that the shards were made with"
             )
         captions, mirrored = choose(
             self.items[photo.image_id],

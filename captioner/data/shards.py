@@ -61,6 +61,12 @@ class Manifest:
         """Photos in all shards."""
         return sum(shard.photos for shard in self.shards)
 
+    @property
+    def digest(self) -> str:
+        """Tells these shards from others: 12 signs."""
+        listed = "".join(f"{shard.name} {shard.sha256}\n" for shard in self.shards)
+        return hashlib.sha256(listed.encode()).hexdigest()[:12]
+
 
 class WrittenShards(NamedTuple):
     """What `write_shards` did."""
@@ -339,6 +345,8 @@ class ShardPhoto(NamedTuple):
     """A photo on its way through the buffer, not yet decoded."""
 
     image_id: int
+    file_name: str
+    """As the captions file had it when the shards were made."""
     name: str
     """For messages."""
     data: bytes
@@ -357,7 +365,8 @@ def read_shard(path: Path, shard: Shard) -> Iterator[ShardPhoto]:
             for _, data, about in _samples(file):
                 told = json.loads(about)
                 photos += 1
-                yield ShardPhoto(told["image_id"], f"{path}: {told['file_name']}", data)
+                called = told["file_name"]
+                yield ShardPhoto(told["image_id"], called, f"{path}: {called}", data)
             file.read_all()
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is cut or broken ({error}); {_AGAIN}") from error

@@ -28,7 +28,8 @@ from torch.autograd.function import once_differentiable
 
 LARGEST = 40.0
 """Keys and queries beyond it, on either side, count as this: exp(80) is what float32 holds. The
-tanh of their sum is another only where both are that large and of opposite signs."""
+tanh of their sum is another only where one is beyond it and the other, of opposite sign, nearly as
+large."""
 
 CPU_BLOCK = 4 << 20
 """Bytes of a block on a CPU: about what a core's cache holds. Less costs more calls."""

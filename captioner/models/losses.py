@@ -123,8 +123,10 @@ def caption_losses(
 def _without_dropout(decoder: Decoder) -> Iterator[None]:
     training = decoder.dropout.training
     decoder.dropout.eval()
-    yield
-    decoder.dropout.train(training)
+    try:
+        yield
+    finally:
+        decoder.dropout.train(training)
 
 
 class Said(NamedTuple):

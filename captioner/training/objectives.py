@@ -25,10 +25,12 @@ from captioner.models.losses import Weights, scheduled_inputs
 from captioner.tokenizer import tokenize
 from captioner.vocabulary import BAD_ENDINGS, PAD, Vocabulary
 
-SUMS = ("loss", "words", "reward", "baseline", "samples", "bad_endings", "waited")
-"""What is summed over an epoch: cross-entropy (nats), words; and of drawn captions their rewards,
-their baselines, how many there were, how many ended badly, seconds that their rewards were waited
-for."""
+DRAWN = ("reward", "baseline", "samples", "bad_endings", "waited")
+"""What is summed over an epoch of drawn captions: their rewards, their baselines, how many there
+were, how many ended badly, seconds that their rewards were waited for."""
+
+SUMS = ("loss", "words", "gradient_norm", *DRAWN)
+"""All that is summed over an epoch: cross-entropy (nats), words, lengths of the gradients."""
 
 
 class Task(NamedTuple):
@@ -60,7 +62,7 @@ class Objective(Protocol):
         """
 
     def sums(self) -> dict[str, float]:
-        """What has come together since the last call, of ``SUMS`` without loss and words."""
+        """What has come together since the last call, by the names of ``DRAWN``; or nothing."""
 
     def signature(self) -> str:
         """What must agree for the rewards of two runs to be compared; empty: there are none."""
@@ -82,8 +84,9 @@ class TrueCaptions:
         """See ``Objective``."""
         inputs = None
         if self.share:
+            features, images = _seen(model, images)
             with torch.no_grad():
-                memory = model.decoder.memory(model.see(images))
+                memory = model.decoder.memory(features)
             share = self.share * step / max(1, self.steps)
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
         return Task(images, batch.tokens, batch.words, inputs)
@@ -108,7 +111,9 @@ class SelfCritical:
     Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9 with the greedy caption's reward as
     the baseline; the mean of the other samples in its place, Luo 2020 (arXiv:2003.09971).
     Deviation: dropout is off, so that captions are drawn from the very model that their gradient is
-    taken of; what a caption never holds (padding, start, unknown) is no choice in either.
+    taken of; what a caption never holds (padding, start, unknown) is no choice in either. The sum
+    is divided by the samples' words, as cross-entropy is, and ``training.attention_penalty`` is
+    added as there.
     """
 
     def __init__(
@@ -140,7 +145,7 @@ class SelfCritical:
         known = [word for word in vocabulary.words if word in BAD_ENDINGS]
         self._asking = frozenset(vocabulary.encode(known))
         self._thread = ThreadPoolExecutor(1)
-        self._sums = dict.fromkeys(SUMS[2:], 0.0)
+        self._sums = dict.fromkeys(DRAWN, 0.0)
 
     def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
         """See ``Objective``; a photo's draws are a function of seed, step and photo."""
@@ -149,7 +154,8 @@ class SelfCritical:
             nothing = torch.zeros(len(images), 1)
             return Task(images, batch.tokens[:, :1], 0, weights=lambda: nothing)
         images, image_ids = images[real.to(images.device)], [batch.image_ids[i] for i in real]
-        found = self._draw(model, images, image_ids, step)
+        features, images = _seen(model, images)
+        found = self._draw(model, features, image_ids, step)
         samples = [[one.tokens for one in of_photo] for of_photo in found.drawn]
         ended = [[one.ended for one in of_photo] for of_photo in found.drawn]
         tokens = pad_captions(samples, ended)
@@ -162,12 +168,12 @@ class SelfCritical:
         return Task(images, tokens, words, weights=lambda: self._weights(judged))
 
     def _draw(
-        self, model: CaptionModel, images: Tensor, image_ids: Sequence[int], step: int
+        self, model: CaptionModel, features: Tensor, image_ids: Sequence[int], step: int
     ) -> _Found:
         config, training = self.config, model.training
         model.eval()
         with torch.no_grad():
-            memory = model.decoder.memory(model.see(images))
+            memory = model.decoder.memory(features)
         plain = SearchOptions(beam_size=1, max_length=config.max_length)
         drawing = plain.changed(
             temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
@@ -207,13 +213,21 @@ class SelfCritical:
 
     def sums(self) -> dict[str, float]:
         """See ``Objective``."""
-        told, self._sums = self._sums, dict.fromkeys(SUMS[2:], 0.0)
+        told, self._sums = self._sums, dict.fromkeys(DRAWN, 0.0)
         return told
 
     def signature(self) -> str:
         """See ``Objective``."""
         own = self.config
         return f"{self.reward.signature()}|baseline:{own.baseline}|samples:{own.samples}"
+
+
+@torch.no_grad()
+def _seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Features without gradient, and what is learned from: these, if the encoder is frozen."""
+    features = model.see(images)
+    learning = any(parameter.requires_grad for parameter in model.encoder.parameters())
+    return features, images if learning else features
 
 
 class _Found(NamedTuple):

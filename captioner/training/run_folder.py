@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ import yaml
 
 from captioner.config import TrainConfig
 from captioner.files import atomic_write
-from captioner.model_folder import StoredModel, save_model
 from captioner.training.validation import Sentence
 from captioner.visualization import overlay
 
@@ -75,17 +74,9 @@ class RunFolder:
         """The folder of a kept model."""
         return self.path / "kept" / f"epoch_{int(epoch):03d}"
 
-    def keep(self, stored: StoredModel, epoch: int, best: Mapping[str, float]) -> None:
-        """Keep a model if it is among the best, and drop those that are not any more.
-
-        Args:
-            stored: The model of this epoch.
-            epoch: Its number, from 1.
-            best: Epochs of the best models.
-        """
-        if str(epoch) in best:
-            save_model(self.kept(epoch), stored)
-        keep = {self.kept(one) for one in best}
+    def prune(self, best: Iterable[str]) -> None:
+        """Drop the kept models of all epochs but these."""
+        keep = {self.kept(epoch) for epoch in best}
         for folder in (self.path / "kept").glob("epoch_[0-9]*"):
             if folder not in keep:
                 shutil.rmtree(folder)

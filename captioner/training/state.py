@@ -10,6 +10,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,8 +45,8 @@ class Progress:
     """Validations without a better CIDEr since the learning rate was last lowered."""
     kept: dict[str, float] = field(default_factory=dict)
     """CIDEr of the kept models, by the epoch's number from 1 (as JSON has it: text)."""
-    source: str = ""
-    """What the training photos come from: another one deals them out in another order."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What must not change on the way, by the settings' names."""
     seconds: float = 0.0
     """Time spent training, in all sessions."""
     photos: int = 0

@@ -21,12 +21,13 @@ PROJECT = "captioner"
 class Trackers:
     """All trackers of a run, open inside its ``with``."""
 
-    def __init__(self, names: Sequence[str], folder: RunFolder) -> None:
+    def __init__(self, names: Sequence[str], folder: RunFolder, *, active: bool = True) -> None:
         """Look for the trackers.
 
         Args:
             names: As the config has them; none: nothing is tracked.
-            folder: TensorBoard's curves lie in it; what it holds already is told again.
+            folder: TensorBoard's curves lie in it; the metrics that it holds are told again.
+            active: Nothing is tracked where this is false: one process of a run does.
 
         Raises:
             ConfigError: A tracker is unknown or not installed.
@@ -40,7 +41,7 @@ class Trackers:
                     f"training.trackers holds {name!r}, which {problem}; give some of "
                     f"{', '.join(sorted(known))}, or [] for none"
                 )
-        self.names = list(names)
+        self.names = list(names) if active else []
         self.open: list[Any] = []
 
     def __enter__(self) -> Trackers:
@@ -49,7 +50,7 @@ class Trackers:
             local = kind.requires_logging_directory
             where = {"logging_dir": str(self.folder.path)} if local else {}
             tracker = kind("tensorboard" if name == "tensorboard" else PROJECT, **where)
-            tracker.start()
+            getattr(tracker, "start", lambda: None)()  # older releases start when they are made
             if name == "tensorboard":
                 for row in self.folder.rows():
                     _log(tracker, row)

@@ -6,7 +6,8 @@
 
 Everything the loop counts is in ``Progress``; every random choice is a function of seed and step.
 A run that was stopped anywhere therefore goes on as if it had not been. On a GPU nothing in a step
-waits for the device: sums are kept there and looked at now and then.
+waits for the device (but to draw words, which the next ones depend on): sums are kept there and
+looked at now and then.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tqdm import tqdm
 from captioner.api import Captioner
 from captioner.config import TrainConfig
 from captioner.data.batches import Batch
+from captioner.data.shards import read_manifest
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.metrics import Scores
@@ -38,7 +40,8 @@ from captioner.frequencies import DocumentFrequencies
 from captioner.hardware import pick_precision
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
-from captioner.training.objectives import SUMS, Task, build_objective
+from captioner.models.layout import upload
+from captioner.training.objectives import DRAWN, SUMS, Task, build_objective
 from captioner.training.run_folder import RunFolder
 from captioner.training.schedule import lr_factor
 from captioner.training.setup import Setup, average_models, make_average, make_optimizer
@@ -66,7 +69,7 @@ class Trainer:
             folder: Where the run is kept.
 
         Raises:
-            CaptionerError: Shards or trackers that the config names cannot be used.
+            CaptionerError: Shards that the config names cannot be used.
         """
         self.config, self.setup, self.folder = config, setup, folder
         cpu = not torch.cuda.is_available()
@@ -95,7 +98,7 @@ class Trainer:
         self.progress = Progress(
             photos=len(setup.train),
             batch_size=config.training.batch_size,
-            source=_order_of(config, self.world),
+            settings=_what_must_agree(config, self.world),
         )
         self._told = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
 
@@ -106,12 +109,14 @@ class Trainer:
             CheckpointError: It cannot be read, or belongs to other settings.
         """
         found = load_state(self.folder.state, self.model, self.average, self.optimizer)
-        for name in ("photos", "batch_size", "source"):
-            old, new = getattr(found, name), getattr(self.progress, name)
-            if old != new:
+        held = {"photos": found.photos, "batch_size": found.batch_size} | found.settings
+        own = self.progress
+        given = {"photos": own.photos, "batch_size": own.batch_size} | own.settings
+        for name, new in given.items():
+            if held.get(name) != new:
                 raise CheckpointError(
-                    f"{self.folder.state} was trained with {name} {old}, now it is {new}; "
-                    "give the run's own data and settings, or another --run-folder"
+                    f"{self.folder.state} was trained with {name} {held.get(name)}, now it is "
+                    f"{new}; give the run's own data and settings, or another --run-folder"
                 )
         self.progress = found
 
@@ -130,7 +135,8 @@ class Trainer:
         averaged = config.keep_best == 1 or self.folder.average.exists()
         if self._ended() and averaged:
             return progress
-        trackers = Trackers(config.trackers if main else [], self.folder)
+        trackers = Trackers(config.trackers, self.folder, active=main)
+        self._agree()
         fresh = progress.step == 0
         if fresh:  # before anything else is there or gone: a run that is killed can be resumed
             self._save()
@@ -149,9 +155,24 @@ class Trainer:
             while not self._ended():
                 self._learn(distributed, optimizer, bar, stop)
                 self._close_epoch(bar, trackers)
+                if self._any(stop.requested):  # it is saved
+                    raise Interrupted
             if config.keep_best > 1:
                 self._average_best(bar)
         return progress
+
+    def _agree(self) -> None:
+        """Make sure that all processes go on from one place.
+
+        Raises:
+            CheckpointError: They do not: the run folder is not the same for all.
+        """
+        steps = gather_object([self.progress.step])
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"the processes found {self.folder.path} at steps {', '.join(map(str, steps))}; "
+                "give a --run-folder on a disk that all of them share"
+            )
 
     def _learn(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, bar: Any, stop: _Stop
@@ -167,18 +188,21 @@ class Trainer:
             bar.update()
             looks = self.device.type == "cpu" or progress.step % LOOK_EVERY == 0
             if looks:
-                self._look()
+                self.look()
                 bar.set_postfix({"epoch": progress.epoch + 1} | self._so_far())
             # Processes agree through the device, which would have to be waited for.
             stopping = (looks or self.world == 1) and self._any(stop.requested)
             if stopping or progress.step % self.config.training.save_every == 0:
-                self._look()
+                self.look()
                 started = self._clock(started)
                 self._save()
             if stopping:
                 raise Interrupted
-        self._look()
+        self.look()
         self._clock(started)
+        self._save()  # validation may take long
+        if self._any(stop.requested):
+            raise Interrupted
 
     def _close_epoch(self, bar: Any, trackers: Trackers) -> None:
         """Validate, tell, keep what is good, save."""
@@ -196,6 +220,7 @@ class Trainer:
         progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
         self._save()
         if main:  # last: a drawing that fails loses nothing
+            self.folder.prune(progress.kept)
             drawn = self.folder.add_samples(progress.epoch, sentences[: config.sample_images])
             trackers.show(drawn, progress.step)
 
@@ -216,8 +241,8 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = group["highest_lr"] * factor
         tasks = [self._task(part) for part in batch.parts(config.micro_batch)]
-        words = torch.tensor(sum(task.words for task in tasks), device=self.device)
-        words = accelerator.reduce(words)
+        count = torch.tensor(sum(task.words for task in tasks))
+        words = accelerator.reduce(upload(count, self.device))
         sums = torch.zeros_like(self._told)
         for number, task in enumerate(tasks, 1):
             last = number == len(tasks)
@@ -233,24 +258,27 @@ class Trainer:
                 # averaged over processes).
                 accelerator.backward(losses.objective(config) * self.world / words.clamp(min=1))
                 sums[0] += losses.cross_entropy.detach()
-        accelerator.clip_grad_norm_(
+        norm = accelerator.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], config.clip_norm
         )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update_parameters(self.model)
-        sums[1] = sum(task.words for task in tasks)
-        if told := self.objective.sums():
-            sums[2:] = torch.tensor([told[name] for name in SUMS[2:]], dtype=sums.dtype)
-        self._told += accelerator.reduce(sums)
+        told = self.objective.sums()
+        here = [float(count), 0.0, *(told.get(name, 0.0) for name in DRAWN)]
+        sums[1:] += upload(torch.tensor(here, dtype=sums.dtype), self.device)
+        sums = accelerator.reduce(sums)
+        if norm is not None:
+            sums[2] += norm  # the same in all processes
+        self._told += sums
 
     def _task(self, part: Batch) -> Task:
         images = part.images.to(self.device, non_blocking=True)
         with self.accelerator.autocast():
             return self.objective.task(self.model, part, images, self.progress.step)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Move what the device has summed up into the progress.
 
         Raises:
@@ -259,17 +287,18 @@ class Trainer:
         for name, value in zip(SUMS, self._told.tolist(), strict=True):
             self.progress.sums[name] = self.progress.sums.get(name, 0.0) + value
         self._told.zero_()
-        loss = self.progress.sums["loss"]
-        if not math.isfinite(loss):
+        sums = self.progress.sums
+        bad = [name for name in ("loss", "gradient_norm") if not math.isfinite(sums[name])]
+        if bad:
             config, step = self.config.training, self.progress.step
             first = 1 if self.device.type == "cpu" else max(1, step - LOOK_EVERY + 1)
             where = f"step {step}" if self.device.type == "cpu" else f"steps {first} to {step}"
             rate = config.lr * self._lr_factor(step - 1)
             raise CheckpointError(
-                f"the loss is {loss} at {where} of {self.total_steps} (epoch "
-                f"{self.progress.epoch + 1}, learning rate {rate:.1e}, clip_norm "
-                f"{config.clip_norm}); the last checkpoint is from before: lower training.lr, "
-                "raise training.warmup_steps or give training.precision fp32, and go on with "
+                f"the {bad[0].replace('_', ' ')} is {sums[bad[0]]} at {where} of "
+                f"{self.total_steps} (epoch {self.progress.epoch + 1}, learning rate {rate:.1e}, "
+                f"clip_norm {config.clip_norm}); the last checkpoint is from before: lower "
+                "training.lr, raise training.warmup_steps or give training.precision fp32, and go on with "
                 "--resume auto"
             )
 
@@ -295,6 +324,8 @@ class Trainer:
     def _clock(self, started: float) -> float:
         now = time.monotonic()
         self.progress.seconds += now - started
+        sums = self.progress.sums
+        sums["seconds"] = sums.get("seconds", 0.0) + now - started
         return now
 
     def _ended(self) -> bool:
@@ -314,9 +345,10 @@ class Trainer:
         progress.plateau = 0 if better else progress.plateau + 1
         if config.schedule == "plateau" and progress.plateau >= config.plateau_patience:
             progress.lr_scale, progress.plateau = progress.lr_scale / 2, 0
-        progress.kept[str(progress.epoch + 1)] = cider
-        best = sorted(progress.kept, key=lambda epoch: -progress.kept[epoch])
-        progress.kept = {epoch: progress.kept[epoch] for epoch in best[: config.keep_best]}
+        if config.keep_best > 1:
+            progress.kept[str(progress.epoch + 1)] = cider
+            best = sorted(progress.kept, key=lambda epoch: -progress.kept[epoch])
+            progress.kept = {epoch: progress.kept[epoch] for epoch in best[: config.keep_best]}
         return better
 
     def _kept(self) -> StoredModel:
@@ -337,7 +369,8 @@ class Trainer:
         mine = images[self.accelerator.process_index :: self.world]
         sentences = decode(captioner, mine, self.config.search, self.setup.cache)
         if self.world > 1:
-            sentences = sorted(gather_object(sentences), key=lambda s: s.image.image_id)
+            sentences = gather_object(sentences)
+        sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
         return score_sentences(sentences), sentences
 
     def _row(self, scores: Scores, sentences: list[Sentence], rate: float) -> dict[str, Any]:
@@ -354,7 +387,8 @@ class Trainer:
             row |= {name: sums[name] / sums["samples"] for name in ("reward", "baseline")}
             row |= {
                 "sampled_bad_endings": sums["bad_endings"] / sums["samples"],
-                "seconds_waiting_for_rewards": sums["waited"],
+                "seconds_waiting_for_rewards": sums["waited"] / self.world,
+                "seconds_of_epoch": sums["seconds"],
                 "reward_signature": self._signature,
             }
         endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
@@ -367,8 +401,9 @@ class Trainer:
         stored.frequencies = self._frequencies
         if better:
             save_model(self.folder.best, stored)
-        if self.config.training.keep_best > 1:
-            self.folder.keep(stored, self.progress.epoch + 1, self.progress.kept)
+        epoch = str(self.progress.epoch + 1)
+        if epoch in self.progress.kept:
+            save_model(self.folder.kept(epoch), stored)
 
     def _average_best(self, bar: Any) -> None:
         """Average the kept models' weights as one more model, and say how good it is."""
@@ -411,12 +446,26 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def _order_of(config: TrainConfig, world: int) -> str:
-    """What decides the order of the photos besides seed and batch size."""
+def _what_must_agree(config: TrainConfig, world: int) -> dict[str, Any]:
+    """Settings that a resumed run must have as they were, by the names that people give them.
+
+    They decide which photos and captions a step holds and what is learned of them. Others may
+    change, and then the run goes on in another way: more epochs, another learning rate.
+    """
     data = config.data
-    if data.shards:
-        return f"shards dealt to {world} processes with {max(1, data.workers)} workers each"
-    return f"photos in buckets of {data.bucket_batches} batches"
+    found: dict[str, Any] = {
+        "training.seed": config.training.seed,
+        "training.objective": config.training.objective,
+        "data.max_captions": data.max_captions,
+        "data.max_words": data.max_words,
+        "data.horizontal_flip": data.horizontal_flip,
+        "data.bucket_batches": data.bucket_batches,
+        "shards": "none",
+    }
+    if data.shards:  # they are dealt out by processes and workers
+        found |= {"data.workers": data.workers, "processes": world}
+        found["shards"] = read_manifest(data.shards).digest
+    return found
 
 
 class _Stop:
@@ -429,8 +478,9 @@ def _stop_signals() -> Iterator[_Stop]:
     stop = _Stop()
 
     def request(number: int, frame: object) -> None:
-        del number, frame
-        if stop.requested:  # asked twice: at once
+        del frame
+        # Asked twice: at once. Only by hand: launchers send their SIGTERM on to everyone, twice.
+        if stop.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.requested = True
         tqdm.write("stopping after this step; once more to stop without saving", file=sys.stderr)

@@ -271,7 +271,7 @@ def test_half_are_mirrored_and_captions_are_drawn(make: Make):
 def test_a_broken_photo_is_named_and_has_no_captions(
     images: list[CaptionedImage], tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ):
-    broken = replace(images[4], path=tmp_path / "broken.jpg")
+    broken = replace(images[4], path=tmp_path / images[4].path.name)
     broken.path.write_bytes(images[4].path.read_bytes()[:60])
     write_shards([*images[:4], broken, *images[5:]], tmp_path / "out", photos_per_shard=PER_SHARD)
     with caplog.at_level(logging.WARNING, logger="captioner"):
@@ -281,7 +281,8 @@ def test_a_broken_photo_is_named_and_has_no_captions(
     ]
     assert sum(map(len, batches)) == PHOTOS
     [record] = caplog.records
-    assert re.search(r"shard-00000.\.tar: broken\.jpg: .*goes on without it", record.message)
+    expected = rf"shard-00000.\.tar: {re.escape(broken.path.name)}: .*goes on without it"
+    assert re.search(expected, record.message)
 
 
 # --- Bad shards ---
@@ -342,9 +343,21 @@ def test_a_wrong_number_of_photos_is_found(make: Make, folder: Path):
 
 def test_photos_that_no_caption_knows(make: Make, images: list[CaptionedImage]):
     stream = make()
-    stream.items = {n + 1: item for n, item in encoded(images).items()}
+    stream.items = {n: item for n, item in encoded(images).items() if n != 100}
     with pytest.raises(DataError, match="image id 100, which the training captions do not know"):
         list(stream)
+
+
+def test_photos_that_captions_know_under_another_name(make: Make, images: list[CaptionedImage]):
+    """Another data set may count its photos alike."""
+    stream = make()
+    own = encoded(images)
+    stream.items = {n: own[n + 1] for n in list(own)[:-1]} | {100 + PHOTOS - 1: own[100]}
+    with pytest.raises(DataError, match="the training captions know as a photo.no"):
+        list(stream)
+
+
+def test_more_photos_than_captions(make: Make, images: list[CaptionedImage]):
     with pytest.raises(DataError, match="hold 23 photos, the training captions 3"):
         ShardStream(
             make().manifest, encoded(images[:3]), Preprocessing(8), batch_size=2, max_captions=5
@@ -369,7 +382,7 @@ def test_too_few_shards(make: Make, world: int, workers: int, message: str):
 
 
 def test_bad_settings(make: Make):
-    with pytest.raises(ConfigError, match="batch-size is 2 for 3 processes; give 3 or more"):
+    with pytest.raises(ConfigError, match=r"batch_size is 2 for 3 processes; give 3 or more"):
         make(world=3, batch_size=2)
     with pytest.raises(ConfigError, match="buffer holds 0 photos; give 1 or more"):
         make(buffer=0)

@@ -157,6 +157,9 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
 def test_a_stopped_run_is_the_twin_of_one_that_was_not(
     configure: Any, tmp_path: Path, changes: dict[str, Any], stops: list[int]
 ):
+    if changes is DRAWN:
+        train(configure(training={"epochs": 1}), tmp_path / "first")
+        changes = {**changes, "init_from": str(tmp_path / "first" / "best")}
     config = configure(**changes)
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     train(config, straight)
@@ -232,6 +235,29 @@ def test_a_signal_stops_between_two_steps(configure: Any, tmp_path: Path, kind: 
         train(configure(), tmp_path)
     assert progress_of(tmp_path)["step"] == 2  # the step that ran is kept
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_a_second_termination_is_the_first_once_more(configure: Any, tmp_path: Path):
+    """Launchers pass theirs on to processes that the system has told already."""
+    with signal_in_step(2, signal.SIGTERM, times=2), pytest.raises(Interrupted):
+        train(configure(), tmp_path)
+    assert progress_of(tmp_path)["step"] == 2
+
+
+def test_a_signal_while_validating_stops_after_it(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = Trainer._validate
+
+    def validate(self: Trainer, stored: StoredModel) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self, stored)
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
+    with pytest.raises(Interrupted):
+        train(configure(), tmp_path)
+    assert (progress_of(tmp_path)["epoch"], progress_of(tmp_path)["step"]) == (1, 3)
+    assert len(rows(tmp_path)) == 1
 
 
 def test_a_second_signal_stops_at_once(configure: Any, tmp_path: Path):
@@ -435,8 +461,13 @@ def test_shards_teach_as_photos_do_and_can_be_resumed(configure: Any, tmp_path: 
 def test_another_order_of_photos_is_refused_on_the_way(configure: Any, tmp_path: Path):
     with signal_in_step(2), pytest.raises(Interrupted):
         train(configure(), tmp_path)
-    with pytest.raises(CheckpointError, match="source photos in buckets of 64 batches, now it is"):
-        train(configure(data={"bucket_batches": 1}), tmp_path, resume=True)
+    for changes, told in (
+        ({"data": {"bucket_batches": 1}}, "data.bucket_batches 64, now it is 1"),
+        ({"training": {"seed": 1}}, "training.seed 0, now it is 1"),
+        ({"data": {"horizontal_flip": True}}, "data.horizontal_flip False, now it is True"),
+    ):
+        with pytest.raises(CheckpointError, match=told):
+            train(configure(**changes), tmp_path, resume=True)
 
 
 # --- The rest of the recipe ---
@@ -534,3 +565,30 @@ def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_checkpoint(
     assert (
         load_file(tmp_path / "state.safetensors")["model.decoder.word_output.bias"].isfinite().all()
     )
+
+
+def test_a_gradient_that_is_no_number_is_told_before_anything_is_saved(
+    configure: Any, tmp_path: Path
+):
+    config = configure(training={"save_every": 1, "epochs": 1})
+    trainer = Trainer(config, prepare(config), RunFolder(tmp_path, config))
+    whole = trainer.accelerator.backward
+
+    def backward(loss: torch.Tensor) -> None:
+        whole(loss)
+        if trainer.progress.step == 1:
+            trainer.model.decoder.word_output.bias.grad[0] = math.inf
+
+    trainer.accelerator.backward = backward  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match=r"the gradient norm is (inf|nan) at step 2 of 3"):
+        trainer.run()
+    assert progress_of(tmp_path)["step"] == 1
+    saved = load_file(tmp_path / "state.safetensors")
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+
+
+def test_more_of_the_best_can_be_kept_later(configure: Any, tmp_path: Path):
+    train(configure(training={"epochs": 1}), tmp_path)
+    train(configure(training={"epochs": 3, "keep_best": 2}), tmp_path, resume=True)
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert (tmp_path / "average").is_dir()
