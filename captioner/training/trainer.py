@@ -298,8 +298,8 @@ class Trainer:
                 f"the {bad[0].replace('_', ' ')} is {sums[bad[0]]} at {where} of "
                 f"{self.total_steps} (epoch {self.progress.epoch + 1}, learning rate {rate:.1e}, "
                 f"clip_norm {config.clip_norm}); the last checkpoint is from before: lower "
-                "training.lr, raise training.warmup_steps or give training.precision fp32, and go on with "
-                "--resume auto"
+                "training.lr, raise training.warmup_steps or give training.precision fp32, and "
+                "go on with --resume auto"
             )
 
     def _so_far(self) -> dict[str, Any]:

@@ -353,7 +353,7 @@ def test_photos_that_captions_know_under_another_name(make: Make, images: list[C
     stream = make()
     own = encoded(images)
     stream.items = {n: own[n + 1] for n in list(own)[:-1]} | {100 + PHOTOS - 1: own[100]}
-    with pytest.raises(DataError, match="the training captions know as a photo.no"):
+    with pytest.raises(DataError, match=r"the training captions know as a photo\.no"):
         list(stream)
 
 
