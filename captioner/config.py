@@ -377,6 +377,9 @@ class TrainingConfig:
     """Decay a step of the averaged weights that are validated and kept; 0: no averaging."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 where the hardware multiplies it natively (AMX, recent GPUs), else fp32."""
+    compile: bool = False
+    """Have torch.compile make the additive score: half a minute at the start, less time at every
+    step. On a CPU it wants a C++ compiler."""
     seed: int = 0
     """Seed of the initial weights, the order of the photos and dropout."""
     patience: int = 5

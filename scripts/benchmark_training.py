@@ -1,7 +1,7 @@
 """Measure a training step of the decoder against the textbook's, with the same weights.
 
     python scripts/benchmark_training.py [--sizes 196 2048 512 9490] [--photos 32] [--captions 5]
-                                         [--project]
+                                         [--compile] [--project]
 
 The textbook's step is the one that tutorials teach: every caption is an item with features of its
 own, sorted by length; at every word all regions are projected anew, the score is taken whole, the
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
+    parser.add_argument("--compile", action="store_true", help="measure training.compile too")
     parser.add_argument("--project", action="store_true", help="the whole of COCO")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # one formulation's peak memory
     options = parser.parse_args()
@@ -127,6 +128,8 @@ def main() -> None:
         "textbook",
         *(options.precision or dict.fromkeys(["fp32", pick_precision("auto", device)])),
     ]
+    if options.compile:
+        names += [f"{name} compiled" for name in names[1:]]
     if options.only:
         job = make_job(options.only, options, device)
         for _ in range(2):
@@ -201,6 +204,9 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
     """One whole training step: forward, backward, clip, optimizer."""
     decoder, features = at_random(options, device)
     tokens = captions(options)
+    precision, _, compiled = name.partition(" ")
+    if compiled:
+        decoder.compile_scores()
     model = Textbook(decoder) if name == "textbook" else None
     learned = list(model.learned() if model else decoder.parameters())
     # Every caption is an item, as a loader of (photo, caption) pairs gives it.
@@ -211,7 +217,7 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
         if model is not None:
             loss = model(apart, tokens.flatten(0, 1).to(device))
         else:
-            with autocast(name, device):  # type: ignore[arg-type]
+            with autocast(precision, device):  # type: ignore[arg-type]
                 loss = ours(decoder, features, tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(learned, 5.0)
@@ -256,7 +262,7 @@ def project(
     pixels = torch.randn(8, 3, size, size, device=device).to(memory_format=torch.channels_last)
 
     def encode() -> None:
-        with torch.inference_mode(), autocast(name, device):  # type: ignore[arg-type]
+        with torch.inference_mode(), autocast(name.split(maxsplit=1)[0], device):  # type: ignore[arg-type]
             encoder(pixels)
 
     seconds = statistics.median(measure({"encode": encode}, 5, device)["encode"]) / len(pixels)
@@ -291,7 +297,7 @@ def measure(
 def floor(name: str, options: argparse.Namespace, device: torch.device) -> float:
     """Seconds that nobody can go below: operations at full speed, or bytes at full speed."""
     decoder, features = at_random(options, device)
-    dtype = torch.bfloat16 if name == "bf16" else torch.float32
+    dtype = torch.bfloat16 if name.startswith("bf16") else torch.float32
     with FlopCounterMode(display=False) as counter:
         ours(decoder, features, captions(options)).backward()
     weights = sum(p.numel() for p in decoder.parameters())

@@ -38,7 +38,7 @@ from captioner.config import (
     TrainConfig,
     TrainingConfig,
 )
-from captioner.data.batches import EpochSampler, collate
+from captioner.data.batches import EpochSampler, Item, collate
 from captioner.data.images import open_image
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper
@@ -214,9 +214,8 @@ class Steps:
         self.device = pick_device()
         self.model: CaptionModel = setup.stored.model.to(self.device).train()
         self.optimizer = make_optimizer(self.model, config.training)
-        self.sampler = EpochSampler(
-            len(setup.train), config.training.batch_size, config.training.seed
-        )
+        lengths = [[len(words) for words in photo.tokens] for photo in setup.train]
+        self.sampler = EpochSampler(lengths, config.training.batch_size, config.training.seed)
         self.total = config.training.epochs * self.sampler.batches
         self.done = 0
 
@@ -228,12 +227,12 @@ class Steps:
             group["lr"] = group["highest_lr"] * lr_factor(
                 self.done, config.warmup_steps, self.total
             )
-        batch = collate([(self.features[i], list(self.setup.train[i].tokens)) for i in indices])
+        batch = collate(
+            [Item(i, self.features[i], list(self.setup.train[i].tokens)) for i in indices]
+        )
         with autocast("auto", self.device):
-            features = batch.pixels.to(self.device).float()
-            losses = self.model.losses(
-                features, batch.tokens.to(self.device), config.label_smoothing
-            )
+            features = batch.images.to(self.device).float()
+            losses = self.model.losses(features, batch.tokens, config.label_smoothing)
         (losses.objective(config) / losses.words).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
         self.optimizer.step()
@@ -309,13 +308,17 @@ def map_figures(setup: Setup, features: Tensor) -> dict[str, float]:
     spread, moved = [], []
     for at in range(0, len(setup.val), 64):
         captions = [tokenize(image.captions[0]) for image in setup.val[at : at + 64]]
-        numbers = [[stored.vocabulary.encode(words)] for words in captions]
-        batch = collate(list(zip(features[at : at + 64], numbers, strict=True)))
-        memory = decoder.memory(batch.pixels.to(device).float())
+        batch = collate(
+            [
+                Item(i, features[at + i], [stored.vocabulary.encode(words)])
+                for i, words in enumerate(captions)
+            ]
+        )
+        memory = decoder.memory(batch.images.to(device).float())
         alphas = decoder(memory, batch.tokens[..., :-1].to(device)).alphas[:, 0].cpu().numpy()
-        for maps, words in zip(alphas, captions, strict=True):
-            spread.append(entropy(maps[: len(words)]))
-            moved.append(movement(maps[: len(words)]))
+        for maps, number in zip(alphas, batch.image_ids, strict=True):
+            spread.append(entropy(maps[: len(captions[number])]))
+            moved.append(movement(maps[: len(captions[number])]))
     return {
         "entropy": float(np.mean(np.concatenate(spread))),
         "even_entropy": float(np.log(features.shape[1])),

@@ -19,12 +19,16 @@ Notation: B photos, R queries (captions, beams), L regions, A attention size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+Scores: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Scores of ``exponentials`` of queries and keys, and v; see ``additive_scores``."""
 
 LARGEST = 40.0
 """Keys and queries beyond it, on either side, count as this: exp(80) is what float32 holds. The
@@ -56,6 +60,20 @@ def additive_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     """
     scores: Tensor = _AdditiveScores.apply(query, keys, energy)
     return 2 * scores - energy.sum()
+
+
+@cache
+def compiled_scores() -> Scores:
+    """``additive_scores`` as one kernel that torch.compile makes, another for the way back.
+
+    On a CPU a C++ compiler makes it, when it is first used; the blocks above need none.
+    """
+
+    def scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+        shares = 1 / (1 + query.unsqueeze(2) * keys.unsqueeze(1))
+        return 2 * (energy * shares).sum(dim=-1) - energy.sum()
+
+    return torch.compile(scores, dynamic=True)
 
 
 class _AdditiveScores(torch.autograd.Function):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.additive import additive_scores, exponentials
+from captioner.models.additive import additive_scores, compiled_scores, exponentials
 
 
 class Sizes(NamedTuple):
@@ -58,6 +58,8 @@ class Scorer(nn.Module):
 
     equal_sizes = False
     """Whether query and features must have one size."""
+    compiled = False
+    """Whether the additive score is torch.compile's; see ``Decoder.compile_scores``."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -73,6 +75,12 @@ class Scorer(nn.Module):
             (B, L, ...), float32: scores are small differences, which bf16 would round away.
         """
         return widen(features)
+
+    def additive(self, query: Tensor, keys: Tensor, energy: nn.Linear) -> Tensor:
+        """v^T tanh(key_i + query): (B, R, A) and the exponentials (B, L, A) to (B, R, L)."""
+        scores = compiled_scores() if self.compiled else additive_scores
+        with torch.autocast(query.device.type, enabled=False):
+            return scores(exponentials(widen(query)), keys, widen(energy.weight).flatten())
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score every region against every query.
@@ -109,7 +117,7 @@ class AdditiveScorer(Scorer):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, N) and keys (B, L, A)."""
-        return _additive(self.query(query), keys, self.energy)
+        return self.additive(self.query(query), keys, self.energy)
 
 
 class ConcatScorer(Scorer):
@@ -134,7 +142,7 @@ class ConcatScorer(Scorer):
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, N) and keys (B, L, A)."""
         half = nn.functional.linear(query, self.mix.weight[:, : self.sizes.query])
-        return _additive(half, keys, self.energy)
+        return self.additive(half, keys, self.energy)
 
 
 class DotScorer(Scorer):
@@ -230,13 +238,6 @@ SCORERS: dict[str, type[Scorer]] = {
     "scaled_dot": ScaledDotScorer,
 }
 """The scorers by their config words."""
-
-
-def _additive(query: Tensor, keys: Tensor, energy: nn.Linear) -> Tensor:
-    """v^T tanh(key_i + query): (B, R, A) and the exponentials (B, L, A) to (B, R, L)."""
-    with torch.autocast(query.device.type, enabled=False):
-        weights = widen(energy.weight).flatten()
-        return additive_scores(exponentials(widen(query)), keys, weights)
 
 
 def _products(query: Tensor, keys: Tensor) -> Tensor:

@@ -32,7 +32,17 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
-from captioner.models.attention import Memory, Sizes, build_attention, masked_mean, widen
+from captioner.errors import ConfigError
+from captioner.models.additive import compiled_scores
+from captioner.models.attention import (
+    AdditiveScorer,
+    ConcatScorer,
+    Memory,
+    Sizes,
+    build_attention,
+    masked_mean,
+    widen,
+)
 from captioner.models.layout import Layout
 
 
@@ -163,6 +173,26 @@ class Decoder(nn.Module):
                 self.word_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0
             else:  # a norm would take the bias before it away
                 self.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
+
+    def compile_scores(self) -> None:
+        """Have torch.compile make the additive score, if this decoder has one.
+
+        Raises:
+            ConfigError: It cannot, e.g. for want of a C++ compiler.
+        """
+        for module in self.modules():
+            if isinstance(module, AdditiveScorer | ConcatScorer):
+                module.compiled = True
+                some = torch.ones(2, 2, 2, device=self.embedding.weight.device, requires_grad=True)
+                try:
+                    scores = compiled_scores()(some, some, some[0, 0])
+                    torch.autograd.grad(scores.sum(), some)
+                except Exception as error:
+                    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    raise ConfigError(
+                        f"training.compile: torch.compile fails here ({first[:120]}); install a "
+                        "C++ compiler (on a GPU: triton), or leave it out"
+                    ) from error
 
     @torch.no_grad()
     def expect_words(self, counts: Tensor) -> None:

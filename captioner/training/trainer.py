@@ -81,6 +81,8 @@ class Trainer:
         self.device = self.accelerator.device
         self.world = self.accelerator.num_processes
         self.model: CaptionModel = setup.stored.model.to(self.device)
+        if config.training.compile:
+            self.model.decoder.compile_scores()
         self.optimizer = make_optimizer(self.model, config.training)
         self.average = make_average(self.model, config.training.ema_decay)
         self.source = open_source(

@@ -120,16 +120,17 @@ def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -
     rows = []
     for processes in (1, 2):
         folder = tmp_path / f"run_{processes}"
-        run(processes, "-m", "captioner", "train", config, "--run-folder", folder)
+        longer = ("--training.epochs", "8", "--training.patience", "0")
+        run(processes, "-m", "captioner", "train", config, "--run-folder", folder, *longer)
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         rows.append([json.loads(line) for line in lines])
         assert sorted(path.name for path in folder.iterdir()) == [
             "best", "config.yaml", "metrics.jsonl", "samples", "state.safetensors", "tensorboard",
         ]  # fmt: skip
         assert len(list((folder / "tensorboard").glob("events.out.*"))) == 1
-    assert rows[0][-1]["Bleu_1"] > 0
+    assert rows[0][-1]["Bleu_1"] > 0  # they say something
     for one, two in zip(*rows, strict=True):
-        assert two.pop("loss") == pytest.approx(one.pop("loss"), rel=1e-5)
+        assert two.pop("loss") == pytest.approx(one.pop("loss"), rel=1e-4)
         del one["seconds"], two["seconds"]
         assert one == two
     ones, twos = (

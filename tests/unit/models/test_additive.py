@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from captioner.config import DecoderConfig
+from captioner.errors import ConfigError
 from captioner.models import additive
+from captioner.models import decoder as decoder_module
 from captioner.models.additive import LARGEST, additive_scores, exponentials
+from captioner.models.decoder import build_decoder
+from captioner.models.losses import caption_losses
 
 # Photos, queries, regions, sizes; the last ones have a photo, a query or a region alone.
 SHAPES = [(3, 4, 5, 6), (3, 1, 5, 6), (3, 4, 1, 6), (1, 4, 5, 6), (1, 1, 1, 1)]
@@ -187,3 +192,51 @@ def test_views_and_expanded_tensors_are_read_right() -> None:
     found = torch.autograd.grad(scores, (query, keys, energy), expanded)
     expected = torch.autograd.grad(plain(query, keys, energy), (query, keys, energy), expanded)
     assert_near(list(found), list(expected), 1e-10)
+
+
+# --- Compiled ---
+
+
+# torch's tracer looks at the gradients of what it traces.
+quiet = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+
+@quiet
+@pytest.mark.slow
+def test_the_compiled_score_is_the_score() -> None:
+    def compiled(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+        return additive.compiled_scores()(exponentials(query), exponentials(keys), energy)
+
+    for shape in SHAPES:
+        given = parts(shape, torch.float32)
+        for found, expected in zip(told(compiled, given), told(plain, given), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@quiet
+@pytest.mark.slow
+def test_a_decoder_with_compiled_scores_learns_the_same() -> None:
+    decoder = build_decoder(DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6), 3, 9, 7)
+    features, tokens = torch.randn(2, 7, 3), torch.tensor([[[1, 5, 6, 2], [1, 7, 2, 0]]] * 2)
+
+    def gradients() -> list[Tensor]:
+        loss = caption_losses(decoder, decoder.memory(features), tokens).cross_entropy
+        return list(torch.autograd.grad(loss, decoder.parameters()))
+
+    decoder.eval()
+    blocks = gradients()
+    decoder.compile_scores()
+    assert decoder.attention.scorer.compiled
+    for found, expected in zip(gradients(), blocks, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_where_nothing_can_be_compiled_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Tensor) -> Tensor:
+        raise RuntimeError("no compiler\nand much more")
+
+    monkeypatch.setattr(decoder_module, "compiled_scores", lambda: fails)
+    decoder = build_decoder(DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6), 3, 9, 7)
+    with pytest.raises(ConfigError, match=r"torch\.compile fails here \(no compiler\)") as caught:
+        decoder.compile_scores()
+    assert "\n" not in str(caught.value)
