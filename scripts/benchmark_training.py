@@ -15,6 +15,9 @@ The floor is the longer of two times: the products that our step needs, at the s
 product, and the bytes that it cannot but move (features, weights, their gradients and moments), at
 the speed of one large copy; both speeds are measured in the same run.
 
+``--padding CAPTIONS.json ...`` measures nothing but what share of an epoch's work is padding, with
+batches drawn at random and with those of like lengths.
+
 ``--project`` adds what configs/coco_resnet101.yaml would take on this machine, from these steps and
 from the encoder's speed at 448 pixels.
 """
@@ -27,18 +30,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from captioner.config import DecoderConfig, TrainingConfig
-from captioner.data.batches import EpochSampler
+from captioner.config import DataConfig, DecoderConfig, TrainConfig, TrainingConfig
+from captioner.data.batches import EncodedImage, EpochSampler, choose, pad_captions
+from captioner.data.coco import CaptionedImage, read_captions
+from captioner.data.preprocessing import Preprocessing
+from captioner.data.sources import PhotoSource, open_source
 from captioner.hardware import autocast, keep_freed_memory, peak_memory, pick_precision
 from captioner.models.decoder import BahdanauDecoder, build_decoder
 from captioner.models.encoder import build_encoder
 from captioner.models.layout import Layout
 from captioner.models.losses import caption_losses, longest_first
+from captioner.tokenizer import tokenize
 from captioner.vocabulary import END, PAD, START
 
 # How many of COCO's captions have so many tokens, without start and end.
@@ -118,11 +126,15 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
+    parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="and nothing else")
     parser.add_argument("--compile", action="store_true", help="measure training.compile too")
     parser.add_argument("--project", action="store_true", help="the whole of COCO")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # one formulation's peak memory
     options = parser.parse_args()
     keep_freed_memory()  # as the command line does
+    if options.padding:
+        padding_of_epochs(options.padding, options.photos)
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = [
         "textbook",
@@ -183,11 +195,42 @@ def captions(options: argparse.Namespace) -> Tensor:
     return tokens
 
 
-def padding(tokens: Tensor) -> float:
+def padding(*batches: Tensor) -> float:
     """Share of what the decoder's steps run on that is no word."""
-    tokens = longest_first(tokens).sort_captions(tokens)
-    inputs = tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)
-    return 1 - float((tokens[..., 1:] != PAD).sum()) / sum(Layout.of(inputs).sizes)
+    words = places = 0
+    for batch in batches:
+        tokens = longest_first(batch).sort_captions(batch)
+        real = tokens[..., 1:] != PAD
+        words += int(real.sum())
+        places += sum(Layout.of(tokens[..., :-1].masked_fill(~real, PAD)).sizes)
+    return 1 - words / places
+
+
+def padding_of_epochs(annotations: list[str], photos: int) -> None:
+    """Print it for an epoch of these captions, in batches of so many photos."""
+    data = DataConfig()
+    _, told = read_captions(annotations)
+    spoken = [
+        EncodedImage(
+            CaptionedImage(number, Path(), tuple(captions)),
+            tuple([END] * len(tokenize(caption)[: data.max_words]) for caption in captions),
+        )
+        for number, captions in told.items()
+        if captions
+    ]
+    for bucket in (1, data.bucket_batches):
+        config = TrainConfig(
+            data=DataConfig(bucket_batches=bucket), training=TrainingConfig(batch_size=photos)
+        )
+        source = open_source(config, spoken, Preprocessing(), None)
+        assert isinstance(source, PhotoSource)
+        chosen = [
+            [choose(spoken[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False)[0]
+             for _, i in batch]
+            for batch in source.sampler
+        ]  # fmt: skip
+        share = padding(*map(pad_captions, chosen))
+        print(f"bucket_batches {bucket}: {100 * share:.1f}% of what the steps run on is padding")
 
 
 def at_random(options: argparse.Namespace, device: torch.device) -> tuple[BahdanauDecoder, Tensor]:

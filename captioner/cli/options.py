@@ -53,6 +53,9 @@ class ConfigFirst(Parser):
 def _one_line(message: str) -> str:
     """Jsonargparse's complaint about a value, in our words; other messages on one line."""
     message = " ".join(message.split())
+    missing = re.search(r'Parser key "config": File does not exist: \'(.+)\'', message)
+    if missing is not None:
+        return f"{missing[1]} does not exist; give a YAML file with settings"
     named = re.search(r'Parser key "([\w.]+)".*?Expected a <class \'(int|float)\'>', message)
     given = re.search(r"(?:Got|Given) value: (\S+)", message)
     if named is None or given is None:

@@ -285,14 +285,20 @@ def test_a_copied_data_set_is_accepted(tmp_path, images, plan) -> None:
     cache.check(images, mirrored=False)
 
     shutil.copytree(tmp_path / "photos", tmp_path / "copy")
-    cache.check([replace(image, path=tmp_path / "copy" / image.path.name) for image in images])
+    copies = [replace(image, path=tmp_path / "copy" / image.path.name) for image in images]
+    cache.check(copies)
+    copies[3].path.write_bytes(copies[2].path.read_bytes())
+    with pytest.raises(DataError, match=r"1 of 7 photos are no longer.*3\.png"):
+        cache.check(copies)
 
 
 def test_photos_that_are_gone_are_accepted(tmp_path, images, plan) -> None:
     cache = fill(tmp_path / "f", plan())
+    kept = cache.read([(image.image_id, False) for image in images])
     shutil.rmtree(tmp_path / "photos")
 
     cache.check(images)
+    assert torch.equal(cache.read([(image.image_id, False) for image in images]), kept)
 
 
 def test_unknown_photos_are_refused(tmp_path, images, plan) -> None:
