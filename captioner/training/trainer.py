@@ -13,11 +13,9 @@ looked at now and then.
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,6 +43,7 @@ from captioner.training.objectives import DRAWN, SUMS, Task, build_objective
 from captioner.training.run_folder import RunFolder
 from captioner.training.schedule import lr_factor
 from captioner.training.setup import Setup, average_models, make_average, make_optimizer
+from captioner.training.signals import Stop, stop_signals
 from captioner.training.state import Progress, load_state, save_state
 from captioner.training.trackers import Trackers
 from captioner.training.validation import Sentence, decode, score_sentences
@@ -153,7 +152,7 @@ class Trainer:
             disable=not main,
             dynamic_ncols=True,
         )
-        with bar, trackers, _stop_signals() as stop:
+        with bar, trackers, stop_signals() as stop:
             while not self._ended():
                 self._learn(distributed, optimizer, bar, stop)
                 self._close_epoch(bar, trackers)
@@ -177,7 +176,7 @@ class Trainer:
             )
 
     def _learn(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, bar: Any, stop: _Stop
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, bar: Any, stop: Stop
     ) -> None:
         """What is left of the epoch's steps."""
         progress = self.progress
@@ -468,35 +467,6 @@ def _what_must_agree(config: TrainConfig, world: int) -> dict[str, Any]:
         found |= {"data.workers": data.workers, "processes": world}
         found["shards"] = read_manifest(data.shards).digest
     return found
-
-
-class _Stop:
-    requested = False
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """Turns Ctrl-C and termination into a request that the loop sees between two steps."""
-    stop = _Stop()
-
-    def request(number: int, frame: object) -> None:
-        del frame
-        # Asked twice: at once. Only by hand: launchers send their SIGTERM on to everyone, twice.
-        if stop.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.requested = True
-        tqdm.write("stopping after this step; once more to stop without saving", file=sys.stderr)
-
-    try:
-        old = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: nobody sends signals here
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def start(config: TrainConfig, setup: Setup, folder: Path, resume: bool) -> Progress:
