@@ -8,6 +8,7 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 from __future__ import annotations
 
 import copy
+import math
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from captioner.caption import Caption, Region
+from captioner.caption import END_NAME, Alternative, Caption, Region
 from captioner.config import SearchOptions
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
@@ -36,7 +37,7 @@ from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
 from captioner.models.decoder import Unrolled
 from captioner.tokenizer import tokenize
-from captioner.vocabulary import END, START
+from captioner.vocabulary import END, PAD, START, UNSPOKEN
 
 Photo = str | Path | Image.Image | BinaryIO
 
@@ -51,6 +52,17 @@ class Prepared(NamedTuple):
     """(H, W, 3) for every model."""
     region: Region
     """The part of the photo that the first model sees."""
+
+
+class _Told(NamedTuple):
+    """What models say of given sentences."""
+
+    log_probs: Tensor
+    """(B, R, T, V)."""
+    alphas: Tensor
+    """(B, R, T, L)."""
+    gates: Tensor
+    """(B, R, T)."""
 
 
 class Result(NamedTuple):
@@ -138,11 +150,12 @@ class Captioner:
         """
         return self.stored.search.changed(**changes)
 
-    def caption(self, photo: Photo, **search: Any) -> Caption:
+    def caption(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> Caption:
         """Caption one photo.
 
         Args:
             photo: A path, a PIL image or a binary file.
+            alternatives: So many of the most probable words are told at every place.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
         Returns:
@@ -151,19 +164,20 @@ class Captioner:
         Raises:
             ImageError: The photo cannot be read.
         """
-        return self.captions(photo, **search)[0]
+        return self.captions(photo, alternatives=alternatives, **search)[0]
 
-    def captions(self, photo: Photo, **search: Any) -> list[Caption]:
+    def captions(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> list[Caption]:
         """The best ``num_captions`` captions of one photo, best first; see ``caption``."""
-        return self.caption_batch([self.prepare(photo)], self.options(**search))[0]
+        options = self.options(**search)
+        return self.caption_batch([self.prepare(photo)], options, alternatives=alternatives)[0]
 
-    @torch.inference_mode()
-    def explain(self, photo: Photo, text: str) -> Caption:
+    def explain(self, photo: Photo, text: str, *, alternatives: int = 0) -> Caption:
         """Where the model looks, and how probable it finds each word, when it says this sentence.
 
         Args:
             photo: A path, a PIL image or a binary file.
             text: The sentence; tokenized as captions are.
+            alternatives: See ``caption``.
 
         Returns:
             The sentence with its attention, log-probabilities and gates.
@@ -172,36 +186,56 @@ class Captioner:
             ImageError: The photo cannot be read.
             ConfigError: The sentence is empty or holds words that the model does not know.
         """
-        vocabulary = self.stored.vocabulary
+        words = self.known_words(text)
+        return self.explain_batch([self.prepare(photo)], [words], alternatives=alternatives)[0]
+
+    def known_words(self, text: str) -> list[str]:
+        """The words of a sentence, as the vocabulary spells them.
+
+        Raises:
+            ConfigError: The sentence is empty or holds words that the model does not know.
+        """
         words = tokenize(text)
-        unknown = [word for word in words if word not in vocabulary]
+        unknown = [word for word in words if word not in self.stored.vocabulary]
         if unknown or not words:
             given = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
             raise ConfigError(f"{text!r}: {given}; give a sentence of words from its vocabulary")
-        prepared = self.prepare(photo)
-        tokens = torch.tensor([[[START, *vocabulary.encode(words), END]]], device=self.device)
-        told: list[Tensor] = []
-        mapped: list[Unrolled] = []
+        return words
+
+    @torch.inference_mode()
+    def explain_batch(
+        self,
+        photos: Sequence[Prepared],
+        sentences: Sequence[Sequence[str]],
+        *,
+        alternatives: int = 0,
+    ) -> list[Caption]:
+        """What ``explain`` tells, of several photos with a sentence each.
+
+        Args:
+            photos: Prepared photos.
+            sentences: For each its ``known_words``.
+            alternatives: See ``caption``.
+        """
+        numbers = [self.stored.vocabulary.encode(words) for words in sentences]
         with autocast(self.precision, self.device):
-            for model, memory in zip(self.models, self._memories([prepared]), strict=True):
-                unrolled = model.decoder(memory, tokens[..., :-1])
-                logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
-                told.append(widen(logits).log_softmax(dim=-1))
-                if self._one_grid or not mapped:
-                    mapped.append(unrolled)
-        said = mean_probability(told).take_along_dim(tokens[..., 1:, None], dim=-1)
-        log_probs = said.flatten().cpu()  # the words', then the end's
-        return self._caption(
-            Hypothesis(
-                tokens=tokens[0, 0, 1:-1].tolist(),
-                token_log_probs=log_probs[:-1],
-                alphas=torch.stack([u.alphas[0, 0, :-1] for u in mapped]).mean(dim=0).cpu(),
-                gates=torch.stack([u.gates[0, 0, :-1] for u in mapped]).mean(dim=0).cpu(),
-                log_prob=float(log_probs.sum()),
+            memories = self._memories(photos)
+        told = self._tell(memories, [[sentence] for sentence in numbers])
+        captions = []
+        for row, (photo, sentence) in enumerate(zip(photos, numbers, strict=True)):
+            length = len(sentence)
+            said = told.log_probs[row, 0, torch.arange(length + 1), [*sentence, END]].cpu()
+            hypothesis = Hypothesis(
+                tokens=sentence,
+                token_log_probs=said[:-1],
+                alphas=told.alphas[row, 0, :length].cpu(),
+                gates=told.gates[row, 0, :length].cpu(),
+                log_prob=float(said.sum()),
                 ended=True,
-            ),
-            prepared.region,
-        )
+            )
+            others = self._alternatives(told.log_probs[row, 0, :length], alternatives)
+            captions.append(self._caption(hypothesis, photo.region, others))
+        return captions
 
     def prepare(self, photo: Photo) -> Prepared:
         """Read and resize one photo.
@@ -220,9 +254,14 @@ class Captioner:
 
     @torch.inference_mode()
     def caption_batch(
-        self, photos: Sequence[Prepared], options: SearchOptions
+        self, photos: Sequence[Prepared], options: SearchOptions, *, alternatives: int = 0
     ) -> list[list[Caption]]:
         """Caption prepared photos together.
+
+        Args:
+            photos: From ``prepare``.
+            options: How to search.
+            alternatives: See ``caption``.
 
         Returns:
             For each photo its captions, best first; at least one.
@@ -233,7 +272,8 @@ class Captioner:
         keys = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
         with autocast(self.precision, self.device):
             memories = self._memories(photos)
-        return self._say(memories, [photo.region for photo in photos], options, keys)
+        regions = [photo.region for photo in photos]
+        return self._say(memories, regions, options, keys, alternatives)
 
     @torch.inference_mode()
     def caption_features(
@@ -271,6 +311,7 @@ class Captioner:
         regions: Sequence[Region],
         options: SearchOptions,
         keys: Sequence[int],
+        alternatives: int = 0,
     ) -> list[list[Caption]]:
         """Search; see ``caption_batch``."""
         words = number_words(options, self.stored.vocabulary)
@@ -287,10 +328,61 @@ class Captioner:
                 "the search options leave no sentence to say; lower min-length or block-ngrams, "
                 "force or ban fewer words"
             )
+        told = None
+        if alternatives:  # the sentences are said again: the search need not keep what it rejects
+            told = self._tell(memories, [[h.tokens for h in hypotheses] for hypotheses in found])
         return [
-            [self._caption(hypothesis, region) for hypothesis in hypotheses]
-            for region, hypotheses in zip(regions, found, strict=True)
+            [
+                self._caption(
+                    hypothesis,
+                    region,
+                    self._alternatives(told.log_probs[row, place], alternatives) if told else (),
+                )
+                for place, hypothesis in enumerate(hypotheses)
+            ]
+            for row, (region, hypotheses) in enumerate(zip(regions, found, strict=True))
         ]
+
+    def _tell(self, memories: Sequence[Memory], sentences: Sequence[list[list[int]]]) -> _Told:
+        """Say given sentences, a list for each photo."""
+        most = max(len(group) for group in sentences)
+        longest = max(len(sentence) for group in sentences for sentence in group)
+        tokens = torch.full((len(sentences), most, longest + 1), PAD)
+        for row, group in enumerate(sentences):
+            for place, sentence in enumerate(group):
+                tokens[row, place, : len(sentence) + 1] = torch.tensor([START, *sentence])
+        told: list[Tensor] = []
+        mapped: list[Unrolled] = []
+        with autocast(self.precision, self.device):
+            for model, memory in zip(self.models, memories, strict=True):
+                unrolled = model.decoder(memory, tokens.to(self.device))
+                logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
+                told.append(widen(logits).log_softmax(dim=-1))
+                if self._one_grid or not mapped:
+                    mapped.append(unrolled)
+        return _Told(
+            mean_probability(told),
+            torch.stack([unrolled.alphas for unrolled in mapped]).mean(dim=0),
+            torch.stack([unrolled.gates for unrolled in mapped]).mean(dim=0),
+        )
+
+    def _alternatives(self, log_probs: Tensor, count: int) -> tuple[tuple[Alternative, ...], ...]:
+        """The ``count`` most probable words at every place of (T, V)."""
+        if count < 0:
+            raise ConfigError(f"alternatives is {count}; give 0 (none) or more")
+        if count == 0:
+            return ()
+        speakable = log_probs.clone()
+        speakable[:, list(UNSPOKEN)] = -math.inf
+        best = speakable.topk(min(count, speakable.shape[-1] - len(UNSPOKEN)), dim=-1)
+        names = self.stored.vocabulary.decode
+        return tuple(
+            tuple(
+                Alternative(END_NAME if number == END else names([number])[0], value)
+                for number, value in zip(numbers, values, strict=True)
+            )
+            for numbers, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        )
 
     def stream(
         self, photos: Iterable[Photo], options: SearchOptions | None = None, *, batch_size: int = 32
@@ -332,7 +424,12 @@ class Captioner:
         except ImageError as error:
             return error
 
-    def _caption(self, hypothesis: Hypothesis, region: Region) -> Caption:
+    def _caption(
+        self,
+        hypothesis: Hypothesis,
+        region: Region,
+        alternatives: tuple[tuple[Alternative, ...], ...] = (),
+    ) -> Caption:
         alphas = hypothesis.alphas.float().numpy()
         return Caption(
             words=tuple(self.stored.vocabulary.decode(hypothesis.tokens)),
@@ -341,6 +438,7 @@ class Captioner:
             gates=hypothesis.gates.float().numpy(),
             log_prob=hypothesis.log_prob,
             region=region,
+            alternatives=alternatives[: len(alphas)],
         )
 
 

@@ -29,6 +29,19 @@ class Region(NamedTuple):
     bottom: float = 1.0
 
 
+class Alternative(NamedTuple):
+    """A word that the model could have said at a place."""
+
+    word: str
+    """As the vocabulary spells it; ``END_NAME`` for the sentence's end."""
+    log_prob: float
+    """Natural log-probability given the words before it."""
+
+
+END_NAME = "<end>"
+"""What an alternative calls the end of the sentence."""
+
+
 @dataclass(frozen=True, eq=False)
 class Caption:
     """One sentence about one photo, with its evidence.
@@ -49,6 +62,9 @@ class Caption:
     """Natural log-probability of the whole sentence, its end token included."""
     region: Region = field(default=Region())
     """The part of the photo that the maps cover."""
+    alternatives: tuple[tuple[Alternative, ...], ...] = ()
+    """The most probable words at each of the T places, best first, the one that was said among
+    them where it is one of them; empty where they were not asked for."""
 
     @property
     def text(self) -> str:

@@ -4,6 +4,8 @@
     ├── ConfigError        a setting is wrong, or two settings contradict each other
     ├── DataError          annotations, captions or folders that cannot be used
     │   ├── ImageError     one photo that cannot be read
+    │   │   ├── NotAnImageError    it is something else, or of a kind that is not read
+    │   │   └── LargeImageError    it has more pixels or bytes than are allowed
     │   └── ProgramError   a program of another maker (METEOR, SPICE) that failed
     ├── ModelError         a model folder that cannot be loaded or saved
     └── CheckpointError    a training run that cannot be taken up again or saved
@@ -27,6 +29,14 @@ class DataError(CaptionerError):
 
 class ImageError(DataError):
     """One photo cannot be read; the others can go on."""
+
+
+class NotAnImageError(ImageError):
+    """What was given is no picture, or one of a kind that is not read."""
+
+
+class LargeImageError(ImageError):
+    """A picture has more pixels or bytes than are allowed."""
 
 
 class ProgramError(DataError):

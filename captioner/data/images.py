@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, UnidentifiedImageError
 
-from captioner.errors import DataError, ImageError
+from captioner.errors import DataError, ImageError, LargeImageError, NotAnImageError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """The file name endings (in any case) by which a folder's pictures are found."""
@@ -63,7 +63,10 @@ _BEGINNINGS = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\
 
 
 def open_image(
-    source: str | Path | BinaryIO | Image.Image, *, name: str | None = None
+    source: str | Path | BinaryIO | Image.Image,
+    *,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Image.Image:
     """Read one picture as RGB, upright and fully loaded.
 
@@ -71,11 +74,14 @@ def open_image(
         source: A file, an open binary file such as ``sys.stdin.buffer`` (read to its end), or a
             Pillow image, which is treated as its file would be.
         name: What messages call it; by default the path, or the open file's own name.
+        max_pixels: A file of more is refused before it is decoded; ``MAX_PIXELS`` at most.
 
     Returns:
         A new RGB image without metadata.
 
     Raises:
+        NotAnImageError: It is no picture, or one of a kind that is not read.
+        LargeImageError: It has more than ``max_pixels`` pixels.
         ImageError: It cannot be read; one line that starts with the name.
     """
     if isinstance(source, Image.Image):
@@ -83,8 +89,8 @@ def open_image(
     called = name or _name_of(source)
     if isinstance(source, (str, Path)):
         with _open_file(source, called) as file:
-            return _decode(_seekable(file, called), called)
-    return _decode(_seekable(source, called), called)
+            return _decode(_seekable(file, called), called, max_pixels)
+    return _decode(_seekable(source, called), called, max_pixels)
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
@@ -100,7 +106,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
         ImageError: It is missing or no picture.
     """
     with _open_file(path, str(path)) as file, _quiet_pillow():
-        image = _identify(_seekable(file, str(path)), str(path))
+        image = _identify(_seekable(file, str(path)), str(path), MAX_PIXELS)
         turned = _orientation(image) >= 5
         if turned and image.format == "TIFF":
             image.load()  # Pillow turns a TIFF itself: some versions at once, others on loading
@@ -211,13 +217,14 @@ def _seekable(file: BinaryIO, called: str) -> BinaryIO:
     if not content:
         raise _error(called, "empty (0 bytes); give a picture")
     if len(content) > MAX_STREAM_BYTES:
-        raise _error(called, f"more than {MAX_STREAM_BYTES:,} bytes; give a picture file")
+        problem = f"more than {MAX_STREAM_BYTES:,} bytes; give a picture file"
+        raise _error(called, problem, LargeImageError)
     return io.BytesIO(content)
 
 
-def _decode(file: BinaryIO, called: str) -> Image.Image:
+def _decode(file: BinaryIO, called: str, max_pixels: int) -> Image.Image:
     with _quiet_pillow():
-        return _plain(_identify(file, called), called)
+        return _plain(_identify(file, called, max_pixels), called)
 
 
 def _plain(image: Image.Image, called: str) -> Image.Image:
@@ -235,22 +242,24 @@ def _plain(image: Image.Image, called: str) -> Image.Image:
     return rgb
 
 
-def _identify(file: BinaryIO, called: str) -> Image.Image:
+def _identify(file: BinaryIO, called: str, max_pixels: int) -> Image.Image:
     """Read the header; refuse what is no picture, or too large to decode."""
     try:
         image = Image.open(file)
         pixels = image.width * image.height
     except Image.DecompressionBombError as error:
-        raise _error(called, f"{_first_line(error)}; {_too_large()}") from error
+        problem = f"{_first_line(error)}; {_too_large(max_pixels)}"
+        raise _error(called, problem, LargeImageError) from error
     except UnidentifiedImageError as error:
-        raise _error(called, _not_a_picture(file)) from error
+        raise _not_a_picture(file, called) from error
     except Exception as error:
         raise _undecodable(error, called) from error
-    if pixels > MAX_PIXELS:
+    if pixels > max_pixels:
         size = f"{image.width} x {image.height} pixels"
-        raise _error(called, f"{size}; {_too_large()}")
+        raise _error(called, f"{size}; {_too_large(max_pixels)}", LargeImageError)
     if image.format == "EPS":  # Pillow would start Ghostscript, which runs what the file says
-        raise _error(called, f"a PostScript drawing, not a picture; give {_READABLE}")
+        problem = f"a PostScript drawing, not a picture; give {_READABLE}"
+        raise _error(called, problem, NotAnImageError)
     return image
 
 
@@ -315,27 +324,27 @@ def _undecodable(error: Exception, called: str) -> ImageError:
     return _error(called, f"the picture is broken ({reason}); {_AGAIN}")
 
 
-def _not_a_picture(file: BinaryIO) -> str:
+def _not_a_picture(file: BinaryIO, called: str) -> ImageError:
     file.seek(0)
     head = file.read(256)
     if _BEGINNINGS.match(head):
-        return f"the picture's header is broken or breaks off; {_AGAIN}"
-    for beginning, kind in _MISTAKEN:
-        if beginning.match(head):
-            return f"{kind}, which cannot be read; give {_READABLE}"
-    return f"not a picture that can be read (it begins with {head[:12]!r}); give {_READABLE}"
+        return _error(called, f"the picture's header is broken or breaks off; {_AGAIN}")
+    begins = f"not a picture that can be read (it begins with {head[:12]!r})"
+    kinds = (kind for beginning, kind in _MISTAKEN if beginning.match(head))
+    known = next((f"{kind}, which cannot be read" for kind in kinds), begins)
+    return _error(called, f"{known}; give {_READABLE}", NotAnImageError)
 
 
-def _too_large() -> str:
-    return f"more than {MAX_PIXELS:,} pixels are not decoded; make the picture smaller"
+def _too_large(max_pixels: int) -> str:
+    return f"more than {max_pixels:,} pixels are not decoded; make the picture smaller"
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _error(called: str, problem: str) -> ImageError:
-    return ImageError(f"{called.replace(chr(10), ' ')}: {problem}")
+def _error(called: str, problem: str, kind: type[ImageError] = ImageError) -> ImageError:
+    return kind(f"{called.replace(chr(10), ' ')}: {problem}")
 
 
 _quiet = threading.Lock()
