@@ -6,7 +6,7 @@ Plain NumPy, so that pictures, reports and files can be made from it without tor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,42 @@ class Caption:
         """The sentence as a person writes it: clitics joined, no final stop."""
         return join_words(self.words)
 
+    def as_dict(self, *, attention: bool = False) -> dict[str, Any]:
+        """What JSON can hold of it.
+
+        Args:
+            attention: Tell the gates, the maps and the part of the photo that they cover too.
+
+        Returns:
+            ``text``, ``words``, ``log_prob``, ``log_probs``; ``alternatives`` where they were asked
+            for, a list a word; with attention ``gates``, ``alphas`` (T, Gh, Gw) and ``region``
+            (left, top, right, bottom).
+        """
+        told: dict[str, Any] = {
+            "text": self.text,
+            "words": list(self.words),
+            "log_prob": round(self.log_prob, 4),
+            "log_probs": _rounded(self.log_probs, 4),
+        }
+        if self.alternatives:
+            told["alternatives"] = [
+                [{"word": other.word, "log_prob": round(other.log_prob, 4)} for other in place]
+                for place in self.alternatives
+            ]
+        if attention:
+            told["gates"] = _rounded(self.gates, 4)
+            told["alphas"] = _rounded(self.alphas, 6)
+            told["region"] = [round(side, 6) for side in self.region]
+        return told
+
     def __str__(self) -> str:
         return self.text
+
+
+def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
+    """As nested lists of numbers that are short to write."""
+    rounded: list[Any] = np.round(np.asarray(values, dtype=np.float64), decimals).tolist()
+    return rounded
 
 
 def join_words(words: tuple[str, ...] | list[str]) -> str:

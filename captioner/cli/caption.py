@@ -123,18 +123,7 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str |
 
 def entry(path: str | int, captions: list[Caption]) -> dict[str, Any]:
     """The JSON form of one photo's captions."""
-    return {
-        "image": path,
-        "captions": [
-            {
-                "text": c.text,
-                "words": list(c.words),
-                "log_prob": round(c.log_prob, 4),
-                "log_probs": [round(float(value), 4) for value in c.log_probs],
-            }
-            for c in captions
-        ],
-    }
+    return {"image": path, "captions": [caption.as_dict() for caption in captions]}
 
 
 def _write_text(file: IO[str], photos: Iterable[Captioned]) -> None:
