@@ -17,6 +17,7 @@ Notation: a grid of Gh x Gw regions, row-major; a photo of W x H pixels.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,12 +29,25 @@ from captioner.errors import ConfigError
 COLORMAPS = ("inferno", "magma", "plasma", "viridis", "cividis", "gray")
 """The colormaps of matplotlib that are perceptually uniform and get brighter from end to end."""
 
-_DARK = 0.42  # brightness of the photo without light
-_FADED = 0.12  # how much of the photo's colour is left without light
-_LIGHT = 0.9  # brightness of the strongest light
-_FLOOR = 0.5  # the share of the light that even black reflects
-_UNSEEN = 0.2  # brightness of the photo where the model did not see it
-_HATCH = 0.13  # brightness that the lines add to it
+
+class Light(NamedTuple):
+    """The numbers of the equations above; the viewer in the browser is given the same."""
+
+    dark: float = 0.42
+    """Brightness of the photo without light."""
+    faded: float = 0.12
+    """How much of the photo's colour is left without light."""
+    light: float = 0.9
+    """Brightness of the strongest light."""
+    floor: float = 0.5
+    """The share of the light that even black reflects."""
+    unseen: float = 0.2
+    """Brightness of the photo where the model did not see it."""
+    hatch: float = 0.13
+    """Brightness that the lines add to it."""
+
+
+LIGHT = Light()
 
 _WHOLE = Region()
 
@@ -187,13 +201,13 @@ def _lit(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Imag
     entry = (strength * 255.0 + 0.5).astype(np.uint8)
     planes = [np.asarray(band, dtype=np.float32) / np.float32(255.0) for band in photo.split()]
     grey = 0.299 * planes[0] + 0.587 * planes[1] + 0.114 * planes[2]
-    reflected = _LIGHT * (_FLOOR + (1.0 - _FLOOR) * grey)
-    colour_left = _DARK * (_FADED + (1.0 - _FADED) * strength)
-    outside = _UNSEEN * grey + _HATCH * _hatching(unseen.shape) if unseen.any() else None
+    reflected = LIGHT.light * (LIGHT.floor + (1.0 - LIGHT.floor) * grey)
+    colour_left = LIGHT.dark * (LIGHT.faded + (1.0 - LIGHT.faded) * strength)
+    outside = LIGHT.unseen * grey + LIGHT.hatch * _hatching(unseen.shape) if unseen.any() else None
     bands = []
     # One channel after the other: a last axis of three would be several times slower.
     for plane, colour in zip(planes, colours, strict=True):
-        dark = _DARK * grey + colour_left * (plane - grey)
+        dark = LIGHT.dark * grey + colour_left * (plane - grey)
         pixels = dark + reflected * np.take(colour, entry) * (1.0 - dark)
         if outside is not None:
             pixels = np.where(unseen, outside, pixels)
@@ -207,6 +221,11 @@ def _hatching(shape: tuple[int, int]) -> NDArray[np.bool_]:
     rows, columns = np.ogrid[: shape[0], : shape[1]]
     lines: NDArray[np.bool_] = (rows + columns) % period < max(1, period // 5)
     return lines
+
+
+def palette(colormap: str = "inferno") -> str:
+    """A colormap's 256 colours as ``rrggbb`` after ``rrggbb``, from no attention to the most."""
+    return np.rint(_colours(colormap).T * 255.0).astype(np.uint8).tobytes().hex()
 
 
 @lru_cache(maxsize=len(COLORMAPS))

@@ -1,0 +1,211 @@
+"""A page to explore attention: one HTML file that opens offline, for one photo or a folder of them.
+
+Without scripts it is a list of photos and captions. With them a photo opens in the viewer: words
+that are hovered, tapped or reached by arrow keys move the light over the photo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from captioner.caption import Caption
+from captioner.data.images import open_image
+from captioner.errors import ConfigError
+from captioner.files import atomic_write
+from captioner.visualization.document import (
+    asset,
+    closed,
+    data_uri,
+    document,
+    embedded,
+    escaped,
+)
+from captioner.visualization.heatmap import LIGHT, fit_photo, palette
+
+PAGES = (".html", ".htm")
+"""File name endings of pages."""
+
+Photo = Image.Image | str | Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A photo of a page."""
+
+    photo: Photo
+    captions: Sequence[Caption]
+    """Shown under each other, on one scale."""
+    title: str = ""
+    """What the page calls the photo, e.g. its file's name."""
+    labels: Sequence[str] = ()
+    """What the page calls each caption, e.g. the models that said them."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """An HTML document; shows itself in a notebook."""
+
+    html: str
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, whole or not at all.
+
+        Raises:
+            ConfigError: The file's name does not end in .html.
+        """
+        if Path(path).suffix.lower() not in PAGES:
+            raise ConfigError(f"{path}: a page is an HTML file; give a name that ends in .html")
+        atomic_write(path, self.html.encode())
+
+    def _repr_html_(self) -> str:
+        """In a frame of its own: its styles and scripts touch nothing else."""
+        return (
+            f'<iframe srcdoc="{escaped(self.html)}" sandbox="allow-scripts" loading="lazy" '
+            'style="width:100%;height:720px;border:0" title="attention viewer"></iframe>'
+        )
+
+
+def page(
+    photo: Photo,
+    captions: Caption | Sequence[Caption],
+    *,
+    title: str = "",
+    labels: Sequence[str] = (),
+    panel_size: int = 1280,
+    smooth: bool = True,
+    colormap: str = "inferno",
+) -> Page:
+    """A page of one photo.
+
+    Args:
+        photo: The photo that was captioned, or its path.
+        captions: One caption or several, with their attention; ``alternatives`` are shown where a
+            caption has them.
+        title: What the page is called.
+        labels: What each caption is called.
+        panel_size: Longest side of the photo in the page, pixels; 0: its own.
+        smooth: Interpolate the maps at first; the reader can change it.
+        colormap: One of ``COLORMAPS``.
+    """
+    several = [captions] if isinstance(captions, Caption) else captions
+    entry = Entry(photo, several, title, labels)
+    return gallery([entry], title=title, panel_size=panel_size, smooth=smooth, colormap=colormap)
+
+
+def gallery(
+    entries: Iterable[Entry],
+    *,
+    title: str = "",
+    panel_size: int = 800,
+    smooth: bool = True,
+    colormap: str = "inferno",
+) -> Page:
+    """A page of many photos; see ``page``.
+
+    Args:
+        entries: The photos with their captions; read one by one.
+        title: What the page is called.
+        panel_size: Longest side of each photo in the page, pixels; 0: its own.
+        smooth: Interpolate the maps at first.
+        colormap: One of ``COLORMAPS``.
+
+    Raises:
+        ConfigError: There is no photo, or the labels are not as many as the captions.
+        ImageError: A photo cannot be read.
+    """
+    look = viewer_look(colormap, smooth=smooth)
+    items: list[str] = []
+    told: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries, 1):
+        if entry.labels and len(entry.labels) != len(entry.captions):
+            raise ConfigError(
+                f"{len(entry.labels)} labels for {len(entry.captions)} captions; give one each"
+            )
+        items.append(_item(entry, number, panel_size))
+        told.append(
+            {
+                "title": entry.title,
+                "labels": list(entry.labels),
+                "captions": [
+                    _finite(caption).as_dict(attention=True) for caption in entry.captions
+                ],
+            }
+        )
+    if not items:
+        raise ConfigError("a page needs one photo or more")
+    called = title or (told[0]["title"] if len(told) == 1 else f"{len(told)} photos") or "captioner"
+    body = _body(called, items, embedded({"entries": told, "look": look}, "captioner-data"))
+    styles, scripts = [_sheet("viewer.css", "page.css")], [asset("viewer.js"), asset("page.js")]
+    return Page(closed(document(called, body, styles=styles, scripts=scripts)))
+
+
+def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, Any]:
+    """What the viewer has to know to draw light as ``heatmap`` does."""
+    return {"palette": palette(colormap), "light": LIGHT._asdict(), "smooth": smooth}
+
+
+def _sheet(*names: str) -> str:
+    return "\n".join(asset(name) for name in names)
+
+
+def _body(title: str, items: Sequence[str], data: str) -> str:
+    kind = "single" if len(items) == 1 else "many"
+    heading = f"<h1>{escaped(title)}</h1>" if title else ""
+    return f"""<body>
+<main class="{kind}">
+{heading}
+<div class="bar-of-gallery">
+<input type="search" placeholder="words in a caption" aria-label="show photos whose captions hold">
+<output class="quiet"></output>
+</div>
+<section class="alone" aria-label="Attention viewer" hidden>
+<nav aria-label="Photos">
+<button type="button" class="back">All photos</button>
+<button type="button" class="previous" aria-label="previous photo">‹</button>
+<button type="button" class="next" aria-label="next photo">›</button>
+<h2></h2>
+</nav>
+<div class="stand"></div>
+</section>
+<ol class="gallery">
+{chr(10).join(items)}
+</ol>
+<footer>Brighter: more attention while the word was chosen. β, the gate: how much of what was seen
+went into the word. Where the model looked is no proof of why it chose a word.</footer>
+</main>
+{data}
+</body>"""
+
+
+def _item(entry: Entry, number: int, panel_size: int) -> str:
+    """What there is of a photo without a script."""
+    picture = fit_photo(open_image(entry.photo), panel_size)
+    texts = [caption.text or "no words" for caption in entry.captions]
+    labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
+    said = "<br>".join(
+        f'<span class="text">{escaped(label + text)}</span>'
+        for label, text in zip(labels, texts, strict=True)
+    )
+    name = f'<span class="name">{escaped(entry.title)}</span>' if entry.title else ""
+    alt = escaped(texts[0] if texts else entry.title)
+    size = f'width="{picture.width}" height="{picture.height}"'
+    image = f'<img src="{data_uri(picture)}" alt="{alt}" {size} decoding="async">'
+    return (
+        f'<li class="entry" id="entry-{number}"><figure><a href="#photo-{number}">{image}'
+        f"<figcaption>{said}{name}</figcaption></a></figure></li>"
+    )
+
+
+def _finite(caption: Caption) -> Caption:
+    """Refuse what cannot be drawn truthfully."""
+    numbers = (caption.log_probs, caption.gates, caption.alphas)
+    if not all(np.isfinite(part).all() for part in numbers) or not math.isfinite(caption.log_prob):
+        raise ConfigError(f"the caption {caption.text!r} holds NaN or infinity; it cannot be shown")
+    return caption

@@ -1,0 +1,68 @@
+"use strict";
+/* A page of photos: without a script a list of photos and captions, with it the viewer. */
+(() => {
+  const { entries, look } = JSON.parse(document.getElementById("captioner-data").textContent);
+  const items = [...document.querySelectorAll(".entry")];
+  const gallery = document.querySelector(".gallery");
+  const alone = document.querySelector(".alone");
+  const stand = alone.querySelector(".stand");
+  const bar = document.querySelector(".bar-of-gallery");
+  const single = entries.length === 1;
+  let viewer = null;
+
+  /** The viewer of one photo, or the gallery. */
+  async function show(index, focus) {
+    viewer?.stop();
+    viewer = null;
+    gallery.hidden = bar.hidden = index !== null;
+    alone.hidden = index === null;
+    if (index === null) return;
+    const image = items[index].querySelector("img");
+    await image.decode().catch(() => {});
+    alone.querySelector("h2").textContent = single ? "" : entries[index].title;
+    stand.className = "stand";
+    viewer = new CaptionViewer(stand, { ...entries[index], image }, look);
+    if (focus) stand.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
+    window.scrollTo(0, 0);
+  }
+
+  function fromAddress(focus) {
+    const number = Number(/^#photo-(\d+)$/.exec(location.hash)?.[1] ?? (single ? 1 : 0));
+    show(number >= 1 && number <= entries.length ? number - 1 : null, focus);
+  }
+
+  function next(step) {
+    const at = Number(/\d+$/.exec(location.hash)?.[0] ?? 1);
+    location.hash = `photo-${((at - 1 + step + entries.length) % entries.length) + 1}`;
+  }
+
+  /** Only photos whose captions hold every word that was typed. */
+  function filter(text) {
+    const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
+    let count = 0;
+    entries.forEach(({ title, captions }, index) => {
+      const said = [title, ...captions.map((caption) => caption.text)].join(" ").toLowerCase();
+      const fits = wanted.every((word) => said.includes(word));
+      items[index].hidden = !fits;
+      count += fits;
+    });
+    bar.querySelector("output").textContent = `${count} of ${entries.length} photos`;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, button, a, [role='listbox']");
+    if (viewer === null || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Escape" && !single) location.hash = "";
+    else if (!typing) viewer.key(event);
+  });
+  for (const [selector, step] of [[".previous", -1], [".next", 1]]) {
+    alone.querySelector(selector).addEventListener("click", () => next(step));
+  }
+  alone.querySelector(".back").addEventListener("click", () => (location.hash = ""));
+  alone.querySelector("nav").hidden = single;
+  bar.querySelector("input").addEventListener("input", (event) => filter(event.target.value));
+  window.addEventListener("hashchange", () => fromAddress(true));
+  document.body.classList.add("scripted");
+  filter("");
+  fromAddress(false);
+})();

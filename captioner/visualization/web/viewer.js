@@ -1,0 +1,545 @@
+"use strict";
+/* The attention viewer: one photo, its captions, and where the model looked for every word.
+
+   new CaptionViewer(root, entry, look) fills the element `root`.
+     entry  {title, image, captions: [caption.as_dict(attention=True), ...], labels: [...]}
+            `image` is a loaded <img>.
+     look   {palette: "rrggbb" x 256, light: {...}, smooth: true}
+
+   The light is that of captioner/visualization/heatmap.py, number for number. */
+
+/** One attention map on one photo, on a canvas. */
+class Light {
+  static LONGEST = 800; // pixels of the canvas; a larger photo is drawn smaller and shown large
+
+  constructor(canvas, image, look) {
+    const { naturalWidth: width, naturalHeight: height } = image;
+    const shrink = Math.min(1, Light.LONGEST / Math.max(width, height));
+    canvas.width = Math.max(1, Math.round(width * shrink));
+    canvas.height = Math.max(1, Math.round(height * shrink));
+    this.context = canvas.getContext("2d", { willReadFrequently: true });
+    this.context.imageSmoothingQuality = "high";
+    this.context.drawImage(image, 0, 0, canvas.width, canvas.height);
+    this.photo = this.context.getImageData(0, 0, canvas.width, canvas.height);
+    this.frame = this.context.createImageData(canvas.width, canvas.height);
+    this.frame.data.fill(255);
+    this.light = look.light;
+    this.colours = new Float32Array(768);
+    for (let i = 0; i < 768; i++) {
+      this.colours[i] = parseInt(look.palette.slice(2 * i, 2 * i + 2), 16) / 255;
+    }
+  }
+
+  /** Draw levels (Gh x Gw, 0 to 1, row after row) on the part of the photo that they cover. */
+  draw(levels, [rows, columns], region, smooth) {
+    const { width, height } = this.frame;
+    const down = Light.places(height, region[1], region[3], rows, smooth);
+    const across = Light.places(width, region[0], region[2], columns, smooth);
+    const line = new Float32Array(columns);
+    for (let y = 0; y < height; y++) {
+      const upper = down.lower[y] * columns;
+      const lower = Math.min(down.lower[y] + 1, rows - 1) * columns;
+      for (let c = 0; c < columns; c++) {
+        line[c] = levels[upper + c] * (1 - down.part[y]) + levels[lower + c] * down.part[y];
+      }
+      this.drawLine(y, down.seen[y] ? line : null, across, columns);
+    }
+    this.context.putImageData(this.frame, 0, 0);
+  }
+
+  drawLine(y, line, across, columns) {
+    const { dark, faded, light, floor, unseen, hatch } = this.light;
+    const { width, height } = this.frame;
+    const from = this.photo.data;
+    const to = this.frame.data;
+    const period = Math.max(4, Math.round(Math.max(width, height) / 50));
+    const thick = Math.max(1, Math.floor(period / 5));
+    for (let x = 0, at = 4 * y * width; x < width; x++, at += 4) {
+      const r = from[at] / 255;
+      const g = from[at + 1] / 255;
+      const b = from[at + 2] / 255;
+      const grey = 0.299 * r + 0.587 * g + 0.114 * b;
+      if (line === null || !across.seen[x]) {
+        const value = unseen * grey + ((x + y) % period < thick ? hatch : 0);
+        to[at] = to[at + 1] = to[at + 2] = (value * 255 + 0.5) | 0;
+        continue;
+      }
+      const left = across.lower[x];
+      const part = across.part[x];
+      const level = line[left] * (1 - part) + line[Math.min(left + 1, columns - 1)] * part;
+      const s = Math.min(Math.max(level, 0), 1);
+      const entry = 3 * ((s * 255 + 0.5) | 0);
+      const reflected = light * (floor + (1 - floor) * grey);
+      const colour = dark * (faded + (1 - faded) * s);
+      const shade = dark * grey;
+      const red = shade + colour * (r - grey);
+      const green = shade + colour * (g - grey);
+      const blue = shade + colour * (b - grey);
+      to[at] = ((red + reflected * this.colours[entry] * (1 - red)) * 255 + 0.5) | 0;
+      to[at + 1] = ((green + reflected * this.colours[entry + 1] * (1 - green)) * 255 + 0.5) | 0;
+      to[at + 2] = ((blue + reflected * this.colours[entry + 2] * (1 - blue)) * 255 + 0.5) | 0;
+    }
+  }
+
+  /** Where the pixels of one axis lie among the centres of `cells` regions. */
+  static places(pixels, start, stop, cells, smooth) {
+    const lower = new Int32Array(pixels);
+    const part = new Float32Array(pixels);
+    const seen = new Uint8Array(pixels);
+    for (let i = 0; i < pixels; i++) {
+      const inside = ((i + 0.5) / pixels - start) / (stop - start);
+      let place = Math.min(Math.max(inside * cells - 0.5, 0), cells - 1);
+      if (!smooth) place = Math.floor(place + 0.5);
+      lower[i] = Math.floor(place);
+      part[i] = place - lower[i];
+      seen[i] = inside >= 0 && inside < 1 ? 1 : 0;
+    }
+    return { lower, part, seen };
+  }
+}
+
+/** An element with attributes and children; text is always text, never markup. */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+function percent(share) {
+  const value = 100 * share;
+  return `${value >= 9.95 || value === 0 ? value.toFixed(0) : value.toPrecision(2)}%`;
+}
+
+const END_NAME = "<end>"; // captioner.caption.END_NAME
+const named = (word) => (word === END_NAME ? "end of the sentence" : word);
+
+class CaptionViewer {
+  static PACE = 900; // milliseconds a word while playing
+  static GLIDE = 350; // milliseconds in which the light moves
+
+  constructor(root, entry, look) {
+    this.entry = entry;
+    this.captions = entry.captions.filter((caption) => caption.words.length > 0);
+    this.smooth = look.smooth;
+    this.selected = null; // {caption, start, end}: words, both ends included; null: the photo
+    this.timer = null;
+    this.still = matchMedia("(prefers-reduced-motion: reduce)");
+    this.build(root, entry);
+    this.light = new Light(this.canvas, entry.image, look);
+    this.top = this.scale();
+    this.fillLegend(look);
+    if (this.captions.length > 0) this.select({ caption: 0, start: 0, end: 0 }, false);
+  }
+
+  /* --- what is there --------------------------------------------------------------------------- */
+
+  build(root, entry) {
+    const { naturalWidth: width, naturalHeight: height } = entry.image;
+    this.canvas = element("canvas", { "aria-hidden": "true" });
+    const photo = element("img", { src: entry.image.src, alt: entry.image.alt, width, height });
+    this.stage = element("div", { class: "stage" }, photo, this.canvas);
+    this.stage.addEventListener("pointermove", (event) => this.look(event));
+    this.stage.addEventListener("pointerleave", () => this.lookAway());
+    this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
+    const sentences = this.captions.map((caption, number) => {
+      const label = entry.labels?.[number] ?? (this.captions.length > 1 ? `${number + 1}` : "");
+      const sum = element("span", { class: "total" }, `log p ${caption.log_prob.toFixed(1)}`);
+      const head = element("div", { class: "label" }, element("span", {}, label), sum);
+      return element("div", { class: "sentence" }, head, this.lists[number]);
+    });
+    if (sentences.length === 0) sentences.push(element("p", {}, "No words, so no attention."));
+    this.details = element("div", { class: "details" });
+    this.spoken = element("div", { class: "hidden-text", "aria-live": "polite" });
+    this.probe = element("p", { class: "probe" });
+    this.legend = element("div", { class: "legend" });
+    this.side = element(
+      "div",
+      { class: "side" },
+      ...sentences,
+      this.controls(),
+      this.details,
+      this.legend,
+      this.probe,
+      this.spoken,
+    );
+    root.replaceChildren(this.stage, this.side);
+    root.classList.add("viewer");
+    root.classList.toggle("wide", width > 1.9 * height);
+    root.style.setProperty("--aspect", `${width / height}`);
+    root.style.setProperty("--photo-width", `${width}px`);
+  }
+
+  wordList(caption, number) {
+    const count = caption.words.length;
+    const list = element("div", {
+      role: "listbox",
+      class: "words",
+      "aria-label": `Words of the caption: ${caption.text}`,
+      "aria-multiselectable": "true",
+      "aria-orientation": "horizontal",
+    });
+    const option = (text, label, where, extra = "") =>
+      element(
+        "span",
+        {
+          role: "option",
+          class: `word ${extra}`,
+          tabindex: "-1",
+          "aria-label": label,
+          "aria-selected": "false",
+          onpointerenter: (event) => event.pointerType === "mouse" && this.show(where),
+          onpointerdown: (event) => this.press(event, where),
+        },
+        text,
+      );
+    caption.words.forEach((word, index) => {
+      const probability = percent(Math.exp(caption.log_probs[index]));
+      const label = `${word}, word ${index + 1} of ${count}, probability ${probability}`;
+      list.append(option(word, label, { caption: number, start: index, end: index }));
+    });
+    const all = { caption: number, start: 0, end: count - 1, all: true };
+    list.append(option("all words", "all words together", all, "all"));
+    list.addEventListener("pointerleave", () => this.show(this.selected));
+    list.addEventListener("pointermove", (event) => this.drag(event, list, number));
+    list.addEventListener("keydown", (event) => this.key(event));
+    return list;
+  }
+
+  controls() {
+    this.button = element("button", { type: "button", class: "play", onclick: () => this.toggle() });
+    this.label(false);
+    this.opacity = element("input", { type: "range", min: "0", max: "100", value: "100" });
+    this.opacity.addEventListener("input", () => {
+      this.canvas.style.opacity = `${Number(this.opacity.value) / 100}`;
+    });
+    const smooth = element("input", { type: "checkbox", checked: this.smooth });
+    smooth.addEventListener("change", () => {
+      this.smooth = smooth.checked;
+      this.draw();
+    });
+    return element(
+      "div",
+      { class: "controls" },
+      this.button,
+      element("label", {}, "light ", this.opacity),
+      element("label", {}, smooth, " smooth"),
+    );
+  }
+
+  /** What the colours and the letters mean. */
+  fillLegend(look) {
+    if (this.captions.length === 0) return;
+    const bar = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
+    const context = bar.getContext("2d");
+    for (let x = 0; x < 256; x++) {
+      context.fillStyle = `#${look.palette.slice(6 * x, 6 * x + 6)}`;
+      context.fillRect(x, 0, 1, 1);
+    }
+    const [rows, columns] = this.grid(0);
+    const uniform = 1 / (rows * columns);
+    const tick = element("span", { class: "tick" }, `evenly spread: ${percent(uniform)}`);
+    const place = Math.min(1, uniform / this.top);
+    tick.style.left = `${100 * place}%`;
+    tick.classList.toggle("before", place > 0.5);
+    this.legend.append(
+      element("span", {}, "share of attention in a region, the same scale for all words"),
+      element("div", { class: "scale" }, "0", element("div", {}, bar, tick), percent(this.top)),
+    );
+  }
+
+  /* --- numbers --------------------------------------------------------------------------------- */
+
+  grid(caption) {
+    const { alphas } = this.captions[caption];
+    return [alphas[0].length, alphas[0][0].length];
+  }
+
+  /** The attention that gets the brightest colour; heatmap.py's `shared_scale` over all captions. */
+  scale() {
+    let top = 0;
+    for (const [number, { alphas }] of this.captions.entries()) {
+      const [rows, columns] = this.grid(number);
+      top = Math.max(top, Math.min(1, 2 / (rows * columns)));
+      for (const value of alphas.flat(2)) top = Math.max(top, value);
+    }
+    return top || 1;
+  }
+
+  /** The mean map of some words, row after row. */
+  map({ caption, start, end }) {
+    const maps = this.captions[caption].alphas.slice(start, end + 1).map((alpha) => alpha.flat());
+    return maps[0].map((_, i) => maps.reduce((sum, map) => sum + map[i], 0) / maps.length);
+  }
+
+  /** Where the map is strongest, as a person would say it. */
+  place(where) {
+    const map = this.map(where);
+    const [rows, columns] = this.grid(where.caption);
+    const most = Math.max(...map);
+    if (most * map.length < 1.8) return "spread evenly over the photo";
+    const at = map.indexOf(most);
+    const third = (index, count) => Math.min(2, Math.floor((3 * (index + 0.5)) / count));
+    const down = ["at the top", "in the middle", "at the bottom"][third(Math.floor(at / columns), rows)];
+    const across = ["left", "centre", "right"][third(at % columns, columns)];
+    const place = down === "in the middle" && across === "centre" ? "in the centre" : `${down} ${across}`;
+    return `strongest ${place}, ${percent(most)} in one region`;
+  }
+
+  /* --- what is shown --------------------------------------------------------------------------- */
+
+  /** Choose words; they stay shown until others are chosen. */
+  select(where, speak = true) {
+    this.selected = where;
+    this.lists.forEach((list, number) => {
+      [...list.children].forEach((option, index) => {
+        const all = index === list.children.length - 1;
+        const inside = where?.caption === number && index >= where.start && index <= where.end;
+        const chosen = Boolean(where?.all ? all && where.caption === number : !all && inside);
+        option.setAttribute("aria-selected", `${chosen}`);
+        option.tabIndex = this.focusable(where, number, index, all) ? 0 : -1;
+      });
+    });
+    this.show(where);
+    if (speak) this.spoken.textContent = where === null ? "photo without light" : this.said(where);
+  }
+
+  /** One option of every list is reached by the Tab key. */
+  focusable(where, number, index, all) {
+    if (where?.caption !== number) return index === 0;
+    return where.all ? all : index === where.end && !all;
+  }
+
+  /** Show words for as long as the pointer is on them. */
+  show(where) {
+    this.shown = where;
+    this.lists.flatMap((list) => [...list.children]).forEach((o) => o.classList.remove("shown"));
+    if (where !== null) this.option(where).classList.add("shown");
+    this.stage.classList.toggle("plain", where === null);
+    this.tell(where);
+    if (where !== null) this.glide(this.map(where), where.caption);
+  }
+
+  option({ caption, end, all }) {
+    const { children } = this.lists[caption];
+    return children[all ? children.length - 1 : end];
+  }
+
+  words({ caption, start, end, all }) {
+    return all ? "all words" : this.captions[caption].words.slice(start, end + 1).join(" ");
+  }
+
+  said(where) {
+    return `${this.words(where)}: ${this.place(where)}`;
+  }
+
+  tell(where) {
+    if (where === null) {
+      this.details.replaceChildren(element("p", { class: "quiet" }, "The photo without light."));
+      return;
+    }
+    const caption = this.captions[where.caption];
+    const log = caption.log_probs.slice(where.start, where.end + 1).reduce((a, b) => a + b, 0);
+    const gates = caption.gates.slice(where.start, where.end + 1);
+    const gate = gates.reduce((a, b) => a + b, 0) / gates.length;
+    const several = where.end > where.start;
+    this.details.replaceChildren(
+      element("p", { class: "chosen" }, this.words(where), element("small", {}, this.place(where))),
+      this.meter(several ? "probability, all of them" : "probability", Math.exp(log), "p"),
+      this.meter(several ? "gate, mean" : "gate: how much the photo counts", gate, "β"),
+    );
+    const others = several ? undefined : caption.alternatives?.[where.start];
+    if (others?.length) this.details.append(this.choices(others, caption.words[where.start]));
+  }
+
+  meter(name, value, letter) {
+    const fill = element("i");
+    fill.style.width = `${100 * Math.min(Math.max(value, 0), 1)}%`;
+    return element(
+      "div",
+      { class: `meter ${letter === "p" ? "probability" : "gate"}` },
+      element("span", {}, name),
+      element("span", { class: "track" }, fill),
+      element("b", {}, letter === "p" ? percent(value) : `β ${value.toFixed(2)}`),
+    );
+  }
+
+  /** The words that the model found most probable at this place. */
+  choices(others, said) {
+    const rows = others.map(({ word, log_prob: log }) => {
+      const fill = element("i");
+      fill.style.width = `${100 * Math.exp(log)}%`;
+      return element(
+        "li",
+        { class: word === said ? "said" : null },
+        element("span", {}, named(word)),
+        element("span", { class: "track" }, fill),
+        element("b", {}, percent(Math.exp(log))),
+      );
+    });
+    const title = element("p", { class: "quiet" }, "the most probable words at this place");
+    return element("div", { class: "choices" }, title, element("ol", {}, ...rows));
+  }
+
+  /** Move the light from where it is to a map. */
+  glide(map, caption) {
+    const target = Float32Array.from(map, (value) => value / this.top);
+    const from = this.levels?.length === target.length ? this.levels : null;
+    this.caption = caption;
+    cancelAnimationFrame(this.moving);
+    if (from === null || this.still.matches) {
+      this.levels = target;
+      this.draw();
+      return;
+    }
+    const started = performance.now();
+    const step = (now) => {
+      const part = Math.min(Math.max((now - started) / CaptionViewer.GLIDE, 0), 1);
+      const eased = part * part * (3 - 2 * part);
+      this.levels = target.map((value, i) => from[i] + (value - from[i]) * eased);
+      this.draw();
+      if (part < 1) this.moving = requestAnimationFrame(step);
+    };
+    this.moving = requestAnimationFrame(step);
+  }
+
+  draw() {
+    if (!this.levels) return;
+    const { region } = this.captions[this.caption];
+    this.light.draw(this.levels, this.grid(this.caption), region, this.smooth);
+  }
+
+  /* --- what a person does ---------------------------------------------------------------------- */
+
+  press(event, where) {
+    event.preventDefault();
+    event.target.releasePointerCapture?.(event.pointerId); // so that a finger can go on to others
+    this.stop();
+    const { selected } = this;
+    if (event.shiftKey && selected && !selected.all && selected.caption === where.caption && !where.all) {
+      const anchor = selected.anchor ?? selected.start;
+      where = this.span(where.caption, anchor, where.start);
+    }
+    this.select(where);
+    this.option(where).focus({ preventScroll: true });
+  }
+
+  /** A finger that slides over the words moves the light. */
+  drag(event, list, caption) {
+    if (event.buttons === 0) return;
+    const under = document.elementFromPoint(event.clientX, event.clientY);
+    const index = [...list.children].indexOf(under);
+    if (index < 0 || index >= this.captions[caption].words.length) return;
+    if (this.selected?.caption === caption && this.selected.end === index) return;
+    this.select({ caption, start: index, end: index });
+  }
+
+  span(caption, anchor, other) {
+    return { caption, anchor, start: Math.min(anchor, other), end: Math.max(anchor, other), other };
+  }
+
+  key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -1e9, End: 1e9 };
+    if (event.key in steps) this.move(steps[event.key], event.shiftKey);
+    else if (event.key === " ") this.toggle();
+    else if (event.key === "Escape" && this.selected !== null) this.select(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.stop(event.key === " ");
+  }
+
+  /** To the word `step` further on; with `extend` the words between stay chosen too. */
+  move(step, extend) {
+    if (this.captions.length === 0) return;
+    const at = this.selected ?? { caption: 0, start: 0, end: 0 };
+    const last = this.captions[at.caption].words.length - 1;
+    const clip = (index, most) => Math.min(Math.max(index, 0), most);
+    let where;
+    if (this.selected === null) where = at;
+    else if (extend && !at.all) {
+      const anchor = at.anchor ?? at.start;
+      where = this.span(at.caption, anchor, clip((at.other ?? at.end) + step, last));
+    } else {
+      const index = clip((at.all ? last + 1 : at.other ?? at.end) + step, last + 1);
+      const all = index > last;
+      where = { caption: at.caption, start: all ? 0 : index, end: all ? last : index, all };
+    }
+    this.select(where);
+    this.option(where).focus({ preventScroll: true });
+  }
+
+  toggle() {
+    if (this.timer !== null) this.stop();
+    else this.play();
+  }
+
+  /** From the chosen word on, or from the first where the end is reached. */
+  play() {
+    if (this.captions.length === 0) return;
+    const caption = this.selected?.caption ?? 0;
+    const last = this.captions[caption].words.length - 1;
+    const at = this.selected;
+    let index = at === null || at.all || at.end === last ? 0 : at.end;
+    const say = () => {
+      this.select({ caption, start: index, end: index }, false);
+      index += 1;
+      if (index > last) {
+        this.stop();
+        this.spoken.textContent = this.captions[caption].text;
+      }
+    };
+    this.label(true);
+    this.timer = setInterval(say, CaptionViewer.PACE);
+    say();
+  }
+
+  stop(keep = false) {
+    if (keep || this.timer === null) return;
+    clearInterval(this.timer);
+    this.timer = null;
+    this.label(false);
+  }
+
+  label(playing) {
+    this.button.textContent = playing ? "❚❚" : "▶";
+    this.button.setAttribute("aria-label", playing ? "pause" : "play the sentence word by word");
+    this.button.title = playing ? "pause" : "play";
+  }
+
+  /** The other way round: which words looked at the place under the pointer? */
+  look(event) {
+    if (this.captions.length === 0) return;
+    const box = this.stage.getBoundingClientRect();
+    const x = (event.clientX - box.left) / box.width;
+    const y = (event.clientY - box.top) / box.height;
+    const number = this.shown?.caption ?? 0;
+    const { region, alphas } = this.captions[number];
+    const [rows, columns] = this.grid(number);
+    const row = Math.floor(((y - region[1]) / (region[3] - region[1])) * rows);
+    const column = Math.floor(((x - region[0]) / (region[2] - region[0])) * columns);
+    if (row < 0 || column < 0 || row >= rows || column >= columns) {
+      this.lookAway();
+      this.probe.textContent = "not seen by the model";
+      return;
+    }
+    const most = Math.max(...alphas.map((alpha) => alpha[row][column]));
+    [...this.lists[number].children].forEach((option, index) => {
+      const share = alphas[index]?.[row]?.[column] ?? 0;
+      option.style.setProperty("--share", `${share / most}`);
+      option.classList.toggle("probed", index < alphas.length);
+    });
+    const best = alphas.findIndex((alpha) => alpha[row][column] === most);
+    const word = this.captions[number].words[best];
+    this.probe.textContent = `here: “${word}” looked most, ${percent(most)} of its attention`;
+  }
+
+  lookAway() {
+    this.probe.textContent = "";
+    this.lists.flatMap((list) => [...list.children]).forEach((o) => o.classList.remove("probed"));
+  }
+}
