@@ -19,6 +19,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "caption": "caption photos and folders of photos",
     "attend": "draw where the model looked for every word",
+    "serve": "serve a page that captions photos, and an HTTP interface for programs",
     "evaluate": "score captions against references",
     "train": "train a model",
     "prepare": "make what training and evaluation read: data sets, features, shards, frequencies",

@@ -26,6 +26,7 @@ FLOORS = [
     ["api"],
     ["evaluation", "visualization"],
     ["training"],
+    ["serving"],
     ["cli"],
     ["__main__"],
 ]
@@ -40,6 +41,7 @@ FORBIDDEN = {
     "tokenizer": ("torch",),
     "vocabulary": ("torch",),
     "config": ("torch",),
+    "serving": ("captioner.training", "captioner.evaluation"),
 }
 
 
@@ -128,6 +130,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
             for words in (
                 "'caption'",
                 "'attend'",
+                "'serve'",
                 "'evaluate'",
                 "'train'",
                 "'info'",
