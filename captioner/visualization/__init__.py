@@ -1,5 +1,6 @@
 """Pictures of captions and attention: pure functions from arrays and words to images."""
 
+from captioner.visualization.figure import Figure, overlay
 from captioner.visualization.heatmap import (
     COLORMAPS,
     attention_image,
@@ -8,14 +9,21 @@ from captioner.visualization.heatmap import (
     scale_bar,
     shared_scale,
 )
-from captioner.visualization.overlay import overlay
+from captioner.visualization.notebook import PhotoCaption
+from captioner.visualization.pages import Entry, Page, gallery, page
 
 __all__ = [
     "COLORMAPS",
+    "Entry",
+    "Figure",
+    "Page",
+    "PhotoCaption",
     "attention_image",
     "attention_map",
     "fit_photo",
+    "gallery",
     "overlay",
+    "page",
     "scale_bar",
     "shared_scale",
 ]

@@ -20,11 +20,12 @@ FLOORS = [
     ["files", "tokenizer"],
     ["config", "vocabulary", "caption", "hardware", "frequencies"],
     ["data"],
+    ["visualization"],
     ["models"],
     ["decoding"],
     ["model_folder"],
     ["api"],
-    ["evaluation", "visualization"],
+    ["evaluation"],
     ["training"],
     ["serving"],
     ["cli"],
@@ -122,7 +123,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
         "import captioner; dir(captioner); captioner.ConfigError; captioner.Caption; "
         "captioner.SearchOptions; captioner.tokenize",
         "import captioner.cli.main",
-        "import captioner.visualization.overlay, captioner.data.images",
+        "import captioner.visualization.figure, captioner.data.images",
         "from captioner.cli.main import main; main(['--help'])",
         "from captioner.cli.main import main; main(['--version'])",
         *(
