@@ -37,6 +37,7 @@ from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
 from captioner.models.decoder import Unrolled
 from captioner.tokenizer import tokenize
+from captioner.visualization.notebook import PhotoCaption
 from captioner.vocabulary import END, PAD, START, UNSPOKEN
 
 Photo = str | Path | Image.Image | BinaryIO
@@ -150,7 +151,7 @@ class Captioner:
         """
         return self.stored.search.changed(**changes)
 
-    def caption(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> Caption:
+    def caption(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> PhotoCaption:
         """Caption one photo.
 
         Args:
@@ -159,19 +160,21 @@ class Captioner:
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
         Returns:
-            The best caption.
+            The best caption; a notebook shows it with its photo.
 
         Raises:
             ImageError: The photo cannot be read.
         """
         return self.captions(photo, alternatives=alternatives, **search)[0]
 
-    def captions(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> list[Caption]:
+    def captions(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> list[PhotoCaption]:
         """The best ``num_captions`` captions of one photo, best first; see ``caption``."""
         options = self.options(**search)
-        return self.caption_batch([self.prepare(photo)], options, alternatives=alternatives)[0]
+        image = open_image(photo)
+        found = self.caption_batch([self.prepare(image)], options, alternatives=alternatives)[0]
+        return [PhotoCaption.of(caption, image) for caption in found]
 
-    def explain(self, photo: Photo, text: str, *, alternatives: int = 0) -> Caption:
+    def explain(self, photo: Photo, text: str, *, alternatives: int = 0) -> PhotoCaption:
         """Where the model looks, and how probable it finds each word, when it says this sentence.
 
         Args:
@@ -187,7 +190,9 @@ class Captioner:
             ConfigError: The sentence is empty or holds words that the model does not know.
         """
         words = self.known_words(text)
-        return self.explain_batch([self.prepare(photo)], [words], alternatives=alternatives)[0]
+        image = open_image(photo)
+        told = self.explain_batch([self.prepare(image)], [words], alternatives=alternatives)
+        return PhotoCaption.of(told[0], image)
 
     def known_words(self, text: str) -> list[str]:
         """The words of a sentence, as the vocabulary spells them.
@@ -385,7 +390,12 @@ class Captioner:
         )
 
     def stream(
-        self, photos: Iterable[Photo], options: SearchOptions | None = None, *, batch_size: int = 32
+        self,
+        photos: Iterable[Photo],
+        options: SearchOptions | None = None,
+        *,
+        batch_size: int = 32,
+        alternatives: int = 0,
     ) -> Iterator[Result]:
         """Caption any number of photos in batches, in their order, in constant memory.
 
@@ -396,6 +406,7 @@ class Captioner:
             photos: Paths, PIL images or binary files; consumed as they are needed.
             options: How to search; None: the model's own.
             batch_size: Photos captioned together.
+            alternatives: See ``caption``.
         """
         if batch_size < 1:
             raise ConfigError(f"batch-size is {batch_size}; give 1 or more")
@@ -403,7 +414,8 @@ class Captioner:
         with ThreadPoolExecutor(max_workers=2) as readers:
             for batch in _read_ahead(photos, self._try_prepare, readers, batch_size):
                 good = [prepared for _, prepared in batch if isinstance(prepared, Prepared)]
-                captions = iter(self.caption_batch(good, options) if good else [])
+                found = self.caption_batch(good, options, alternatives=alternatives) if good else []
+                captions = iter(found)
                 for photo, prepared in batch:
                     if isinstance(prepared, ImageError):
                         yield Result(photo, [], prepared)

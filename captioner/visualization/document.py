@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -48,7 +48,14 @@ def data_uri(image: Image.Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def document(title: str, body: str, *, styles: Sequence[str], scripts: Sequence[str]) -> str:
+def document(
+    title: str,
+    body: str,
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    theme: Literal["auto", "light", "dark"] = "auto",
+) -> str:
     """The whole document.
 
     Args:
@@ -56,6 +63,7 @@ def document(title: str, body: str, *, styles: Sequence[str], scripts: Sequence[
         body: Markup, with all text in it escaped.
         styles: Style sheets.
         scripts: Scripts, run in their order after the body.
+        theme: auto follows the reader's system.
     """
     head = [
         '<meta charset="utf-8">',
@@ -65,7 +73,8 @@ def document(title: str, body: str, *, styles: Sequence[str], scripts: Sequence[
         *(f"<style>{style}</style>" for style in styles),
     ]
     code = "".join(f"<script>{script}</script>" for script in scripts)
-    return f'<!doctype html>\n<html lang="en">\n{chr(10).join(head)}\n{body}\n{code}\n</html>\n'
+    root = '<html lang="en">' if theme == "auto" else f'<html lang="en" data-theme="{theme}">'
+    return f"<!doctype html>\n{root}\n{chr(10).join(head)}\n{body}\n{code}\n</html>\n"
 
 
 def closed(page: str) -> str:

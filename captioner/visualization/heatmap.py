@@ -225,7 +225,8 @@ def _hatching(shape: tuple[int, int]) -> NDArray[np.bool_]:
 
 def palette(colormap: str = "inferno") -> str:
     """A colormap's 256 colours as ``rrggbb`` after ``rrggbb``, from no attention to the most."""
-    return np.rint(_colours(colormap).T * 255.0).astype(np.uint8).tobytes().hex()
+    colours: NDArray[np.uint8] = np.rint(_colours(colormap).T * 255.0).astype(np.uint8)
+    return colours.tobytes().hex()
 
 
 @lru_cache(maxsize=len(COLORMAPS))

@@ -58,6 +58,12 @@
   for (const [selector, step] of [[".previous", -1], [".next", 1]]) {
     alone.querySelector(selector).addEventListener("click", () => next(step));
   }
+  items.forEach((item, index) => {
+    item.querySelector("a").addEventListener("click", (event) => {
+      event.preventDefault(); // in a notebook's frame the link would lead to the notebook
+      location.hash = `photo-${index + 1}`;
+    });
+  });
   alone.querySelector(".back").addEventListener("click", () => (location.hash = ""));
   alone.querySelector("nav").hidden = single;
   bar.querySelector("input").addEventListener("input", (event) => filter(event.target.value));

@@ -132,7 +132,7 @@ class CaptionViewer {
     this.light = new Light(this.canvas, entry.image, look);
     this.top = this.scale();
     this.fillLegend(look);
-    if (this.captions.length > 0) this.select({ caption: 0, start: 0, end: 0 }, false);
+    this.select(null, false);
   }
 
   /* --- what is there --------------------------------------------------------------------------- */
@@ -163,10 +163,10 @@ class CaptionViewer {
       this.controls(),
       this.details,
       this.legend,
-      this.probe,
       this.spoken,
     );
-    root.replaceChildren(this.stage, this.side);
+    const view = element("div", { class: "view" }, this.stage, this.probe);
+    root.replaceChildren(view, this.side);
     root.classList.add("viewer");
     root.classList.toggle("wide", width > 1.9 * height);
     root.style.setProperty("--aspect", `${width / height}`);
@@ -338,7 +338,9 @@ class CaptionViewer {
 
   tell(where) {
     if (where === null) {
-      this.details.replaceChildren(element("p", { class: "quiet" }, "The photo without light."));
+      const hint = "The photo itself. Point at a word, or press an arrow key: light falls where the "
+        + "model looked when it chose the word. Shift adds words, space plays.";
+      this.details.replaceChildren(element("p", { class: "quiet" }, hint));
       return;
     }
     const caption = this.captions[where.caption];
@@ -349,7 +351,7 @@ class CaptionViewer {
     this.details.replaceChildren(
       element("p", { class: "chosen" }, this.words(where), element("small", {}, this.place(where))),
       this.meter(several ? "probability, all of them" : "probability", Math.exp(log), "p"),
-      this.meter(several ? "gate, mean" : "gate: how much the photo counts", gate, "β"),
+      this.meter(several ? "gate, mean" : "gate: use of the photo", gate, "β"),
     );
     const others = several ? undefined : caption.alternatives?.[where.start];
     if (others?.length) this.details.append(this.choices(others, caption.words[where.start]));

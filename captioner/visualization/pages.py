@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -33,6 +33,7 @@ PAGES = (".html", ".htm")
 """File name endings of pages."""
 
 Photo = Image.Image | str | Path
+Theme = Literal["auto", "light", "dark"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def page(
     panel_size: int = 1280,
     smooth: bool = True,
     colormap: str = "inferno",
+    theme: Theme = "auto",
 ) -> Page:
     """A page of one photo.
 
@@ -93,10 +95,13 @@ def page(
         panel_size: Longest side of the photo in the page, pixels; 0: its own.
         smooth: Interpolate the maps at first; the reader can change it.
         colormap: One of ``COLORMAPS``.
+        theme: auto follows the reader's system; light; dark.
     """
     several = [captions] if isinstance(captions, Caption) else captions
     entry = Entry(photo, several, title, labels)
-    return gallery([entry], title=title, panel_size=panel_size, smooth=smooth, colormap=colormap)
+    return gallery(
+        [entry], title=title, panel_size=panel_size, smooth=smooth, colormap=colormap, theme=theme
+    )
 
 
 def gallery(
@@ -106,6 +111,7 @@ def gallery(
     panel_size: int = 800,
     smooth: bool = True,
     colormap: str = "inferno",
+    theme: Theme = "auto",
 ) -> Page:
     """A page of many photos; see ``page``.
 
@@ -115,6 +121,7 @@ def gallery(
         panel_size: Longest side of each photo in the page, pixels; 0: its own.
         smooth: Interpolate the maps at first.
         colormap: One of ``COLORMAPS``.
+        theme: auto follows the reader's system; light; dark.
 
     Raises:
         ConfigError: There is no photo, or the labels are not as many as the captions.
@@ -142,17 +149,15 @@ def gallery(
         raise ConfigError("a page needs one photo or more")
     called = title or (told[0]["title"] if len(told) == 1 else f"{len(told)} photos") or "captioner"
     body = _body(called, items, embedded({"entries": told, "look": look}, "captioner-data"))
-    styles, scripts = [_sheet("viewer.css", "page.css")], [asset("viewer.js"), asset("page.js")]
-    return Page(closed(document(called, body, styles=styles, scripts=scripts)))
+    styles = [asset("viewer.css"), asset("page.css")]
+    scripts = [asset("viewer.js"), asset("page.js")]
+    made = document(called, body, styles=styles, scripts=scripts, theme=theme)
+    return Page(closed(made))
 
 
 def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, Any]:
     """What the viewer has to know to draw light as ``heatmap`` does."""
     return {"palette": palette(colormap), "light": LIGHT._asdict(), "smooth": smooth}
-
-
-def _sheet(*names: str) -> str:
-    return "\n".join(asset(name) for name in names)
 
 
 def _body(title: str, items: Sequence[str], data: str) -> str:

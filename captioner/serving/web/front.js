@@ -1,0 +1,144 @@
+"use strict";
+/* Photos in by drop, paste or choice; captions out in the viewer. Nothing but the photo's bytes and
+   the wishes beside it is sent, and to this server only. */
+(() => {
+  const { limits, look } = JSON.parse(document.getElementById("captioner-data").textContent);
+  const [input, form, stand, status, strip] = ["#file", ".wishes", ".stand", ".status", ".strip"].map(
+    (selector) => document.querySelector(selector),
+  );
+  const photos = []; // {file, image, button}
+  let current = null;
+  let viewer = null;
+  let running = null; // AbortController of the request on its way
+
+  function say(text, wrong = false) {
+    status.textContent = text;
+    status.classList.toggle("wrong", wrong);
+  }
+
+  /** The wishes of the form as the query of a request. */
+  function query() {
+    const wishes = new URLSearchParams({ attention: "true", alternatives: "5" });
+    const own = form.elements.words.value.trim();
+    if (own) wishes.set("words", own);
+    for (const name of own ? [] : ["beam_size", "num_captions"]) {
+      const { value } = form.elements[name];
+      if (value !== "") wishes.set(name, value);
+    }
+    return wishes;
+  }
+
+  async function answer(photo, signal) {
+    const request = { method: "POST", body: photo.file, signal };
+    const response = await fetch(`v1/captions?${query()}`, request);
+    const told = await response.json().catch(() => ({}));
+    if (!response.ok) throw new Error(told.error ?? `the server answered ${response.status}`);
+    return told;
+  }
+
+  /** Caption the photo that is shown, as the form wishes. */
+  async function run() {
+    running?.abort();
+    const mine = (running = new AbortController());
+    const photo = current;
+    say("looking …");
+    document.body.classList.add("busy");
+    try {
+      const [told] = await Promise.all([answer(photo, mine.signal), readable(photo)]);
+      if (running !== mine) return;
+      show(photo, told);
+    } catch (error) {
+      if (running !== mine) return;
+      viewer?.stop();
+      viewer = null;
+      stand.replaceChildren();
+      stand.className = "stand";
+      const offline = error instanceof TypeError ? "the server does not answer; is it running?" : error.message;
+      say(offline, true);
+    } finally {
+      if (running === mine) document.body.classList.remove("busy");
+    }
+  }
+
+  /** Whether the browser can show the photo; the server reads some that browsers do not (TIFF). */
+  async function readable(photo) {
+    await photo.image.decode().catch(() => {});
+  }
+
+  function show(photo, { captions }) {
+    viewer?.stop();
+    viewer = null;
+    stand.className = "stand";
+    say(captions[0].text);
+    if (photo.image.naturalWidth === 0) {
+      const lines = captions.map(({ text }) => element("p", { class: "chosen" }, text));
+      const note = "This browser cannot show this kind of picture, so there is no viewer.";
+      stand.replaceChildren(...lines, element("p", { class: "quiet" }, note));
+      return;
+    }
+    photo.image.alt = captions[0].text;
+    viewer = new CaptionViewer(stand, { captions, image: photo.image }, look);
+  }
+
+  function choose(photo) {
+    current = photo;
+    for (const { button } of photos) button.setAttribute("aria-current", `${button === photo.button}`);
+    run();
+  }
+
+  function add(files) {
+    const given = [...files];
+    if (given.length === 0) return;
+    let first = null;
+    for (const file of given) {
+      if (file.size > limits.max_bytes) {
+        const allowed = (limits.max_bytes / 2 ** 20).toFixed(0);
+        say(`${file.name} has ${(file.size / 2 ** 20).toFixed(1)} MiB; give ${allowed} at most`, true);
+        continue;
+      }
+      const image = new Image();
+      image.src = URL.createObjectURL(file);
+      const picture = element("img", { src: image.src, alt: file.name });
+      const photo = { file, image };
+      photo.button = element("button", { type: "button", onclick: () => choose(photo) }, picture);
+      photos.push(photo);
+      strip.append(photo.button);
+      first ??= photo;
+    }
+    if (first === null) return;
+    strip.hidden = photos.length < 2;
+    document.body.classList.remove("empty");
+    choose(first);
+  }
+
+  input.addEventListener("change", () => {
+    add(input.files);
+    input.value = ""; // the same file can be chosen again
+  });
+  document.addEventListener("paste", (event) => add(event.clipboardData?.files ?? []));
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    document.body.classList.add("dragging");
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (event.relatedTarget === null) document.body.classList.remove("dragging");
+  });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    document.body.classList.remove("dragging");
+    add(event.dataTransfer?.files ?? []);
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, button, label, [role='listbox']");
+    if (!typing && !event.altKey && !event.ctrlKey && !event.metaKey) viewer?.key(event);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (current !== null) run();
+  });
+  form.addEventListener("change", () => {
+    const own = form.elements.words.value.trim() !== "";
+    for (const name of ["beam_size", "num_captions"]) form.elements[name].disabled = own;
+    if (current !== null) run();
+  });
+})();

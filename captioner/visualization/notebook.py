@@ -1,0 +1,33 @@
+"""A caption that shows itself in a notebook."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+
+from PIL import Image
+
+from captioner.caption import Caption
+from captioner.visualization.heatmap import fit_photo
+from captioner.visualization.pages import page
+
+_SIDE = 640  # pixels; a copy of this size is some 60 kB, so that thousands can be kept
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoCaption(Caption):
+    """A caption with a small copy of its photo: the viewer opens where a notebook shows it."""
+
+    photo: bytes = field(default=b"", repr=False)
+    """JPEG, 640 pixels on its longer side at most."""
+
+    @classmethod
+    def of(cls, caption: Caption, photo: Image.Image) -> PhotoCaption:
+        """A caption and its photo."""
+        buffer = io.BytesIO()
+        fit_photo(photo, _SIDE).save(buffer, format="JPEG", quality=85)
+        return cls(**vars(caption), photo=buffer.getvalue())
+
+    def _repr_html_(self) -> str:
+        with Image.open(io.BytesIO(self.photo)) as photo:
+            return page(photo, self)._repr_html_()

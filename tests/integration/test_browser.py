@@ -1,0 +1,518 @@
+"""The viewer as a person uses it, in headless Chromium: pointer, keys, finger, screen reader.
+
+Every test fails on a request that leaves the page, on a console error and on a broken policy.
+CI installs Chromium (.ci/run); elsewhere these tests are left out where it is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from playwright.sync_api import Browser, Locator, expect, sync_playwright
+from playwright.sync_api import Page as Tab
+
+from captioner.caption import END_NAME, Alternative, Caption, Region
+from captioner.visualization import Entry, PhotoCaption, attention_image, gallery, page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed"
+)
+
+WORDS = ("a", "dog", "runs", "on", "grass")
+GRID = (3, 4)
+
+
+def make(
+    words: tuple[str, ...] = WORDS, region: Region | None = None, grid: tuple[int, int] = GRID
+) -> Caption:
+    """Word i looks at region i + 1 mostly: one-hot but for a hundredth spread over the others."""
+    cells = grid[0] * grid[1]
+    alphas = np.full((len(words), cells), 0.01 / (cells - 1), dtype=np.float32)
+    for place in range(len(words)):
+        alphas[place, (place + 1) % cells] = 0.99
+    others = (Alternative("dog", -0.5), Alternative(END_NAME, -1.5), Alternative("cat", -3.0))
+    return Caption(
+        words=words,
+        log_probs=np.linspace(-0.2, -2, len(words), dtype=np.float32),
+        alphas=alphas.reshape(-1, *grid),
+        gates=np.linspace(0.1, 1, len(words), dtype=np.float32),
+        log_prob=-9.5,
+        region=region or Region(),
+        alternatives=(others,) * len(words),
+    )
+
+
+def photo(width: int = 90, height: int = 60) -> Image.Image:
+    """Smooth, so that JPEG decoders agree on it; no two places are alike."""
+    across = np.broadcast_to(np.linspace(30, 220, width), (height, width))
+    down = np.broadcast_to(np.linspace(200, 20, height)[:, None], (height, width))
+    return Image.fromarray(np.stack([across, down, across[:, ::-1]], axis=2).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM is not None, "CI has no Chromium; .ci/run installs it"
+    with sync_playwright() as playwright:
+        # CI runs as root, for whom Chromium has no sandbox of its own.
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
+    """``visit(page or address, **context options)``: a tab that allows no word of complaint."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_tab(what: Any, allowed: str = "file:", **options: Any) -> Tab:
+        settings: dict[str, Any] = {"reduced_motion": "reduce"} | options
+        contexts.append(browser.new_context(**settings))
+        tab = contexts[-1].new_page()
+        tab.set_default_timeout(10_000)
+        tab.on("console", lambda said: complaints.append(f"console: {said.text}"))
+        tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        tab.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith((allowed, "data:", "blob:", "about:"))
+                else complaints.append(f"request: {request.url[:80]}")
+            ),
+        )
+        if not isinstance(what, str):
+            what.save(tmp_path / "page.html")
+            what = (tmp_path / "page.html").as_uri()
+        tab.goto(what)
+        if '<main class="single">' in tab.content():
+            tab.locator(".viewer").wait_for()  # it waits for the photo to be decoded
+        return tab
+
+    open_tab.complaints = complaints  # type: ignore[attr-defined]
+    yield open_tab
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def word(tab: Tab, text: str) -> Locator:
+    return tab.get_by_role("option", name=re.compile(rf"^{re.escape(text)},")).first
+
+
+def drawn(tab: Tab) -> NDArray[np.int64]:
+    """The pixels of the canvas."""
+    size, values = tab.evaluate(
+        """() => {
+            const canvas = document.querySelector(".stage canvas");
+            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return [[canvas.height, canvas.width], [...data]];
+        }"""
+    )
+    return np.array(values).reshape(*size, 4)[..., :3]
+
+
+def inside(made: str) -> Image.Image:
+    """The photo that a page holds."""
+    found = re.search(r"data:image/jpeg;base64,([\w+/=]+)", made)
+    assert found is not None
+    return Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGB")
+
+
+def lit(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.int64]:
+    """What Python draws for the same map."""
+    top = float(caption.alphas.max())
+    image = attention_image(inside(made), alpha, scale_max=top, region=caption.region, **options)
+    return np.asarray(image).astype(np.int64)
+
+
+# --- the map -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("region", [None, Region(0.2, 0.0, 0.8, 1.0)])
+@pytest.mark.parametrize("size", [(90, 60), (40, 120), (300, 50)])
+def test_hovering_a_word_lights_its_map_as_python_draws_it(visit, size, region) -> None:
+    caption = make(region=region)
+    made = page(photo(*size), caption)
+    tab = visit(made)
+
+    for place, text in enumerate(WORDS):
+        word(tab, text).hover()
+        pixels = drawn(tab)
+        assert np.abs(pixels - lit(made.html, caption.alphas[place], caption)).max() <= 3
+        # Not only like yesterday's picture: the light is where the numbers say.
+        row, column = np.unravel_index(pixels.sum(axis=2).argmax(), pixels.shape[:2])
+        whole = caption.region
+        down = (row + 0.5) / pixels.shape[0]
+        across = ((column + 0.5) / pixels.shape[1] - whole.left) / (whole.right - whole.left)
+        assert (int(down * GRID[0]), int(across * GRID[1])) == divmod(place + 1, GRID[1])
+
+
+def test_a_turned_photo_is_lit_the_right_way_up(visit, tmp_path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6  # stored lying on its side
+    photo(90, 60).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "t.jpg", exif=turned)
+    caption = make()
+    made = page(tmp_path / "t.jpg", caption)
+    tab = visit(made)
+
+    word(tab, "on").hover()  # the first region of the second row
+
+    pixels = drawn(tab)
+    assert pixels.shape[:2] == (60, 90)
+    row, column = np.unravel_index(pixels.sum(axis=2).argmax(), pixels.shape[:2])
+    assert (row * 3 // 60, column * 4 // 90) == (1, 0)
+    assert np.abs(pixels - lit(made.html, caption.alphas[3], caption)).max() <= 3
+
+
+def test_smooth_can_be_switched_off(visit) -> None:
+    caption = make()
+    made = page(photo(), caption)
+    tab = visit(made)
+    word(tab, "dog").click()
+
+    tab.get_by_label("smooth").uncheck()
+
+    blocks = lit(made.html, caption.alphas[1], caption, smooth=False)
+    assert np.abs(drawn(tab) - blocks).max() <= 3
+    assert np.abs(blocks - lit(made.html, caption.alphas[1], caption)).max() > 50
+
+
+def test_less_light_shows_more_of_the_photo(visit) -> None:
+    tab = visit(page(photo(), make()))
+    word(tab, "dog").click()
+    canvas = tab.locator(".stage canvas")
+    expect(canvas).to_have_css("opacity", "1")
+
+    tab.get_by_label("light").fill("30")
+
+    expect(canvas).to_have_css("opacity", "0.3")
+
+
+def test_leaving_the_words_goes_back_to_the_chosen_one(visit) -> None:
+    caption = make()
+    made = page(photo(), caption)
+    tab = visit(made)
+    expect(tab.locator(".stage")).to_have_class(re.compile("plain"))  # the photo, without light
+
+    word(tab, "runs").hover()
+    tab.get_by_label("light").hover()
+    expect(tab.locator(".stage")).to_have_class(re.compile("plain"))
+
+    word(tab, "grass").click()
+    word(tab, "runs").hover()
+    tab.get_by_label("light").hover()
+    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[4], caption)).max() <= 3
+
+
+def test_one_scale_for_all_captions(visit) -> None:
+    """The second caption's strongest map is half as strong, and is drawn so."""
+    caption, faint = make(), make()
+    faint.alphas[:] = 0.5 * faint.alphas + 0.5 / 12
+    made = page(photo(), [caption, faint], labels=["first model", "second model"])
+    tab = visit(made)
+
+    tab.get_by_role("listbox").nth(1).get_by_role("option").nth(1).hover()
+
+    assert np.abs(drawn(tab) - lit(made.html, faint.alphas[1], caption)).max() <= 3
+    expect(tab.get_by_text("second model", exact=True)).to_be_visible()
+
+
+# --- keys and screen readers ---------------------------------------------------------------------
+
+
+def chosen(tab: Tab) -> list[str]:
+    return tab.get_by_role("option", selected=True).all_inner_texts()
+
+
+def test_arrow_keys_move_the_map(visit) -> None:
+    caption = make()
+    made = page(photo(), caption)
+    tab = visit(made)
+
+    for key, wanted in [
+        ("ArrowRight", ["a"]),
+        ("ArrowRight", ["dog"]),
+        ("ArrowDown", ["runs"]),
+        ("ArrowLeft", ["dog"]),
+        ("End", ["all words"]),
+        ("ArrowRight", ["all words"]),
+        ("ArrowLeft", ["grass"]),
+        ("Home", ["a"]),
+        ("ArrowUp", ["a"]),
+        ("Shift+ArrowRight", ["a", "dog"]),
+        ("Shift+ArrowRight", ["a", "dog", "runs"]),
+        ("Shift+ArrowLeft", ["a", "dog"]),
+        ("Escape", []),
+        ("ArrowRight", ["a"]),
+    ]:
+        tab.keyboard.press(key)
+        assert chosen(tab) == wanted, key
+    expect(word(tab, "a")).to_be_focused()
+    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[0], caption)).max() <= 3
+
+
+def test_shift_takes_words_together_and_their_mean_is_drawn(visit) -> None:
+    caption = make()
+    made = page(photo(), caption)
+    tab = visit(made)
+
+    word(tab, "on").click()
+    word(tab, "dog").click(modifiers=["Shift"])
+
+    assert chosen(tab) == ["dog", "runs", "on"]
+    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[1:4].mean(axis=0), caption)).max() <= 3
+    tab.get_by_role("option", name="all words together").click()
+    assert np.abs(drawn(tab) - lit(made.html, caption.alphas.mean(axis=0), caption)).max() <= 3
+
+
+def test_everything_is_reached_by_tab_and_has_a_name(visit) -> None:
+    tab = visit(page(photo(), make()))
+    names = []
+    for _ in range(4):
+        tab.keyboard.press("Tab")
+        names.append(
+            tab.evaluate(
+                "() => document.activeElement.getAttribute('aria-label')"
+                " ?? document.activeElement.labels[0].textContent.trim()"
+            )
+        )
+
+    assert names == [
+        "a, word 1 of 5, probability 82%",
+        "play the sentence word by word",
+        "light",
+        "smooth",
+    ]
+    expect(tab.get_by_role("img")).to_have_accessible_name("a dog runs on grass")
+    box = tab.get_by_role("listbox")
+    expect(box).to_have_accessible_name("Words of the caption: a dog runs on grass")
+
+
+def test_a_choice_is_told_to_those_who_cannot_see_it(visit) -> None:
+    tab = visit(page(photo(), make()))
+    word(tab, "a").focus()
+
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowRight")
+
+    spoken = tab.locator("[aria-live]")
+    # Word 2 looks at row 1 of 3, column 3 of 4.
+    expect(spoken).to_have_text("dog: strongest at the top centre, 99% in one region")
+
+
+def test_the_numbers_of_a_word_and_what_it_could_have_been(visit) -> None:
+    tab = visit(page(photo(), make()))
+
+    word(tab, "dog").click()
+
+    details = tab.locator(".details")
+    expect(details).to_contain_text("probability52%")  # exp(-0.65)
+    expect(details).to_contain_text("β 0.33")
+    assert details.get_by_role("listitem").all_inner_texts() == [
+        "dog\n61%",
+        "end of the sentence\n22%",
+        "cat\n5.0%",
+    ]
+    expect(details.locator(".said")).to_have_count(1)
+
+
+def test_pointing_at_the_photo_tells_which_word_looked_there(visit) -> None:
+    tab = visit(page(photo(), make()))
+    box = tab.locator(".stage").bounding_box()
+    assert box is not None
+
+    tab.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.1 * box["height"])
+
+    expect(tab.locator(".probe")).to_have_text("here: “dog” looked most, 99% of its attention")
+
+
+def test_play_goes_through_the_sentence_and_stops(visit) -> None:
+    tab = visit(page(photo(), make()))
+    tab.clock.install()
+    word(tab, "runs").click()
+
+    tab.get_by_role("button", name="play").click()
+    seen = [chosen(tab)]
+    for _ in range(2):
+        tab.clock.run_for(900)
+        seen.append(chosen(tab))
+
+    assert seen == [["runs"], ["on"], ["grass"]]
+    expect(tab.get_by_role("button", name="play")).to_be_visible()  # it has ended
+    expect(tab.locator("[aria-live]")).to_have_text("a dog runs on grass")
+    tab.keyboard.press("Home")
+    tab.keyboard.press("Space")
+    expect(tab.get_by_role("button", name="pause")).to_be_visible()
+    tab.keyboard.press("Space")
+    expect(tab.get_by_role("button", name="play")).to_be_visible()
+
+
+def test_the_light_glides_and_arrives(visit) -> None:
+    caption = make()
+    made = page(photo(), caption)
+    tab = visit(made, reduced_motion="no-preference")
+    word(tab, "a").click()
+
+    word(tab, "grass").click()
+
+    arrived = lit(made.html, caption.alphas[4], caption)
+    tab.wait_for_function("() => performance.now() > 1000")
+    tab.evaluate("() => new Promise((done) => setTimeout(done, 500))")
+    assert np.abs(drawn(tab) - arrived).max() <= 3
+
+
+# --- fingers and small screens -------------------------------------------------------------------
+
+
+def test_a_finger_chooses_and_slides_over_the_words(visit) -> None:
+    tab = visit(page(photo(), make()), has_touch=True, viewport={"width": 390, "height": 844})
+
+    word(tab, "runs").tap()
+
+    assert chosen(tab) == ["runs"]
+    expect(tab.locator(".stage")).not_to_have_class(re.compile("plain"))
+
+
+@pytest.mark.parametrize("size", [(900, 90), (90, 400)])
+def test_nothing_sticks_out_of_a_narrow_screen(visit, size) -> None:
+    long = make(("a" * 60, *WORDS, "狗🐕"))
+    tab = visit(
+        gallery([Entry(photo(*size), [long], "n" * 90), Entry(photo(), [make()])]),
+        viewport={"width": 320, "height": 640},
+    )
+
+    for _ in range(2):  # the gallery, then the viewer
+        width = tab.evaluate("() => document.documentElement.scrollWidth")
+        assert width <= 320
+        tab.locator(".entry a").first.evaluate("(link) => link.click()")
+    expect(tab.locator(".stage")).to_be_visible()
+
+
+# --- what is written in captions -----------------------------------------------------------------
+
+
+def test_text_that_looks_like_markup_is_shown_as_text(visit) -> None:
+    evil = '<img src=x onerror="window.bad=1">'
+    closing = "</script><script>window.bad=1</script>"
+    caption = make((evil, closing, "</option>"))
+    tab = visit(page(photo(), caption, title=evil, labels=[closing]))
+
+    tab.keyboard.press("ArrowRight")
+
+    assert chosen(tab) == [evil]
+    assert tab.evaluate("() => window.bad") is None
+    expect(tab.get_by_role("heading", name=evil)).to_be_visible()
+    expect(tab.locator(".label")).to_contain_text(closing)
+
+
+def test_a_caption_without_words_is_only_the_photo(visit) -> None:
+    numbers = np.zeros(0, dtype=np.float32)
+    empty = Caption((), numbers, np.zeros((0, *GRID), np.float32), numbers, -1.0)
+    tab = visit(page(photo(), empty))
+
+    tab.keyboard.press("ArrowRight")
+
+    expect(tab.get_by_text("No words, so no attention.")).to_be_visible()
+
+
+def test_without_scripts_the_photos_and_captions_are_there(visit) -> None:
+    entries = [Entry(photo(), [make()], "x.jpg"), Entry(photo(), [make(("a", "cat"))], "y.jpg")]
+    tab = visit(gallery(entries), java_script_enabled=False)
+
+    expect(tab.get_by_text("a cat")).to_be_visible()
+    assert tab.get_by_role("img").count() == 2
+
+
+# --- the gallery ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos() -> Any:
+    said = [("a", "dog"), ("a", "cat"), ("two", "dogs", "run")]
+    return gallery(
+        Entry(photo(90, 60 + 10 * n), [make(words)], f"{n}.jpg") for n, words in enumerate(said)
+    )
+
+
+def test_a_folder_is_a_gallery_from_which_a_photo_opens(visit, photos) -> None:
+    tab = visit(photos)
+    expect(tab.get_by_role("heading", name="3 photos")).to_be_visible()
+    expect(tab.locator(".entry")).to_have_count(3)
+
+    tab.get_by_role("link", name="a cat").click()
+    expect(tab.locator(".gallery")).to_be_hidden()
+    expect(tab.get_by_role("listbox")).to_have_accessible_name("Words of the caption: a cat")
+    tab.keyboard.press("ArrowRight")
+    assert chosen(tab) == ["a"] or chosen(tab) == ["cat"]
+
+    tab.get_by_role("button", name="next photo").click()
+    expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
+    tab.get_by_role("button", name="next photo").click()
+    expect(tab.get_by_role("heading", name="0.jpg")).to_be_visible()
+    tab.go_back()
+    expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
+    tab.get_by_role("button", name="All photos").click()
+    expect(tab.locator(".gallery")).to_be_visible()
+
+
+def test_the_gallery_finds_what_captions_say(visit, photos) -> None:
+    tab = visit(photos)
+
+    tab.get_by_role("searchbox").fill("DOG run")
+
+    expect(tab.get_by_text("1 of 3 photos")).to_be_visible()
+    assert tab.locator(".entry:visible .text").all_inner_texts() == ["two dogs run"]
+    tab.get_by_role("searchbox").fill("")
+    expect(tab.locator(".entry:visible")).to_have_count(3)
+
+
+def test_an_address_leads_to_its_photo(visit, photos, tmp_path) -> None:
+    photos.save(tmp_path / "all.html")
+
+    tab = visit(f"{(tmp_path / 'all.html').as_uri()}#photo-3")
+
+    expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
+
+
+# --- notebooks -----------------------------------------------------------------------------------
+
+
+def test_a_caption_shows_itself_in_the_frame_of_a_notebook(visit, tmp_path) -> None:
+    caption = PhotoCaption.of(make(), photo())
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><title>n</title>{caption._repr_html_()}", "utf-8")
+    tab = visit(notebook.as_uri())
+    frame = tab.frame_locator("iframe")
+
+    frame.get_by_role("option", name=re.compile("^grass,")).click()
+
+    expect(frame.locator(".chosen")).to_contain_text("grass")
+
+
+def test_the_watch_over_requests_and_the_console_works(visit, tmp_path) -> None:
+    """Without it, the promise of the first line of this file would be empty."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<!doctype html><link rel=icon href=data:,><script>fetch('http://127.0.0.1:9/')"
+        ".catch(() => console.error('no'))</script>",
+        "utf-8",
+    )
+
+    tab = visit(bad.as_uri())
+    tab.wait_for_timeout(300)
+
+    assert "request: http://127.0.0.1:9/" in visit.complaints
+    assert "console: no" in visit.complaints
+    visit.complaints.clear()
