@@ -26,8 +26,10 @@ _HOMES = {
     "ModelError": "captioner.errors",
     "Region": "captioner.caption",
     "SearchOptions": "captioner.config",
+    "gallery": "captioner.visualization",
     "load": "captioner.api",
     "overlay": "captioner.visualization",
+    "page": "captioner.visualization",
     "tokenize": "captioner.tokenizer",
 }
 
@@ -43,8 +45,10 @@ __all__ = [
     "Region",
     "SearchOptions",
     "__version__",
+    "gallery",
     "load",
     "overlay",
+    "page",
     "tokenize",
 ]
 
@@ -61,7 +65,7 @@ if TYPE_CHECKING:
         ModelError,
     )
     from captioner.tokenizer import tokenize
-    from captioner.visualization import overlay
+    from captioner.visualization import gallery, overlay, page
 
 
 def __getattr__(name: str) -> object:
