@@ -27,6 +27,7 @@ _HOMES = {
     "Region": "captioner.caption",
     "SearchOptions": "captioner.config",
     "gallery": "captioner.visualization",
+    "animate": "captioner.visualization",
     "load": "captioner.api",
     "overlay": "captioner.visualization",
     "page": "captioner.visualization",
@@ -45,6 +46,7 @@ __all__ = [
     "Region",
     "SearchOptions",
     "__version__",
+    "animate",
     "gallery",
     "load",
     "overlay",
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
         ModelError,
     )
     from captioner.tokenizer import tokenize
-    from captioner.visualization import gallery, overlay, page
+    from captioner.visualization import animate, gallery, overlay, page
 
 
 def __getattr__(name: str) -> object:

@@ -1,5 +1,6 @@
 """Pictures of captions and attention: pure functions from arrays and words to images."""
 
+from captioner.visualization.animation import Animation, animate
 from captioner.visualization.figure import Figure, overlay
 from captioner.visualization.heatmap import (
     COLORMAPS,
@@ -14,10 +15,12 @@ from captioner.visualization.pages import Entry, Page, gallery, page
 
 __all__ = [
     "COLORMAPS",
+    "Animation",
     "Entry",
     "Figure",
     "Page",
     "PhotoCaption",
+    "animate",
     "attention_image",
     "attention_map",
     "fit_photo",

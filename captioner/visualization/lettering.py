@@ -42,6 +42,11 @@ def width_of(text: str, size: float, bold: bool = False) -> float:
     return font(_LARGE, bold).getlength(text[:_LARGE]) * size / _LARGE
 
 
+def drawn_width(text: str, size: int) -> float:
+    """How wide a text gets where Pillow draws it: small sizes are fitted to whole pixels."""
+    return font(size).getlength(text[:_LARGE])
+
+
 def printable(text: str) -> str:
     """The text on one line, without letters that nothing can draw."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
