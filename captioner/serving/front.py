@@ -45,7 +45,7 @@ kept in memory until it is answered, and is then forgotten.</p>
 <div class="drop">
 <span><input id="file" type="file" accept="image/*" multiple>
 <label class="pick" for="file">Choose a photo</label></span>
-<span>or drop it here, or paste it</span>
+<span class="hint">or drop it here, or paste it</span>
 </div>
 <form class="wishes" autocomplete="off">
 <label>beam size

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,3 +106,58 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         twin=write_model(folder / "twin", 2),
         stranger=write_model(folder / "stranger", 1, ("a", "cat")),
     )
+
+
+# --- the browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; where it is missing the test is left out, but not in CI."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
+        pytest.skip("Chromium is not installed (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        # CI runs as root, for whom Chromium has no sandbox of its own.
+        made = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """``visit(page or address, **context options)``: a tab that allows no word of complaint."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_tab(what: Any, allowed: str = "file:", **options: Any) -> Any:
+        settings: dict[str, Any] = {"reduced_motion": "reduce"} | options
+        contexts.append(browser.new_context(**settings))
+        tab = contexts[-1].new_page()
+        tab.set_default_timeout(10_000)
+        tab.on("console", lambda said: complaints.append(f"console: {said.text}"))
+        tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        tab.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith((allowed, "data:", "blob:", "about:"))
+                else complaints.append(f"request: {request.url[:80]}")
+            ),
+        )
+        if not isinstance(what, str):
+            what.save(tmp_path / "page.html")
+            what = (tmp_path / "page.html").as_uri()
+        tab.goto(what)
+        if '<main class="single">' in tab.content():
+            tab.locator(".viewer").wait_for()  # it waits for the photo to be decoded
+        return tab
+
+    open_tab.complaints = complaints  # type: ignore[attr-defined]
+    yield open_tab
+    for context in contexts:
+        context.close()
+    assert complaints == []

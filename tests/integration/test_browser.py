@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, Locator, expect, sync_playwright
+from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
 from captioner.caption import END_NAME, Alternative, Caption, Region
 from captioner.visualization import Entry, PhotoCaption, attention_image, gallery, page
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed"
-)
 
 WORDS = ("a", "dog", "runs", "on", "grass")
 GRID = (3, 4)
@@ -59,52 +50,6 @@ def photo(width: int = 90, height: int = 60) -> Image.Image:
     across = np.broadcast_to(np.linspace(30, 220, width), (height, width))
     down = np.broadcast_to(np.linspace(200, 20, height)[:, None], (height, width))
     return Image.fromarray(np.stack([across, down, across[:, ::-1]], axis=2).astype(np.uint8))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None, "CI has no Chromium; .ci/run installs it"
-    with sync_playwright() as playwright:
-        # CI runs as root, for whom Chromium has no sandbox of its own.
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture
-def visit(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
-    """``visit(page or address, **context options)``: a tab that allows no word of complaint."""
-    complaints: list[str] = []
-    contexts = []
-
-    def open_tab(what: Any, allowed: str = "file:", **options: Any) -> Tab:
-        settings: dict[str, Any] = {"reduced_motion": "reduce"} | options
-        contexts.append(browser.new_context(**settings))
-        tab = contexts[-1].new_page()
-        tab.set_default_timeout(10_000)
-        tab.on("console", lambda said: complaints.append(f"console: {said.text}"))
-        tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        tab.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith((allowed, "data:", "blob:", "about:"))
-                else complaints.append(f"request: {request.url[:80]}")
-            ),
-        )
-        if not isinstance(what, str):
-            what.save(tmp_path / "page.html")
-            what = (tmp_path / "page.html").as_uri()
-        tab.goto(what)
-        if '<main class="single">' in tab.content():
-            tab.locator(".viewer").wait_for()  # it waits for the photo to be decoded
-        return tab
-
-    open_tab.complaints = complaints  # type: ignore[attr-defined]
-    yield open_tab
-    for context in contexts:
-        context.close()
-    assert complaints == []
 
 
 def word(tab: Tab, text: str) -> Locator:

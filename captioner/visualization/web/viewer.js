@@ -351,7 +351,7 @@ class CaptionViewer {
     this.details.replaceChildren(
       element("p", { class: "chosen" }, this.words(where), element("small", {}, this.place(where))),
       this.meter(several ? "probability, all of them" : "probability", Math.exp(log), "p"),
-      this.meter(several ? "gate, mean" : "gate: use of the photo", gate, "β"),
+      this.meter(several ? "gate, mean" : "gate: use of photo", gate, "β"),
     );
     const others = several ? undefined : caption.alternatives?.[where.start];
     if (others?.length) this.details.append(this.choices(others, caption.words[where.start]));
