@@ -258,12 +258,14 @@ def test_an_empty_folder_does_not_stop_the_others(tmp_path, capsys):
     assert "empty" in err
 
 
-def test_attend_replaces_none_of_several_pictures_unasked(tmp_path, capsys):
-    photo = str(sorted(ASSETS.glob("*.jpg"))[0])
-    (tmp_path / "x_2.png").write_bytes(b"mine")
-    assert main(["attend", photo, "-o", str(tmp_path / "x.png"), "--num-captions", "2"]) == USAGE
-    assert "x_2.png" in capsys.readouterr().err
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("x_2.png", b"mine")]
+def test_attend_replaces_none_of_several_pictures_unasked(folder, tmp_path, capsys):
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    (pictures / "собака_attention.png").write_bytes(b"mine")
+    assert main(["attend", str(folder), "-o", str(pictures)]) == USAGE
+    assert "собака_attention.png" in capsys.readouterr().err
+    kept = [(p.name, p.read_bytes()) for p in pictures.iterdir()]
+    assert kept == [("собака_attention.png", b"mine")]
 
 
 def test_train_leaves_a_folder_with_other_files_alone(tmp_path, capsys):

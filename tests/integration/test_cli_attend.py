@@ -1,0 +1,250 @@
+"""`captioner attend`: figures, animations, pages; what is drawn and what does not go together."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner import Caption, load, overlay
+from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.data.images import open_image
+
+
+def attend(*arguments: object) -> int:
+    return main(["attend", *map(str, arguments)])
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def data_of(path: Path) -> Any:
+    found = re.search(r'id="captioner-data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.fixture
+def photo(tiny) -> Path:
+    return tiny.photos / "1.png"
+
+
+@pytest.fixture
+def said(tiny, photo) -> Caption:
+    return load(tiny.model).caption(photo, alternatives=5)
+
+
+def same(path: Path, figure: Any) -> bool:
+    with Image.open(path) as picture:
+        return np.array_equal(np.asarray(picture.convert("RGB")), np.asarray(figure.image()))
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def test_every_option_of_a_figure_reaches_the_picture(tiny, photo, said, tmp_path) -> None:
+    """Each alone changes the picture into the one that Python draws."""
+    word = said.words[1]
+    options: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
+        "plain": ((), {}),
+        "only": (("--only", word), {"only": [word]}),
+        "places": (("--only", "1", "--only", "2-3"), {"only": ["1", "2-3"]}),
+        "max": (("--only", "2-3", "--combine", "max"), {"only": ["2-3"], "combine": "max"}),
+        "coverage": (("--coverage",), {"coverage": True}),
+        "alternatives": (("--alternatives", 3), {"alternatives": 3}),
+        "blocks": (("--blocks",), {"smooth": False}),
+        "colours": (("--colormap", "cividis"), {"colormap": "cividis"}),
+        "dark": (("--theme", "dark"), {"theme": "dark"}),
+        "columns": (("--columns", 2), {"columns": 2}),
+        "size": (("--panel-size", 20), {"panel_size": 20}),
+    }
+    for name, (given, meant) in options.items():
+        target = tmp_path / f"{name}.png"
+        assert attend(photo, "-o", target, "--model", tiny.model, *given) == OK
+        assert same(target, overlay(photo, said, **meant)), name
+    pictures = {path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(pictures) == len(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"), [("x.svg", b"<?xml"), ("x.pdf", b"%PDF"), ("x.JPG", b"\xff\xd8")]
+)
+def test_a_figure_is_what_its_name_says(name, starts, tiny, photo, tmp_path) -> None:
+    assert attend(photo, "-o", tmp_path / name, "--model", tiny.model) == OK
+
+    assert (tmp_path / name).read_bytes().startswith(starts)
+
+
+def test_several_sentences_stand_beside_each_other(tiny, photo, tmp_path, capsys) -> None:
+    words = ("--words", "a dog runs", "--words", "The man's hat.")
+
+    assert attend(photo, "-o", tmp_path / "x.png", "--model", tiny.model, *words) == OK
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in lines[::2]] == ["a dog runs", "the man's hat"]
+    model = load(tiny.model)
+    told = [model.explain(photo, text) for text in ("a dog runs", "The man's hat.")]
+    assert same(tmp_path / "x.png", overlay(photo, told))
+
+
+def test_two_models_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsys) -> None:
+    models = ("--model", tiny.model, "--compare", tiny.stranger)
+
+    assert attend(photo, "-o", tmp_path / "x.png", *models) == OK
+
+    captions = [load(folder).caption(photo) for folder in (tiny.model, tiny.stranger)]
+    labels = [str(tiny.model), str(tiny.stranger)]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        f"{photo}: {caption.text} ({label})"
+        for caption, label in zip(captions, labels, strict=True)
+    ]
+    assert same(tmp_path / "x.png", overlay(photo, captions, labels=labels))
+
+
+def test_outlines_of_what_words_name(tiny, tmp_path, capsys) -> None:
+    """Photo 1 holds a dog in its left half."""
+    photo, words = tiny.photos / "1.png", ("--words", "a dog runs")
+    common = (photo, "--model", tiny.model, *words)
+
+    assert attend(*common, "-o", tmp_path / "x.png", "--instances", tiny.instances) == OK
+
+    half = np.zeros((32, 40), dtype=np.bool_)
+    half[:, :20] = True
+    told = load(tiny.model).explain(photo, "a dog runs")
+    assert same(tmp_path / "x.png", overlay(photo, told, outlines=[{1: [half]}]))
+    assert not same(tmp_path / "x.png", overlay(photo, told))
+
+
+def test_a_photo_without_masks_is_drawn_and_named(tiny, photo, tmp_path, capsys) -> None:
+    open_image(photo).save(tmp_path / "stranger.png")
+    common = ("--model", tiny.model, "--instances", tiny.instances)
+
+    assert attend(tmp_path / "stranger.png", "-o", tmp_path / "x.png", *common) == OK
+
+    assert "stranger.png: " in only_line(capsys)
+    assert (tmp_path / "x.png").exists()
+
+
+# --- animations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x.gif", "x.webp"])
+def test_an_animation_moves(name, tiny, photo, tmp_path) -> None:
+    assert attend(photo, "-o", tmp_path / name, "--model", tiny.model, "--panel-size", 32) == OK
+
+    with Image.open(tmp_path / name) as picture:
+        assert picture.is_animated
+        assert picture.n_frames > 5
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+def test_a_page_holds_the_captions_with_alternatives(tiny, photo, said, tmp_path) -> None:
+    assert attend(photo, "-o", tmp_path / "x.html", "--model", tiny.model) == OK
+
+    (entry,) = data_of(tmp_path / "x.html")["entries"]
+    assert entry["title"] == "1.png"
+    assert entry["captions"] == [said.as_dict(attention=True)]
+
+
+def test_a_folder_becomes_a_gallery(tiny, tmp_path, capsys) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no photo")
+    given = (tiny.photos, tmp_path / "broken.png")
+
+    assert attend(*given, "-o", tmp_path / "all.html", "--model", tiny.model) == FAILED
+
+    entries = data_of(tmp_path / "all.html")["entries"]
+    printed, complaints = capsys.readouterr()
+    assert "broken.png" in complaints
+    assert [f"{e['title']}: {e['captions'][0]['text']}" for e in entries] == printed.splitlines()
+    assert len(entries) == len(list(tiny.photos.iterdir()))
+
+
+def test_a_page_shows_models_and_sentences_of_ones_own(tiny, photo, tmp_path) -> None:
+    arguments = ("--model", tiny.model, "--compare", tiny.twin, "--words", "a dog runs")
+
+    assert attend(photo, "-o", tmp_path / "x.html", *arguments, "--alternatives", 2) == OK
+
+    (entry,) = data_of(tmp_path / "x.html")["entries"]
+    assert entry["labels"] == [str(tiny.model), str(tiny.twin)]
+    assert [caption["text"] for caption in entry["captions"]] == ["a dog runs"] * 2
+    assert entry["captions"][0]["log_prob"] != entry["captions"][1]["log_prob"]
+    assert all(len(place) == 2 for place in entry["captions"][0]["alternatives"])
+
+
+def test_a_folder_of_files_of_a_kind(tiny, tmp_path) -> None:
+    target = tmp_path / "pages"
+
+    assert attend(tiny.photos, "-o", target, "--format", "html", "--model", tiny.model) == OK
+
+    names = sorted(path.name for path in target.iterdir())
+    assert names == [f"{n}_attention.html" for n in range(1, len(names) + 1)]
+    assert data_of(target / names[0])["entries"][0]["captions"][0]["alternatives"]
+
+
+def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch) -> None:
+    with photo.open("rb") as file:
+        monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))
+        assert attend("-", "-o", tmp_path / "x.html", "--model", tiny.model) == OK
+
+    (entry,) = data_of(tmp_path / "x.html")["entries"]
+    assert entry["captions"][0]["text"] == load(tiny.model).caption(photo).text
+
+
+# --- what does not go together -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "words"),
+    [
+        ("x.tiff", [], [".tiff", ".svg", ".gif", ".html"]),
+        ("x.gif", ["--only", "dog"], ["--only", ".gif"]),
+        ("x.gif", ["--alternatives", "3"], ["--alternatives", "animation"]),
+        ("x.gif", ["--num-captions", "2"], ["one caption", "2"]),
+        ("x.webp", ["--words", "a dog", "--words", "a hat"], ["one caption", "2"]),
+        ("x.html", ["--coverage"], ["--coverage", "page"]),
+        ("x.html", ["--columns", "2"], ["--columns", "page"]),
+        ("x.png", ["--combine", "max"], ["--only"]),
+        ("x.png", ["--format", "svg"], ["--format", "x.png"]),
+        ("x.png", ["--alternatives", "-1"], ["alternatives", "-1"]),
+        ("x.png", ["--only", "gryphon"], ["gryphon"]),
+        ("x.png", ["--colormap", "jet"], ["jet", "inferno"]),
+        ("x.png", ["--instances", "none.json"], ["none.json"]),
+        ("x.png", ["--theme", "blue"], ["theme", "dark"]),
+    ],
+)
+def test_contradictions_are_one_line(  # noqa: PLR0917
+    output, options, words, tiny, tmp_path, capsys
+) -> None:
+    photo = tiny.photos / "1.png"
+
+    code = attend(photo, "-o", tmp_path / output, "--model", tiny.model, *options)
+
+    assert code in (USAGE, FAILED)
+    line = only_line(capsys)
+    for text in words:
+        assert text in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_caption_of_each_compared_model(tiny, photo, tmp_path, capsys) -> None:
+    models = ("--model", tiny.model, "--compare", tiny.twin)
+
+    assert attend(photo, "-o", tmp_path / "x.png", *models, "--num-captions", 2) == USAGE
+
+    assert "--compare" in only_line(capsys)
+
+
+def test_several_photos_are_no_single_picture(tiny, tmp_path, capsys) -> None:
+    assert attend(tiny.photos, "-o", tmp_path / "x.png", "--model", tiny.model) == USAGE
+
+    assert ".html" in only_line(capsys)
