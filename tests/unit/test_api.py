@@ -16,7 +16,7 @@ from PIL import Image
 
 from captioner import load
 from captioner.api import Captioner, Photo
-from captioner.caption import Caption, Region
+from captioner.caption import END_NAME, Caption, Region
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ImageError, ModelError
@@ -166,12 +166,105 @@ def test_a_sentence_that_cannot_be_explained_says_why(
     assert "vocabulary" in str(caught.value)
 
 
+# --- What could have been said ---
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_alternatives_are_what_the_words_instead_would_have_got(photos: list[Path], count: int):
+    """The oracle: say the sentence with the other word in that place."""
+    model = together(*[stored(seed=80 + n) for n in range(count)])
+
+    told = model.explain(photos[0], "a dog runs", alternatives=20)
+
+    assert [len(place) for place in told.alternatives] == [len(WORDS) + 1] * 3  # all, and the end
+    for place, others in enumerate(told.alternatives):
+        assert [o.log_prob for o in others] == sorted((o.log_prob for o in others), reverse=True)
+        assert {other.word for other in others} == {*WORDS, END_NAME}
+        for other in others:
+            words = ["a", "dog", "runs"][:place] + ([other.word] * (other.word != END_NAME))
+            if other.word == END_NAME and words:
+                cut = model.explain(photos[0], " ".join(words))
+                end = cut.log_prob - float(cut.log_probs.sum())
+                assert other.log_prob == pytest.approx(end, abs=1e-4)
+            elif words:
+                said = model.explain(photos[0], " ".join(words)).log_probs[place]
+                assert other.log_prob == pytest.approx(float(said), abs=1e-4)
+
+
+def test_a_greedy_caption_says_the_first_alternative_at_every_place(
+    captioner: Captioner, photos: list[Path]
+):
+    asked = {"beam_size": 1, "alternatives": 3}
+    for photo in photos:
+        caption = captioner.caption(photo, **asked)
+        assert [place[0].word for place in caption.alternatives] == list(caption.words)
+        firsts = [place[0].log_prob for place in caption.alternatives]
+        np.testing.assert_allclose(firsts, caption.log_probs, atol=1e-4)
+        assert {len(place) for place in caption.alternatives} == {3}
+
+
+def test_every_caption_of_a_batch_has_its_own_alternatives(
+    captioner: Captioner, photos: list[Path]
+):
+    options = captioner.options(num_captions=3)
+    prepared = [captioner.prepare(photo) for photo in photos]
+
+    together_ = captioner.caption_batch(prepared, options, alternatives=2)
+
+    for photo, captions in zip(photos, together_, strict=True):
+        alone = captioner.captions(photo, num_captions=3, alternatives=2)
+        for one, two in zip(captions, alone, strict=True):
+            assert_same(one, two)
+            assert len(one.alternatives) == len(one.words)
+            for ours, theirs in zip(one.alternatives, two.alternatives, strict=True):
+                assert [o.word for o in ours] == [o.word for o in theirs]
+                assert [o.log_prob for o in ours] == pytest.approx([o.log_prob for o in theirs])
+
+
+def test_alternatives_are_told_where_they_are_asked_for(captioner: Captioner, photos: list[Path]):
+    assert captioner.caption(photos[0]).alternatives == ()
+    assert all(
+        len(caption.alternatives) == len(caption.words)
+        for result in captioner.stream(photos, alternatives=1)
+        for caption in result.captions
+    )
+    with pytest.raises(ConfigError, match="alternatives is -1; give 0"):
+        captioner.caption(photos[0], alternatives=-1)
+
+
+def test_sentences_of_several_photos_are_explained_together(
+    captioner: Captioner, photos: list[Path]
+):
+    texts = ["a", "a dog runs on grass", "red cat"]
+    prepared = [captioner.prepare(photo) for photo in photos[:3]]
+
+    told = captioner.explain_batch(prepared, [captioner.known_words(text) for text in texts])
+
+    for photo, text, caption in zip(photos, texts, told, strict=False):
+        assert_same(caption, captioner.explain(photo, text))
+
+
+def test_a_caption_keeps_a_small_copy_of_its_photo(captioner: Captioner, tmp_path: Path):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (900, 300), "blue").save(tmp_path / "x.jpg", exif=turned)
+
+    for caption in (
+        captioner.caption(tmp_path / "x.jpg"),
+        captioner.explain(tmp_path / "x.jpg", "a"),
+    ):
+        with Image.open(io.BytesIO(caption.photo)) as kept:
+            assert kept.size == (213, 640)
+        assert "iframe" in caption._repr_html_()
+
+
 def test_a_model_with_nothing_to_say(photos: list[Path]):
     captioner = build()
     with torch.no_grad():
         captioner.model.decoder.word_output.bias[END] = 99
     caption = captioner.caption(photos[0])
     assert (caption.words, caption.text) == ((), "")
+    assert captioner.caption(photos[0], alternatives=2).alternatives == ()
     assert caption.alphas.shape == (0, 2, 2)
     assert caption.log_prob == pytest.approx(0, abs=1e-5)
 
