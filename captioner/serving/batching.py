@@ -134,11 +134,15 @@ class Batcher:
             self._waiting.pop(job, None)
 
     def _work(self) -> None:
+        jobs: list[_Job] = []
         try:
             while jobs := self._take():
                 self._run(jobs)
-        finally:
-            self.close()  # whatever ended it: nobody waits for a thread that is gone
+        finally:  # whatever ended it: nobody waits for a thread that is gone
+            self.close()
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(ClosedError())
 
     def _take(self) -> list[_Job]:
         """The next batch; empty when closed."""

@@ -1,0 +1,207 @@
+"""A model that says what colour a photo has, and a client that sends as slowly as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+from PIL import Image
+
+from captioner.api import Prepared
+from captioner.caption import Alternative, Caption, Region
+from captioner.config import SearchOptions
+from captioner.errors import ConfigError
+
+BAD = (255, 0, 0)
+"""A photo of this colour makes its whole batch fail."""
+OWN = SearchOptions(beam_size=2, max_length=6)
+
+
+class ColourModel:
+    """Captions a photo with its colour; keeps what it was given; can be held up."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        """The colours of every batch that was begun."""
+        self.entered = threading.Semaphore(0)
+        """Released when a batch begins."""
+        self.gate = threading.Event()
+        """Closed: batches wait."""
+        self.gate.set()
+        self.broken: Exception | None = None
+        """What a photo of the bad colour raises."""
+
+    def options(self, **changes: Any) -> SearchOptions:
+        return OWN.changed(**changes)
+
+    def known_words(self, text: str) -> list[str]:
+        if "zebra" in text or not text:
+            raise ConfigError(f"{text!r}: the model does not know zebra")
+        return text.split()
+
+    def prepare(self, photo: Image.Image) -> Prepared:
+        return Prepared((np.asarray(photo.resize((1, 1)), dtype=np.uint8),), Region())
+
+    def caption_batch(self, photos, options, *, alternatives=0) -> list[list[Caption]]:
+        colours = self._begin(photos)
+        return [
+            [
+                _caption((colour, str(options.beam_size), str(place)), alternatives)
+                for place in range(options.num_captions)
+            ]
+            for colour in colours
+        ]
+
+    def explain_batch(self, photos, sentences, *, alternatives=0) -> list[Caption]:
+        colours = self._begin(photos)
+        return [
+            _caption((colour, *words), alternatives)
+            for colour, words in zip(colours, sentences, strict=True)
+        ]
+
+    def _begin(self, photos) -> list[str]:
+        colours = [name(photo.pixels[0][0, 0]) for photo in photos]
+        self.batches.append(colours)
+        self.entered.release()
+        assert self.gate.wait(30)
+        if name(BAD) in colours and self.broken is not None:
+            raise self.broken
+        return colours
+
+
+def name(colour) -> str:
+    return "-".join(str(int(value)) for value in colour)
+
+
+def _caption(words: tuple[str, ...], alternatives: int) -> Caption:
+    length = len(words)
+    others = tuple(Alternative(f"other{n}", -float(n)) for n in range(alternatives))
+    return Caption(
+        words=words,
+        log_probs=np.full(length, -0.5, dtype=np.float32),
+        alphas=np.full((length, 2, 2), 0.25, dtype=np.float32),
+        gates=np.ones(length, dtype=np.float32),
+        log_prob=-0.5 * length,
+        alternatives=(others,) * length if alternatives else (),
+    )
+
+
+def png(colour=(1, 2, 3), size=(6, 4)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+class Exchange:
+    """One request, sent part by part, and its answer."""
+
+    def __init__(self, app, method: str, path: str, query: dict[str, Any], headers) -> None:
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._sent: list[dict[str, Any]] = []
+        self.read = 0
+        """Body parts that the server took."""
+        every = {"host": "localhost"} | headers
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "query_string": urlencode(query, doseq=True).encode(),
+            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in every.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8000),
+            "state": {},
+        }
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._keep))
+
+    async def _receive(self) -> dict[str, Any]:
+        message = await self._messages.get()
+        self.read += 1
+        return message
+
+    async def _keep(self, message: dict[str, Any]) -> None:
+        self._sent.append(message)
+
+    def send(self, part: bytes, more: bool = False) -> Exchange:
+        self._messages.put_nowait({"type": "http.request", "body": part, "more_body": more})
+        return self
+
+    def leave(self) -> None:
+        self._messages.put_nowait({"type": "http.disconnect"})
+
+    async def answer(self) -> Answer:
+        await asyncio.wait_for(self.task, 30)
+        return Answer(self._sent)
+
+
+class Answer:
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self.status = messages[0]["status"]
+        self.headers = {k.decode().lower(): v.decode() for k, v in messages[0]["headers"]}
+        self.body = b"".join(message.get("body", b"") for message in messages[1:])
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        assert list(self.json) == ["error"]
+        line = self.json["error"]
+        assert "\n" not in line
+        return line
+
+    @property
+    def texts(self) -> list[str]:
+        assert self.status == 200, self.body
+        return [caption["text"] for caption in self.json["captions"]]
+
+
+class Server:
+    """An application at work, inside of an event loop."""
+
+    def __init__(self, app, model) -> None:
+        self.app = app
+        self.model = model
+        self.service = app.state.service
+
+    def open(self, path="/v1/captions", *, method="POST", headers=None, **query) -> Exchange:
+        return Exchange(self.app, method, path, query, headers or {})
+
+    def post(self, body: bytes, *, headers=None, **query) -> Exchange:
+        return self.open(headers=headers, **query).send(body)
+
+    async def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        return await self.open(path, method=method, headers=headers).send(b"").answer()
+
+    async def hold(self) -> Exchange:
+        """Let the model begin a photo and not finish it."""
+        self.model.gate.clear()
+        exchange = self.post(png((0, 0, 0)))
+        assert await asyncio.to_thread(self.model.entered.acquire, timeout=30)
+        return exchange
+
+    async def metric(self, line: str) -> float:
+        """The value of one line of /metrics; 0 where it is not there yet."""
+        text = (await self.get("/metrics")).body.decode()
+        values = [one.rsplit(" ", 1)[1] for one in text.splitlines() if one.startswith(line + " ")]
+        return float(values[0]) if values else 0.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the others go on until something is so."""
+    for _ in range(30_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came to be so")

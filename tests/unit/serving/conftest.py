@@ -1,0 +1,42 @@
+"""An application at work, with a model that says what colour a photo has."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from colour_server import ColourModel, Server
+
+from captioner.serving.app import create_app
+from captioner.serving.limits import Limits
+
+
+@pytest.fixture
+def model() -> ColourModel:
+    return ColourModel()
+
+
+@pytest.fixture
+def serve(model):
+    """``serve(test, **limits)``: runs ``await test(server)`` against an application at work."""
+
+    def run(test: Callable[[Server], Awaitable[None]], *, batch_size=8, of=model, **limits) -> None:
+        @asynccontextmanager
+        async def working(app):
+            async with app.router.lifespan_context(app):
+                try:
+                    yield Server(app, of)
+                finally:
+                    getattr(of, "gate", threading.Event()).set()  # or the end would wait for it
+
+        async def main() -> None:
+            app = create_app(of, Limits(**limits), batch_size=batch_size)
+            async with working(app) as server:
+                await test(server)
+
+        asyncio.run(main())
+
+    return run
