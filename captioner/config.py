@@ -41,6 +41,10 @@ class DataConfig:
     """A word enters the vocabulary when the training captions hold it this many times."""
     horizontal_flip: bool = False
     """Mirror half of the training photos. Leave off where captions say left and right."""
+    min_crop: float = 1.0
+    """Training photos are cropped at random to at least this share of their area; 1: not."""
+    color_jitter: float = 0.0
+    """Brightness, contrast and saturation of training photos vary by this share either way."""
     workers: int = 1
     """Processes that read photos; 0 reads them in the main process."""
     features: str | None = None
@@ -66,6 +70,16 @@ class DataConfig:
         _require(
             self.bucket_batches >= 1,
             f"data.bucket_batches is {self.bucket_batches}; give 1 (none) or more",
+        )
+        _require(0 < self.min_crop <= 1, f"data.min_crop is {self.min_crop}; give above 0, up to 1")
+        _require(
+            0 <= self.color_jitter < 1,
+            f"data.color_jitter is {self.color_jitter}; give 0 up to below 1",
+        )
+        _require(
+            not (self.features and (self.min_crop < 1 or self.color_jitter)),
+            "data.features holds what the encoder gave of photos as they are; leave out "
+            "data.min_crop and data.color_jitter, or the features",
         )
         _require(
             not (self.features and self.shards),

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
+from captioner.data.variation import Variation
 from captioner.errors import CaptionerError, ImageError
 from captioner.vocabulary import END, PAD, START
 
@@ -85,8 +86,11 @@ def choose(
     return captions, horizontal_flip and chance.random() < 0.5
 
 
+AS_THEY_ARE = Variation()
+
+
 class CaptionDataset(Dataset[Item]):
-    """Photos with their captions; ``epoch`` chooses captions and mirroring."""
+    """Photos with their captions; ``epoch`` chooses captions, mirroring and variation."""
 
     def __init__(
         self,
@@ -95,12 +99,14 @@ class CaptionDataset(Dataset[Item]):
         *,
         max_captions: int,
         horizontal_flip: bool = False,
+        variation: Variation = AS_THEY_ARE,
         seed: int = 0,
     ) -> None:
         self.items = items
         self.preprocessing = preprocessing
         self.max_captions = max_captions
         self.horizontal_flip = horizontal_flip
+        self.variation = variation
         self.seed = seed
 
     def __len__(self) -> int:
@@ -122,8 +128,10 @@ class CaptionDataset(Dataset[Item]):
         except ImageError as error:  # one broken photo among thousands: named, and left out
             warn_of(error)
             image, captions = Image.new("RGB", (32, 32)), []
+        image_id = photo.image.image_id
+        image = self.variation.varied(image, seed=self.seed, epoch=epoch, image_id=image_id)
         return Item(
-            photo.image.image_id,
+            image_id,
             photo_tensor(self.preprocessing, image, mirrored),
             captions if epoch >= 0 else [],
         )

@@ -22,6 +22,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset, get_worker_info
 
 from captioner.data.batches import (
+    AS_THEY_ARE,
     Batch,
     EncodedImage,
     Item,
@@ -34,6 +35,7 @@ from captioner.data.batches import (
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shards import Manifest, Shard, ShardPhoto, read_shard
+from captioner.data.variation import Variation
 from captioner.errors import ConfigError, DataError, ImageError
 
 
@@ -56,6 +58,7 @@ class ShardStream(IterableDataset[list[Item]]):
         batch_size: int,
         max_captions: int,
         horizontal_flip: bool = False,
+        variation: Variation = AS_THEY_ARE,
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
@@ -71,6 +74,7 @@ class ShardStream(IterableDataset[list[Item]]):
             batch_size: Photos in one step, over all processes.
             max_captions: Captions of one photo in one step; of more, some are drawn.
             horizontal_flip: Mirror half of the photos.
+            variation: How else they vary.
             seed: Of every choice.
             rank: Number of this process.
             world: Processes that train together.
@@ -97,6 +101,7 @@ class ShardStream(IterableDataset[list[Item]]):
             )
         self.manifest, self.items, self.preprocessing = manifest, items, preprocessing
         self.max_captions, self.horizontal_flip, self.seed = max_captions, horizontal_flip, seed
+        self.variation = variation
         self.batch_size, self.rank, self.world = batch_size, rank, world
         self.workers, self.buffer = workers, buffer
         self.epoch, self.start = 0, 0
@@ -194,6 +199,8 @@ class ShardStream(IterableDataset[list[Item]]):
         except ImageError as error:
             warn_of(error)
             return self._nothing()
+        place = {"seed": self.seed, "epoch": self.epoch, "image_id": photo.image_id}
+        image = self.variation.varied(image, **place)
         return Item(photo.image_id, photo_tensor(self.preprocessing, image, mirrored), captions)
 
     def _nothing(self) -> Item:

@@ -460,6 +460,8 @@ def _what_must_agree(config: TrainConfig, world: int) -> dict[str, Any]:
         "data.max_captions": data.max_captions,
         "data.max_words": data.max_words,
         "data.horizontal_flip": data.horizontal_flip,
+        "data.min_crop": data.min_crop,
+        "data.color_jitter": data.color_jitter,
         "data.bucket_batches": data.bucket_batches,
         "shards": "none",
     }

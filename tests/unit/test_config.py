@@ -32,6 +32,8 @@ BAD = [
     (DataConfig, "vocabulary_threshold", [0, -3], "data.vocabulary_threshold", "1 or more"),
     (DataConfig, "workers", [-1], "data.workers", "0 or more"),
     (DataConfig, "bucket_batches", [0, -1], "data.bucket_batches", "1 (none) or more"),
+    (DataConfig, "min_crop", [0.0, 1.1], "data.min_crop", "above 0, up to 1"),
+    (DataConfig, "color_jitter", [-0.1, 1.0], "data.color_jitter", "0 up to below 1"),
     (EncoderConfig, "image_size", [0, 31], "encoder.image_size", "32 or more"),
     (EncoderConfig, "mean", [[], [0.5], [0.1] * 4], "encoder.mean", "3, one a colour channel"),
     (EncoderConfig, "std", [[], [0.5], [0.1] * 4], "encoder.std", "3, one a colour channel"),

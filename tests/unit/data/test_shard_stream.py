@@ -22,9 +22,11 @@ from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 
 from captioner.data.batches import EncodedImage, Item
 from captioner.data.coco import CaptionedImage
+from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import Manifest, read_manifest, write_shards
+from captioner.data.variation import Variation
 from captioner.errors import ConfigError, DataError
 
 
@@ -256,6 +258,20 @@ def test_choices_are_a_function_of_seed_epoch_and_photo(make: Make):
     assert halves[0] | halves[1] == first
     assert brought(make, epoch=1) != first
     assert brought(make, seed=1) != first
+
+
+def test_photos_from_shards_vary_as_photos_do(make: Make, images: list[CaptionedImage]):
+    variation = Variation(0.5, 0.3)
+    by_id = {one.image_id: one for one in images}
+    changed = 0
+    for batch in make(epoch=2, variation=variation):
+        for number, pixels, _ in batch:
+            plain = open_image(by_id[number].path)
+            image = variation.varied(plain, seed=0, epoch=2, image_id=number)
+            expected = Preprocessing(8, resize="squash").pixels(image)
+            assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
+            changed += image.tobytes() != plain.tobytes()
+    assert changed > PHOTOS // 2
 
 
 def test_half_are_mirrored_and_captions_are_drawn(make: Make):

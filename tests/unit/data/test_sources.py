@@ -246,6 +246,25 @@ def test_the_config_says_where_batches_come_from(photos: list[EncodedImage]) -> 
         assert_same(one._replace(images=encode(one.images)), other)
 
 
+def test_photos_vary_as_the_config_says(photos: list[EncodedImage]) -> None:
+    plain = TrainConfig(data=DataConfig(workers=0), training=TrainingConfig(batch_size=3))
+    varied = TrainConfig(
+        data=DataConfig(workers=0, min_crop=0.5, color_jitter=0.2),
+        training=TrainingConfig(batch_size=3),
+    )
+
+    usual, one, again = (
+        list(open_source(config, photos, SEEN, None).batches(0, 0))
+        for config in (plain, varied, varied)
+    )
+
+    for batch, other, same in zip(usual, one, again, strict=True):
+        assert_same(other, same)
+        assert batch.image_ids == other.image_ids
+        assert torch.equal(batch.tokens, other.tokens)
+        assert not any(map(torch.equal, batch.images, other.images))
+
+
 @pytest.mark.parametrize(("count", "bucket"), [(7, 1), (8, 1), (16, 2), (800, 64)])
 def test_a_bucket_is_a_quarter_of_the_epoch_at_most(
     photos: list[EncodedImage], count: int, bucket: int

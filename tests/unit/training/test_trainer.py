@@ -127,6 +127,7 @@ AVERAGED = {
     "training": {"ema_decay": 0.5, "label_smoothing": 0.1},
     "data": {"horizontal_flip": True},
 }
+VARIED = {"data": {"min_crop": 0.5, "color_jitter": 0.3}}
 DRAWN = {"training": {"objective": "self_critical"}, "self_critical": {"max_length": 6}}
 FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "layer4"}}
 
@@ -138,6 +139,7 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
         pytest.param({}, [5], id="in the middle of the second epoch"),
         pytest.param({}, [3], id="after the last step of the first epoch"),
         pytest.param(AVERAGED, [4], id="averaged and mirrored"),
+        pytest.param(VARIED, [3], id="cropped and in other colours"),
         pytest.param(FINE_TUNED, [4], id="fine-tuned"),
         pytest.param({"data": {"workers": 1}}, [4], id="photos read ahead"),
         pytest.param(AVERAGED, [2, 4], id="twice"),
@@ -465,6 +467,8 @@ def test_another_order_of_photos_is_refused_on_the_way(configure: Any, tmp_path:
         ({"data": {"bucket_batches": 1}}, "data.bucket_batches 64, now it is 1"),
         ({"training": {"seed": 1}}, "training.seed 0, now it is 1"),
         ({"data": {"horizontal_flip": True}}, "data.horizontal_flip False, now it is True"),
+        ({"data": {"min_crop": 0.5}}, r"data.min_crop 1\.0, now it is 0\.5"),
+        ({"data": {"color_jitter": 0.5}}, r"data.color_jitter 0\.0, now it is 0\.5"),
     ):
         with pytest.raises(CheckpointError, match=told):
             train(configure(**changes), tmp_path, resume=True)
