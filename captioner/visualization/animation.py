@@ -420,11 +420,11 @@ def _placed(words: Sequence[str], size: int, width: int) -> list[tuple[float, in
     """Every word's left edge, line and spelling, as the whole sentence wraps."""
     placed: list[tuple[float, int, str]] = []
     end, line = 0.0, 0
-    space = lettering.drawn_width(" ", size)
+    space = round(1.2 * lettering.drawn_width(" ", size))
     for place in range(len(words)):
         before, after = join_words(list(words[:place])), join_words(list(words[: place + 1]))
         added = after[len(before) :]
-        gap = space if added.startswith(" ") and before else 0.0
+        gap = float(space) if added.startswith(" ") and before else 0.0
         word = lettering.cut(lettering.printable(added.strip()), size, width)
         wide = lettering.drawn_width(lettering.drawable(word), size)
         if end and end + gap + wide > width:

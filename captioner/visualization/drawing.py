@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Align = Literal["left", "right", "center"]
 
 _MAX_SIDE = 65_500  # pixels; the renderer counts with 16 bits
-_OUTLINE = ((3.0, "#000000"), (1.3, "#ffffff"))  # width in hairlines: dark edges, light middle
+_OUTLINE = ((3.6, "#000000"), (1.6, "#ffffff"))  # width in hairlines: dark edges, light middle
 
 # Whatever the reader's matplotlibrc says, a picture is the same.
 _SETTINGS: Any = {

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 _SHAPE = 1.5  # width / height that a page aims at
 _MAX_COLUMNS = 8  # of the page, where the caller does not say
 _MIN_TEXT, _MIN_CELL, _MIN_CELL_NOTED = 14, 160, 250  # pixels
-_READABLE = 0.0125  # text size / page width: 6.3 points on a width of 7 inches
+_PAPER, _PRINT = 7 * 72, 5.2  # points: the width of two columns, the smallest letters there
+_READABLE = 0.0135  # text size / page width: 6.8 points on a width of 7 inches
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,18 @@ class Page:
             widest = max(1, min(most, _MAX_COLUMNS // across))
             for n in [columns] if columns else range(1, widest + 1):
                 fitting = max(0.06 * math.sqrt(math.prod(panel)), _READABLE * cell * n * across)
-                text = max(_MIN_TEXT, round(min(fitting, 0.085 * cell)))
+                text = max(_MIN_TEXT, round(min(fitting, 0.092 * cell)))
                 pages.append(cls(panel, tuple(counts), across, n, alternatives, cell, text))
         return min(pages, key=lambda page: page.unshapely())
 
     def unshapely(self) -> float:
-        """How far the page is from a good shape, and how ragged its last rows."""
+        """How far the page is from a good shape, and how ragged its last rows, how small in print."""
         rows = [self.rows(band) for band in self.bands]
         height = sum(r * (self.cell_height + self.gap) + 4 * self.text for r in rows)
         places = sum(rows) * self.columns * self.across
         empty = (places - sum(self.counts)) / (self.columns * self.across)
-        return abs(math.log(self.width / (height + 4 * self.text) / _SHAPE)) + 0.8 * empty
+        shape = abs(math.log(self.width / (height + 4 * self.text) / _SHAPE))
+        return shape + 0.8 * empty + 0.5 * max(0.0, _PRINT - _PAPER * self.small / self.width)
 
     @property
     def bands(self) -> list[range]:

@@ -86,31 +86,31 @@ class Sheet:
         page = self.page
         headers = [self._header(self.blocks[block]) for block in band]
         y = top + max(height for _, height in headers) + page.gap
+        rows = []
         for row in range(page.rows(band)):
-            y += page.gap if row else 0
-            y += max(self._row(self.blocks[block], row, self._left(block), y) for block in band)
+            rows.append(y)
+            shown = [panel for block in band for panel in self._row(block, row)]
+            y += page.cell_height + page.gap
+            y -= 0 if any(panel.alternatives for panel in shown) else page.below
+        bottom = y - page.gap
+        # Block after block: that is the order in which a voice reads it.
         for block, (lines, _) in zip(band, headers, strict=True):
-            left = self._left(block)
+            left = page.margin + block % page.across * (page.block_width + page.block_gap)
             if block > band.start:
                 middle, half = left - page.block_gap // 2, max(1, round(0.03 * page.text))
-                self._box(middle - half, top, middle + half, y, self.colours.track)
+                self._box(middle - half, top, middle + half, bottom, self.colours.track)
             for text, baseline, size, colour, bold in lines:
                 self._text(left, top + baseline, text, size, colour, bold=bold)
-        return y
+            for row, upper in enumerate(rows):
+                for column, panel in enumerate(self._row(block, row)):
+                    x = left + column * (page.cell_width + page.gap)
+                    self._cell(self.blocks[block].caption, panel, x, upper)
+        return bottom
 
-    def _left(self, block: int) -> int:
-        """Where a block begins."""
-        page = self.page
-        return page.margin + block % page.across * (page.block_width + page.block_gap)
-
-    def _row(self, block: Block, row: int, left: int, y: int) -> int:
-        """A row of a block's panels; returns its height."""
-        page = self.page
-        panels = block.panels[row * page.columns : (row + 1) * page.columns]
-        for column, panel in enumerate(panels):
-            self._cell(block.caption, panel, left + column * (page.cell_width + page.gap), y)
-        told = any(panel.alternatives for panel in panels)
-        return page.cell_height - (0 if told else page.below)
+    def _row(self, block: int, row: int) -> list[Panel]:
+        """The panels of a block's row."""
+        columns = self.page.columns
+        return self.blocks[block].panels[row * columns : (row + 1) * columns]
 
     def _header(self, block: Block) -> tuple[list[tuple[str, int, int, str, bool]], int]:
         """Label and sentence over the width of a block: lines, and their height."""
@@ -171,7 +171,7 @@ class Sheet:
         self._text(x, word_line, word, round(size, 1), colours.ink, bold=True)
 
         gate = float(np.mean([float(caption.gates[place]) for place in panel.places]))
-        start, length = x + round(0.9 * text), round(2.6 * text)
+        start, length = x + round(0.9 * text), round(2.3 * text)
         upper = number_line - round(0.46 * text)
         lower = max(number_line - round(0.14 * text), upper + 2)
         self._text(x, number_line, "β", small, colours.quiet)
