@@ -117,11 +117,7 @@ class Drawing:
     items: list[Item] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if max(self.width, self.height) > _MAX_SIDE:
-            raise ConfigError(
-                f"the figure would have {self.width} x {self.height} pixels; give a smaller "
-                f"panel_size (one side can have {_MAX_SIDE})"
-            )
+        check_size(self.width, self.height)
 
     def image(self) -> Image.Image:
         """The drawing as an RGB picture."""
@@ -185,6 +181,15 @@ class Drawing:
             for artist in _artists(figure, self.height, item):
                 artist.set_zorder(order)
         return figure
+
+
+def check_size(width: int, height: int) -> None:
+    """Refuse a page that is too large to draw."""
+    if max(width, height) > _MAX_SIDE:
+        raise ConfigError(
+            f"the figure would have {width} x {height} pixels; give a smaller panel_size (one "
+            f"side can have {_MAX_SIDE})"
+        )
 
 
 def contour(mask: NDArray[np.bool_]) -> list[NDArray[np.float64]]:

@@ -19,7 +19,7 @@ from captioner.caption import Caption
 from captioner.data.images import open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
-from captioner.visualization.drawing import Drawing
+from captioner.visualization.drawing import Drawing, check_size
 from captioner.visualization.heatmap import check_colormap, fit_photo
 from captioner.visualization.layout import Page
 from captioner.visualization.maps import Combine, combined, coverage, find
@@ -167,6 +167,7 @@ def overlay(
         alternatives=alternatives,
         noted=any(panel.note for block in blocks for panel in block.panels),
     )
+    check_size(page.width, page.least_height)  # before the panels are drawn
     return Figure(Sheet(page, blocks, shown, Look(colours, smooth, colormap)).drawing())
 
 

@@ -76,7 +76,7 @@ class Page:
         return min(pages, key=lambda page: page.unshapely())
 
     def unshapely(self) -> float:
-        """How far the page is from a good shape, and how ragged its last rows, how small in print."""
+        """How far the page is from a good shape, how ragged its last rows, how small in print."""
         rows = [self.rows(band) for band in self.bands]
         height = sum(r * (self.cell_height + self.gap) + 4 * self.text for r in rows)
         places = sum(rows) * self.columns * self.across
@@ -93,6 +93,11 @@ class Page:
     def rows(self, band: range) -> int:
         """Rows of panels of the blocks of a band."""
         return max(math.ceil(self.counts[block] / self.columns) for block in band)
+
+    @property
+    def least_height(self) -> int:
+        """Height of the panels, without headers and legend."""
+        return sum(self.rows(band) for band in self.bands) * (self.title + self.panel[1])
 
     @property
     def small(self) -> int:

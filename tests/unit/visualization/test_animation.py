@@ -278,9 +278,9 @@ def test_mp4_plays_in_a_browser(tmp_path: Path) -> None:
         assert difference.mean() < 6
 
 
-@pytest.mark.parametrize("size", [(1, 1), (151, 61), (30, 400), (400, 30)])
+@pytest.mark.parametrize("size", [(1, 1), (401, 30), (31, 401), (400, 31)])
 def test_sizes_are_even_for_every_photo(size: tuple[int, int]) -> None:
-    animation = animate(noisy(size), make_caption(["a", "dog"], (3, 4)), panel_size=101)
+    animation = animate(noisy(size), make_caption(["a", "dog"], (3, 4)), panel_size=0)
     assert [side % 2 for side in animation.size] == [0, 0]
     assert next(animation.frames()).size == animation.size
 

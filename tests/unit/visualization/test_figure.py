@@ -607,11 +607,11 @@ def test_text_stays_readable_on_the_width_of_a_paper() -> None:
         assert 7 * 72 * smallest / figure.size[0] >= 4.8  # points, on 7 inches
 
 
-def test_a_page_too_large_to_draw_is_one_line() -> None:
-    with pytest.raises(
-        ConfigError, match=r"the figure would have \d+ x \d+ pixels; give a smaller"
-    ):
-        overlay(flat((12000, 2)), make_caption(["a"] * 5), panel_size=0, columns=6)
+@pytest.mark.parametrize("size", [(12000, 2), (2, 12000)])
+def test_a_page_too_large_to_draw_is_one_line(size: tuple[int, int]) -> None:
+    columns = 6 if size[0] > size[1] else 1
+    with pytest.raises(ConfigError, match=r"would have \d+ x \d+ pixels; give a smaller panel"):
+        overlay(flat(size), make_caption(["a"] * 5), panel_size=0, columns=columns)
 
 
 def test_empty_caption_is_the_photo_and_a_note() -> None:
