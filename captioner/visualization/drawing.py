@@ -51,6 +51,8 @@ _SETTINGS: Any = {
     "pdf.use14corefonts": False,
     "pdf.inheritcolor": False,
 }
+# Always in an SVG's font: most figures then share one part of it, which takes a while to cut out.
+_USUAL = "".join(chr(code) for code in range(32, 127)) + "βé×·–−…▸⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
 _LOCK = threading.Lock()  # matplotlib's settings belong to the process
 
 
@@ -163,11 +165,11 @@ class Drawing:
         faces = ""
         for bold in (False, True):
             texts = [i.text for i in self.items if isinstance(i, Text) and i.bold == bold]
-            if letters := "".join(sorted(set(printable("".join(texts))))):
-                faces += (
-                    f"@font-face{{font-family:'{FAMILY}';font-weight:{700 if bold else 400};"
-                    f"src:url(data:font/woff;base64,{_font_part(letters, bold)})}}"
-                )
+            letters = "".join(sorted({*_USUAL, *printable("".join(texts))}))
+            faces += (
+                f"@font-face{{font-family:'{FAMILY}';font-weight:{700 if bold else 400};"
+                f"src:url(data:font/woff;base64,{_font_part(letters, bold)})}}"
+            )
         return faces
 
     def _figure(self) -> MatplotlibFigure:
