@@ -22,6 +22,7 @@ _HOMES = {
     "CheckpointError": "captioner.errors",
     "ConfigError": "captioner.errors",
     "DataError": "captioner.errors",
+    "Entry": "captioner.visualization",
     "ImageError": "captioner.errors",
     "ModelError": "captioner.errors",
     "Region": "captioner.caption",
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "Entry",
     "ImageError",
     "ModelError",
     "Region",
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
         ModelError,
     )
     from captioner.tokenizer import tokenize
-    from captioner.visualization import animate, gallery, overlay, page
+    from captioner.visualization import Entry, animate, gallery, overlay, page
 
 
 def __getattr__(name: str) -> object:

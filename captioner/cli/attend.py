@@ -361,7 +361,7 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
 
     def animation(one: _Shown, outlines: Any) -> _Savable:
         del outlines
-        from captioner.visualization.animation import animate
+        from captioner.visualization import animate
 
         return animate(one.photo, one.captions[0], **look)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioner.cli import attend, caption, evaluate, prepare, train
+from captioner.cli import attend, caption, evaluate, prepare, serve, train
 from captioner.config import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
@@ -44,6 +44,7 @@ def test_commands_are_understood(page, monkeypatch) -> None:
         "attend": lambda arguments: attend.parser().parse(arguments),
         "caption": lambda arguments: caption.parser().parse(arguments),
         "evaluate": lambda arguments: evaluate.parser().parse(arguments),
+        "serve": lambda arguments: serve.parser().parse(arguments),
         "prepare": lambda arguments: prepare.parser(arguments[0]).parse(arguments[1:]),
     }
     assert lines
