@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 Precision = Literal["auto", "fp32", "bf16"]
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(*, threads: bool = False) -> None:
     """Let the C library keep what is freed, for the next step that needs as much.
 
     glibc asks the system for every block of some megabytes anew, and the system clears each page
     as it is first touched, which takes as long as many a product. The setting is the whole
     process's, so programs make it and libraries do not; the command line does.
     Another C library, or a user's own ``MALLOC_...`` settings, are left alone.
+
+    Args:
+        threads: Threads that are started from now on share the main one's heap. Else each has one
+            of its own, which asks the system for every large block whatever the settings say: for
+            programs whose model runs in a thread.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
-    mmap_max, trim_threshold = -4, -1  # malloc.h: M_MMAP_MAX, M_TRIM_THRESHOLD
+    mmap_max, trim_threshold, arena_max = -4, -1, -8  # malloc.h: M_MMAP_MAX and so on
     with suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
+        if threads:
+            libc.mallopt(arena_max, 1)
 
 
 def pick_device(name: str = "auto") -> torch.device:

@@ -17,6 +17,7 @@ from docstring_parser import parse_from_object
 from captioner.cli.main import OK
 from captioner.cli.options import Parser, add_model_options, new_parser
 from captioner.errors import CaptionerError, ConfigError
+from captioner.hardware import keep_freed_memory
 from captioner.serving.limits import Limits
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"port is {options.port}; give 1 to 65535, or 0 for a free one")
+    keep_freed_memory(threads=True)  # the model works in one
     limits = Limits(**{field.name: options[field.name] for field in dataclasses.fields(Limits)})
     with closing(_listen(options.host, options.port)) as listener:  # before the model is loaded
         from PIL import Image

@@ -85,26 +85,33 @@ def test_devices_that_are_not_there_are_named(name: str):
 # --- memory --------------------------------------------------------------------------------------
 
 FAULTS = """
-import resource
+import resource, threading
 from captioner.hardware import keep_freed_memory
 import numpy as np
 if {keep}:
-    keep_freed_memory()
+    keep_freed_memory(threads={threads})
 def fill():
-    np.ones(50_000_000, dtype=np.uint8)
-fill()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(4):
+    np.ones(100_000_000, dtype=np.uint8)
+def work():
     fill()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        fill()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+if {threads}:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+else:
+    work()
 """
 
 
-def faults(keep: bool, **environment: str) -> int:
+def faults(keep: bool, threads: bool = False, **environment: str) -> int:
     """Pages that the system had to clear when a block was asked for that had been freed before."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS.format(keep=keep)],
+        [sys.executable, "-c", FAULTS.format(keep=keep, threads=threads)],
         capture_output=True, text=True, check=True, env=own | environment,
     )  # fmt: skip
     return int(done.stdout)
@@ -113,6 +120,7 @@ def faults(keep: bool, **environment: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_kept_where_it_was_given_back() -> None:
     assert faults(keep=True) < 500 < faults(keep=False)
+    assert faults(keep=True, threads=True) < 500 < faults(keep=False, threads=True)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
