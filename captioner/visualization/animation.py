@@ -108,8 +108,10 @@ class Animation:
         return [int(length) for length in np.diff(whole, prepend=0)]
 
     def _webp(self) -> bytes:
-        film = _Film(self._scene, self._shots)
-        return _saved(film, "WEBP", self._durations(1), quality=85, method=2)
+        images = (image for image, _ in self._held())
+        first = next(images)
+        durations = self._durations(1)
+        return _saved(first, "WEBP", durations, append_images=images, quality=85, method=2)
 
     def _gif(self) -> bytes:
         durations = self._durations(10)  # GIF counts hundredths of a second
@@ -389,31 +391,6 @@ def _shade(
     ImageDraw.Draw(mask).rounded_rectangle(corner, 4 * radius, fill=255)
     mask = mask.resize((width, height), Image.Resampling.BOX)
     image.paste(Image.new("RGB", (width, height), colour), (left, top), mask)
-
-
-class _Film(Image.Image):
-    """Frames that Pillow asks for one after the other: they are drawn when it does."""
-
-    def __init__(self, scene: _Scene, shots: Sequence[_Shot]) -> None:
-        super().__init__()
-        self._scene, self._shots, self._at = scene, shots, 0
-        self.n_frames = len(shots)
-        self.is_animated = self.n_frames > 1
-        self._show(0)
-
-    def seek(self, frame: int) -> None:
-        """Go to a frame."""
-        if frame != self._at:
-            self._show(frame)
-
-    def tell(self) -> int:
-        """The frame it shows."""
-        return self._at
-
-    def _show(self, frame: int) -> None:
-        drawn = self._scene.draw(self._shots[frame])
-        self._at, self.im = frame, drawn.im
-        self._mode, self._size = drawn.mode, drawn.size
 
 
 def _placed(words: Sequence[str], size: int, width: int) -> list[tuple[float, int, str]]:
