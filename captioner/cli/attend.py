@@ -21,6 +21,10 @@ from captioner.cli.options import (
     warn,
 )
 from captioner.errors import ConfigError, ImageError
+from captioner.visualization.animation import ANIMATIONS
+from captioner.visualization.animation import check_ending as check_animation
+from captioner.visualization.figure import FIGURES
+from captioner.visualization.pages import PAGES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,10 +34,6 @@ if TYPE_CHECKING:
     from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
     from captioner.visualization import Entry
-
-FIGURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
-ANIMATIONS = (".gif", ".webp", ".mp4")
-PAGES = (".html", ".htm")
 
 # Options that one kind of picture does not have, by the field of the parsed arguments.
 _ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")
@@ -159,14 +159,17 @@ def main(argv: Sequence[str]) -> int:
     if not photos:
         return FAILED
     targets = _targets(photos, Path(options.output), options.format)
-    _check_kind(targets[0].suffix.lower(), options)
+    suffix = targets[0].suffix.lower()  # the same for all
+    _check_kind(suffix, options)
     for target in dict.fromkeys(targets):
         refuse_overwrite(target, options.force)
     instances = _instances(options.instances)
     models = _models(options)
-    _check_count(models[0], targets[0].suffix.lower(), options, search)
+    _check_count(models[0], suffix, options, search)
+    if options.alternatives is None:
+        options.alternatives = 5 if suffix in PAGES else 0
 
-    draw = _drawer(targets[0].suffix.lower(), options)
+    draw = _drawer(suffix, options)
     gathered: list[_Shown] = []
     shown = _shown(models, photos, options, search)
     hide = None if len(photos) > 1 else True  # None: hidden unless stderr is a terminal
@@ -176,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
             failures += 1
             warn(str(one))
             continue
-        if target.suffix.lower() in PAGES and len(photos) > 1:
+        if targets[0] == targets[-1] and len(photos) > 1:
             gathered.append(one)
         else:
             draw(one, _outlines(one, instances)).save(target)
@@ -219,6 +222,8 @@ def _check_ending(suffix: str) -> None:
             f"{suffix} is nothing that can be made; give a figure ({', '.join(FIGURES)}), an "
             f"animation ({', '.join(ANIMATIONS)}) or a page (.html)"
         )
+    if suffix in ANIMATIONS:
+        check_animation(f"animation{suffix}")  # its writer may be missing
 
 
 def _check_kind(suffix: str, options: Any) -> None:
@@ -284,7 +289,7 @@ def _results(
     models: Sequence[Captioner], photos: Sequence[Any], options: Any, search: dict[str, Any]
 ) -> Iterator[list[Caption] | ImageError]:
     """What all models say of every photo, or why they cannot."""
-    others = _alternatives(options)
+    others = options.alternatives
     if options.words:
         for photo in photos:
             try:
@@ -304,12 +309,6 @@ def _results(
     for results in zip(*streams, strict=True):
         error = results[0].error
         yield [c for result in results for c in result.captions] if error is None else error
-
-
-def _alternatives(options: Any) -> int:
-    if options.alternatives is None:
-        return 5 if Path(options.output).suffix.lower() in PAGES or options.format == "html" else 0
-    return int(options.alternatives)
 
 
 def _labels(options: Any) -> list[str]:
@@ -352,7 +351,7 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
             labels=one.labels,
             only=options.only or (),
             coverage=options.coverage,
-            alternatives=_alternatives(options),
+            alternatives=options.alternatives,
             outlines=outlines,
             columns=options.columns,
             **chosen,

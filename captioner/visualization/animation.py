@@ -43,7 +43,8 @@ from captioner.visualization.heatmap import (
 from captioner.visualization.maps import between, coverage, ease
 from captioner.visualization.theme import Theme, theme_of
 
-_ENDINGS = (".gif", ".mp4", ".webp")
+ANIMATIONS = (".gif", ".webp", ".mp4")
+"""File name endings of animations."""
 _GLIDE = 0.55  # of a word's time: the map moves, then it rests
 _PAUSE = 2.0  # seconds of the whole sentence at the end
 _MOVING, _STILL = 16, 7  # levels of 255 that a pixel of a GIF may be off while the map moves, rests
@@ -213,10 +214,10 @@ def animate(
 def check_ending(path: str | Path) -> None:
     """Refuse a file name whose ending is no format of an animation, or whose writer is missing."""
     ending = Path(path).suffix.lower()
-    if ending not in _ENDINGS:
+    if ending not in ANIMATIONS:
         raise ConfigError(
             f"{path}: an animation cannot be saved as {ending or 'a file without ending'}; "
-            f"give one of {', '.join(_ENDINGS)}"
+            f"give one of {', '.join(ANIMATIONS)}"
         )
     if ending == ".mp4":
         _pyav()

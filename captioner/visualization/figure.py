@@ -29,7 +29,8 @@ from captioner.visualization.theme import theme_of
 Masks = Mapping[int, Sequence[NDArray[np.bool_]]]
 """By word place, counted from 0: masks (H, W) of the photo's size."""
 
-_ENDINGS = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
+FIGURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
+"""File name endings of figures."""
 
 
 class Figure:
@@ -83,10 +84,10 @@ class Figure:
 
 def check_ending(path: str | Path) -> None:
     """Refuse a file name whose ending is no format of a figure."""
-    if Path(path).suffix.lower() not in _ENDINGS:
+    if Path(path).suffix.lower() not in FIGURES:
         raise ConfigError(
             f"{path}: a figure cannot be saved as {Path(path).suffix or 'a file without ending'}; "
-            f"give one of {', '.join(_ENDINGS)}"
+            f"give one of {', '.join(FIGURES)}"
         )
 
 
