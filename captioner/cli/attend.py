@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
+from captioner.cli.attend_options import check_count, check_kind, parser, targets
 from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
-    Parser,
-    add_model_options,
-    add_search_options,
     find_photos,
-    new_parser,
     refuse_overwrite,
     search_changes,
     warn,
 )
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS
-from captioner.visualization.animation import check_ending as check_animation
 from captioner.visualization.figure import FIGURES
+from captioner.visualization.heatmap import check_colormap
 from captioner.visualization.pages import PAGES
 
 if TYPE_CHECKING:
@@ -34,10 +31,6 @@ if TYPE_CHECKING:
     from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
     from captioner.visualization import Entry
-
-# Options that one kind of picture does not have, by the field of the parsed arguments.
-_ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")
-_NOT_ANIMATIONS = ("alternatives", "compare")
 
 
 class _Shown(NamedTuple):
@@ -55,99 +48,9 @@ class _Savable(Protocol):
     def save(self, path: str | Path) -> None: ...
 
 
-def parser() -> Parser:
-    """Options of ``attend``."""
-    new = new_parser(
-        "attend",
-        "Show where the model looked for every word: a figure (.png, .jpg, .svg, .pdf), an "
-        "animation (.gif, .webp, .mp4) or a page to explore (.html). Prints the captions, and the "
-        "log-probability (nats) of sentences given by --words.",
-        "PHOTO|FOLDER|-... -o OUT.png|OUT.gif|OUT.html|FOLDER [options]",
-    )
-    new.add_argument("photos", nargs="+", help="files, folders, or - for standard input")
-    new.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        help="a file for one photo; a page (.html) for any number; a folder for one file a photo",
-    )
-    new.add_argument(
-        "--format", help="ending of the files in a folder: png (default), svg, gif ..."
-    )
-    new.add_argument("--force", action="store_true", help="replace files that are there")
-    said = new.add_argument_group("what is said")
-    said.add_argument(
-        "--words",
-        action="append",
-        help="a sentence of yours in place of the model's; more than once: beside each other",
-    )
-    said.add_argument(
-        "--compare",
-        action="append",
-        help="a model folder: its caption beside that of --model, on one scale; more than once",
-    )
-    said.add_argument(
-        "--alternatives",
-        type=int | None,
-        default=None,
-        help="so many of the most probable words at every place (default: pages 5, figures 0)",
-    )
-    _add_drawing_options(new)
-    add_search_options(new)
-    add_model_options(new)
-    return new
-
-
-def _add_drawing_options(new: Parser) -> None:
-    drawn = new.add_argument_group("what is drawn, and how")
-    drawn.add_argument(
-        "--only",
-        action="append",
-        help='figures: these words only: dog, "brown dog", 3, 2-4 (several share a map); more than '
-        "once",
-    )
-    drawn.add_argument(
-        "--combine",
-        choices=["mean", "max"],
-        default=None,
-        help="figures: how the words of --only share a map (default: mean)",
-    )
-    drawn.add_argument(
-        "--coverage", action="store_true", help="figures: the mean map of all words too"
-    )
-    drawn.add_argument(
-        "--instances",
-        help="figures: COCO instance masks whose outlines are drawn for the words that name them; "
-        "photos are known by their file names",
-    )
-    drawn.add_argument(
-        "--panel-size",
-        type=int | None,
-        default=None,
-        help="longer side of each photo at most, pixels; photos are never enlarged; 0: no limit "
-        "(default: figures 640, animations 480, a page 1280, of many photos 800)",
-    )
-    drawn.add_argument(
-        "--columns", type=int | None, default=None, help="figures: panels beside each other"
-    )
-    drawn.add_argument(
-        "--blocks", action="store_true", help="show the grid's regions as they are, not smoothed"
-    )
-    drawn.add_argument("--colormap", default="inferno", help="inferno, viridis, cividis, gray, ...")
-    drawn.add_argument(
-        "--theme",
-        choices=["light", "dark"],
-        default=None,
-        help="paper (default: light; a page follows its reader's system)",
-    )
-
-
 def main(argv: Sequence[str]) -> int:
     """Draw everything; name what failed."""
     options = parser().parse(argv)
-
-    from captioner.visualization.heatmap import check_colormap
-
     check_colormap(options.colormap)
     search = search_changes(options)
     if search and options.words:
@@ -158,14 +61,14 @@ def main(argv: Sequence[str]) -> int:
     photos, failures = find_photos(options.photos)
     if not photos:
         return FAILED
-    targets = _targets(photos, Path(options.output), options.format)
-    suffix = targets[0].suffix.lower()  # the same for all
-    _check_kind(suffix, options)
-    for target in dict.fromkeys(targets):
+    places = targets(photos, Path(options.output), options.format)
+    suffix = places[0].suffix.lower()  # the same for all
+    check_kind(suffix, options)
+    for target in dict.fromkeys(places):
         refuse_overwrite(target, options.force)
     instances = _instances(options.instances)
     models = _models(options)
-    _check_count(models[0], suffix, options, search)
+    check_count(models[0], suffix, options, search)
     if options.alternatives is None:
         options.alternatives = 5 if suffix in PAGES else 0
 
@@ -174,82 +77,19 @@ def main(argv: Sequence[str]) -> int:
     shown = _shown(models, photos, options, search)
     hide = None if len(photos) > 1 else True  # None: hidden unless stderr is a terminal
     bar = tqdm(shown, total=len(photos), unit="photo", disable=hide, dynamic_ncols=True)
-    for target, one in zip(targets, bar, strict=True):
+    for target, one in zip(places, bar, strict=True):
         if isinstance(one, ImageError):
             failures += 1
             warn(str(one))
             continue
-        if targets[0] == targets[-1] and len(photos) > 1:
+        if places[0] == places[-1] and len(photos) > 1:
             gathered.append(one)
         else:
             draw(one, _outlines(one, instances)).save(target)
         _tell(one, options)
     if gathered:
-        _gallery(gathered, options).save(targets[0])
+        _gallery(gathered, options).save(places[0])
     return FAILED if failures else OK
-
-
-# --- what goes together --------------------------------------------------------------------------
-
-
-def _targets(photos: Sequence[Path], output: Path, ending: str | None) -> list[Path]:
-    """Where each photo's picture goes; a page takes them all."""
-    if output.suffix and not output.is_dir():
-        _check_ending(output.suffix.lower())
-        if ending is not None:
-            raise ConfigError(f"--format names the files of a folder; {output} has its ending")
-        if len(photos) > 1 and output.suffix.lower() not in PAGES:
-            raise ConfigError(
-                f"{len(photos)} photos cannot all become {output}; give -o a folder (no ending), "
-                "or a page (.html)"
-            )
-        return [output] * len(photos)
-    suffix = f".{(ending or 'png').lower().lstrip('.')}"
-    _check_ending(suffix)
-    stems = ["stdin" if str(photo) == "-" else photo.stem for photo in photos]
-    names: list[Path] = []
-    for stem in stems:
-        name, number = f"{stem}_attention{suffix}", 2
-        while output / name in names:  # two photos of one name from different folders
-            name, number = f"{stem}_{number}_attention{suffix}", number + 1
-        names.append(output / name)
-    return names
-
-
-def _check_ending(suffix: str) -> None:
-    if suffix not in (*FIGURES, *ANIMATIONS, *PAGES):
-        raise ConfigError(
-            f"{suffix} is nothing that can be made; give a figure ({', '.join(FIGURES)}), an "
-            f"animation ({', '.join(ANIMATIONS)}) or a page (.html)"
-        )
-    if suffix in ANIMATIONS:
-        check_animation(f"animation{suffix}")  # its writer may be missing
-
-
-def _check_kind(suffix: str, options: Any) -> None:
-    """Refuse what this kind of picture does not have, rather than leave it out silently."""
-    if suffix in FIGURES:
-        if options.combine and not options.only:
-            raise ConfigError("--combine says how the words of --only share a map; give --only too")
-        return
-    kind = "a page"
-    lacking: tuple[str, ...] = _ONLY_FIGURES
-    if suffix in ANIMATIONS:
-        kind, lacking = "an animation", (*_ONLY_FIGURES, *_NOT_ANIMATIONS)
-    for name in lacking:
-        if options[name]:
-            raise ConfigError(f"--{name} is not for {kind} ({suffix}); leave it out, or give .png")
-
-
-def _check_count(model: Captioner, suffix: str, options: Any, search: dict[str, Any]) -> None:
-    count = len(options.words) if options.words else model.options(**search).num_captions
-    if options.compare and count > 1:
-        raise ConfigError(
-            f"--compare shows one caption of each model, not {count}; give --num-captions 1 or one "
-            "sentence"
-        )
-    if suffix in ANIMATIONS and count > 1:
-        raise ConfigError(f"an animation shows one caption, not {count}; give a figure or a page")
 
 
 # --- what is said --------------------------------------------------------------------------------
@@ -335,11 +175,7 @@ def _tell(one: _Shown, options: Any) -> None:
 
 def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
     """What draws one photo as this kind of picture."""
-    look: dict[str, Any] = {"smooth": not options.blocks, "colormap": options.colormap}
-    if options.panel_size is not None:
-        look["panel_size"] = options.panel_size
-    if options.theme is not None:
-        look["theme"] = options.theme
+    look = _look(options)
 
     def figure(one: _Shown, outlines: Any) -> _Savable:
         from captioner.visualization import overlay
@@ -378,13 +214,17 @@ def _gallery(shown: Sequence[_Shown], options: Any) -> _Savable:
     """One page of all photos."""
     from captioner.visualization import Entry, gallery
 
-    look: dict[str, Any] = {"smooth": not options.blocks, "colormap": options.colormap}
-    if options.panel_size is not None:
-        look["panel_size"] = options.panel_size
     entries: list[Entry] = [
         Entry(one.photo, one.captions, str(one.name), one.labels) for one in shown
     ]
-    return gallery(entries, theme=options.theme or "auto", **look)
+    return gallery(entries, **_look(options))
+
+
+def _look(options: Any) -> dict[str, Any]:
+    """What all kinds share; each has its own default of what is not given."""
+    look: dict[str, Any] = {"smooth": not options.blocks, "colormap": options.colormap}
+    given = {name: options[name] for name in ("panel_size", "theme")}
+    return look | {name: value for name, value in given.items() if value is not None}
 
 
 def _instances(path: str | None) -> Instances | None:
