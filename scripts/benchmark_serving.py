@@ -106,18 +106,18 @@ def command_line(photos: Sequence[Path], batch_size: int) -> tuple[float, dict[P
     command = [sys.executable, "-m", "captioner", "caption", "--format", "jsonl"]
     command += ["--batch-size", str(batch_size), *map(str, photos)]
     captions: dict[Path, str] = {}
-    start = 0.0
+    start = end = 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             entry = json.loads(line)
             captions[Path(entry["image"])] = entry["captions"][0]["text"]
+            end = time.perf_counter()
             if len(captions) == batch_size:
-                start = time.perf_counter()
-        seconds = time.perf_counter() - start
+                start = end
     if process.returncode:
         raise SystemExit("the command line failed; give a folder of good photos")
-    return (len(captions) - batch_size) / seconds, captions
+    return (len(captions) - batch_size) / (end - start), captions
 
 
 def mixed(photos: Sequence[Path], captions: dict[Path, str], bad_share: float) -> list[Upload]:

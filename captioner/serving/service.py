@@ -130,8 +130,6 @@ class Service:
     @contextmanager
     def _place(self) -> Iterator[None]:
         """One of the places there are."""
-        if self._closing.is_set():
-            raise _closing()
         if self.held >= self.limits.max_queue:
             raise Refusal(
                 429,

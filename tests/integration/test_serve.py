@@ -60,7 +60,8 @@ def serve(tiny, tmp_path: Path) -> Iterator[Any]:
         (tmp_path / "spy" / "sitecustomize.py").write_text(_SPY)
         folder = tmp_path / "here"
         folder.mkdir()
-        here = {"TMPDIR": str(folder), "PYTHONPATH": str(tmp_path / "spy"), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([str(tmp_path / "spy"), os.environ.get("PYTHONPATH", "")])
+        here = {"TMPDIR": str(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "captioner", "serve", "--port", "0", "--precision", "fp32"]
         process = subprocess.Popen(
             [*command, "--model", str(tiny.model), *options],
@@ -175,7 +176,10 @@ def test_who_waits_when_it_stops_is_told(serve):
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = f"POST /v1/captions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 100\r\n\r\nx"
         connection.sendall(head.encode())
-        while "captioner_held_requests 1.0" not in httpx.get(f"{server.url}/metrics").text:
+        while (
+            "captioner_held_requests 1.0"
+            not in httpx.get(f"{server.url}/metrics", trust_env=False).text
+        ):
             pass
 
         server.process.send_signal(signal.SIGTERM)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import io
 import threading
+import weakref
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from colour_server import BAD, name, png, until
@@ -175,8 +180,20 @@ def test_a_client_that_leaves_while_sending_gives_up_its_place(serve):
     serve(test)
 
 
+class Body(io.BytesIO):
+    """One that can be counted."""
+
+    alive: ClassVar[weakref.WeakSet[Body]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive.add(self)
+
+
 def test_few_photos_are_decoded_at_once_and_abandoned_ones_count(serve, model, monkeypatch):
-    """A client that leaves cannot make room for one decoding more than there are readers."""
+    """A client that leaves cannot make room for one decoding more than there are readers, nor
+    leave a photo behind that waits to be decoded for nobody."""
+    monkeypatch.setattr(service_module, "io", SimpleNamespace(BytesIO=Body))
     decoding, most, started = 0, 0, threading.Semaphore(0)
     gate, lock, real = threading.Event(), threading.Lock(), service_module.open_image
 
@@ -201,6 +218,8 @@ def test_few_photos_are_decoded_at_once_and_abandoned_ones_count(serve, model, m
             exchange.leave()
             await exchange.task
         assert server.service.held == 2
+        gc.collect()
+        assert len(Body.alive) == service_module.READERS + 2
         gate.set()
         for n, exchange in enumerate(exchanges[4:], 5):
             assert (await exchange.answer()).texts == [f"{n}-{n}-{n} 2 0"]
