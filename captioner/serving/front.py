@@ -56,6 +56,7 @@ kept in memory until it is answered, and is then forgotten.</p>
 <input name="words" type="text" maxlength="400" placeholder="a dog runs through the grass"></label>
 <button type="submit">Caption</button>
 </form>
+<div class="complaints" role="alert"></div>
 <p class="status" role="status"></p>
 <div class="stand"></div>
 <div class="strip" role="group" aria-label="Photos" hidden></div>

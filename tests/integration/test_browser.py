@@ -310,12 +310,24 @@ def test_the_light_glides_and_arrives(visit) -> None:
     tab = visit(made, reduced_motion="no-preference")
     word(tab, "a").click()
 
-    word(tab, "grass").click()
+    arrived = tab.evaluate(
+        """async () => {
+            const canvas = document.querySelector(".stage canvas");
+            const picture = () => canvas.toDataURL();
+            const seen = new Set([picture()]);
+            const options = [...document.querySelectorAll("[role=option]")];
+            options[4].dispatchEvent(new PointerEvent("pointerenter", {pointerType: "mouse"}));
+            const until = performance.now() + 2000;  // a glide takes 350 ms, on any machine
+            while (performance.now() < until) {
+                await new Promise(requestAnimationFrame);
+                seen.add(picture());
+            }
+            return seen.size;
+        }"""
+    )
 
-    arrived = lit(made.html, caption.alphas[4], caption)
-    tab.wait_for_function("() => performance.now() > 1000")
-    tab.evaluate("() => new Promise((done) => setTimeout(done, 500))")
-    assert np.abs(drawn(tab) - arrived).max() <= 3
+    assert arrived >= 4  # from, two or more on the way, to
+    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[4], caption)).max() <= 3
 
 
 # --- fingers and small screens -------------------------------------------------------------------
@@ -323,11 +335,21 @@ def test_the_light_glides_and_arrives(visit) -> None:
 
 def test_a_finger_chooses_and_slides_over_the_words(visit) -> None:
     tab = visit(page(photo(), make()), has_touch=True, viewport={"width": 390, "height": 844})
-
     word(tab, "runs").tap()
-
     assert chosen(tab) == ["runs"]
     expect(tab.locator(".stage")).not_to_have_class(re.compile("plain"))
+
+    def finger(kind: str, text: str | None) -> None:
+        box = word(tab, text).bounding_box() if text else None
+        at = [{"x": box["x"] + 5, "y": box["y"] + 5}] if box else []
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
+
+    touch = tab.context.new_cdp_session(tab)
+    for kind, text in (("touchStart", "a"), ("touchMove", "dog"), ("touchMove", "grass")):
+        finger(kind, text)
+        expect(word(tab, text)).to_have_attribute("aria-selected", "true")
+        assert len(chosen(tab)) == 1
+    finger("touchEnd", None)
 
 
 @pytest.mark.parametrize("size", [(900, 90), (90, 400)])
@@ -363,9 +385,7 @@ def test_text_that_looks_like_markup_is_shown_as_text(visit) -> None:
 
 
 def test_a_caption_without_words_is_only_the_photo(visit) -> None:
-    numbers = np.zeros(0, dtype=np.float32)
-    empty = Caption((), numbers, np.zeros((0, *GRID), np.float32), numbers, -1.0)
-    tab = visit(page(photo(), empty))
+    tab = visit(page(photo(), nothing_said()))
 
     tab.keyboard.press("ArrowRight")
 
@@ -400,7 +420,7 @@ def test_a_folder_is_a_gallery_from_which_a_photo_opens(visit, photos) -> None:
     expect(tab.locator(".gallery")).to_be_hidden()
     expect(tab.get_by_role("listbox")).to_have_accessible_name("Words of the caption: a cat")
     tab.keyboard.press("ArrowRight")
-    assert chosen(tab) == ["a"] or chosen(tab) == ["cat"]
+    assert chosen(tab) == ["a"]
 
     tab.get_by_role("button", name="next photo").click()
     expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
@@ -461,3 +481,118 @@ def test_the_watch_over_requests_and_the_console_works(visit, tmp_path) -> None:
     assert "request: http://127.0.0.1:9/" in visit.complaints
     assert "console: no" in visit.complaints
     visit.complaints.clear()
+
+
+# --- what went wrong once ------------------------------------------------------------------------
+
+
+def nothing_said() -> Caption:
+    numbers = np.zeros(0, dtype=np.float32)
+    return Caption((), numbers, np.zeros((0, *GRID), np.float32), numbers, -1.0)
+
+
+def test_a_caption_keeps_its_own_label_beside_one_without_words(visit) -> None:
+    tab = visit(page(photo(), [nothing_said(), make()], labels=["model A", "model B"]))
+
+    sentences = tab.locator(".sentence").all_inner_texts()
+
+    assert [text.split("\n")[0] for text in sentences] == ["model A", "model B"]
+    assert "No words" in sentences[0]
+    assert "grass" in sentences[1]
+
+
+def test_grids_that_differ_have_an_even_share_each(visit) -> None:
+    fine = make(grid=(6, 8))
+    tab = visit(page(photo(), [make(), fine], labels=["coarse", "fine"]))
+
+    assert tab.locator(".tick").all_inner_texts() == [
+        "evenly spread (3 x 4): 8.3%",
+        "evenly spread (6 x 8): 2.1%",
+    ]
+
+
+def test_a_mouse_that_moves_after_a_click_keeps_the_words(visit) -> None:
+    tab = visit(page(photo(), make()))
+    word(tab, "runs").click()
+    box = word(tab, "a").bounding_box()
+    assert box is not None
+
+    tab.keyboard.down("Shift")
+    tab.mouse.move(box["x"] + 8, box["y"] + 8)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 10, box["y"] + 9)
+    tab.mouse.up()
+
+    assert chosen(tab) == ["a", "dog", "runs"]
+
+
+def test_the_focus_is_where_the_keys_are(visit) -> None:
+    tab = visit(page(photo(), make()))
+    word(tab, "runs").click()
+
+    tab.keyboard.press("Shift+ArrowLeft")
+
+    assert chosen(tab) == ["dog", "runs"]
+    expect(word(tab, "dog")).to_be_focused()
+
+
+def test_keys_that_scroll_are_left_to_the_page(visit) -> None:
+    tab = visit(page(photo(), make()), viewport={"width": 400, "height": 300})
+
+    tab.keyboard.press("End")
+    tab.wait_for_function("() => window.scrollY > 0")
+
+    assert chosen(tab) == []
+    tab.keyboard.press("ArrowRight")
+    assert chosen(tab) == ["a"]
+
+
+def test_the_photo_that_was_asked_for_last_is_shown(visit, photos) -> None:
+    tab = visit(photos)
+    tab.evaluate(
+        """() => {
+            const first = document.querySelector(".entry img");
+            const real = first.decode.bind(first);
+            window.waited = new Promise((done) => {
+                first.decode = async () => {
+                    await new Promise((later) => setTimeout(later, 300));
+                    await real();
+                    setTimeout(done, 50);
+                };
+            });
+        }"""
+    )
+
+    tab.evaluate("() => { location.hash = 'photo-1'; }")
+    tab.wait_for_function("() => document.querySelector('.gallery').hidden")
+    tab.evaluate("() => { location.hash = 'photo-2'; }")
+    tab.evaluate("() => window.waited")
+
+    expect(tab.get_by_role("heading", name="1.jpg")).to_be_visible()
+    expect(tab.get_by_role("listbox")).to_have_accessible_name("Words of the caption: a cat")
+
+
+def test_back_in_the_gallery_the_photo_has_the_focus(visit, photos) -> None:
+    tab = visit(photos)
+    tab.get_by_role("link", name="two dogs run").click()
+    tab.get_by_role("button", name="All photos").click()
+
+    expect(tab.get_by_role("link", name="two dogs run")).to_be_focused()
+
+
+def test_next_goes_through_what_was_found(visit, photos) -> None:
+    tab = visit(photos)
+    tab.get_by_role("searchbox").fill("dog")
+    tab.get_by_role("link", name="a dog").click()
+
+    tab.get_by_role("button", name="next photo").click()
+
+    expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
+
+
+def test_a_page_of_one_photo_shows_it_whatever_its_address_says(visit, tmp_path) -> None:
+    page(photo(), make()).save(tmp_path / "one.html")
+
+    tab = visit(f"{(tmp_path / 'one.html').as_uri()}#photo-2")
+
+    expect(tab.get_by_role("listbox")).to_be_visible()

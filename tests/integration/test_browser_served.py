@@ -33,8 +33,11 @@ def served(tiny) -> Iterator[SimpleNamespace]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
+    for _ in range(600):  # a minute
+        if server.started:
+            break
+        thread.join(0.1)
+    assert server.started
     port = server.servers[0].sockets[0].getsockname()[1]
     yield SimpleNamespace(address=f"http://127.0.0.1:{port}/", model=model)
     server.should_exit = True
@@ -148,8 +151,55 @@ def test_a_file_that_is_too_large_is_not_even_sent(tab, tmp_path) -> None:
 
     upload(tab, tmp_path / "large.jpg")
 
-    expect(tab.get_by_role("status")).to_contain_text("large.jpg has 0.0 MiB")
+    expect(tab.get_by_role("alert")).to_have_text("large.jpg has 20,001 bytes; give 20,000 at most")
     assert "POST" not in sent
+
+
+def test_a_large_file_among_others_is_named_and_the_others_go_on(tab, tiny, tmp_path) -> None:
+    (tmp_path / "large.jpg").write_bytes(b"x" * (LARGEST + 1))
+
+    upload(tab, tmp_path / "large.jpg", tiny.photos / "1.png")
+
+    expect(tab.get_by_role("listbox")).to_have_count(1)
+    expect(tab.get_by_role("alert")).to_contain_text("large.jpg")
+    upload(tab, tiny.photos / "2.png")
+    expect(tab.get_by_role("alert")).to_have_text("")
+
+
+def test_one_wish_is_one_request(tab, tiny) -> None:
+    upload(tab, tiny.photos / "1.png")
+    expect(tab.get_by_role("listbox")).to_have_count(1)
+    sent: list[str] = []
+    tab.on("request", lambda request: sent.append(request.method))
+
+    tab.get_by_label("captions").fill("2")
+    tab.keyboard.press("Enter")
+
+    expect(tab.get_by_role("listbox")).to_have_count(2)
+    tab.get_by_role("button", name="Caption", exact=True).click()
+    assert sent == ["POST"]
+
+
+@pytest.mark.usefixtures("refused")
+def test_the_strip_holds_thirty_photos_and_lets_go_of_older_ones(tab, tiny) -> None:
+    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(20)])
+    strip = tab.get_by_role("group", name="Photos").get_by_role("button")
+    oldest = strip.first.get_by_role("img").get_attribute("src")
+
+    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(20)])
+
+    expect(strip).to_have_count(30)
+    expect(strip.nth(10)).to_have_attribute("aria-current", "true")  # the first of the new ones
+    assert oldest not in [image.get_attribute("src") for image in strip.get_by_role("img").all()]
+    assert (
+        tab.evaluate(
+            "(address) => new Promise((told) => { const image = new Image();"
+            " image.onload = () => told('kept'); image.onerror = () => told('let go');"
+            " image.src = address; })",
+            oldest,
+        )
+        == "let go"
+    )
 
 
 @pytest.mark.parametrize("kind", ["drop", "paste"])

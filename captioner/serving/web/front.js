@@ -6,10 +6,13 @@
   const [input, form, stand, status, strip] = ["#file", ".wishes", ".stand", ".status", ".strip"].map(
     (selector) => document.querySelector(selector),
   );
+  const complaints = document.querySelector(".complaints");
+  const MOST = 30; // photos in the strip; the browser keeps the file of each
   const photos = []; // {file, image, button}
   let current = null;
   let viewer = null;
   let running = null; // AbortController of the request on its way
+  let asked = null; // what the page shows, or waits for
 
   function say(text, wrong = false) {
     status.textContent = text;
@@ -30,7 +33,9 @@
 
   async function answer(photo, signal) {
     const request = { method: "POST", body: photo.file, signal };
-    const response = await fetch(`v1/captions?${query()}`, request);
+    const response = await fetch(`v1/captions?${query()}`, request).catch(() => {
+      throw new Error("the server does not answer; is it running?");
+    });
     const told = await response.json().catch(() => ({}));
     if (!response.ok) throw new Error(told.error ?? `the server answered ${response.status}`);
     return told;
@@ -38,6 +43,9 @@
 
   /** Caption the photo that is shown, as the form wishes. */
   async function run() {
+    const wanted = `${current.image.src} ${query()}`; // every file has an address of its own
+    if (wanted === asked) return; // Enter both changes a field and submits
+    asked = wanted;
     running?.abort();
     const mine = (running = new AbortController());
     const photo = current;
@@ -49,12 +57,12 @@
       show(photo, told);
     } catch (error) {
       if (running !== mine) return;
+      asked = null; // the same may be asked again
       viewer?.stop();
       viewer = null;
       stand.replaceChildren();
       stand.className = "stand";
-      const offline = error instanceof TypeError ? "the server does not answer; is it running?" : error.message;
-      say(offline, true);
+      say(error.message, true);
     } finally {
       if (running === mine) document.body.classList.remove("busy");
     }
@@ -89,13 +97,16 @@
   function add(files) {
     const given = [...files];
     if (given.length === 0) return;
+    const number = (count) => count.toLocaleString("en");
+    const large = given.filter((file) => file.size > limits.max_bytes);
+    complaints.replaceChildren(
+      ...large.map(({ name, size }) => {
+        const allowed = `give ${number(limits.max_bytes)} at most`;
+        return element("p", {}, `${name} has ${number(size)} bytes; ${allowed}`);
+      }),
+    );
     let first = null;
-    for (const file of given) {
-      if (file.size > limits.max_bytes) {
-        const allowed = (limits.max_bytes / 2 ** 20).toFixed(0);
-        say(`${file.name} has ${(file.size / 2 ** 20).toFixed(1)} MiB; give ${allowed} at most`, true);
-        continue;
-      }
+    for (const file of given.filter((one) => !large.includes(one))) {
       const image = new Image();
       image.src = URL.createObjectURL(file);
       const picture = element("img", { src: image.src, alt: file.name });
@@ -106,6 +117,11 @@
       first ??= photo;
     }
     if (first === null) return;
+    for (const { image, button } of photos.splice(0, Math.max(0, photos.length - MOST))) {
+      URL.revokeObjectURL(image.src);
+      button.remove();
+    }
+    first = photos.includes(first) ? first : photos[0];
     strip.hidden = photos.length < 2;
     document.body.classList.remove("empty");
     choose(first);
@@ -130,7 +146,7 @@
   });
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input, button, label, [role='listbox']");
-    if (!typing && !event.altKey && !event.ctrlKey && !event.metaKey) viewer?.key(event);
+    if (!typing && !event.altKey && !event.ctrlKey && !event.metaKey) viewer?.key(event, true);
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();

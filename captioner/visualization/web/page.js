@@ -9,16 +9,25 @@
   const bar = document.querySelector(".bar-of-gallery");
   const single = entries.length === 1;
   let viewer = null;
+  let shown = null; // the photo's place; null: the gallery
+  let turn = 0; // a photo that is ready too late is not shown
 
   /** The viewer of one photo, or the gallery. */
   async function show(index, focus) {
+    const mine = (turn += 1);
+    const before = shown;
     viewer?.stop();
     viewer = null;
+    shown = index;
     gallery.hidden = bar.hidden = index !== null;
     alone.hidden = index === null;
-    if (index === null) return;
+    if (index === null) {
+      if (before !== null) items[before].querySelector("a").focus(); // it scrolls there too
+      return;
+    }
     const image = items[index].querySelector("img");
     await image.decode().catch(() => {});
+    if (mine !== turn) return;
     alone.querySelector("h2").textContent = single ? "" : entries[index].title;
     stand.className = "stand";
     viewer = new CaptionViewer(stand, { ...entries[index], image }, look);
@@ -27,13 +36,16 @@
   }
 
   function fromAddress(focus) {
-    const number = Number(/^#photo-(\d+)$/.exec(location.hash)?.[1] ?? (single ? 1 : 0));
+    const number = single ? 1 : Number(/^#photo-(\d+)$/.exec(location.hash)?.[1] ?? 0);
     show(number >= 1 && number <= entries.length ? number - 1 : null, focus);
   }
 
+  /** To the next photo of those that the gallery shows. */
   function next(step) {
-    const at = Number(/\d+$/.exec(location.hash)?.[0] ?? 1);
-    location.hash = `photo-${((at - 1 + step + entries.length) % entries.length) + 1}`;
+    let at = shown;
+    do at = (at + step + items.length) % items.length;
+    while (items[at].hidden && at !== shown);
+    location.hash = `photo-${at + 1}`;
   }
 
   /** Only photos whose captions hold every word that was typed. */
@@ -53,7 +65,7 @@
     const typing = event.target.closest?.("input, button, a, [role='listbox']");
     if (viewer === null || event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "Escape" && !single) location.hash = "";
-    else if (!typing) viewer.key(event);
+    else if (!typing) viewer.key(event, true);
   });
   for (const [selector, step] of [[".previous", -1], [".next", 1]]) {
     alone.querySelector(selector).addEventListener("click", () => next(step));

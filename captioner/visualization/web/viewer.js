@@ -122,7 +122,6 @@ class CaptionViewer {
   static GLIDE = 350; // milliseconds in which the light moves
 
   constructor(root, entry, look) {
-    this.entry = entry;
     this.captions = entry.captions.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
     this.selected = null; // {caption, start, end}: words, both ends included; null: the photo
@@ -145,13 +144,14 @@ class CaptionViewer {
     this.stage.addEventListener("pointermove", (event) => this.look(event));
     this.stage.addEventListener("pointerleave", () => this.lookAway());
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
-    const sentences = this.captions.map((caption, number) => {
-      const label = entry.labels?.[number] ?? (this.captions.length > 1 ? `${number + 1}` : "");
+    const sentences = entry.captions.map((caption, number) => {
+      const label = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
       const sum = element("span", { class: "total" }, `log p ${caption.log_prob.toFixed(1)}`);
       const head = element("div", { class: "label" }, element("span", {}, label), sum);
-      return element("div", { class: "sentence" }, head, this.lists[number]);
+      const list = this.lists[this.captions.indexOf(caption)];
+      const words = list ?? element("p", { class: "quiet" }, "No words, so no attention.");
+      return element("div", { class: "sentence" }, head, words);
     });
-    if (sentences.length === 0) sentences.push(element("p", {}, "No words, so no attention."));
     this.details = element("div", { class: "details" });
     this.spoken = element("div", { class: "hidden-text", "aria-live": "polite" });
     this.probe = element("p", { class: "probe" });
@@ -239,15 +239,21 @@ class CaptionViewer {
       context.fillStyle = `#${look.palette.slice(6 * x, 6 * x + 6)}`;
       context.fillRect(x, 0, 1, 1);
     }
-    const [rows, columns] = this.grid(0);
-    const uniform = 1 / (rows * columns);
-    const tick = element("span", { class: "tick" }, `evenly spread: ${percent(uniform)}`);
-    const place = Math.min(1, uniform / this.top);
-    tick.style.left = `${100 * place}%`;
-    tick.classList.toggle("before", place > 0.5);
+    const sizes = new Set(this.captions.map((_, number) => this.grid(number).join(" x ")));
+    const ticks = [...sizes].map((size) => {
+      const [rows, columns] = size.split(" x ").map(Number);
+      const uniform = 1 / (rows * columns);
+      const grid = sizes.size > 1 ? ` (${size})` : "";
+      const text = `evenly spread${grid}: ${percent(uniform)}`;
+      const tick = element("span", { class: "tick" }, element("span", {}, text));
+      const place = Math.min(1, uniform / this.top);
+      tick.style.left = `${100 * place}%`;
+      tick.classList.toggle("before", place > 0.5);
+      return tick;
+    });
     this.legend.append(
       element("span", {}, "share of attention in a region, the same scale for all words"),
-      element("div", { class: "scale" }, "0", element("div", {}, bar, tick), percent(this.top)),
+      element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(this.top)),
     );
   }
 
@@ -310,7 +316,7 @@ class CaptionViewer {
   /** One option of every list is reached by the Tab key. */
   focusable(where, number, index, all) {
     if (where?.caption !== number) return index === 0;
-    return where.all ? all : index === where.end && !all;
+    return where.all ? all : index === (where.other ?? where.end) && !all;
   }
 
   /** Show words for as long as the pointer is on them. */
@@ -323,9 +329,10 @@ class CaptionViewer {
     if (where !== null) this.glide(this.map(where), where.caption);
   }
 
-  option({ caption, end, all }) {
+  /** The option that stands for words: the one that was reached last. */
+  option({ caption, end, other, all }) {
     const { children } = this.lists[caption];
-    return children[all ? children.length - 1 : end];
+    return children[all ? children.length - 1 : (other ?? end)];
   }
 
   words({ caption, start, end, all }) {
@@ -429,9 +436,9 @@ class CaptionViewer {
     this.option(where).focus({ preventScroll: true });
   }
 
-  /** A finger that slides over the words moves the light. */
+  /** A finger that slides over the words moves the light; a mouse need not be pressed for that. */
   drag(event, list, caption) {
-    if (event.buttons === 0) return;
+    if (event.pointerType === "mouse" || event.buttons === 0) return;
     const under = document.elementFromPoint(event.clientX, event.clientY);
     const index = [...list.children].indexOf(under);
     if (index < 0 || index >= this.captions[caption].words.length) return;
@@ -443,9 +450,11 @@ class CaptionViewer {
     return { caption, anchor, start: Math.min(anchor, other), end: Math.max(anchor, other), other };
   }
 
-  key(event) {
+  /** Keys on the words. Elsewhere on the page those that scroll it are left to the page. */
+  key(event, elsewhere = false) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -1e9, End: 1e9 };
+    const sideways = { ArrowLeft: -1, ArrowRight: 1 };
+    const steps = elsewhere ? sideways : { ...sideways, ArrowUp: -1, ArrowDown: 1, Home: -1e9, End: 1e9 };
     if (event.key in steps) this.move(steps[event.key], event.shiftKey);
     else if (event.key === " ") this.toggle();
     else if (event.key === "Escape" && this.selected !== null) this.select(null);
