@@ -45,7 +45,6 @@ def query_model(limits: Limits) -> type[BaseModel]:
             description="So many of the most probable words are told at every place.",
         ),
     )
-    # protected_namespaces: nothing here is a pydantic name
     made: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
     return made
 
@@ -60,9 +59,7 @@ def _parameter(name: str, kind: str, text: str, limits: Limits) -> tuple[Any, An
     if kind == "bool":
         return bool | None, Field(None, description=text)
     low, high = _bounds(limits)[name]
-    bounded = Field(None, ge=low, le=high, allow_inf_nan=False, description=text)
-    if kind == "int":
-        bounded = Field(None, ge=low, le=high, description=text)
+    bounded = Field(None, ge=low, le=high, description=text)
     return {"int": int, "float": float}[kind] | None, bounded
 
 
