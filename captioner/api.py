@@ -172,7 +172,7 @@ class Captioner:
         options = self.options(**search)
         image = open_image(photo)
         found = self.caption_batch([self.prepare(image)], options, alternatives=alternatives)[0]
-        return [PhotoCaption.of(caption, image) for caption in found]
+        return PhotoCaption.of(found, image)
 
     def explain(self, photo: Photo, text: str, *, alternatives: int = 0) -> PhotoCaption:
         """Where the model looks, and how probable it finds each word, when it says this sentence.
@@ -192,7 +192,7 @@ class Captioner:
         words = self.known_words(text)
         image = open_image(photo)
         told = self.explain_batch([self.prepare(image)], [words], alternatives=alternatives)
-        return PhotoCaption.of(told[0], image)
+        return PhotoCaption.of(told, image)[0]
 
     def known_words(self, text: str) -> list[str]:
         """The words of a sentence, as the vocabulary spells them.

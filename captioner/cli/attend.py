@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -85,7 +86,13 @@ def main(argv: Sequence[str]) -> int:
         if places[0] == places[-1] and len(photos) > 1:
             gathered.append(one)
         else:
-            draw(one, _outlines(one, instances)).save(target)
+            try:
+                draw(one, _outlines(one, instances)).save(target)
+            except ConfigError as error:  # e.g. a word that this caption lacks: the others go on
+                if len(photos) == 1:
+                    raise
+                failures += 1
+                warn(f"{one.name}: {error}")
         _tell(one, options)
     if gathered:
         _gallery(gathered, options).save(places[0])
@@ -134,9 +141,12 @@ def _results(
         for photo in photos:
             try:
                 yield [
-                    model.explain(photo, text, alternatives=others)
+                    caption
                     for text in options.words
                     for model in models
+                    for caption in model.explain_batch(
+                        [model.prepare(photo)], [model.known_words(text)], alternatives=others
+                    )
                 ]
             except ImageError as unreadable:
                 yield unreadable
@@ -152,7 +162,7 @@ def _results(
 
 
 def _labels(options: Any) -> list[str]:
-    """The compared models' names: as much of their folders as tells them apart."""
+    """The compared models' names: their folders as they were given."""
     if not options.compare:
         return []
     first = " + ".join(options.model) if options.model else "the model that ships"
@@ -204,7 +214,7 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
         del outlines
         from captioner.visualization import page
 
-        title = "" if str(one.name) == "-" else one.name.name
+        (title,) = _titles([one])
         return page(one.photo, one.captions, title=title, labels=one.labels, **look)
 
     return figure if suffix in FIGURES else animation if suffix in ANIMATIONS else page
@@ -215,9 +225,20 @@ def _gallery(shown: Sequence[_Shown], options: Any) -> _Savable:
     from captioner.visualization import Entry, gallery
 
     entries: list[Entry] = [
-        Entry(one.photo, one.captions, str(one.name), one.labels) for one in shown
+        Entry(one.photo, one.captions, title, one.labels)
+        for one, title in zip(shown, _titles(shown), strict=True)
     ]
     return gallery(entries, **_look(options))
+
+
+def _titles(shown: Sequence[_Shown]) -> list[str]:
+    """File names; where two are alike, with the folder: a page may go to others."""
+    names = ["" if str(one.name) == "-" else one.name.name for one in shown]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return [
+        f"{one.name.absolute().parent.name}/{name}" if name in twice else name
+        for one, name in zip(shown, names, strict=True)
+    ]
 
 
 def _look(options: Any) -> dict[str, Any]:

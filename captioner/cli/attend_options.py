@@ -128,13 +128,13 @@ def targets(photos: Sequence[Path], output: Path, ending: str | None) -> list[Pa
     suffix = f".{(ending or 'png').lower().lstrip('.')}"
     _check_ending(suffix)
     stems = ["stdin" if str(photo) == "-" else photo.stem for photo in photos]
-    names: list[Path] = []
+    names: dict[Path, None] = {}  # in their order
     for stem in stems:
         name, number = f"{stem}_attention{suffix}", 2
         while output / name in names:  # two photos of one name from different folders
             name, number = f"{stem}_{number}_attention{suffix}", number + 1
-        names.append(output / name)
-    return names
+        names[output / name] = None
+    return list(names)
 
 
 def _check_ending(suffix: str) -> None:

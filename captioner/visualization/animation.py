@@ -32,7 +32,6 @@ from captioner.data.images import open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.visualization import lettering
-from captioner.visualization.figure import check_caption
 from captioner.visualization.heatmap import (
     attention_image,
     check_colormap,
@@ -40,11 +39,14 @@ from captioner.visualization.heatmap import (
     scale_bar,
     shared_scale,
 )
-from captioner.visualization.maps import between, coverage, ease
+from captioner.visualization.maps import between, check_caption, coverage, ease
 from captioner.visualization.theme import Theme, theme_of
 
 ANIMATIONS = (".gif", ".webp", ".mp4")
 """File name endings of animations."""
+
+_MAX_SIDE = 16_382  # pixels; what WebP can hold, even
+_MAX_PIXELS = 3840 * 2160  # of a frame; some 80 of them are in memory while a file is written
 _GLIDE = 0.55  # of a word's time: the map moves, then it rests
 _PAUSE = 2.0  # seconds of the whole sentence at the end
 _MOVING, _STILL = 16, 7  # levels of 255 that a pixel of a GIF may be off while the map moves, rests
@@ -203,10 +205,15 @@ def animate(
     colours = theme_of(theme)
     if not 0.05 <= seconds_per_word <= 60:
         raise ConfigError(f"seconds_per_word is {seconds_per_word}; give 0.05 to 60")
-    if not 1 <= frames_per_second <= 50:
-        raise ConfigError(f"frames_per_second is {frames_per_second}; give 1 to 50")
+    if frames_per_second not in range(1, 51):
+        raise ConfigError(f"frames_per_second is {frames_per_second}; give a whole number, 1 to 50")
     shown = fit_photo(open_image(photo), panel_size)
     scene = _Scene(shown, caption, colours, smooth=smooth, colormap=colormap)
+    if max(scene.width, scene.height) > _MAX_SIDE or scene.width * scene.height > _MAX_PIXELS:
+        raise ConfigError(
+            f"the animation would have {scene.width} x {scene.height} pixels; give a smaller "
+            f"panel_size ({_MAX_PIXELS:,} pixels and a side of {_MAX_SIDE:,} at most)"
+        )
     shots = _shots(len(caption.words), seconds_per_word, frames_per_second)
     return Animation(scene, shots, frames_per_second)
 

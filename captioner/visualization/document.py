@@ -30,15 +30,20 @@ def asset(name: str, folder: Path = Path(__file__).parent / "web") -> str:
 
 def escaped(text: str) -> str:
     """Text as it stands between tags and in quoted attributes."""
-    return html.escape(text, quote=True)
+    return html.escape(_printable(text), quote=True)
 
 
 def embedded(data: Any, element_id: str) -> str:
     """Data as an element that a script can read and that no text in it can leave."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _printable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return f'<script type="application/json" id="{escaped(element_id)}">{text}</script>'
+
+
+def _printable(text: str) -> str:
+    """With what UTF-8 cannot hold (bytes of a file's name that are no letters) as ``?``."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def data_uri(image: Image.Image) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Align = Literal["left", "right", "center"]
 
 _MAX_SIDE = 65_500  # pixels; the renderer counts with 16 bits
+_MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that fills 5 GB
 _OUTLINE = ((3.6, "#000000"), (1.6, "#ffffff"))  # width in hairlines: dark edges, light middle
 
 # Whatever the reader's matplotlibrc says, a picture is the same.
@@ -187,10 +188,10 @@ class Drawing:
 
 def check_size(width: int, height: int) -> None:
     """Refuse a page that is too large to draw."""
-    if max(width, height) > _MAX_SIDE:
+    if max(width, height) > _MAX_SIDE or width * height > _MAX_PIXELS:
         raise ConfigError(
-            f"the figure would have {width} x {height} pixels; give a smaller panel_size (one "
-            f"side can have {_MAX_SIDE})"
+            f"the figure would have {width} x {height} pixels; give a smaller panel_size, or fewer "
+            f"words ({_MAX_PIXELS:,} pixels and a side of {_MAX_SIDE:,} at most)"
         )
 
 

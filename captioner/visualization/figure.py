@@ -22,7 +22,7 @@ from captioner.files import atomic_write
 from captioner.visualization.drawing import Drawing, check_size
 from captioner.visualization.heatmap import check_colormap, fit_photo
 from captioner.visualization.layout import Page
-from captioner.visualization.maps import Combine, combined, coverage, find
+from captioner.visualization.maps import Combine, check_caption, combined, coverage, find
 from captioner.visualization.sheet import Block, Look, Panel, Sheet
 from captioner.visualization.theme import theme_of
 
@@ -237,29 +237,6 @@ def _check(
                 f"the caption holds {known or 'no'} alternatives a word, not {alternatives}; "
                 f"make it with model.caption(photo, alternatives={alternatives})"
             )
-
-
-def check_caption(caption: Caption) -> None:
-    """Refuse a caption whose arrays do not fit its words, or hold no numbers."""
-    count, shape = len(caption.words), np.shape(caption.alphas)
-    if len(shape) != 3 or shape[0] != count or (count and 0 in shape):
-        raise ConfigError(
-            f"the alphas of a caption of {count} words have the shape ({count}, rows, columns), "
-            f"not {shape}"
-        )
-    if not np.isfinite(caption.alphas).all():
-        raise ConfigError("the alphas hold NaN or infinity; there is no map to draw")
-    for name in ("log_probs", "gates"):
-        if np.shape(getattr(caption, name)) != (count,):
-            raise ConfigError(
-                f"the {name} of a caption of {count} words have the shape ({count},), "
-                f"not {np.shape(getattr(caption, name))}"
-            )
-    if caption.alternatives and len(caption.alternatives) != count:
-        raise ConfigError(
-            f"a caption of {count} words has alternatives at {count} places, "
-            f"not at {len(caption.alternatives)}"
-        )
 
 
 def _check_masks(caption: Caption, masks: Masks, shape: tuple[int, int]) -> None:

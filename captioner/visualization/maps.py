@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.tokenizer import tokenize
 
@@ -51,6 +52,29 @@ def find(words: Sequence[str], what: str) -> list[tuple[int, ...]]:
         if found := [s for s in starts if spelled[s : s + length] == wanted]:
             return [tuple(range(start, start + length)) for start in found]
     raise ConfigError(f"{what!r} is not in the caption: {_told(words)}")
+
+
+def check_caption(caption: Caption) -> None:
+    """Refuse a caption whose arrays do not fit its words, or hold no numbers."""
+    count, shape = len(caption.words), np.shape(caption.alphas)
+    if len(shape) != 3 or shape[0] != count or (count and 0 in shape):
+        raise ConfigError(
+            f"the alphas of a caption of {count} words have the shape ({count}, rows, columns), "
+            f"not {shape}"
+        )
+    if not np.isfinite(caption.alphas).all():
+        raise ConfigError("the alphas hold NaN or infinity; there is no map to draw")
+    for name in ("log_probs", "gates"):
+        if np.shape(getattr(caption, name)) != (count,):
+            raise ConfigError(
+                f"the {name} of a caption of {count} words have the shape ({count},), "
+                f"not {np.shape(getattr(caption, name))}"
+            )
+    if caption.alternatives and len(caption.alternatives) != count:
+        raise ConfigError(
+            f"a caption of {count} words has alternatives at {count} places, "
+            f"not at {len(caption.alternatives)}"
+        )
 
 
 def combined(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from PIL import Image
@@ -22,11 +23,12 @@ class PhotoCaption(Caption):
     """JPEG, 640 pixels on its longer side at most."""
 
     @classmethod
-    def of(cls, caption: Caption, photo: Image.Image) -> PhotoCaption:
-        """A caption and its photo."""
+    def of(cls, captions: Sequence[Caption], photo: Image.Image) -> list[PhotoCaption]:
+        """Captions with their photo, which all of them share."""
         buffer = io.BytesIO()
         fit_photo(photo, _SIDE).save(buffer, format="JPEG", quality=85)
-        return cls(**vars(caption), photo=buffer.getvalue())
+        kept = buffer.getvalue()
+        return [cls(**vars(caption), photo=kept) for caption in captions]
 
     def _repr_html_(self) -> str:
         with Image.open(io.BytesIO(self.photo)) as photo:

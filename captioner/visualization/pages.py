@@ -6,7 +6,6 @@ that are hovered, tapped or reached by arrow keys move the light over the photo.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from captioner.visualization.document import (
     escaped,
 )
 from captioner.visualization.heatmap import LIGHT, fit_photo, palette
+from captioner.visualization.maps import check_caption
 
 PAGES = (".html", ".htm")
 """File name endings of pages."""
@@ -124,25 +124,21 @@ def gallery(
         theme: auto follows the reader's system; light; dark.
 
     Raises:
-        ConfigError: There is no photo, or the labels are not as many as the captions.
+        ConfigError: There is no photo, or a photo has no caption, or the labels are not as many as
+            the captions.
         ImageError: A photo cannot be read.
     """
     look = viewer_look(colormap, smooth=smooth)
     items: list[str] = []
     told: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, 1):
-        if entry.labels and len(entry.labels) != len(entry.captions):
-            raise ConfigError(
-                f"{len(entry.labels)} labels for {len(entry.captions)} captions; give one each"
-            )
+        _check(entry, number)
         items.append(_item(entry, number, panel_size))
         told.append(
             {
                 "title": entry.title,
                 "labels": list(entry.labels),
-                "captions": [
-                    _finite(caption).as_dict(attention=True) for caption in entry.captions
-                ],
+                "captions": [caption.as_dict(attention=True) for caption in entry.captions],
             }
         )
     if not items:
@@ -189,6 +185,23 @@ went into the word. Where the model looked is no proof of why it chose a word.</
 </body>"""
 
 
+def _check(entry: Entry, number: int) -> None:
+    """Refuse what cannot be shown truthfully."""
+    if entry.labels and len(entry.labels) != len(entry.captions):
+        raise ConfigError(
+            f"{len(entry.labels)} labels for {len(entry.captions)} captions; give one each"
+        )
+    if not entry.captions:
+        raise ConfigError(f"photo {number} of the page has no caption; give one or more")
+    for caption in entry.captions:
+        check_caption(caption)
+        if not np.isfinite([*caption.log_probs, *caption.gates, caption.log_prob]).all():
+            raise ConfigError(
+                f"the log_probs or gates of {caption.text!r} hold NaN or infinity; a page shows "
+                "numbers"
+            )
+
+
 def _item(entry: Entry, number: int, panel_size: int) -> str:
     """What there is of a photo without a script."""
     picture = fit_photo(open_image(entry.photo), panel_size)
@@ -199,18 +212,10 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
         for label, text in zip(labels, texts, strict=True)
     )
     name = f'<span class="name">{escaped(entry.title)}</span>' if entry.title else ""
-    alt = escaped(texts[0] if texts else entry.title)
+    alt = escaped(texts[0])
     size = f'width="{picture.width}" height="{picture.height}"'
     image = f'<img src="{data_uri(picture)}" alt="{alt}" {size} decoding="async">'
     return (
         f'<li class="entry" id="entry-{number}"><figure><a href="#photo-{number}">{image}'
         f"<figcaption>{said}{name}</figcaption></a></figure></li>"
     )
-
-
-def _finite(caption: Caption) -> Caption:
-    """Refuse what cannot be drawn truthfully."""
-    numbers = (caption.log_probs, caption.gates, caption.alphas)
-    if not all(np.isfinite(part).all() for part in numbers) or not math.isfinite(caption.log_prob):
-        raise ConfigError(f"the caption {caption.text!r} holds NaN or infinity; it cannot be shown")
-    return caption

@@ -1,4 +1,4 @@
-"""The colours of pages: text reaches a contrast of 4.5 on the paper, bars reach 3 (WCAG AA)."""
+"""The colours of figures and animations: text has a contrast of 4.5, bars of 3 (WCAG AA)."""
 
 from __future__ import annotations
 

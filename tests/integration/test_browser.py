@@ -455,7 +455,7 @@ def test_an_address_leads_to_its_photo(visit, photos, tmp_path) -> None:
 
 
 def test_a_caption_shows_itself_in_the_frame_of_a_notebook(visit, tmp_path) -> None:
-    caption = PhotoCaption.of(make(), photo())
+    caption = PhotoCaption.of([make()], photo())[0]
     notebook = tmp_path / "notebook.html"
     notebook.write_text(f"<!doctype html><title>n</title>{caption._repr_html_()}", "utf-8")
     tab = visit(notebook.as_uri())

@@ -133,6 +133,25 @@ def test_a_photo_without_masks_is_drawn_and_named(tiny, photo, tmp_path, capsys)
     assert (tmp_path / "x.png").exists()
 
 
+def test_a_word_that_one_photo_lacks_does_not_stop_the_others(tiny, tmp_path, capsys) -> None:
+    model = load(tiny.model)
+    said = {photo.name: model.caption(photo).words for photo in tiny.photos.iterdir()}
+    everywhere = set.intersection(*map(set, said.values()))
+    word = next(w for words in said.values() for w in words if w not in everywhere)
+    having = [name for name, words in said.items() if word in words]
+    lacking = [name for name, words in said.items() if word not in words]
+    assert having
+    assert lacking
+
+    code = attend(tiny.photos, "-o", tmp_path / "out", "--model", tiny.model, "--only", word)
+
+    assert code == FAILED
+    drawn = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert drawn == sorted(f"{Path(name).stem}_attention.png" for name in having)
+    complaints = capsys.readouterr().err
+    assert all(f"{name}: {word!r} is not in the caption" in complaints for name in lacking)
+
+
 # --- animations ----------------------------------------------------------------------------------
 
 
@@ -165,8 +184,20 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, capsys) -> None:
     entries = data_of(tmp_path / "all.html")["entries"]
     printed, complaints = capsys.readouterr()
     assert "broken.png" in complaints
-    assert [f"{e['title']}: {e['captions'][0]['text']}" for e in entries] == printed.splitlines()
+    told = [f"{tiny.photos / e['title']}: {e['captions'][0]['text']}" for e in entries]
+    assert told == printed.splitlines()
     assert len(entries) == len(list(tiny.photos.iterdir()))
+
+
+def test_photos_of_one_name_are_told_apart_by_their_folders(tiny, photo, tmp_path) -> None:
+    (tmp_path / "other").mkdir()
+    open_image(photo).save(tmp_path / "other" / photo.name)
+    given = (photo, tmp_path / "other" / photo.name, tiny.photos / "2.png")
+
+    assert attend(*given, "-o", tmp_path / "all.html", "--model", tiny.model) == OK
+
+    titles = [entry["title"] for entry in data_of(tmp_path / "all.html")["entries"]]
+    assert titles == ["photos/1.png", "other/1.png", "2.png"]
 
 
 def test_a_page_shows_models_and_sentences_of_ones_own(tiny, photo, tmp_path) -> None:
@@ -217,6 +248,7 @@ def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch) -> None
         ("x.png", ["--format", "svg"], ["--format", "x.png"]),
         ("x.png", ["--alternatives", "-1"], ["alternatives", "-1"]),
         ("x.png", ["--only", "gryphon"], ["gryphon"]),
+        ("x.png", ["--panel-size", "-1"], ["panel_size", "-1"]),
         ("x.png", ["--colormap", "jet"], ["jet", "inferno"]),
         ("x.png", ["--instances", "none.json"], ["none.json"]),
         ("x.png", ["--theme", "blue"], ["theme", "dark"]),

@@ -176,12 +176,28 @@ def test_what_cannot_be_shown_is_refused() -> None:
         gallery([])
     with pytest.raises(ConfigError, match="2 labels for 1 captions"):
         page(photo(), make(), labels=["x", "y"])
+    with pytest.raises(ConfigError, match="photo 1 of the page has no caption"):
+        page(photo(), [])
     with pytest.raises(ConfigError, match="unknown colormap 'jet'"):
         page(photo(), make(), colormap="jet")
     broken = make()
     broken.alphas[0, 0, 0] = np.nan
     with pytest.raises(ConfigError, match="NaN"):
         page(photo(), broken)
+    unknown = make()
+    unknown.gates[0] = np.inf
+    with pytest.raises(ConfigError, match="log_probs or gates of 'a dog'"):
+        page(photo(), unknown)
+    short = make()
+    object.__setattr__(short, "alphas", short.alphas[:1])
+    with pytest.raises(ConfigError, match=r"alphas of a caption of 2 words"):
+        page(photo(), short)
+
+
+def test_a_name_that_is_no_text_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    page(photo(), make(), title="\udcffname.jpg").save(tmp_path / "x.html")
+
+    assert "<h1>?name.jpg</h1>" in (tmp_path / "x.html").read_text(encoding="utf-8")
 
 
 def test_a_caption_without_words_has_a_page() -> None:
@@ -205,7 +221,7 @@ def test_a_notebook_shows_a_page_in_a_frame_of_its_own() -> None:
 def test_a_caption_of_a_photo_shows_itself_and_is_still_the_caption() -> None:
     plain = make()
 
-    caption = PhotoCaption.of(plain, photo((1600, 400)))
+    caption = PhotoCaption.of([plain], photo((1600, 400)))[0]
 
     assert caption.as_dict(attention=True) == plain.as_dict(attention=True)
     with Image.open(io.BytesIO(caption.photo)) as small:
