@@ -124,6 +124,8 @@ def _server(service: Service, app: Callable[..., object], limits: Limits, addres
     """A server that says when it is ready and tells the service when it is to stop."""
     import uvicorn
 
+    from captioner.serving.connections import limited
+
     class Announced(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -135,7 +137,7 @@ def _server(service: Service, app: Callable[..., object], limits: Limits, addres
 
     config = uvicorn.Config(
         app,
-        http="h11",  # plain Python, and the same everywhere
+        http=limited(limits),
         loop="asyncio",
         ws="none",
         lifespan="on",

@@ -10,6 +10,7 @@ Grey values beyond 8 bits are scaled, where Pillow would clip them: see `_to_8_b
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import stat
@@ -35,6 +36,9 @@ MAX_PIXELS = 178_956_970
 MAX_STREAM_BYTES = 1 << 30
 """Standard input and pipes are read up to here, in bytes: they may never end."""
 
+USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""What photos come in, by Pillow's names."""
+
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
 
@@ -55,6 +59,7 @@ _MISTAKEN = (
     (re.compile(rb"....ftypavi[fs]", re.DOTALL), "an AVIF picture"),
     (re.compile(rb"....ftyp", re.DOTALL), "a video"),
     (re.compile(rb"%PDF"), "a PDF"),
+    (re.compile(rb"%!PS"), "a PostScript drawing"),
     (re.compile(rb"\s*(<\?xml[^>]*>\s*)?<svg", re.IGNORECASE), "an SVG drawing"),
     (re.compile(rb"\s*<(!doctype|html)", re.IGNORECASE), "a web page"),
     (re.compile(rb"PK\x03\x04"), "a ZIP archive"),
@@ -67,6 +72,7 @@ def open_image(
     *,
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] | None = None,
 ) -> Image.Image:
     """Read one picture as RGB, upright and fully loaded.
 
@@ -75,6 +81,7 @@ def open_image(
             Pillow image, which is treated as its file would be.
         name: What messages call it; by default the path, or the open file's own name.
         max_pixels: A file of more is refused before it is decoded; ``MAX_PIXELS`` at most.
+        formats: Pillow's names of the formats that are read; None: all that it knows.
 
     Returns:
         A new RGB image without metadata.
@@ -89,8 +96,8 @@ def open_image(
     called = name or _name_of(source)
     if isinstance(source, (str, Path)):
         with _open_file(source, called) as file:
-            return _decode(_seekable(file, called), called, max_pixels)
-    return _decode(_seekable(source, called), called, max_pixels)
+            return _decode(_seekable(file, called), called, max_pixels, formats)
+    return _decode(_seekable(source, called), called, max_pixels, formats)
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
@@ -222,9 +229,11 @@ def _seekable(file: BinaryIO, called: str) -> BinaryIO:
     return io.BytesIO(content)
 
 
-def _decode(file: BinaryIO, called: str, max_pixels: int) -> Image.Image:
+def _decode(
+    file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None
+) -> Image.Image:
     with _quiet_pillow():
-        return _plain(_identify(file, called, max_pixels), called)
+        return _plain(_identify(file, called, max_pixels, formats), called)
 
 
 def _plain(image: Image.Image, called: str) -> Image.Image:
@@ -242,10 +251,12 @@ def _plain(image: Image.Image, called: str) -> Image.Image:
     return rgb
 
 
-def _identify(file: BinaryIO, called: str, max_pixels: int) -> Image.Image:
+def _identify(
+    file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None = None
+) -> Image.Image:
     """Read the header; refuse what is no picture, or too large to decode."""
     try:
-        image = Image.open(file)
+        image = Image.open(file, formats=formats)
         pixels = image.width * image.height
     except Image.DecompressionBombError as error:
         problem = f"{_first_line(error)}; {_too_large(max_pixels)}"
@@ -288,9 +299,33 @@ def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
     anything else is stretched from its smallest to its largest value. NaN counts as 0, an infinity
     as the nearest finite value. The value that a PNG declares transparent becomes white.
     """
-    values = np.asarray(image).astype(np.float64)
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    values = np.asarray(image)
+    low, high = _range(values)
+    made = np.empty(values.shape, dtype=np.uint8)
+    for start in range(0, len(values), _STRIP):  # the numbers in between are 8 times as large
+        strip = slice(start, start + _STRIP)
+        made[strip] = _strip_to_8_bit(values[strip].astype(np.float64), image, low, high)
+    return made
+
+
+_STRIP = 256
+"""Rows that are scaled at once."""
+
+
+def _range(values: NDArray[Any]) -> tuple[float, float]:
+    """The least and the greatest finite value; 0 and 0 where there is none."""
+    low, high = math.inf, -math.inf
+    for start in range(0, len(values), _STRIP):
+        strip = values[start : start + _STRIP]
+        finite = strip[np.isfinite(strip)]
+        if finite.size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+    return (low, high) if low <= high else (0.0, 0.0)
+
+
+def _strip_to_8_bit(
+    values: NDArray[np.float64], image: Image.Image, low: float, high: float
+) -> NDArray[np.uint8]:
     grey = np.nan_to_num(values, nan=0.0, posinf=high, neginf=low)
     if image.mode.startswith("I;16") or image.format in {"PNG", "PPM"}:
         grey /= 257

@@ -122,6 +122,7 @@ def _add_captions(app: FastAPI, service: Service, query: type[BaseModel]) -> Non
 def _add_the_rest(app: FastAPI, service: Service, metrics: Metrics, page: str) -> None:
     policy = front.policy(page)
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=Health, responses={503: PROBLEMS[503]})
     async def healthz() -> Response:
         """Whether photos are captioned."""
@@ -138,6 +139,7 @@ def _add_the_rest(app: FastAPI, service: Service, metrics: Metrics, page: str) -
         """What was counted since the start."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})

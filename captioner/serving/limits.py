@@ -19,15 +19,18 @@ class Limits:
     """Pixels of a photo; a larger one is refused before it is decoded (413)."""
     max_queue: int = 64
     """Requests on their way at once, from the first byte to the answer; one more is told to come
-    back (429). So many times max-bytes is the memory that photos can fill."""
+    back (429). So many times max-bytes is the memory that files can fill."""
     timeout: float = 30.0
     """Seconds that a photo may take to arrive (408), and after that its captions to be ready
     (503)."""
+    max_connections: int = 500
+    """Connections open at once, used or not; one more is sent away (503). Each is an open file of
+    the system's, which usually allows 1,024."""
     max_beam: int = 20
     """Greatest beam size and number of captions that may be asked for (422)."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_queue", "max_beam"):
+        for name in ("max_bytes", "max_pixels", "max_queue", "max_connections", "max_beam"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{_spelled(name)} is {value!r}; give a whole number from 1")

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from captioner.errors import ConfigError
 from captioner.serving.answers import Refusal, refusal_response
 from captioner.serving.metrics import Metrics
 
@@ -33,7 +34,7 @@ HEADERS = {
 }
 """On every answer, unless it brings its own (the page's policy allows its script and style)."""
 
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@]+)\.?(?::[0-9]+)?")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)\.?(?::[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,15 @@ def answered_hosts(bound: str, names: Iterable[str] = ()) -> Hosts:
     Args:
         bound: The address that it is bound to.
         names: More names.
+
+    Raises:
+        ConfigError: One is no name: an address with a port, a URL.
     """
+    names = list(names)
+    for name in names:
+        match = _HOST.fullmatch(name.lower())
+        if match is None or match[1] != name.lower():
+            raise ConfigError(f"allow-host is {name!r}; give a name alone, e.g. photos.example.org")
     own = f"[{bound}]" if ":" in bound else bound
     known = LOOPBACK | {own.lower()} | {name.lower() for name in names}
     if is_loopback(bound):
@@ -84,6 +93,14 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
+        return None
+
+
+def _netloc(origin: str) -> str | None:
+    """Host and port of an ``Origin``; None of what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # a bracket without its other one
         return None
 
 
@@ -127,17 +144,16 @@ class Guard:
     def _refusal(self, method: str, headers: Headers) -> Refusal | None:
         host = headers.get("host", "")
         if not self.hosts.answers_to(host):
-            known = ", ".join(sorted(self.hosts.names))
             return Refusal(
                 421,
                 "host",
-                f"this server does not answer to the name {host[:100]!r}; use {known}, or start it "
-                "with --allow-host NAME",
+                f"this server does not answer to the name {host[:100]!r}; use the address that it "
+                "told when it started, or start it with --allow-host NAME",
             )
         if method in ("GET", "HEAD"):
             return None  # changes nothing, and the answer is not shown to other sites
         origin = headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        foreign = origin is not None and _netloc(origin) != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             problem = "a page of another site asks; open this server's own page, or use a program"
             return Refusal(403, "origin", problem)

@@ -7,6 +7,7 @@ import os
 import struct
 import sys
 import threading
+import tracemalloc
 import warnings
 import zlib
 from pathlib import Path
@@ -17,8 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.data import images
-from captioner.data.images import EXTENSIONS, find_images, image_size, open_image
-from captioner.errors import DataError, ImageError
+from captioner.data.images import (
+    EXTENSIONS,
+    USUAL_FORMATS,
+    find_images,
+    image_size,
+    open_image,
+)
+from captioner.errors import DataError, ImageError, NotAnImageError
 
 GREY16 = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
 GREY8 = [0, 1, 100, 255]
@@ -93,6 +100,39 @@ def test_cmyk_jpeg_both_ways_of_storing_ink(tmp_path: Path):
 def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path, name: str):
     Image.fromarray(GREY16).save(tmp_path / name)
     assert row(tmp_path / name) == GREY8
+
+
+def test_tall_pictures_are_scaled_by_their_whole_range() -> None:
+    values = np.linspace(-500, 1500, 3 * 700).reshape(700, 3).astype(np.float32)
+
+    made = np.asarray(open_image(Image.fromarray(values)))
+
+    wanted = np.rint((values.astype(np.float64) + 500) / 2000 * 255)
+    assert np.abs(made[..., 0] - wanted).max() <= 1  # a half may fall to either side
+    assert made[0, 0, 0] == 0
+    assert made[-1, -1, 0] == 255
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_large_pictures_of_many_bits_are_scaled_in_little_memory(dtype: type) -> None:
+    picture = Image.fromarray(np.zeros((4000, 1000), dtype=dtype))
+
+    tracemalloc.start()
+    open_image(picture)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most < 16 * 4000 * 1000  # bytes a pixel; all at once would be 32
+
+
+def test_only_the_formats_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "x.ppm")
+    Image.new("RGB", (4, 4)).save(tmp_path / "x.webp")
+
+    assert open_image(tmp_path / "x.ppm").size == (4, 4)
+    assert open_image(tmp_path / "x.webp", formats=USUAL_FORMATS).size == (4, 4)
+    with pytest.raises(NotAnImageError, match="give JPEG, PNG"):
+        open_image(tmp_path / "x.ppm", formats=USUAL_FORMATS)
 
 
 def test_16_bit_grey_of_either_byte_order_and_dark(tmp_path: Path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from colour_server import Server, png
 
+from captioner.errors import ConfigError
 from captioner.serving.app import create_app
 from captioner.serving.security import HEADERS, Hosts, answered_hosts, is_loopback
 
@@ -104,6 +105,8 @@ def test_what_is_loopback(host, loopback):
         {"origin": "http://localhost.evil.example:8000"},
         {"origin": "null"},
         {"origin": ""},
+        {"origin": "http://["},  # no address at all
+        {"origin": "http://a]b"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
         {"origin": "http://localhost:8000", "sec-fetch-site": "cross-site"},
@@ -254,3 +257,9 @@ def test_nothing_is_written_to_disk_or_logged(tmp_path):
     assert "captioner.serving:POST /v1/captions 413 " in done.stdout  # it does log
     assert "SECRET" not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x.org:8443", "https://x.org", "", "a b", "x.org/", "me@x.org"])
+def test_a_name_that_can_never_match_is_refused(name):
+    with pytest.raises(ConfigError, match="give a name alone"):
+        answered_hosts("127.0.0.1", [name])
