@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -115,7 +116,8 @@ def overlay(
             a person. All their maps are drawn on one scale.
         labels: A name for each caption, such as its model's.
         only: Draw no other panels than these: a word ("dog"), words in a row ("brown dog"), a
-            place counted from 1 ("3") or places ("2-4"). Several words make one panel.
+            place counted from 1 ("3") or places ("2-4"). Several words make one panel. A caption
+            that lacks what another has is drawn without it.
         combine: The map of several words: the ``mean`` of theirs, or ``max`` for the greatest at
             every region, which is not renormalised.
         coverage: One more panel: the mean of all words' maps. (Their sum, the coverage of the
@@ -135,12 +137,13 @@ def overlay(
         The figure: for each caption the photo, then one panel a word.
 
     Raises:
-        ConfigError: An option that cannot be; a word that the caption does not have.
+        ConfigError: An option that cannot be; a word that no caption has.
     """
     check_colormap(colormap)
     colours = theme_of(theme)
     given = [captions] if isinstance(captions, Caption) else list(captions)
     _check(given, labels, outlines, columns, alternatives)
+    _check_only(given, only)
     original = open_image(photo)
     shown = fit_photo(original, panel_size)
     blocks = []
@@ -187,8 +190,7 @@ def _panels(
     panels = [Panel("photo", "", (), None, every)]
     chosen: list[tuple[int, ...]] = [(place,) for place in range(len(words))]
     if only:
-        found = [places for what in only for places in find(words, what)]
-        chosen = list(dict.fromkeys(found))  # what was named twice is drawn once
+        chosen = _places(words, only)
     for places in chosen:
         single = len(places) == 1
         note = "" if single else f"{'mean' if how == 'mean' else 'greatest'} of {len(places)} words"
@@ -207,6 +209,22 @@ def _panels(
         every_place = tuple(range(len(words)))
         panels.append(Panel(title, "mean", every_place, coverage(caption.alphas), []))
     return panels
+
+
+def _places(words: Sequence[str], only: Sequence[str]) -> list[tuple[int, ...]]:
+    """Where a caption has what is asked for; nowhere where it lacks it."""
+    found: list[tuple[int, ...]] = []
+    for what in only:
+        with suppress(ConfigError):
+            found += find(words, what)
+    return list(dict.fromkeys(found))  # what was named twice is drawn once
+
+
+def _check_only(captions: Sequence[Caption], only: Sequence[str]) -> None:
+    """Refuse what no caption has; of several, others may lack it."""
+    for what in only:
+        if not any(_places(caption.words, [what]) for caption in captions):
+            find(captions[0].words, what)  # says so
 
 
 def _check(

@@ -193,6 +193,18 @@ def test_coverage_is_one_more_panel() -> None:
         assert {"all 6 words", "mean"} <= set(texts_of(figure))
 
 
+def test_of_several_captions_some_may_lack_what_is_asked_for() -> None:
+    photo, one, other = noisy((60, 40)), make_caption(WORDS), make_caption(["a", "horse"])
+
+    titles = [
+        m.title.partition(": ")[2] for m in maps_of(overlay(photo, [one, other], only=["dog"]))
+    ]
+
+    assert titles == ["dog"]
+    with pytest.raises(ConfigError, match="'zebra' is not in the caption"):
+        overlay(photo, [one, other], only=["dog", "zebra"])
+
+
 def test_only_names_what_the_caption_has() -> None:
     for only in (["horse"], ["brown cat"], ["7"]):
         with pytest.raises(ConfigError, match="1 a 2 brown 3 dog 4 and 5 a 6 cat"):
