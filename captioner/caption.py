@@ -42,7 +42,7 @@ END_NAME = "<end>"
 """What an alternative calls the end of the sentence."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Caption:
     """One sentence about one photo, with its evidence.
 
@@ -101,6 +101,9 @@ class Caption:
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:  # arrays would fill the screen
+        return f"<{type(self).__name__} {self.text!r}, log_prob {self.log_prob:.2f}>"
 
 
 def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
+from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, parser, targets
 from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
     find_photos,
+    missing,
     refuse_overwrite,
     search_changes,
     warn,
@@ -62,41 +64,65 @@ def main(argv: Sequence[str]) -> int:
     photos, failures = find_photos(options.photos)
     if not photos:
         return FAILED
+    places = _places(photos, options)
+    instances = _instances(options.instances)
+    there = [pair for pair in zip(photos, places, strict=True) if not missing(pair[0])]
+    failures += len(photos) - len(there)
+    if not there:
+        return FAILED
+    models = _models(options)
+    check_count(models[0], places[0].suffix.lower(), options, search)
+    shown = _shown(models, [photo for photo, _ in there], options, search)
+    failures += _draw(shown, [place for _, place in there], instances, options)
+    return FAILED if failures else OK
+
+
+def _places(photos: Sequence[Path], options: Any) -> list[Path]:
+    """Where each photo's picture goes, once all that was asked fits together."""
     places = targets(photos, Path(options.output), options.format)
     suffix = places[0].suffix.lower()  # the same for all
     check_kind(suffix, options)
-    for target in dict.fromkeys(places):
-        refuse_overwrite(target, options.force)
-    instances = _instances(options.instances)
-    models = _models(options)
-    check_count(models[0], suffix, options, search)
     if options.alternatives is None:
         options.alternatives = 5 if suffix in PAGES else 0
+    given = {photo.resolve() for photo in photos}
+    for place in dict.fromkeys(places):
+        if place.resolve() in given:
+            raise ConfigError(f"{place} is the photo itself; give another name")
+        refuse_overwrite(place, options.force)
+    return places
 
-    draw = _drawer(suffix, options)
-    gathered: list[_Shown] = []
-    shown = _shown(models, photos, options, search)
-    hide = None if len(photos) > 1 else True  # None: hidden unless stderr is a terminal
-    bar = tqdm(shown, total=len(photos), unit="photo", disable=hide, dynamic_ncols=True)
-    for target, one in zip(places, bar, strict=True):
+
+def _draw(
+    shown: Iterator[_Shown | ImageError],
+    places: Sequence[Path],
+    instances: Instances | None,
+    options: Any,
+) -> int:
+    """Draw one photo after the other, or all on one page; how many failed."""
+    failures, gathered = 0, []
+    draw = _drawer(places[0].suffix.lower(), options)
+    several = len(places) > 1
+    hide = None if several else True  # None: hidden unless stderr is a terminal
+    bar = tqdm(shown, total=len(places), unit="photo", disable=hide, dynamic_ncols=True)
+    for place, one in zip(places, bar, strict=True):
         if isinstance(one, ImageError):
             failures += 1
             warn(str(one))
             continue
-        if places[0] == places[-1] and len(photos) > 1:
+        if several and places[0] == places[-1]:
             gathered.append(one)
         else:
             try:
-                draw(one, _outlines(one, instances)).save(target)
+                draw(one, _outlines(one, instances)).save(place)
             except ConfigError as error:  # e.g. a word that this caption lacks: the others go on
-                if len(photos) == 1:
+                if not several:
                     raise
                 failures += 1
                 warn(f"{one.name}: {error}")
         _tell(one, options)
     if gathered:
         _gallery(gathered, options).save(places[0])
-    return FAILED if failures else OK
+    return failures
 
 
 # --- what is said --------------------------------------------------------------------------------
@@ -176,7 +202,9 @@ def _tell(one: _Shown, options: Any) -> None:
         print(f"{one.name}: {caption.text}{label}", flush=True)
         if options.words:
             each = zip(caption.words, caption.log_probs, strict=True)
+            end = caption.log_prob - float(caption.log_probs.sum())
             said = ", ".join(f"{word} {log_prob:.2f}" for word, log_prob in each)
+            said += f", {END_NAME} {end:.2f}"
             print(f"  log-probability {caption.log_prob:.2f} ({said})", flush=True)
 
 
@@ -208,7 +236,9 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
         del outlines
         from captioner.visualization import animate
 
-        return animate(one.photo, one.captions[0], **look)
+        pace = options.seconds_per_word
+        given = {} if pace is None else {"seconds_per_word": pace}
+        return animate(one.photo, one.captions[0], **given, **look)
 
     def page(one: _Shown, outlines: Any) -> _Savable:
         del outlines
@@ -276,4 +306,6 @@ def _outlines(one: _Shown, instances: Instances | None) -> Any:
                 for place in range(name.start, name.stop):
                     places.setdefault(place, []).append(masks.objects)
         outlines.append(places)
+    if not any(outlines):
+        warn(f"{one.name}: its words name nothing that {instances.path} has a mask of")
     return outlines

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Options that one kind of picture does not have, by the field of the parsed arguments.
 _ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")
 _NOT_ANIMATIONS = ("alternatives", "compare")
+_ONLY_ANIMATIONS = ("seconds_per_word",)
+_LEAST = {"panel_size": 0, "columns": 1, "alternatives": 0}
+_MOST_ALTERNATIVES = 50  # a page shows them under each other
 
 
 def parser() -> Parser:
@@ -99,6 +102,12 @@ def _add_drawing_options(new: Parser) -> None:
         "(default: figures 640, animations 480, a page 1280, of many photos 800)",
     )
     drawn.add_argument(
+        "--seconds-per-word",
+        type=float | None,
+        default=None,
+        help="animations: how long a word stays, the way to it included (default: 1)",
+    )
+    drawn.add_argument(
         "--columns", type=int | None, default=None, help="figures: panels beside each other"
     )
     drawn.add_argument(
@@ -149,17 +158,32 @@ def _check_ending(suffix: str) -> None:
 
 def check_kind(suffix: str, options: Any) -> None:
     """Refuse what this kind of picture does not have, rather than leave it out silently."""
+    for name, least in _LEAST.items():
+        if options[name] is not None and options[name] < least:
+            raise ConfigError(f"{_spelled(name)} is {options[name]}; give {least} or more")
+    if (options.alternatives or 0) > _MOST_ALTERNATIVES:
+        raise ConfigError(
+            f"--alternatives is {options.alternatives}; give {_MOST_ALTERNATIVES} at most"
+        )
+    kind, lacking = _lacking(suffix)
+    wrong = [_spelled(name) for name in lacking if options[name]]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)}: not for {kind} ({suffix}); leave it out")
+    if options.combine and not options.only:
+        raise ConfigError("--combine says how the words of --only share a map; give --only too")
+
+
+def _lacking(suffix: str) -> tuple[str, tuple[str, ...]]:
+    """What the kind is called, and the options that it does not have."""
     if suffix in FIGURES:
-        if options.combine and not options.only:
-            raise ConfigError("--combine says how the words of --only share a map; give --only too")
-        return
-    kind = "a page"
-    lacking: tuple[str, ...] = _ONLY_FIGURES
+        return "a figure", _ONLY_ANIMATIONS
     if suffix in ANIMATIONS:
-        kind, lacking = "an animation", (*_ONLY_FIGURES, *_NOT_ANIMATIONS)
-    for name in lacking:
-        if options[name]:
-            raise ConfigError(f"--{name} is not for {kind} ({suffix}); leave it out, or give .png")
+        return "an animation", (*_ONLY_FIGURES, *_NOT_ANIMATIONS)
+    return "a page", (*_ONLY_FIGURES, *_ONLY_ANIMATIONS)
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def check_count(model: Captioner, suffix: str, options: Any, search: dict[str, Any]) -> None:

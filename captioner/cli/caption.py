@@ -18,6 +18,7 @@ from captioner.cli.options import (
     add_model_options,
     add_search_options,
     find_photos,
+    missing,
     new_parser,
     output,
     refuse_overwrite,
@@ -61,6 +62,9 @@ def main(argv: Sequence[str]) -> int:
     photos, empty = find_photos(options.photos, options.recursive)
     named, failures = _names(photos, options)
     failures += empty
+    there = [(photo, name) for photo, name in named if not missing(photo)]
+    failures += len(named) - len(there)
+    named = there
     if failures and not named:
         return FAILED
 

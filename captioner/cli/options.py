@@ -180,6 +180,19 @@ def find_photos(given: Sequence[str], recursive: bool = False) -> tuple[list[Pat
     return photos, failures
 
 
+def missing(photo: Path) -> bool:
+    """Whether there is no such file; said at once, not when a model has been loaded."""
+    if str(photo) == "-" or photo.exists():
+        return False
+    from captioner.data.images import open_image
+
+    try:
+        open_image(photo)
+    except DataError as error:
+        warn(str(error))
+    return True
+
+
 @contextmanager
 def output(path: Path | None) -> Iterator[IO[str]]:
     """Standard output, or a file that appears under its name when it is complete."""

@@ -364,7 +364,7 @@ def _not_a_picture(file: BinaryIO, called: str) -> ImageError:
     head = file.read(256)
     if _BEGINNINGS.match(head):
         return _error(called, f"the picture's header is broken or breaks off; {_AGAIN}")
-    begins = f"not a picture that can be read (it begins with {head[:12]!r})"
+    begins = f"not a picture that can be read (it begins with {head[:12].decode('latin-1')!a})"
     kinds = (kind for beginning, kind in _MISTAKEN if beginning.match(head))
     known = next((f"{kind}, which cannot be read" for kind in kinds), begins)
     return _error(called, f"{known}; give {_READABLE}", NotAnImageError)

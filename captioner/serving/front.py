@@ -44,8 +44,8 @@ def _body(limits: Limits, options: SearchOptions, data: str) -> str:
 kept in memory until it is answered, and is then forgotten.</p>
 <div class="drop">
 <span><input id="file" type="file" accept="image/*" multiple>
-<label class="pick" for="file">Choose a photo</label></span>
-<span class="hint">or drop it here, or paste it</span>
+<label class="pick" for="file">Choose photos</label></span>
+<span class="hint">or drop them here, or paste</span>
 </div>
 <form class="wishes" autocomplete="off">
 <label>beam size
@@ -56,10 +56,10 @@ kept in memory until it is answered, and is then forgotten.</p>
 <input name="words" type="text" maxlength="400" placeholder="a dog runs through the grass"></label>
 <button type="submit">Caption</button>
 </form>
+<div class="strip" role="group" aria-label="Photos" hidden></div>
 <div class="complaints" role="alert"></div>
 <p class="status" role="status"></p>
 <div class="stand"></div>
-<div class="strip" role="group" aria-label="Photos" hidden></div>
 <footer>Brighter: more attention while the word was chosen. β, the gate: how much of what was seen
 went into the word. The model guesses; where it looked is no proof of why it chose a word.</footer>
 </main>

@@ -173,7 +173,9 @@ class Service:
         except LargeImageError as error:
             raise Refusal(413, "pixels", str(error)) from error
         except ImageError as error:
-            raise Refusal(422, "broken", str(error)) from error
+            # curl -d, which people try first, leaves line breaks out of what it sends
+            hint = "; with curl send it by --data-binary, not by -d"
+            raise Refusal(422, "broken", f"{error}{hint}") from error
         except ConfigError as error:
             raise Refusal(422, "options", respelled(str(error))) from error
         # Many maps are long to write out: the loop serves the others meanwhile.

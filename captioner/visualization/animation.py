@@ -174,7 +174,7 @@ def animate(
     photo: Image.Image | str | Path,
     caption: Caption,
     *,
-    seconds_per_word: float = 0.8,
+    seconds_per_word: float = 1.0,
     frames_per_second: int = 15,
     panel_size: int = 480,
     smooth: bool = True,

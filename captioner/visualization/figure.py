@@ -222,6 +222,8 @@ def _places(words: Sequence[str], only: Sequence[str]) -> list[tuple[int, ...]]:
 
 def _check_only(captions: Sequence[Caption], only: Sequence[str]) -> None:
     """Refuse what no caption has; of several, others may lack it."""
+    if isinstance(only, str):
+        raise ConfigError(f"only is one text; give a list: only=[{only!r}]")
     for what in only:
         if not any(_places(caption.words, [what]) for caption in captions):
             find(captions[0].words, what)  # says so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from PIL import Image
 
@@ -15,11 +15,11 @@ from captioner.visualization.pages import page
 _SIDE = 640  # pixels; a copy of this size is some 60 kB, so that thousands can be kept
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PhotoCaption(Caption):
     """A caption with a small copy of its photo: the viewer opens where a notebook shows it."""
 
-    photo: bytes = field(default=b"", repr=False)
+    photo: bytes = b""
     """JPEG, 640 pixels on its longer side at most."""
 
     @classmethod

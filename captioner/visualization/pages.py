@@ -143,11 +143,11 @@ def gallery(
         )
     if not items:
         raise ConfigError("a page needs one photo or more")
-    called = title or (told[0]["title"] if len(told) == 1 else f"{len(told)} photos") or "captioner"
+    called = title or (told[0]["title"] if len(told) == 1 else f"{len(told)} photos")
     body = _body(called, items, embedded({"entries": told, "look": look}, "captioner-data"))
     styles = [asset("viewer.css"), asset("page.css")]
     scripts = [asset("viewer.js"), asset("page.js")]
-    made = document(called, body, styles=styles, scripts=scripts, theme=theme)
+    made = document(called or "captioner", body, styles=styles, scripts=scripts, theme=theme)
     return Page(closed(made))
 
 

@@ -217,6 +217,8 @@ class Sheet:
         ]
         if any(panel.alternatives for block in self.blocks for panel in block.panels):
             notes.append("▸  the word that was said, among the most probable at its place")
+        if any(panel.masks for block in self.blocks for panel in block.panels):
+            notes.append("white line: what the words name, as the given masks have it")
         if any(block.caption.region != Region() for block in self.blocks):
             notes.append("hatched: not seen by the model")
         if len(self.grids) > 1:

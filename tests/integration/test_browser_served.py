@@ -136,7 +136,7 @@ def test_what_the_server_refuses_is_told_and_can_be_mended(visit, served, tiny, 
     tab.get_by_label("own words").fill("a gryphon runs")
     tab.keyboard.press("Enter")
     expect(status).to_contain_text("the model does not know gryphon")
-    expect(tab.get_by_role("listbox")).to_have_count(0)
+    expect(tab.get_by_role("listbox")).to_have_count(1)  # the photo stays while it is mended
 
     tab.get_by_label("own words").fill("")
     tab.keyboard.press("Enter")

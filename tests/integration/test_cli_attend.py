@@ -123,6 +123,24 @@ def test_outlines_of_what_words_name(tiny, tmp_path, capsys) -> None:
     assert not same(tmp_path / "x.png", overlay(photo, told))
 
 
+def test_a_photo_whose_words_have_no_masks_is_told(tiny, photo, tmp_path, capsys) -> None:
+    common = ("--model", tiny.model, "--instances", tiny.instances, "--words", "the hat")
+
+    assert attend(photo, "-o", tmp_path / "x.png", *common) == OK
+
+    assert "1.png: its words name nothing that" in only_line(capsys)
+
+
+def test_a_photo_is_never_replaced_by_its_picture(tiny, photo, tmp_path, capsys) -> None:
+    mine = tmp_path / "mine.png"
+    mine.write_bytes(photo.read_bytes())
+
+    assert attend(mine, "-o", mine, "--force", "--model", tiny.model) == USAGE
+
+    assert "is the photo itself" in only_line(capsys)
+    assert mine.read_bytes() == photo.read_bytes()
+
+
 def test_a_photo_without_masks_is_drawn_and_named(tiny, photo, tmp_path, capsys) -> None:
     open_image(photo).save(tmp_path / "stranger.png")
     common = ("--model", tiny.model, "--instances", tiny.instances)
@@ -153,6 +171,20 @@ def test_a_word_that_one_photo_lacks_does_not_stop_the_others(tiny, tmp_path, ca
 
 
 # --- animations ----------------------------------------------------------------------------------
+
+
+def test_an_animation_can_be_slow(tiny, photo, tmp_path) -> None:
+    common = (photo, "--model", tiny.model, "--panel-size", 32, "--words", "a dog runs")
+
+    def milliseconds(name: str, *options: object) -> int:
+        assert attend(*common, "-o", tmp_path / name, *options) == OK
+        with Image.open(tmp_path / name) as picture:
+            return sum(
+                (picture.seek(n), picture.info["duration"])[1] for n in range(picture.n_frames)
+            )
+
+    usual, slow = milliseconds("x.gif"), milliseconds("y.gif", "--seconds-per-word", 2)
+    assert 2000 < slow - usual < 4000  # a second more for each of three words, or two
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x.webp"])
@@ -246,9 +278,13 @@ def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch) -> None
         ("x.html", ["--columns", "2"], ["--columns", "page"]),
         ("x.png", ["--combine", "max"], ["--only"]),
         ("x.png", ["--format", "svg"], ["--format", "x.png"]),
-        ("x.png", ["--alternatives", "-1"], ["alternatives", "-1"]),
+        ("x.png", ["--alternatives", "-1"], ["--alternatives is -1", "0 or more"]),
+        ("x.html", ["--alternatives", "51"], ["--alternatives is 51", "50"]),
+        ("x.png", ["--columns", "0"], ["--columns is 0", "1 or more"]),
+        ("x.png", ["--seconds-per-word", "2"], ["--seconds-per-word", "figure"]),
+        ("x.gif", ["--columns", "2", "--coverage"], ["--coverage, --columns"]),
         ("x.png", ["--only", "gryphon"], ["gryphon"]),
-        ("x.png", ["--panel-size", "-1"], ["panel_size", "-1"]),
+        ("x.png", ["--panel-size", "-1"], ["--panel-size is -1", "0 or more"]),
         ("x.png", ["--colormap", "jet"], ["jet", "inferno"]),
         ("x.png", ["--instances", "none.json"], ["none.json"]),
         ("x.png", ["--theme", "blue"], ["theme", "dark"]),

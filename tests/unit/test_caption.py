@@ -73,3 +73,10 @@ def test_a_caption_reads_as_its_text() -> None:
     with pytest.raises(AttributeError):
         caption.words = ()
     assert len({caption, caption}) == 1  # has no ==, but can be counted and kept in sets
+
+
+def test_a_caption_in_a_list_is_one_short_line() -> None:
+    numbers = np.zeros(2, dtype=np.float32)
+    caption = Caption(("a", "dog"), numbers, np.zeros((2, 7, 7), np.float32), numbers, -1.5)
+
+    assert repr([caption]) == "[<Caption 'a dog', log_prob -1.50>]"

@@ -12,6 +12,7 @@
   let current = null;
   let viewer = null;
   let running = null; // AbortController of the request on its way
+  let shown = null; // the photo whose captions the page shows
   let asked = null; // what the page shows, or waits for
 
   function say(text, wrong = false) {
@@ -58,10 +59,14 @@
     } catch (error) {
       if (running !== mine) return;
       asked = null; // the same may be asked again
-      viewer?.stop();
-      viewer = null;
-      stand.replaceChildren();
-      stand.className = "stand";
+      if (shown !== photo) {
+        viewer?.stop();
+        viewer = null;
+        stand.replaceChildren();
+        stand.className = "stand";
+        photo.button.classList.add("failed");
+        photo.button.title = `${photo.file.name}: ${error.message}`;
+      }
       say(error.message, true);
     } finally {
       if (running === mine) document.body.classList.remove("busy");
@@ -76,6 +81,7 @@
   function show(photo, { captions }) {
     viewer?.stop();
     viewer = null;
+    shown = photo;
     stand.className = "stand";
     say(captions[0].text);
     if (photo.image.naturalWidth === 0) {

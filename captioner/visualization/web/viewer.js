@@ -81,6 +81,23 @@ class Light {
     }
   }
 
+  /** The colours from no attention to the most, as they look on grey. */
+  bar() {
+    const canvas = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
+    const context = canvas.getContext("2d");
+    context.fillStyle = "rgb(128, 128, 128)";
+    context.fillRect(0, 0, 256, 1);
+    const { photo, frame } = this;
+    this.photo = context.getImageData(0, 0, 256, 1);
+    this.frame = context.createImageData(256, 1);
+    this.frame.data.fill(255);
+    const levels = Float32Array.from({ length: 256 }, (_, x) => x / 255);
+    this.drawLine(0, levels, Light.places(256, 0, 1, 256, false), 256);
+    context.putImageData(this.frame, 0, 0);
+    Object.assign(this, { photo, frame });
+    return canvas;
+  }
+
   /** Where the pixels of one axis lie among the centres of `cells` regions. */
   static places(pixels, start, stop, cells, smooth) {
     const lower = new Int32Array(pixels);
@@ -111,6 +128,7 @@ function element(tag, attributes = {}, ...children) {
 
 function percent(share) {
   const value = 100 * share;
+  if (value > 0 && value < 0.01) return "<0.01%";
   return `${value >= 9.95 || value === 0 ? value.toFixed(0) : value.toPrecision(2)}%`;
 }
 
@@ -130,7 +148,7 @@ class CaptionViewer {
     this.build(root, entry);
     this.light = new Light(this.canvas, entry.image, look);
     this.top = this.scale();
-    this.fillLegend(look);
+    this.fillLegend();
     this.select(null, false);
   }
 
@@ -141,7 +159,9 @@ class CaptionViewer {
     this.canvas = element("canvas", { "aria-hidden": "true" });
     const photo = element("img", { src: entry.image.src, alt: entry.image.alt, width, height });
     this.stage = element("div", { class: "stage" }, photo, this.canvas);
-    this.stage.addEventListener("pointermove", (event) => this.look(event));
+    for (const kind of ["pointermove", "pointerdown"]) {
+      this.stage.addEventListener(kind, (event) => this.look(event));
+    }
     this.stage.addEventListener("pointerleave", () => this.lookAway());
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
     const sentences = entry.captions.map((caption, number) => {
@@ -231,14 +251,9 @@ class CaptionViewer {
   }
 
   /** What the colours and the letters mean. */
-  fillLegend(look) {
+  fillLegend() {
     if (this.captions.length === 0) return;
-    const bar = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
-    const context = bar.getContext("2d");
-    for (let x = 0; x < 256; x++) {
-      context.fillStyle = `#${look.palette.slice(6 * x, 6 * x + 6)}`;
-      context.fillRect(x, 0, 1, 1);
-    }
+    const bar = this.light.bar();
     const sizes = new Set(this.captions.map((_, number) => this.grid(number).join(" x ")));
     const ticks = [...sizes].map((size) => {
       const [rows, columns] = size.split(" x ").map(Number);
@@ -345,8 +360,10 @@ class CaptionViewer {
 
   tell(where) {
     if (where === null) {
-      const hint = "The photo itself. Point at a word, or press an arrow key: light falls where the "
-        + "model looked when it chose the word. Shift adds words, space plays.";
+      const how = matchMedia("(pointer: coarse)").matches
+        ? "Tap a word, or slide over the words"
+        : "Point at a word, or press an arrow key (Shift adds words, space plays)";
+      const hint = `The photo itself. ${how}: light falls where the model looked for the word.`;
       this.details.replaceChildren(element("p", { class: "quiet" }, hint));
       return;
     }

@@ -193,6 +193,16 @@ def test_coverage_is_one_more_panel() -> None:
         assert {"all 6 words", "mean"} <= set(texts_of(figure))
 
 
+def test_the_legend_tells_what_white_lines_are() -> None:
+    photo, caption = noisy((60, 40)), make_caption(WORDS)
+    mask = np.zeros((40, 60), dtype=np.bool_)
+    mask[10:20, 10:20] = True
+
+    for outlines, told in (((), False), ([{2: [mask]}], True)):
+        texts = texts_of(overlay(photo, caption, outlines=outlines))
+        assert any("white line" in text for text in texts) is told
+
+
 def test_of_several_captions_some_may_lack_what_is_asked_for() -> None:
     photo, one, other = noisy((60, 40)), make_caption(WORDS), make_caption(["a", "horse"])
 
