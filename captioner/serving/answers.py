@@ -39,7 +39,7 @@ def refusal_response(refusal: Refusal) -> Response:
     headers = {}
     if refusal.status in (429, 503):
         headers["Retry-After"] = str(RETRY_SECONDS)
-    if refusal.status == 408:  # what is left of the photo is not waited for
+    if refusal.status in (408, 503):  # what is left of the photo is not waited for
         headers["Connection"] = "close"
     return JSONResponse({"error": str(refusal)}, refusal.status, headers)
 

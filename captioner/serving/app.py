@@ -19,6 +19,7 @@ from captioner.errors import ConfigError
 from captioner.serving import front
 from captioner.serving.answers import PROBLEMS, Answer, Health, Refusal, refusal_response
 from captioner.serving.asks import query_model, query_problem, read_ask
+from captioner.serving.connections import Drain
 from captioner.serving.limits import Limits
 from captioner.serving.metrics import Metrics, Watch
 from captioner.serving.security import Guard, Hosts, SecurityHeaders, answered_hosts
@@ -96,7 +97,8 @@ def create_app(
     routes = {route.path for route in app.routes if hasattr(route, "path")}
     app.add_middleware(Guard, hosts=hosts or answered_hosts("127.0.0.1"), metrics=metrics)
     app.add_middleware(Watch, metrics=metrics, routes=routes)
-    app.add_middleware(SecurityHeaders)  # the outermost
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(Drain)  # the outermost
     return app
 
 

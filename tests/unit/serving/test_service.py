@@ -67,15 +67,29 @@ def test_too_many_bytes_are_refused_from_the_header(serve):
 
 
 def test_too_many_bytes_are_refused_while_they_come(serve):
-    """A body without a length: nothing is read beyond the part that goes over."""
+    """A body without a length: what comes after the part that goes over is thrown away."""
 
     async def test(server):
         exchange = server.open(headers={"transfer-encoding": "chunked"})
         for _ in range(10):
             exchange.send(b"x" * 400, more=True)
         answer = await exchange.answer()
-        assert (answer.status, exchange.read) == (413, 3)
+        assert (answer.status, exchange.read) == (413, 10)
         assert "1,000" in answer.error
+
+    serve(test, max_bytes=1000)
+
+
+def test_a_body_without_an_end_is_refused_all_the_same(serve, monkeypatch):
+    monkeypatch.setattr("captioner.serving.connections.DRAIN_BYTES", 2000)
+
+    async def test(server):
+        exchange = server.open(headers={"transfer-encoding": "chunked"})
+        for _ in range(20):
+            exchange.send(b"x" * 400, more=True)
+        answer = await exchange.answer()
+        assert (answer.status, exchange.read) == (413, 3 + 5)
+        assert answer.headers["connection"] == "close"
 
     serve(test, max_bytes=1000)
 
