@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# Two tests run at a time, and some start processes: on two cores more threads only wait for each
+# other. Before torch is imported, and for the processes too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from hypothesis import settings

@@ -317,7 +317,7 @@ def test_the_light_glides_and_arrives(visit) -> None:
             const seen = new Set([picture()]);
             const options = [...document.querySelectorAll("[role=option]")];
             options[4].dispatchEvent(new PointerEvent("pointerenter", {pointerType: "mouse"}));
-            const until = performance.now() + 2000;  // a glide takes 350 ms, on any machine
+            const until = performance.now() + 1000;  // a glide takes 350 ms, on any machine
             while (performance.now() < until) {
                 await new Promise(requestAnimationFrame);
                 seen.add(picture());

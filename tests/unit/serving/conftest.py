@@ -20,8 +20,11 @@ def model() -> ColourModel:
 
 
 @pytest.fixture
-def serve(model):
+def serve(model, monkeypatch):
     """``serve(test, **limits)``: runs ``await test(server)`` against an application at work."""
+
+    # These clients never end a body that was refused: that need not be waited for.
+    monkeypatch.setattr("captioner.serving.connections.DRAIN_SECONDS", 0.1)
 
     def run(test: Callable[[Server], Awaitable[None]], *, batch_size=8, of=model, **limits) -> None:
         @asynccontextmanager
