@@ -21,10 +21,10 @@ from captioner.cli.options import (
     warn,
 )
 from captioner.errors import ConfigError, ImageError
-from captioner.visualization.animation import ANIMATIONS
-from captioner.visualization.figure import FIGURES
+from captioner.visualization.animation import ANIMATIONS, animate
+from captioner.visualization.figure import FIGURES, overlay
 from captioner.visualization.heatmap import check_colormap
-from captioner.visualization.pages import PAGES
+from captioner.visualization.pages import PAGES, Entry, gallery, page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from captioner.api import Captioner
     from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
-    from captioner.visualization import Entry
 
 
 class _Shown(NamedTuple):
@@ -216,8 +215,6 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
     look = _look(options)
 
     def figure(one: _Shown, outlines: Any) -> _Savable:
-        from captioner.visualization import overlay
-
         chosen = {"combine": options.combine} if options.combine else {}
         return overlay(
             one.photo,
@@ -234,27 +231,21 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
 
     def animation(one: _Shown, outlines: Any) -> _Savable:
         del outlines
-        from captioner.visualization import animate
-
         pace = options.seconds_per_word
         given = {} if pace is None else {"seconds_per_word": pace}
         return animate(one.photo, one.captions[0], **given, **look)
 
-    def page(one: _Shown, outlines: Any) -> _Savable:
+    def one_page(one: _Shown, outlines: Any) -> _Savable:
         del outlines
-        from captioner.visualization import page
-
         (title,) = _titles([one])
         return page(one.photo, one.captions, title=title, labels=one.labels, **look)
 
-    return figure if suffix in FIGURES else animation if suffix in ANIMATIONS else page
+    return figure if suffix in FIGURES else animation if suffix in ANIMATIONS else one_page
 
 
 def _gallery(shown: Sequence[_Shown], options: Any) -> _Savable:
     """One page of all photos."""
-    from captioner.visualization import Entry, gallery
-
-    entries: list[Entry] = [
+    entries = [
         Entry(one.photo, one.captions, title, one.labels)
         for one, title in zip(shown, _titles(shown), strict=True)
     ]

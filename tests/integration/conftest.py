@@ -108,6 +108,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
+@pytest.fixture
+def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
+    """What a run on the tiny photos needs, but for the length of the training."""
+    return {
+        "data": {
+            "train_annotations": [str(tiny.captions)],
+            "val_annotations": [str(tiny.captions)],
+            "images": [str(tiny.photos)],
+            "vocabulary_threshold": 1,
+            "workers": 0,
+        },
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+        "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8},
+        "search": {"beam_size": 2, "max_length": 6},
+    }
+
+
 # --- the browser ---------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsing import drawn
 from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import Locator, expect
@@ -54,18 +55,6 @@ def photo(width: int = 90, height: int = 60) -> Image.Image:
 
 def word(tab: Tab, text: str) -> Locator:
     return tab.get_by_role("option", name=re.compile(rf"^{re.escape(text)},")).first
-
-
-def drawn(tab: Tab) -> NDArray[np.int64]:
-    """The pixels of the canvas."""
-    size, values = tab.evaluate(
-        """() => {
-            const canvas = document.querySelector(".stage canvas");
-            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-            return [[canvas.height, canvas.width], [...data]];
-        }"""
-    )
-    return np.array(values).reshape(*size, 4)[..., :3]
 
 
 def inside(made: str) -> Image.Image:

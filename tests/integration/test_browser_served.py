@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
+from browsing import drawn
 from PIL import Image
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
@@ -51,17 +52,6 @@ def tab(visit, served) -> Tab:
 
 def upload(tab: Tab, *photos: Any) -> None:
     tab.locator("#file").set_input_files(photos)
-
-
-def drawn(tab: Tab) -> Any:
-    size, values = tab.evaluate(
-        """() => {
-            const canvas = document.querySelector(".stage canvas");
-            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-            return [[canvas.height, canvas.width], [...data]];
-        }"""
-    )
-    return np.array(values).reshape(*size, 4)[..., :3]
 
 
 def test_a_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:

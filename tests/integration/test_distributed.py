@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,23 +56,13 @@ def run(processes: int, *arguments: object) -> str:
 
 
 @pytest.fixture
-def config(tiny: SimpleNamespace, tmp_path: Path) -> Path:
+def config(training_settings: dict[str, Any], tmp_path: Path) -> Path:
     """Four photos with two or three captions; three a step, so that shares are unequal."""
-    settings: dict[str, Any] = {
-        "data": {
-            "train_annotations": [str(tiny.captions)],
-            "val_annotations": [str(tiny.captions)],
-            "images": [str(tiny.photos)],
-            "vocabulary_threshold": 1,
-            "workers": 0,
-        },
-        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-        "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8, "dropout": 0.0},
-        "training": {
-            "batch_size": 3, "epochs": 2, "lr": 1e-2, "warmup_steps": 1, "precision": "fp32",
-            "ema_decay": 0.5,
-        },
-        "search": {"beam_size": 2, "max_length": 6},
+    settings = training_settings
+    settings["decoder"]["dropout"] = 0.0
+    settings["training"] = {
+        "batch_size": 3, "epochs": 2, "lr": 1e-2, "warmup_steps": 1, "precision": "fp32",
+        "ema_decay": 0.5,
     }  # fmt: skip
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings))

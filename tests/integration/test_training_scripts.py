@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -58,20 +58,11 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
         assert picture.width > 3 * picture.height  # three panels side by side
 
 
-def test_a_killed_run_ends_as_the_undisturbed_one(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    settings = {
-        "data": {
-            "train_annotations": [str(tiny.captions)],
-            "val_annotations": [str(tiny.captions)],
-            "images": [str(tiny.photos)],
-            "vocabulary_threshold": 1,
-            "workers": 0,
-        },
-        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-        "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8},
-        "training": {"batch_size": 2, "epochs": 3, "save_every": 1, "keep_best": 2},
-        "search": {"beam_size": 2, "max_length": 6},
-    }
+def test_a_killed_run_ends_as_the_undisturbed_one(
+    training_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    training = {"batch_size": 2, "epochs": 3, "save_every": 1, "keep_best": 2}
+    settings = training_settings | {"training": training}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
     told = run("kill_and_resume.py", "--kills", 1, "--work", tmp_path / "work", "--", config)
