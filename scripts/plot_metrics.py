@@ -8,12 +8,13 @@ One panel a number (reward, validation CIDEr and BLEU-4, bad endings, ...), one 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from captioner.training.run_folder import read_metrics
 
 PANELS = {
     "loss": "cross-entropy (nats a word)",
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    runs = {run.name: rows(run) for run in options.runs}
+    runs = {run.name: read_metrics(run) for run in options.runs}
     drawn = any("reward" in row for found in runs.values() for row in found)
     panels = {
         name: title
@@ -53,12 +54,6 @@ def main() -> None:
         if place == 1 and len(runs) > 1:
             axes.legend(frameon=False)
     figure.savefig(options.output, dpi=110)
-
-
-def rows(run: Path) -> list[dict[str, float]]:
-    """Every validation of a run."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

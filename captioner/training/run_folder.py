@@ -26,6 +26,16 @@ from captioner.files import atomic_write
 from captioner.training.validation import Sentence
 from captioner.visualization import overlay
 
+METRICS = "metrics.jsonl"
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Every validation of a run; none where the folder has no metrics yet."""
+    if not (run / METRICS).exists():
+        return []
+    lines = (run / METRICS).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
 
 class RunFolder:
     """Paths and writers of one run."""
@@ -33,7 +43,7 @@ class RunFolder:
     def __init__(self, folder: str | Path, config: TrainConfig) -> None:
         self.path = Path(folder)
         self.config = self.path / "config.yaml"
-        self.metrics = self.path / "metrics.jsonl"
+        self.metrics = self.path / METRICS
         self.state = self.path / "state.safetensors"
         self.best = self.path / "best"
         self.average = self.path / "average"
@@ -62,9 +72,7 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every validation so far."""
-        if not self.metrics.exists():
-            return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        return read_metrics(self.path)
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Append one validation to the metrics."""

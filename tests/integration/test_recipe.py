@@ -1,0 +1,153 @@
+"""The recipe's scripts: what they count, and the whole way in small."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.cli.main import main
+from captioner.cli.train import read
+from captioner.config import TrainConfig
+from captioner.model_folder import load_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def report(said: dict[int, str]) -> dict[str, Any]:
+    return {"per_image": [{"image_id": i, "caption": text} for i, text in said.items()]}
+
+
+def test_biases_are_counted_where_people_agree() -> None:
+    references = {
+        1: ["A woman runs.", "A girl runs.", "Somebody runs."],  # clearly a woman
+        2: ["A woman and a man.", "A lady."],  # not clear
+        3: ["A boy jumps.", "A kid jumps."],  # clearly a man
+        4: ["Two girls.", "Girls play."],
+    }
+    said = {1: "a man runs", 2: "a man runs", 3: "a boy jumps", 4: "a girl and a boy play"}
+    found = script("ship_model")._biases(report(said), references)
+    assert found["men"] == 1.0
+    assert found["women"] == 0.25
+    assert found["people_women"] == pytest.approx(6 / 9)
+    assert (found["women_as_men"], found["women_as_men_of"]) == (0.5, 2)  # 1 of photos 1 and 4
+    assert (found["men_as_women"], found["men_as_women_of"]) == (0.0, 1)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Thirty photos with a dog in the left half, laid out as the script's three sets are."""
+    folder = tmp_path / "photos"
+    (folder / "images").mkdir(parents=True)
+    (folder / "annotations").mkdir()
+    noise = np.random.default_rng(0).integers(256, size=(30, 32, 40, 3), dtype=np.uint8)
+    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in range(30)]
+    for image, pixels in zip(images, noise, strict=True):
+        Image.fromarray(pixels).save(folder / "images" / str(image["file_name"]))
+    said = [{"id": i, "image_id": i, "caption": f"A dog with {i} toys."} for i in range(30)]
+    half = [[0, 0, 20, 0, 20, 32, 0, 32]]
+    dogs = [
+        {"id": i, "image_id": i, "category_id": 18, "iscrowd": 0, "segmentation": half}
+        for i in range(30)
+    ]
+    (folder / "annotations" / "captions.json").write_text(
+        json.dumps({"images": images, "annotations": said})
+    )
+    kinds = [{"id": 18, "name": "dog"}]
+    (folder / "annotations" / "instances.json").write_text(
+        json.dumps({"images": images, "annotations": dogs, "categories": kinds})
+    )
+    return folder
+
+
+@pytest.mark.slow
+def test_a_model_ships_with_its_numbers_and_its_card(
+    photos: Path, make_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    best = make_model(tmp_path / "best", 1, ("dog",))
+    run = tmp_path / "one_stage"
+    run.mkdir()
+    rows = [{"epoch": e, "CIDEr": cider, "seconds": 60.0 * e} for e, cider in ((1, 0.4), (2, 0.3))]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shipped = tmp_path / "shipped"
+    sets = [part for name in ("flickr8k", "coco-mini", "coco128") for part in (f"--{name}", photos)]
+    captions = ("--validation", photos / "annotations" / "captions.json")
+    arguments = [best, "--runs", run, *sets, *captions, "--to", shipped, "--beam-size", 2]
+    monkeypatch.setattr(sys, "argv", ["ship_model.py", *map(str, arguments)])
+    script("ship_model").main()
+
+    stored = load_model(shipped)
+    assert stored.search.beam_size == 2
+    [stage] = stored.info["stages"]
+    assert stage == {"run": "one_stage", "epochs": 2, "best_epoch": 1, "CIDEr": 0.4, "minutes": 2}
+    cider = stored.info["scores"]["coco_mini"]["CIDEr"]
+    low, high = stored.info["intervals"]["coco_mini"]["CIDEr"]
+    assert low <= cider <= high
+    assert stored.info["attention"]["measured"] >= 30
+    assert stored.info["attention"]["uniform"] == 0.5
+    card = (shipped / "README.md").read_text(encoding="utf-8")
+    assert "| flickr8k_val, 30 |" in card
+    assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0" in card
+    capsys.readouterr()
+    assert main(["info", "--model", str(shipped)]) == 0
+    told = capsys.readouterr().out
+    assert f"CIDEr {cider}" in told
+    assert "# The model that ships" in told
+
+
+def test_every_row_of_the_ablation_is_a_config_that_can_be_read() -> None:
+    ablate = script("ablate")
+
+    def config(row: Any) -> TrainConfig:
+        options = f"{ablate.SHORT} {row.encoder} {row.options}".split()
+        return read([str(ROOT / ablate.CONFIG), *options])[0]
+
+    base = config(ablate.ROWS[ablate.BASE])
+    for name, row in ablate.ROWS.items():
+        assert (config(row) == base) == (name == ablate.BASE), name
+
+
+def test_the_ablation_s_table_holds_what_is_done(tmp_path: Path) -> None:
+    for name, cider in (("base", 0.5), ("grid_14", 0.515), ("lite0", 0.6)):
+        (tmp_path / name).mkdir()
+        best = {"epoch": 1, "CIDEr": cider, "Bleu_4": 0.2, "seconds": 60.0}
+        last = best | {"epoch": 2, "CIDEr": 0.1, "seconds": 120.0}
+        lines = "".join(json.dumps(row) + "\n" for row in (best, last))
+        (tmp_path / name / "metrics.jsonl").write_text(lines)
+    for name, ratio, ends in (("base", 1.5, [1.25, 1.75]), ("grid_14", None, None)):
+        measured = {"attention": {"ratio": ratio, "intervals": {"ratio": ends}}}
+        (tmp_path / name / "attention.json").write_text(json.dumps(measured))
+    # lite0 is being trained: its attention is not measured yet
+    head, _, base, grid = script("ablate").table(tmp_path).splitlines()
+    assert head.count("|") == base.count("|") == grid.count("|")
+    assert base.endswith("|  | 50.0 | +0.0 | 20.0 | 1.50 (1.25 to 1.75) | 1 | 2 |")
+    assert grid.endswith("| `--encoder.image_size 448` | 51.5 | +1.5 | 20.0 |  | 1 | 2 |")
+
+
+def test_the_stages_of_the_recipe_start_where_the_one_before_ends() -> None:
+    told = (ROOT / "scripts" / "train_shipped").read_text()
+    [line] = [line for line in told.splitlines() if line.startswith("stages=")]
+    stages = line.removeprefix("stages=(").removesuffix(")").split()
+    before = None
+    for stage in stages:
+        config = read([str(ROOT / "configs" / f"{stage}.yaml")])[0]
+        assert config.run_folder == f"runs/{stage}"
+        assert config.init_from == before
+        before = f"runs/{stage}/best"
+    assert len(stages) == 3
