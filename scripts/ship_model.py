@@ -3,7 +3,7 @@
     python scripts/ship_model.py runs/flickr8k_self_critical/best \
         --runs runs/flickr8k runs/flickr8k_finetune runs/flickr8k_self_critical \
         --flickr8k FLICKR8K --coco-mini COCO_MINI --coco128 COCO128 --to captioner/pretrained \
-        [--beam-size 5] [--length-penalty 0.5] [--commit COMMIT] [--note "What else ..."]
+        [--beam-size 3] [--length-penalty 0] [--commit COMMIT] [--note "What else ..."]
 
 Gives the model its search options and history and measures it by ``captioner evaluate``: captions
 on Flickr8k's validation photos and on photos of COCO with other annotators, attention on masks.
@@ -101,8 +101,8 @@ def _parse() -> argparse.Namespace:
         "--coco128", type=Path, required=True, help="images/ and annotations/instances.json"
     )
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
-    parser.add_argument("--beam-size", type=int, default=5)
-    parser.add_argument("--length-penalty", type=float, default=0.5)
+    parser.add_argument("--beam-size", type=int, default=3)
+    parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--commit", default="", help="that the stages were trained at")
     parser.add_argument("--note", default="", help="what else is to be known of the training")
     return parser.parse_args()
