@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     runs = {run.name: read_metrics(run) for run in options.runs}
+    for name, found in runs.items():
+        if not found:
+            parser.error(f"{name} holds no metrics.jsonl; give the folder of a run")
     drawn = any("reward" in row for found in runs.values() for row in found)
     panels = {
         name: title

@@ -3,7 +3,8 @@
     python scripts/ship_model.py runs/flickr8k_self_critical/best \
         --runs runs/flickr8k runs/flickr8k_finetune runs/flickr8k_self_critical \
         --flickr8k FLICKR8K --coco-mini COCO_MINI --coco128 COCO128 --to captioner/pretrained \
-        [--beam-size 3] [--length-penalty 0] [--commit COMMIT] [--note "What else ..."]
+        [--beam-size 3] [--length-penalty 0] [--commit COMMIT] \
+        [--failures scripts/model_failures.md] [--note "What else ..."]
 
 Gives the model its search options and history and measures it by ``captioner evaluate``: captions
 on Flickr8k's validation photos and on photos of COCO with other annotators, attention on masks.
@@ -32,7 +33,7 @@ Report = Mapping[str, Any]
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
-ATTENTION = ("correctness", "uniform", "centre", "ratio")
+ATTENTION = ("correctness", "uniform", "centre", "ratio", "pointing", "pointing_centre")
 KINDS = {
     "men": "man men boy boys guy guys gentleman gentlemen male males father dad husband son",
     "women": "woman women girl girls lady ladies female females mother mom wife daughter bride",
@@ -40,6 +41,7 @@ KINDS = {
     "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
 }
 """Words that are counted in captions."""
+UNSEEN = "Nobody has looked at the captions of this model yet."
 
 
 def main() -> None:
@@ -82,7 +84,10 @@ def main() -> None:
         "flickr8k_val": _biases(reports["flickr8k_val"], read_captions([options.validation])[1]),
         "coco_mini": _biases(reports["coco_mini"], read_captions([coco])[1]),
     }
-    card = _card(stored, size, reports, biases, options.note)
+    failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
+    card = _card(
+        stored, size, reports, biases, {"note": options.note, "failures": failures.rstrip()}
+    )
     save_model(options.to, stored)
     atomic_write(options.to / CARD, card)
     print(json.dumps(stored.info, indent=2))
@@ -104,6 +109,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--commit", default="", help="that the stages were trained at")
+    parser.add_argument("--failures", type=Path, help="Markdown: what was found by looking")
     parser.add_argument("--note", default="", help="what else is to be known of the training")
     return parser.parse_args()
 
@@ -175,7 +181,7 @@ def _card(
     size: int,
     reports: Mapping[str, Report],
     biases: Mapping[str, Mapping[str, float]],
-    note: str,
+    told: Mapping[str, str],
 ) -> str:
     names = list(stored.info["scores"]["flickr8k_val"])
     people = reports["flickr8k_val"]["statistics"]["references"]
@@ -187,7 +193,8 @@ def _card(
         "size": size / 1e6,
         "image_size": stored.model.preprocessing.image_size,
         "stages": "\n".join(_told(stage) for stage in stored.info["stages"]),
-        "note": note,
+        "commit": stored.info["commit"],
+        **told,
         "search": f"beam {stored.search.beam_size}, length penalty {stored.search.length_penalty}",
         "scores": "\n".join(
             [
@@ -230,7 +237,8 @@ def _between(value: float | None, ends: Sequence[float] | None, form: str) -> st
 def _told(stage: Mapping[str, Any]) -> str:
     return (
         f"- `{stage['run']}`: {stage['epochs']} epochs, {stage['minutes']} minutes of training; "
-        f"best after epoch {stage['best_epoch']} (CIDEr {100 * stage['CIDEr']:.1f} at beam 3)."
+        f"best after epoch {stage['best_epoch']} (CIDEr {100 * stage['CIDEr']:.1f} in its own "
+        "validation)."
     )
 
 

@@ -62,14 +62,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:
-    """A fact in lines of text; what has parts with parts of their own takes a line for each."""
-    if isinstance(value, dict) and value and all(isinstance(part, dict) for part in value.values()):
-        for key, part in value.items():
-            yield from _lines(f"{name} {key}", part)
-    elif isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+    """A fact in lines of text; what has parts of its own takes lines of its own."""
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
         for part in value:
             yield from _lines(name, part)
-    elif isinstance(value, dict):
-        yield f"{name:<14} " + ", ".join(f"{key} {part}" for key, part in value.items())
-    else:
-        yield f"{name:<14} {value}"
+        return
+    parts = value if isinstance(value, dict) else {"": value}
+    plain = [f"{key} {part}".strip() for key, part in parts.items() if not isinstance(part, dict)]
+    if plain:
+        yield f"{name:<22} " + ", ".join(plain)
+    for key, part in parts.items():
+        if isinstance(part, dict):
+            yield from _lines(f"{name} {key}", part)

@@ -131,12 +131,15 @@ def test_the_model_card_holds(tmp_path):
     report = tmp_path / "report.json"
     arguments = ["--annotations", str(tmp_path / "flickr8k" / "captions_val.json")]
     arguments += ["--images", str(DATA / "flickr8k" / "images"), "-o", str(report)]
+    arguments += ["--precision", "fp32"]
     assert main(["evaluate", *arguments]) == OK
     measured = json.loads(report.read_text())["metrics"]
     config = json.loads((ROOT / "captioner" / "pretrained" / "config.json").read_text())
-    for name, value in config["info"]["scores"]["flickr8k_val"].items():
+    stated = config["info"]["scores"]["flickr8k_val"]
+    for name in stated.keys() & measured.keys():  # METEOR where Java is
         # Other hardware rounds otherwise; a few words in a thousand captions then differ.
-        assert measured[name] == pytest.approx(value, abs=0.005), name
+        assert measured[name] == pytest.approx(stated[name], abs=0.005), name
+    assert measured.keys() >= {"Bleu_4", "CIDEr"}
 
 
 # --- scores beside those of Java -----------------------------------------------------------------
@@ -229,7 +232,7 @@ def test_attention_lies_on_what_is_named_more_than_elsewhere(attention) -> None:
     assert attention["correctness"] > 1.05 * attention["shuffled"]
     assert attention["intervals"]["ratio"][0] > 1  # not by the choice of photos alone
     assert attention["pointing"] > attention["pointing_uniform"]
-    assert attention["entropy"] < attention["entropy_even"] == pytest.approx(math.log(64))
+    assert attention["entropy"] < attention["entropy_even"] == pytest.approx(math.log(81))
     assert 0 < attention["movement"] < 1
     assert 0 < attention["gate"] < 1
 
@@ -271,6 +274,7 @@ def test_the_place_of_a_mask_counts(attention, tmp_path) -> None:
     masks, report = tmp_path / "turned.json", tmp_path / "report.json"
     masks.write_text(json.dumps(content))
     arguments = ["--images", str(DATA / "coco128" / "images"), "-o", str(report)]
+    arguments += ["--precision", "fp32"]
     assert main(["evaluate", *arguments, "--instances", str(masks)]) == OK
 
     found = json.loads(report.read_text())["attention"]
