@@ -207,7 +207,7 @@ def test_attend_looks_for_the_words_it_is_given(tmp_path, capsys):
     found = re.fullmatch(rf"  log-probability (\S+) \({each}\)", log_probs)
     assert found is not None
     whole, *parts = map(float, found.groups())
-    assert max(parts) < 0
+    assert max(parts) <= 0  # of a word that is certain, 0
     assert whole == pytest.approx(sum(parts), abs=0.03)  # each is rounded
     with Image.open(target) as picture:
         assert picture.width > 300
