@@ -25,7 +25,9 @@ from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
 
 # Put into the server's process: it tells every file that is opened to be written to.
 _SPY = """
-import os, sys
+import os, signal, sys
+# Tests that are started in the background have Ctrl-C ignored, and would pass that on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def spy(event, details):
     if event == "open" and details[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         os.write(2, f"WROTE {details[0]}\\n".encode())

@@ -204,8 +204,8 @@ def test_the_tutorials_loop_says_greedily_what_the_search_says(speed, tiny, max_
 
         line = speed.agreement(model.model.decoder, features, max_length)
 
-    assert len(features) == len(photos) == 9
-    assert line.endswith("greedy captions equal to the loop's: 9 of 9")
+    assert len(features) == len(photos) == 10
+    assert line.endswith("greedy captions equal to the loop's: 10 of 10")
 
 
 def test_speeds_are_medians_after_a_round_that_warms_up(speed, monkeypatch) -> None:
@@ -246,7 +246,7 @@ def test_the_benchmark_of_decoding_wants_as_many_photos_as_it_names(
     with pytest.raises(SystemExit):
         run(speed, monkeypatch, EXAMPLES, "--model", tiny.model, "--batches", 1, 32)
 
-    assert "holds 5 photos; 32 are needed" in capsys.readouterr().err
+    assert "holds 6 photos; 32 are needed" in capsys.readouterr().err
 
 
 # --- scores beside those of Java -----------------------------------------------------------------
