@@ -77,6 +77,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print it; nothing is trained")
     options = parser.parse_args()
     if options.table:
+        if not any((options.work / name / ATTENTION).exists() for name in ROWS):
+            parser.error(f"{options.work} holds no row that is done; train them, or give --work")
         print(table(options.work))
         return
     if options.coco128 is None:

@@ -10,9 +10,12 @@ Prints a table (CIDEr / BLEU-4). Photos are encoded anew for every cell, as a us
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from captioner.api import load
 from captioner.data.coco import read_dataset
+from captioner.errors import CaptionerError
 from captioner.training.validation import decode, score_sentences
 
 
@@ -44,4 +47,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CaptionerError as problem:
+        sys.exit(f"{Path(__file__).name}: {problem}")

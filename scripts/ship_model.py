@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 from captioner.cli.evaluate import main as evaluate
 from captioner.config import SearchOptions
 from captioner.data.coco import read_captions
+from captioner.errors import CaptionerError
 from captioner.files import atomic_write
 from captioner.model_folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
@@ -243,4 +245,7 @@ def _told(stage: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CaptionerError as problem:
+        sys.exit(f"{Path(__file__).name}: {problem}")

@@ -97,6 +97,11 @@ def open_image(
     if isinstance(source, (str, Path)):
         with _open_file(source, called) as file:
             return _decode(_seekable(file, called), called, max_pixels, formats)
+    if not hasattr(source, "read"):
+        raise NotAnImageError(
+            f"a photo is a file's name, an open binary file or a Pillow image, not "
+            f"{type(source).__name__}; of an array in RGB, PIL.Image.fromarray(array) makes one"
+        )
     return _decode(_seekable(source, called), called, max_pixels, formats)
 
 

@@ -187,6 +187,11 @@ went into the word. Where the model looked is no proof of why it chose a word.</
 
 def _check(entry: Entry, number: int) -> None:
     """Refuse what cannot be shown truthfully."""
+    if not isinstance(entry, Entry):
+        raise ConfigError(
+            f"photo {number} of the page is given as {type(entry).__name__}; give "
+            "captioner.Entry(photo, [caption])"
+        )
     if entry.labels and len(entry.labels) != len(entry.captions):
         raise ConfigError(
             f"{len(entry.labels)} labels for {len(entry.captions)} captions; give one each"

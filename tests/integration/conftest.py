@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,22 @@ def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **searc
     options = SearchOptions(**{"beam_size": 2, "max_length": 6} | search)
     save_model(folder, StoredModel(model, decoder, vocabulary, options))
     return folder
+
+
+@pytest.fixture(scope="session")
+def script() -> Callable[[str], ModuleType]:
+    """``script("ablate")``: scripts/ablate.py as a module, new each time."""
+
+    def load(name: str) -> ModuleType:
+        path = Path(__file__).parents[2] / "scripts" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -160,17 +159,11 @@ def by_people(tmp_path_factory) -> tuple[dict[int, str], dict[int, list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def java() -> ModuleType:
+def java(script) -> ModuleType:
     """scripts/compare_with_java.py."""
     if find_java() is None:
         pytest.skip("java is not installed")
-    path = ROOT / "scripts" / "compare_with_java.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("compare_with_java")
 
 
 VARIANTS = (

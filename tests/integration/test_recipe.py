@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,20 +19,11 @@ from captioner.model_folder import load_model
 ROOT = Path(__file__).parents[2]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def report(said: dict[int, str]) -> dict[str, Any]:
     return {"per_image": [{"image_id": i, "caption": text} for i, text in said.items()]}
 
 
-def test_biases_are_counted_where_people_agree() -> None:
+def test_biases_are_counted_where_people_agree(script: Any) -> None:
     references = {
         1: ["A woman runs.", "A girl runs.", "Somebody runs."],  # clearly a woman
         2: ["A woman and a man.", "A lady."],  # not clear
@@ -78,7 +67,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_model_ships_with_its_numbers_and_its_card(
-    photos: Path, make_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+    *, script: Any, photos: Path, make_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     best = make_model(tmp_path / "best", 4, ("dog",))  # it says "dog"
     run = tmp_path / "one_stage"
@@ -112,7 +101,7 @@ def test_a_model_ships_with_its_numbers_and_its_card(
     assert "# The model that ships" in told
 
 
-def test_every_row_of_the_ablation_is_a_config_that_can_be_read() -> None:
+def test_every_row_of_the_ablation_is_a_config_that_can_be_read(script: Any) -> None:
     ablate = script("ablate")
 
     def config(row: Any) -> TrainConfig:
@@ -124,7 +113,7 @@ def test_every_row_of_the_ablation_is_a_config_that_can_be_read() -> None:
         assert (config(row) == base) == (name == ablate.BASE), name
 
 
-def test_the_ablation_s_table_holds_what_is_done(tmp_path: Path) -> None:
+def test_the_ablation_s_table_holds_what_is_done(script: Any, tmp_path: Path) -> None:
     for name, cider in (("base", 0.5), ("grid_14", 0.515), ("lite0", 0.6)):
         (tmp_path / name).mkdir()
         best = {"epoch": 1, "CIDEr": cider, "Bleu_4": 0.2, "seconds": 60.0}

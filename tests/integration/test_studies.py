@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import shutil
@@ -23,15 +22,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "assets" / "examples"
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
     module.main()
@@ -41,7 +31,7 @@ def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object)
 
 
 @pytest.fixture(scope="module")
-def text() -> ModuleType:
+def text(script) -> ModuleType:
     return script("study_text_attention")
 
 
@@ -158,7 +148,9 @@ def tiny_data(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_comparison_trains_every_mechanism_once(tiny_data, tmp_path, monkeypatch) -> None:
+def test_the_comparison_trains_every_mechanism_once(
+    script, tiny_data, tmp_path, monkeypatch
+) -> None:
     module = script("compare_attention")
     arguments = (
         "--data", tiny_data, "--images", tiny_data, "--work", tmp_path / "work",
@@ -191,7 +183,7 @@ def test_the_comparison_trains_every_mechanism_once(tiny_data, tmp_path, monkeyp
 
 
 @pytest.fixture(scope="module")
-def speed() -> ModuleType:
+def speed(script) -> ModuleType:
     return script("benchmark_decoding")
 
 
@@ -253,7 +245,7 @@ def test_the_benchmark_of_decoding_wants_as_many_photos_as_it_names(
 
 
 @pytest.fixture(scope="module")
-def both_scores() -> ModuleType:
+def both_scores(script) -> ModuleType:
     return script("compare_with_java")
 
 

@@ -11,6 +11,7 @@ import tracemalloc
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -304,6 +305,12 @@ def test_what_is_no_picture(tmp_path: Path, content: bytes, expected: str):
     with pytest.raises(ImageError, match=expected):
         open_image(tmp_path / "a.jpg")
     assert ";" in failure(tmp_path / "a.jpg")  # what to do
+
+
+@pytest.mark.parametrize("given", [np.zeros((4, 4, 3), np.uint8), 3, None, ["a.jpg"]])
+def test_what_is_no_photo_at_all_is_named(given: Any):
+    with pytest.raises(NotAnImageError, match=rf"not {type(given).__name__}; .*fromarray"):
+        open_image(given)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "bmp", "tif"])

@@ -18,7 +18,7 @@ from PIL import Image
 
 from captioner.caption import Alternative, Caption
 from captioner.errors import ConfigError
-from captioner.visualization import Entry, PhotoCaption, gallery, page
+from captioner.visualization import Entry, PhotoCaption, animate, gallery, overlay, page
 from captioner.visualization.document import document, embedded, policy
 from captioner.visualization.heatmap import LIGHT, palette
 
@@ -192,6 +192,14 @@ def test_what_cannot_be_shown_is_refused() -> None:
     object.__setattr__(short, "alphas", short.alphas[:1])
     with pytest.raises(ConfigError, match=r"alphas of a caption of 2 words"):
         page(photo(), short)
+
+
+def test_what_is_no_caption_or_no_entry_is_named() -> None:
+    for draw in (overlay, animate, page):
+        with pytest.raises(ConfigError, match=r"not str; .* model\.explain\(photo, text\)"):
+            draw(photo(), "a dog")
+    with pytest.raises(ConfigError, match=r"photo 1 .* str; give captioner\.Entry\("):
+        gallery(["photo.jpg"])
 
 
 def test_a_name_that_is_no_text_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
