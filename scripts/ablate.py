@@ -1,12 +1,13 @@
-"""Train stage 1 in short with one choice changed at a time, and tabulate what each is worth.
+"""Train stage 1 in short, once for each choice, and tabulate what each is worth.
 
     python scripts/ablate.py FLICKR8K COCO128 [--work runs/ablation] [--only base seed_1 ...]
     python scripts/ablate.py --table [--work runs/ablation] > docs/ablation_table.md
 
 A row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options that the table shows,
 from features that ``captioner prepare features`` makes once for every encoder and photo size (8 GB
-in all for Flickr8k), or from photos where they vary. The command can be stopped and given again:
-rows that are done stay, one that was begun goes on. COCO128: photos with instance masks, on which a
+in all for Flickr8k) or, where crops and colours make every photo new in every epoch, from the
+photos (slower: its minutes compare with no other). The command can be stopped and given again: rows
+that are done stay, one that was begun goes on. COCO128: photos with instance masks, on which a
 row's attention is measured at its end.
 """
 
@@ -50,7 +51,7 @@ ROWS = {
     "seed_1": Row("another seed (luck)", "--training.seed 1"),
     "grid_7": Row("grid 7 x 7", encoder="--encoder.image_size 224"),
     "grid_10": Row("grid 10 x 10", encoder="--encoder.image_size 320"),
-    "lite0": Row("Lite0, grid 7 x 7", encoder=f"--encoder.image_size 224 {_lite(0)}"),
+    "lite0": Row("Lite0 (beside grid 7 x 7)", encoder=f"--encoder.image_size 224 {_lite(0)}"),
     "no_flip": Row("no mirrored photos", "--data.horizontal_flip false"),
     "crops": Row(
         "crops and colours too", "--data.min_crop 0.7 --data.color_jitter 0.3", from_photos=True
@@ -82,6 +83,13 @@ def main() -> None:
         return
     if options.coco128 is None:
         parser.error("give FLICKR8K and COCO128, or --table")
+    for needed in (
+        options.flickr8k / "images",
+        options.coco128 / "annotations" / "instances.json",
+        options.data / "captions_train.json",
+    ):
+        if not needed.exists():
+            parser.error(f"{needed} is not there; see FLICKR8K, COCO128 and --data in --help")
     for name in options.only:
         print(f"{name}: {ROWS[name].told}", file=sys.stderr)
         train(ROWS[name], options.work / name, options)
@@ -111,7 +119,9 @@ def train(row: Row, run: Path, options: Any) -> None:
 
 
 def _captioner(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "captioner", *arguments], check=True)
+    code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
+    if code:  # it has said why
+        sys.exit(code)
 
 
 def table(work: Path) -> str:

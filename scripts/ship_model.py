@@ -3,7 +3,7 @@
     python scripts/ship_model.py runs/flickr8k_self_critical/best \
         --runs runs/flickr8k runs/flickr8k_finetune runs/flickr8k_self_critical \
         --flickr8k FLICKR8K --coco-mini COCO_MINI --coco128 COCO128 --to captioner/pretrained \
-        [--beam-size 3] [--length-penalty 0] [--commit COMMIT] \
+        [--beam-size 3] [--length-penalty 0.5] [--commit COMMIT] \
         [--failures scripts/model_failures.md] [--note "What else ..."]
 
 Gives the model its search options and history and measures it by ``captioner evaluate``: captions
@@ -49,6 +49,7 @@ UNSEEN = "Nobody has looked at the captions of this model yet."
 def main() -> None:
     """Measure, then write the folder with its numbers and its card."""
     options = _parse()
+    failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     stored = load_model(options.best)
     stored.search = SearchOptions(
         beam_size=options.beam_size, length_penalty=options.length_penalty
@@ -86,7 +87,6 @@ def main() -> None:
         "flickr8k_val": _biases(reports["flickr8k_val"], read_captions([options.validation])[1]),
         "coco_mini": _biases(reports["coco_mini"], read_captions([coco])[1]),
     }
-    failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     card = _card(
         stored, size, reports, biases, {"note": options.note, "failures": failures.rstrip()}
     )
@@ -109,11 +109,14 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument("--beam-size", type=int, default=3)
-    parser.add_argument("--length-penalty", type=float, default=0.0)
+    parser.add_argument("--length-penalty", type=float, default=0.5)
     parser.add_argument("--commit", default="", help="that the stages were trained at")
     parser.add_argument("--failures", type=Path, help="Markdown: what was found by looking")
     parser.add_argument("--note", default="", help="what else is to be known of the training")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.failures and not given.failures.is_file():
+        parser.error(f"{given.failures} is not there; give a Markdown file")
+    return given
 
 
 def _stage(run: Path) -> dict[str, Any]:
@@ -125,7 +128,7 @@ def _stage(run: Path) -> dict[str, Any]:
         "run": run.name,
         "epochs": rows[-1]["epoch"],
         "best_epoch": best["epoch"],
-        "CIDEr": round(best["CIDEr"], 4),
+        "CIDEr": round(best["CIDEr"], 6),
         "minutes": round(rows[-1]["seconds"] / 60),
     }
 

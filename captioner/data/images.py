@@ -53,6 +53,12 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
+# What to give instead of what is no file and no picture, by its type.
+_WAYS = {
+    "bytes": "give io.BytesIO(data)",
+    "list": "give one photo, or all of them to model.stream(photos)",
+}
+
 # What people give by mistake, by its first bytes.
 _MISTAKEN = (
     (re.compile(rb"....ftyp(heic|heix|hevc|heim|mif1|msf1)", re.DOTALL), "a HEIC photo"),
@@ -87,7 +93,8 @@ def open_image(
         A new RGB image without metadata.
 
     Raises:
-        NotAnImageError: It is no picture, or one of a kind that is not read.
+        NotAnImageError: It is no picture, one of a kind that is not read, or nothing that could
+            hold one.
         LargeImageError: It has more than ``max_pixels`` pixels.
         ImageError: It cannot be read; one line that starts with the name.
     """
@@ -98,9 +105,11 @@ def open_image(
         with _open_file(source, called) as file:
             return _decode(_seekable(file, called), called, max_pixels, formats)
     if not hasattr(source, "read"):
+        kind = type(source).__name__
         raise NotAnImageError(
-            f"a photo is a file's name, an open binary file or a Pillow image, not "
-            f"{type(source).__name__}; of an array in RGB, PIL.Image.fromarray(array) makes one"
+            (f"{name}: " if name else "")
+            + f"a photo is a file's name, an open binary file or a Pillow image, not {kind}; "
+            + _WAYS.get(kind, "of an array in RGB, PIL.Image.fromarray(array) makes one")
         )
     return _decode(_seekable(source, called), called, max_pixels, formats)
 

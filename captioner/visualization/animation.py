@@ -198,7 +198,8 @@ def animate(
         The animation, not drawn yet.
 
     Raises:
-        ConfigError: An option that cannot be.
+        ConfigError: An option that cannot be, or what is no caption.
+        ImageError: The photo cannot be read.
     """
     check_colormap(colormap)
     check_caption(caption)

@@ -137,11 +137,12 @@ def overlay(
         The figure: for each caption the photo, then one panel a word.
 
     Raises:
-        ConfigError: An option that cannot be; a word that no caption has.
+        ConfigError: An option that cannot be; a word that no caption has; what is no caption.
+        ImageError: The photo cannot be read.
     """
     check_colormap(colormap)
     colours = theme_of(theme)
-    given = [captions] if isinstance(captions, Caption) else list(captions)
+    given = list(captions) if isinstance(captions, Sequence) else [captions]
     _check(given, labels, outlines, columns, alternatives)
     _check_only(given, only)
     original = open_image(photo)

@@ -55,11 +55,15 @@ def find(words: Sequence[str], what: str) -> list[tuple[int, ...]]:
 
 
 def check_caption(caption: Caption) -> None:
-    """Refuse what is no caption, or one whose arrays do not fit its words or hold no numbers."""
+    """Refuse what is no caption, or one whose arrays do not fit its words or hold no numbers.
+
+    Raises:
+        ConfigError: It is such a one.
+    """
     if not isinstance(caption, Caption):
         raise ConfigError(
-            f"a caption is what model.caption(photo) gives, not {type(caption).__name__}; of a "
-            "sentence of your own model.explain(photo, text) makes one"
+            "a caption is what model.caption(photo) or model.explain(photo, text) gives, not "
+            f"{type(caption).__name__}; give one of those"
         )
     count, shape = len(caption.words), np.shape(caption.alphas)
     if len(shape) != 3 or shape[0] != count or (count and 0 in shape):

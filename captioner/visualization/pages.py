@@ -96,8 +96,12 @@ def page(
         smooth: Interpolate the maps at first; the reader can change it.
         colormap: One of ``COLORMAPS``.
         theme: auto follows the reader's system; light; dark.
+
+    Raises:
+        ConfigError: There is no caption, or something else; the labels are not as many.
+        ImageError: The photo cannot be read.
     """
-    several = [captions] if isinstance(captions, Caption) else captions
+    several = captions if isinstance(captions, Sequence) else [captions]
     entry = Entry(photo, several, title, labels)
     return gallery(
         [entry], title=title, panel_size=panel_size, smooth=smooth, colormap=colormap, theme=theme
@@ -124,8 +128,8 @@ def gallery(
         theme: auto follows the reader's system; light; dark.
 
     Raises:
-        ConfigError: There is no photo, or a photo has no caption, or the labels are not as many as
-            the captions.
+        ConfigError: There is no photo, or no `Entry`; a photo has no caption, or something else;
+            the labels are not as many as the captions.
         ImageError: A photo cannot be read.
     """
     look = viewer_look(colormap, smooth=smooth)

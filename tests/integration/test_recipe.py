@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -133,6 +134,42 @@ def test_rows_share_features_only_where_the_encoder_sees_the_same(
     assert from_photos
     assert all(len(encoders) == 1 for encoders in kept.values())
     assert len(kept) == len({encoder for encoders in kept.values() for encoder in encoders})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("ablate", "--table --work nowhere", "nowhere holds no row that is done"),
+        ("ablate", "nowhere nowhere", "nowhere/images is not there"),
+        ("choose_search", "--annotations nowhere --images nowhere", "nowhere"),
+        (
+            "ship_model",
+            "nowhere --runs r --flickr8k f --coco-mini m --coco128 c --to t --failures nowhere.md",
+            "nowhere.md is not there",
+        ),
+        (
+            "ship_model",
+            "nowhere --runs r --flickr8k f --coco-mini m --coco128 c --to t",
+            "the model folder nowhere does not exist",
+        ),
+    ],
+)
+def test_a_script_says_in_one_line_what_is_not_there(
+    tmp_path: Path, name: str, options: str, told: str
+) -> None:
+    script = str(ROOT / "scripts" / f"{name}.py")
+    done = subprocess.run(
+        [sys.executable, script, *options.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in {1, 2}
+    assert done.stderr.splitlines()[-1].startswith(f"{name}.py: ")
+    assert told in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def test_the_ablation_s_table_holds_what_is_done(script: Any, tmp_path: Path) -> None:

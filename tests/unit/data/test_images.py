@@ -307,10 +307,22 @@ def test_what_is_no_picture(tmp_path: Path, content: bytes, expected: str):
     assert ";" in failure(tmp_path / "a.jpg")  # what to do
 
 
-@pytest.mark.parametrize("given", [np.zeros((4, 4, 3), np.uint8), 3, None, ["a.jpg"]])
-def test_what_is_no_photo_at_all_is_named(given: Any):
-    with pytest.raises(NotAnImageError, match=rf"not {type(given).__name__}; .*fromarray"):
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        (np.zeros((4, 4, 3), np.uint8), "fromarray"),
+        (None, "fromarray"),
+        (b"bytes", "BytesIO"),
+        (["a.jpg"], "stream"),
+    ],
+)
+def test_what_is_no_photo_at_all_is_named_with_a_way_out(given: Any, way: str):
+    with pytest.raises(
+        NotAnImageError, match=rf"^a photo is .*, not {type(given).__name__}; .*{way}"
+    ):
         open_image(given)
+    with pytest.raises(NotAnImageError, match=r"^upload: a photo is "):
+        open_image(given, name="upload")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "bmp", "tif"])

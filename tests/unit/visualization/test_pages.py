@@ -196,8 +196,11 @@ def test_what_cannot_be_shown_is_refused() -> None:
 
 def test_what_is_no_caption_or_no_entry_is_named() -> None:
     for draw in (overlay, animate, page):
-        with pytest.raises(ConfigError, match=r"not str; .* model\.explain\(photo, text\)"):
-            draw(photo(), "a dog")
+        for given in ("a dog", None, 3):
+            with pytest.raises(ConfigError, match=rf"not {type(given).__name__}; give one"):
+                draw(photo(), given)
+    with pytest.raises(ConfigError, match="not list; give one"):
+        animate(photo(), [make()])
     with pytest.raises(ConfigError, match=r"photo 1 .* str; give captioner\.Entry\("):
         gallery(["photo.jpg"])
 
