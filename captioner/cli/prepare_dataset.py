@@ -8,7 +8,7 @@ from typing import Any
 from captioner.cli.main import OK
 from captioner.cli.options import Parser, new_parser
 from captioner.data.dataset_writer import split_randomly, write_coco
-from captioner.data.importers import IMPORTERS, UNSPLIT, detect_layout
+from captioner.data.importers import IMPORTERS, UNSPLIT, detect_layout, find_source
 from captioner.errors import DataError
 
 
@@ -50,6 +50,7 @@ def run(options: Any) -> int:
     source = Path(options.source)
     if not source.exists():
         raise DataError(f"{source} does not exist; give the file or folder with the captions")
+    source = find_source(source)
     layout = detect_layout(source) if options.layout == "auto" else options.layout
     splits = IMPORTERS[layout](source)
     if set(splits) == {UNSPLIT}:

@@ -164,13 +164,13 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
+    """Read a JSON file that holds an object, with or without a byte order mark.
 
     Raises:
         DataError: It is missing, cannot be read, or holds something else.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give a JSON file") from error
     except IsADirectoryError as error:

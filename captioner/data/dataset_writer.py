@@ -106,24 +106,27 @@ def write_coco(
     """Write captions_SPLIT.json for every split, as pycocotools reads them.
 
     Image ids stay where the source has them; other photos get the numbers from 1, or from the
-    largest id there is, on. Captions are stripped.
+    largest id there is, on. Captions are stripped. The folder then holds this call's splits alone:
+    a test split of another call could hold photos that are trained on now.
 
     Args:
         splits: What an importer returned.
         folder: Where the files go; made when missing.
         images: The image folder: photos that are not there are left out, the others get their width
             and height in pixels (upright, as `open_image` returns them).
-        force: Replace files that exist.
+        force: Replace the splits that are there.
 
     Returns:
         What was written and what was left out.
 
     Raises:
-        DataError: A file exists, a photo is in two splits, two photos have one id, no photo is
+        DataError: A split is there, a photo is in two splits, two photos have one id, no photo is
             left, or writing fails.
     """
     files = {split: Path(folder, f"captions_{split}.json") for split in splits}
-    if existing := [str(file) for file in files.values() if file.exists() and not force]:
+    usual = {split: Path(folder, f"captions_{split}.json") for split in ("train", "val", "test")}
+    existing = [file for file in (usual | files).values() if file.exists()]
+    if existing and not force:
         raise DataError(f"{existing[0]} exists already; give another folder or --force")
     _refuse_overlap(splits)
     summary = ImportSummary()
@@ -144,6 +147,9 @@ def write_coco(
         if kept:
             _write_split(files[split], split, [image for image, _ in kept], annotations)
             summary.files[split] = files[split]
+    for file in existing:
+        if file not in summary.files.values():
+            file.unlink()
     return summary
 
 

@@ -130,7 +130,10 @@ def image_size(path: str | Path) -> tuple[int, int]:
         image = _identify(_seekable(file, str(path)), str(path), MAX_PIXELS)
         turned = _orientation(image) >= 5
         if turned and image.format == "TIFF":
-            image.load()  # Pillow turns a TIFF itself: some versions at once, others on loading
+            try:  # Pillow turns a TIFF itself: some versions at once, others on loading
+                image.load()
+            except Exception as error:
+                raise _undecodable(error, str(path)) from error
             return image.size
         width, height = image.size
         return (height, width) if turned else (width, height)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from captioner.data.coco import read_json
 from captioner.errors import DataError
 
 UNSPLIT = "all"
@@ -61,7 +61,7 @@ def import_karpathy(path: str | Path, *, restval_in_train: bool = True) -> Split
         DataError: The file is missing, no JSON, or of another shape.
     """
     splits: Splits = {}
-    for place, image in _records(_read_json(path), "images", str(path)):
+    for place, image in _records(read_json(Path(path)), "images", str(path)):
         name = _get(image, "filename", str, place)
         if image.get("filepath"):
             name = f"{_get(image, 'filepath', str, place)}/{name}"
@@ -81,6 +81,7 @@ _FLICKR8K_LISTS = {
     "val": "Flickr_8k.devImages.txt",
     "test": "Flickr_8k.testImages.txt",
 }
+_TOKEN_FILES = (".token.txt", ".token")
 _STRAY_COPY = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
 
@@ -91,7 +92,7 @@ def import_flickr8k(path: str | Path) -> Splits:
     has none of its own. Photos that no list names are left out, unless there is no list at all.
 
     Args:
-        path: The token file (``name.jpg#0<tab>caption``), or the folder that holds it.
+        path: The token file (``name.jpg#0<tab>caption``).
 
     Returns:
         Photos of the splits whose lists lie beside the token file, otherwise all of them.
@@ -99,7 +100,7 @@ def import_flickr8k(path: str | Path) -> Splits:
     Raises:
         DataError: A file is missing, or a line cannot be read.
     """
-    token_file = _token_file(Path(path))
+    token_file = Path(path)
     captions, strays = _read_tokens(token_file)
     for name, borrowed in strays.items():
         captions.setdefault(name, borrowed)
@@ -117,16 +118,6 @@ def import_flickr8k(path: str | Path) -> Splits:
             ImportedPhoto(name, tuple(captions.get(name, ()))) for name in dict.fromkeys(names)
         ]
     return splits
-
-
-def _token_file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    found = sorted(f for f in path.iterdir() if f.name.endswith((".token.txt", ".token")))
-    named = [f for f in found if f.name == "Flickr8k.token.txt"] or found
-    if len(named) != 1:
-        raise DataError(f"{path}: {len(named)} token files in this folder; give Flickr8k.token.txt")
-    return named[0]
 
 
 def _read_tokens(path: Path) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -158,7 +149,7 @@ def import_kaggle(path: str | Path) -> Splits:
     """Read Kaggle's captions.txt: all behind a line's first comma is the caption, quoted or not.
 
     Args:
-        path: The file with the header ``image,caption``, or the folder that holds captions.txt.
+        path: The file; its header is ``image,caption``.
 
     Returns:
         All photos, without splits.
@@ -166,14 +157,15 @@ def import_kaggle(path: str | Path) -> Splits:
     Raises:
         DataError: The file is missing, or a line cannot be read.
     """
-    file = Path(path, "captions.txt") if Path(path).is_dir() else Path(path)
     captions: dict[str, list[str]] = {}
-    for number, line in _lines(file):
-        if number == 1 and _is_kaggle(line):
+    for number, line in _lines(Path(path)):
+        if number == 1:
+            if not _is_kaggle(line):
+                raise DataError(f"{path}:1: the header is no 'image,caption' ({line[:40]!r})")
             continue
         name, comma, caption = line.partition(",")
         if not comma or not name.strip():
-            raise DataError(f"{file}:{number}: not 'image,caption' ({line[:40]!r})")
+            raise DataError(f"{path}:{number}: not 'image,caption' ({line[:40]!r})")
         captions.setdefault(name.strip(), []).append(_unquote(caption.strip()))
     return {UNSPLIT: [ImportedPhoto(name, tuple(texts)) for name, texts in captions.items()]}
 
@@ -207,7 +199,7 @@ def import_csv(path: str | Path) -> Splits:
         )
     captions: dict[str, list[str]] = {}
     split_of: dict[str, str] = {}
-    for number, row in _rows(text, separator, path):
+    for number, row in _rows(text, separator, columns["count"], path):
         place = f"{path}:{number}"
         if len(row) != columns["count"]:
             raise DataError(
@@ -244,13 +236,17 @@ def _columns(header: str) -> tuple[str, dict[str, int]]:
     return "", {}
 
 
-def _rows(text: str, separator: str, path: str | Path) -> Iterator[tuple[int, list[str]]]:
+def _rows(
+    text: str, separator: str, count: int, path: str | Path
+) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every row behind the header that is not blank."""
     if separator in "\t|":
         for number, line in enumerate(text.split("\n")[1:], start=2):
             row = [_unquote(cell.strip()) for cell in line.rstrip("\r").split(separator)]
-            if len(row) == 2 and separator == "|" and (lost := re.match(r"(\d+)\s+(.*)", row[1])):
-                row[1:] = lost.groups()  # Flickr30k's results.csv lacks one '|' in one line
+            # Flickr30k's results.csv has three columns, and lacks one '|' in one line.
+            lacks_one = separator == "|" and (count, len(row)) == (3, 2)
+            if lacks_one and (lost := re.match(r"(\d+)\s+(.*)", row[1])):
+                row[1:] = lost.groups()
             if any(row):
                 yield number, row
         return
@@ -297,7 +293,7 @@ def import_coco(path: str | Path) -> Splits:
     Raises:
         DataError: The file is missing, no JSON, or holds no captions.
     """
-    data = _read_json(path)
+    data = read_json(Path(path))
     names = {
         _get(image, "id", int, place): _get(image, "file_name", str, place)
         for place, image in _records(data, "images", str(path))
@@ -323,11 +319,39 @@ IMPORTERS: dict[str, Callable[[str | Path], Splits]] = {
 """Layout, as `detect_layout` names it -> its importer."""
 
 
-def detect_layout(path: str | Path) -> str:
-    """Tell which importer fits a file or folder.
+def find_source(path: str | Path) -> Path:
+    """The file that a folder stands for.
 
     Args:
         path: What the user gave.
+
+    Returns:
+        A folder's Flickr8k.token.txt, else its only token file, else its captions.txt; a file is
+        itself.
+
+    Raises:
+        DataError: The folder holds none of them, or several token files.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    tokens = sorted(file for file in path.iterdir() if file.name.endswith(_TOKEN_FILES))
+    tokens = [file for file in tokens if file.name == "Flickr8k.token.txt"] or tokens
+    if len(tokens) > 1:
+        raise DataError(f"{path}: {len(tokens)} token files in this folder; give one of them")
+    if not tokens and not (path / "captions.txt").is_file():
+        raise DataError(
+            f"{path}: no Flickr8k.token.txt and no captions.txt in this folder; give the file"
+            " with the captions"
+        )
+    return tokens[0] if tokens else path / "captions.txt"
+
+
+def detect_layout(path: str | Path) -> str:
+    """Tell which importer fits a file.
+
+    Args:
+        path: The file.
 
     Returns:
         A key of `IMPORTERS`.
@@ -335,8 +359,7 @@ def detect_layout(path: str | Path) -> str:
     Raises:
         DataError: None fits, or the file cannot be read.
     """
-    path = Path(path)
-    layout = _layout_of_folder(path) if path.is_dir() else _layout_of_file(path)
+    layout = _layout_of_file(Path(path))
     if layout is None:
         raise DataError(
             f"{path}: no layout that is known; give Karpathy's dataset_*.json, Flickr8k.token.txt"
@@ -346,23 +369,17 @@ def detect_layout(path: str | Path) -> str:
     return layout
 
 
-def _layout_of_folder(folder: Path) -> str | None:
-    if any(folder.glob("*.token.txt")) or any(folder.glob("*.token")):
-        return "flickr8k"
-    return "kaggle" if (folder / "captions.txt").is_file() else None
-
-
 def _layout_of_file(path: Path) -> str | None:
     text = _read_text(path)
     if text.lstrip().startswith(("{", "[")):
-        data = _read_json(path)
+        data = read_json(Path(path))
         images = data.get("images")
         first_image = images[0] if isinstance(images, list) and images else None
         if isinstance(first_image, dict) and "sentences" in first_image:
             return "karpathy"
         return "coco" if "images" in data and "annotations" in data else None
     first = text.split("\n", 1)[0]
-    if re.match(r".+#\d+\t", first):
+    if path.name.endswith(_TOKEN_FILES) or re.match(r".+#\d+\t", first):
         return "flickr8k"
     if _is_kaggle(first):
         return "kaggle"
@@ -395,18 +412,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if line.strip():
             yield number, line.rstrip("\r")
-
-
-def _read_json(path: str | Path) -> dict[str, Any]:
-    try:
-        data = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
-    if not isinstance(data, dict):
-        raise DataError(
-            f"{path}: a JSON {type(data).__name__}, where an object with images belongs"
-        )
-    return data
 
 
 def _records(data: dict[str, Any], key: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:

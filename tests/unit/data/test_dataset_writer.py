@@ -19,6 +19,7 @@ from captioner.data.importers import (
     ImportedPhoto,
     Splits,
     import_coco,
+    find_source,
     import_flickr8k,
 )
 from captioner.errors import ConfigError, DataError
@@ -187,6 +188,18 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path):
     assert len(load(tmp_path / "captions_val.json").imgs) == 1
 
 
+def test_no_split_of_another_call_stays_beside_the_new_ones(tmp_path: Path):
+    (tmp_path / "captions_mine.json").write_text("mine")
+    write_coco({"train": [photo("a")], "test": [photo("b")]}, tmp_path)
+    all_in_training = {"train": [photo("a"), photo("b")]}
+    (tmp_path / "captions_train.json").unlink()
+    with pytest.raises(DataError, match=r"captions_test.json exists already; .* --force"):
+        write_coco(all_in_training, tmp_path)
+    write_coco(all_in_training, tmp_path, force=True)
+    found = {file.name for file in tmp_path.iterdir()}
+    assert found == {"captions_mine.json", "captions_train.json"}
+
+
 # --- The data that is here ---
 
 
@@ -194,7 +207,8 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path):
 @real_data
 def test_flickr8k_as_published(tmp_path: Path):
     path = DATA / "flickr8k"
-    few = {split: photos[:50] for split, photos in import_flickr8k(path).items()}
+    read = import_flickr8k(find_source(path))
+    few = {split: photos[:50] for split, photos in read.items()}
     summary = write_coco(few, tmp_path, images=path / "images")
     assert (summary.photos["train"], summary.missing_photos) == (50, [])
     image = load(tmp_path / "captions_train.json").dataset["images"][0]
