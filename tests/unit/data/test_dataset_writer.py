@@ -18,8 +18,8 @@ from captioner.data.importers import (
     UNSPLIT,
     ImportedPhoto,
     Splits,
-    import_coco,
     find_source,
+    import_coco,
     import_flickr8k,
 )
 from captioner.errors import ConfigError, DataError
