@@ -68,7 +68,7 @@ class Encoder(nn.Module):
             model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
         trained = resolve_data_config({}, model=model)
         self.mean, self.std = tuple(trained["mean"]), tuple(trained["std"])
-        if hasattr(model, "head"):  # its norm would count as learning and never get a gradient
+        if hasattr(model, "head"):  # behind the grid: a classifier's norm, never run
             model.head = nn.Identity()
         return model
 
@@ -86,10 +86,19 @@ class Encoder(nn.Module):
         trained = known.transforms()
         self.mean, self.std = tuple(trained.mean), tuple(trained.std)
         weights = known if pretrained else None
+        inception = name in ("googlenet", "inception_v3")
+        # Theirs takes seconds, and loaded weights replace it.
+        slow = {"init_weights": False} if inception and not pretrained else {}
         with _download_errors(name, pretrained):
-            model = models.get_model(name, weights=weights).eval()
+            model = models.get_model(name, weights=weights, **slow).eval()
+        if inception:  # beside weights alone it would turn ImageNet's normalisation into this one
+            model.transform_input = False
+            self.mean = self.std = (0.5, 0.5, 0.5)
         node = _last_grid_node(model, name)
-        return cast(nn.Module, create_feature_extractor(model, return_nodes={node: "features"}))
+        cut = create_feature_extractor(
+            model, return_nodes={node: "features"}, suppress_diff_warning=True
+        )
+        return cast(nn.Module, cut)
 
     def train(self, mode: bool = True) -> Encoder:
         """Stay in eval mode whatever is asked: batch norm keeps its averages, learning or not."""
@@ -146,27 +155,43 @@ class Encoder(nn.Module):
                     names.append(name)
         return names
 
-    def finetune_from(self, stage: str | None) -> None:
+    def finetune_from(self, stage: str | None, image_size: int) -> None:
         """Let the parameters from ``stage`` on learn and freeze the others.
+
+        Layers behind the grid, of which some backbones keep a few, stay frozen: nothing comes
+        through them, and an optimizer or several processes would wait for their gradient.
 
         Args:
             stage: One of ``stages()``; None freezes everything.
+            image_size: Height and width of photos that the encoder can take (pixels).
 
         Raises:
-            ConfigError: There is no such stage.
+            ConfigError: There is no such stage, or it lies behind the grid.
         """
         self.requires_grad_(False)
         if stage is None:
             return
-        learning = False
+        learning: list[nn.Parameter] = []
         for name, parameter in self.backbone.named_parameters():
-            learning = learning or name == stage or name.startswith(f"{stage}.")
-            parameter.requires_grad_(learning)
+            if learning or name == stage or name.startswith(f"{stage}."):
+                parameter.requires_grad_(True)
+                learning.append(parameter)
         if not learning:
             raise ConfigError(
                 f"encoder.finetune_from {stage!r} is no stage of {self.name}; "
                 f"give one of {', '.join(self.stages())}"
             )
+        photo = torch.zeros(1, 3, image_size, image_size, device=learning[0].device)
+        seen = self(photo)[0].sum()
+        if not seen.requires_grad:
+            raise ConfigError(
+                f"encoder.finetune_from {stage!r} lies behind the grid of {self.name}, where "
+                "nothing can learn; give a stage before it"
+            )
+        for parameter, gradient in zip(
+            learning, torch.autograd.grad(seen, learning, allow_unused=True), strict=True
+        ):
+            parameter.requires_grad_(gradient is not None)
 
 
 class _download_errors:  # noqa: N801 - reads as a statement

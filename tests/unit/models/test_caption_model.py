@@ -213,7 +213,7 @@ class _Losses(nn.Module):
 
 
 def test_the_tiny_model_of_the_fixtures_learns_through_its_frozen_encoder(tiny_model) -> None:
-    tiny_model.encoder.finetune_from(None)
+    tiny_model.encoder.finetune_from(None, 64)
     pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8)
 
     tiny_model.train()(pixels, CAPTIONS).cross_entropy.backward()

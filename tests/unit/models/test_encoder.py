@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 
-from captioner.data.preprocessing import Preprocessing
+from captioner.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from captioner.errors import ConfigError, ModelError
 from captioner.models import encoder as encoder_module
 from captioner.models.encoder import LITE_MEAN, LITE_STD, WEIGHT_PACKAGES, Encoder, build_encoder
@@ -94,6 +94,38 @@ def encoder_original(name: str, encoder: Encoder) -> nn.Module:
     assert not unexpected
     assert all(key.startswith(("fc.", "classifier.")) for key in missing), missing
     return original
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_inception_sees_one_photo_alike_with_weights_and_from_a_model_folder(
+    name, monkeypatch
+) -> None:
+    """torchvision normalises again, inside the network, but only where it loads weights itself."""
+    build = models.get_model
+
+    def with_weights(called: str, weights: object) -> nn.Module:
+        del weights
+        return build(called, weights=None, init_weights=False, transform_input=True)
+
+    from_folder = Encoder(name)
+    monkeypatch.setattr(models, "get_model", with_weights)
+    trained = Encoder(name, pretrained=True)
+    monkeypatch.undo()
+    trained.load_state_dict(from_folder.state_dict())
+    original = build(name, weights=None, init_weights=False, transform_input=True).eval()
+    original.load_state_dict(from_folder.backbone.state_dict(), strict=False)
+    pooled = []
+    original.avgpool.register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
+    pixels = torch.rand(1, 3, 96, 96)
+
+    def normalised(mean: object, std: object) -> Tensor:
+        return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+
+    original(normalised(IMAGENET_MEAN, IMAGENET_STD))
+    for encoder in (from_folder, trained):
+        features, _ = encoder(normalised(encoder.mean, encoder.std))
+        torch.testing.assert_close(features, rows(pooled[0]), atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -186,7 +218,7 @@ def test_an_unknown_name_says_what_is_allowed(name, message) -> None:
 def test_batch_norm_never_drifts(name, learning) -> None:
     encoder = Encoder(name)
     whole = nn.Sequential(nn.Identity(), encoder)
-    encoder.finetune_from("layer4" if learning else None)
+    encoder.finetune_from("layer4" if learning else None, 64)
     before = {k: v.clone() for k, v in encoder.named_buffers()}
     assert any("running_mean" in name for name in before)
 
@@ -216,17 +248,17 @@ def test_exactly_the_parameters_from_a_stage_on_learn(name, stage, prefixes) -> 
     encoder = Encoder(name)
     assert stage in encoder.stages()
 
-    encoder.finetune_from(stage)
+    encoder.finetune_from(stage, 64)
 
     learning = {n for n, p in encoder.backbone.named_parameters() if p.requires_grad}
     assert learning == {n for n, _ in encoder.backbone.named_parameters() if n.startswith(prefixes)}
     assert learning
-    encoder.finetune_from(None)
+    encoder.finetune_from(None, 64)
     assert not any(p.requires_grad for p in encoder.parameters())
 
 
 def test_the_stages_that_learn_get_gradients_and_the_others_none(tiny) -> None:
-    tiny.finetune_from("layer4")
+    tiny.finetune_from("layer4", 64)
 
     tiny(photos(64))[0].square().sum().backward()
 
@@ -234,12 +266,32 @@ def test_the_stages_that_learn_get_gradients_and_the_others_none(tiny) -> None:
         assert (parameter.grad is not None) == name.startswith("layer4."), name
 
 
+def test_what_lies_behind_the_grid_does_not_learn() -> None:
+    """Its moments would never come, and a resumed run would be refused."""
+    encoder = Encoder("timm/mobilenetv3_small_050")  # conv_head comes after the pooling
+
+    encoder.finetune_from("blocks.4", 64)
+    encoder(photos(64))[0].square().sum().backward()
+
+    learning = {n: p for n, p in encoder.backbone.named_parameters() if p.requires_grad}
+    assert learning
+    assert all(p.grad is not None for p in learning.values())
+    assert {name.split(".")[0] for name in learning} == {"blocks"}
+    assert "conv_head" in encoder.stages()
+
+
+def test_a_stage_behind_the_grid_is_refused() -> None:
+    encoder = Encoder("timm/mobilenetv3_small_050")
+    with pytest.raises(ConfigError, match=r"'conv_head' lies behind the grid of timm/mobilenet"):
+        encoder.finetune_from("conv_head", 64)
+
+
 @pytest.mark.parametrize("stage", ["layer9", "layer", "", "features.1"])
 def test_an_unknown_stage_says_what_is_allowed(tiny, stage) -> None:
     encoder = Encoder("squeezenet1_0") if stage == "features.1" else tiny
 
     with pytest.raises(ConfigError, match="is no stage of") as caught:
-        encoder.finetune_from(stage)
+        encoder.finetune_from(stage, 64)
 
     for allowed in encoder.stages():
         assert allowed in str(caught.value)

@@ -49,7 +49,7 @@ def build(
 ) -> Run:
     config = DecoderConfig(embed_dim=8, hidden_dim=hidden_dim, attention_dim=8, dropout=0.0)
     model = CaptionModel(Encoder("timm/test_resnet"), config, Preprocessing(48), 7)
-    model.encoder.finetune_from(finetune_from)
+    model.encoder.finetune_from(finetune_from, 48)
     model.encoder.to(memory_format=torch.channels_last)  # as in a run
     optimizer = make_optimizer(model, TrainingConfig())
     return Run(model, make_average(model, ema_decay), optimizer)
