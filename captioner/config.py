@@ -257,12 +257,13 @@ class SearchOptions:
         kinds: dict[str, tuple[type, str]] = {
             "int": (Integral, "a whole number"),
             "float": (Real, "a number"),
+            "bool": (bool, "true or false"),
         }
         for option in fields(self):
             value = getattr(self, option.name)
             kind, wanted = kinds.get(str(option.type), (object, ""))
             _require(
-                isinstance(value, kind) and (kind is object or not isinstance(value, bool)),
+                isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool)),
                 f"{option.name.replace('_', '-')} is {value!r}; give {wanted}",
             )
         _require(self.beam_size >= 1, f"beam-size is {self.beam_size}; give 1 (greedy) or more")
@@ -332,13 +333,14 @@ class SearchOptions:
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     """Words as a list, or as a person types them: with commas or blanks between, or in brackets."""
+    name = option.replace("_", "-")
     if isinstance(given, str):
         given = given.strip(" []").replace(",", " ").split()
+    _require(given is None or isinstance(given, Iterable), f"{name} is {given!r}; give words")
     words = []
     for text in given or ():
         tokens = tokenize(str(text))
         apart = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "no word"
-        name = option.replace("_", "-")
         _require(len(tokens) == 1, f"{name} holds {text!r}, which is {apart}; give single words")
         words.append(tokens[0])
     return tuple(dict.fromkeys(words))
@@ -493,7 +495,8 @@ class TrainConfig:
     run_folder: str = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints, the best model."""
     init_from: str | None = None
-    """A model folder whose weights, vocabulary and decoder are the start (a second stage)."""
+    """A model folder whose weights, vocabulary and decoder are the start (a second stage), in the
+    place of encoder.weights; photo size, resizing and dropout are this config's."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from torch import nn
 from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig, TrainingConfig
 from captioner.data.batches import EncodedImage, warn_of
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
-from captioner.data.features import FeatureCache, feature_key
+from captioner.data.features import FeatureCache, feature_key, threads
+from captioner.data.images import image_size
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import number_words
 from captioner.errors import ConfigError, ImageError
@@ -87,16 +89,18 @@ def prepare(config: TrainConfig) -> Setup:
         stored.model.decoder.expect_words(_target_counts(words, vocabulary))
     else:
         stored = _first_stage(config)
-    config.decoder = (
-        stored.decoder
-    )  # a second stage's sizes are its model's: the run folder says so
+    # A second stage's decoder is its model's: the run folder says so, and what does not go together
+    # with it is refused.
+    config.decoder = replace(config, decoder=stored.decoder).decoder
     stored.search = config.search
     number_words(config.search, stored.vocabulary)  # unknown words are told before an epoch is lost
-    stored.model.encoder.finetune_from(config.encoder.finetune_from)
-    stored.model.encoder.to(memory_format=torch.channels_last)
+    model = stored.model
+    model.encoder.finetune_from(config.encoder.finetune_from, model.preprocessing.image_size)
+    model.encoder.to(memory_format=torch.channels_last)
     setup = Setup(_encode(train, words, stored.vocabulary, config.data.max_words), val, stored)
     if config.data.features:
         setup.cache = _open_features(config, setup)
+    _refuse_unreadable(val[: config.training.limit_val or None], setup.cache)
     return setup
 
 
@@ -184,6 +188,21 @@ def _open_features(config: TrainConfig, setup: Setup) -> FeatureCache:
     return cache
 
 
+def _refuse_unreadable(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:
+    """Tell now of a validation photo without which there is no score, not after an epoch."""
+    if cache is None:
+        with ThreadPoolExecutor(threads()) as readers:
+            for _ in readers.map(image_size, (image.path for image in images)):
+                pass  # its error is raised here
+        return
+    for image in images:
+        if not cache.has(image.image_id):
+            raise ImageError(
+                f"{image.path}: this photo could not be read when its features were made; mend "
+                "it or take it out of the validation captions, and make the features again"
+            )
+
+
 def _encode(
     images: list[CaptionedImage], words: list[list[list[str]]], vocabulary: Vocabulary, most: int
 ) -> list[EncodedImage]:
@@ -224,6 +243,13 @@ def _first_stage(config: TrainConfig) -> StoredModel:
             f"encoder.name is {config.encoder.name}, but {config.init_from} holds "
             f"{stored.model.encoder.name}; give the same"
         )
+    for name in ("mean", "std"):
+        given, held = getattr(config.encoder, name), getattr(stored.model.preprocessing, name)
+        if given is not None and tuple(given) != held:
+            raise ConfigError(
+                f"encoder.{name} is {given}, but {config.init_from} sees photos with "
+                f"{list(held)}; leave it out, or train without init_from"
+            )
     _refuse_another_decoder(config, stored.decoder)
     return _resized(stored, config)
 

@@ -12,6 +12,7 @@ looked at now and then.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 import time
@@ -99,7 +100,7 @@ class Trainer:
         self.progress = Progress(
             photos=len(setup.train),
             batch_size=config.training.batch_size,
-            settings=_what_must_agree(config, self.world),
+            settings=_what_must_agree(config, setup, self.world),
         )
         self._told = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
 
@@ -133,8 +134,7 @@ class Trainer:
         """
         config, progress = self.config.training, self.progress
         main = self.accelerator.is_main_process
-        averaged = config.keep_best == 1 or self.folder.average.exists()
-        if self._ended() and averaged:
+        if self._ended() and (not self._averages() or self.folder.average.exists()):
             return progress
         trackers = Trackers(config.trackers, self.folder, active=main)
         self._agree()
@@ -158,9 +158,13 @@ class Trainer:
                 self._close_epoch(bar, trackers)
                 if self._any(stop.requested):  # it is saved
                     raise Interrupted
-            if config.keep_best > 1:
+            if self._averages():
                 self._average_best(bar)
         return progress
+
+    def _averages(self) -> bool:
+        """Whether models were kept for an average: a run that is over kept what it was told to."""
+        return self.config.training.keep_best > 1 and bool(self.progress.kept)
 
     def _agree(self) -> None:
         """Make sure that all processes go on from one place.
@@ -447,7 +451,7 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def _what_must_agree(config: TrainConfig, world: int) -> dict[str, Any]:
+def _what_must_agree(config: TrainConfig, setup: Setup, world: int) -> dict[str, Any]:
     """Settings that a resumed run must have as they were, by the names that people give them.
 
     They decide which photos and captions a step holds and what is learned of them. Others may
@@ -463,12 +467,21 @@ def _what_must_agree(config: TrainConfig, world: int) -> dict[str, Any]:
         "data.min_crop": data.min_crop,
         "data.color_jitter": data.color_jitter,
         "data.bucket_batches": data.bucket_batches,
+        "training captions": _fingerprint(setup),
         "shards": "none",
     }
     if data.shards:  # they are dealt out by processes and workers
         found |= {"data.workers": data.workers, "processes": world}
         found["shards"] = read_manifest(data.shards).digest
     return found
+
+
+def _fingerprint(setup: Setup) -> str:
+    """Of the training captions, and of the words' numbers: other captions number them otherwise."""
+    digest = hashlib.sha256(" ".join(setup.stored.vocabulary.words).encode())
+    for photo in setup.train:
+        digest.update(f"{photo.image.image_id} {photo.tokens}".encode())
+    return digest.hexdigest()[:12]
 
 
 def start(config: TrainConfig, setup: Setup, folder: Path, resume: bool) -> Progress:

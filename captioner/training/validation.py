@@ -11,7 +11,6 @@ from captioner.config import SearchOptions
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.data.images import image_size
-from captioner.errors import ImageError
 from captioner.evaluation.metrics import Scores, score
 
 BATCH = 64
@@ -53,12 +52,6 @@ def _from_features(
 ) -> Iterator[Sentence]:
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
-        for image in batch:
-            if not cache.has(image.image_id):
-                raise ImageError(
-                    f"{image.path}: this photo could not be read when its features were made; mend "
-                    "it or take it out of the validation captions, and make the features again"
-                )
         features = cache.read([(image.image_id, False) for image in batch])
         preprocessing = captioner.model.preprocessing
         regions = [preprocessing.region(*image_size(image.path)) for image in batch]

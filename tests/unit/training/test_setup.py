@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.errors import ConfigError, ModelError
+from captioner.errors import ConfigError, ImageError, ModelError
 from captioner.model_folder import load_model, save_model
 from captioner.training.setup import make_average, make_optimizer, prepare, read_data
 
@@ -223,9 +224,41 @@ def test_a_second_stage_that_asks_for_another_decoder_is_refused(configure: Any,
         prepare(other)
 
 
+def test_rewards_are_no_matter_for_a_model_that_draws_its_regions(configure: Any, tmp_path: Path):
+    """The decoder comes with the model: what it selects is known only when that is read."""
+    first = stage_of(configure, tmp_path / "first", selection="hard")
+    config = configure(init_from=str(first), training={"objective": "self_critical"})
+    with pytest.raises(ConfigError, match=r"draws captions, decoder.selection hard draws regions"):
+        prepare(config)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_a_second_stage_sees_photos_as_its_model_does(configure: Any, first_stage: Path, name: str):
+    held = list(getattr(load_model(first_stage).model.preprocessing, name))
+    prepare(configure(init_from=str(first_stage), encoder={name: held}))
+    other = configure(init_from=str(first_stage), encoder={name: [0.1, 0.2, 0.3]})
+    with pytest.raises(ConfigError, match=rf"encoder.{name} is .*0.3\], but .*first sees photos"):
+        prepare(other)
+
+
 def test_a_second_stage_from_nowhere_is_refused(configure: Any, tmp_path: Path):
     with pytest.raises(ModelError, match="does not exist"):
         prepare(configure(init_from=str(tmp_path / "nowhere")))
+
+
+# --- Validation photos ---
+
+
+def test_a_validation_photo_that_cannot_be_read_is_told_before_training(
+    configure: Any, squares: Path, tmp_path: Path
+):
+    photos = tmp_path / "photos"
+    shutil.copytree(squares / "photos", photos)
+    (photos / "gray.png").write_bytes(b"no picture")
+    data = {"images": [str(photos)]}
+    with pytest.raises(ImageError, match=r"gray\.png"):
+        prepare(configure(data=data))
+    prepare(configure(data=data, training={"limit_val": 7}))  # it is the last, and not used
 
 
 # --- Optimizer ---

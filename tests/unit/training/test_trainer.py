@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from captioner import load
-from captioner.cli.main import main
+from captioner.cli.main import FAILED, OK, main
 from captioner.config import TrainConfig
 from captioner.data.coco import read_captions
-from captioner.errors import CheckpointError, DataError
+from captioner.errors import CheckpointError, DataError, ImageError
 from captioner.frequencies import FREQUENCIES, DocumentFrequencies
 from captioner.model_folder import StoredModel
 from captioner.training.run_folder import RunFolder
@@ -400,12 +401,14 @@ def test_the_loss_is_a_mean_over_words_in_nats(configure: Any, tmp_path: Path):
 # --- Where photos come from ---
 
 
-def cached(config: TrainConfig, folder: Path, dtype: str = "float32") -> None:
+def cached(
+    config: TrainConfig, folder: Path, dtype: str = "float32", *, expected: int = OK
+) -> None:
     """``captioner prepare features`` for a config."""
     path = folder / "config.json"
     path.write_text(json.dumps(asdict(replace(config, run_folder=str(folder)))))
     features = str(folder / "features")
-    assert main(["prepare", "features", str(path), "-o", features, "--dtype", dtype]) == 0
+    assert main(["prepare", "features", str(path), "-o", features, "--dtype", dtype]) == expected
     config.data.features = features
 
 
@@ -440,6 +443,20 @@ def test_features_of_another_encoder_are_refused(configure: Any, tmp_path: Path)
     other.data.features = config.data.features
     with pytest.raises(DataError, match="was made with other weights"):
         prepare(other)
+
+
+def test_a_validation_photo_without_features_is_told_before_training(
+    configure: Any, squares: Path, tmp_path: Path
+):
+    photos = tmp_path / "photos"
+    shutil.copytree(squares / "photos", photos)
+    (photos / "gray.png").write_bytes(b"no picture")
+    config = configure(data={"images": [str(photos)]})
+    cached(config, tmp_path, expected=FAILED)
+    with pytest.raises(ImageError, match=r"gray\.png: this photo could not be read when its feat"):
+        prepare(config)
+    config.training.limit_val = 7  # without the last
+    assert len(prepare(config).train) == 7
 
 
 @pytest.mark.slow
@@ -596,3 +613,21 @@ def test_more_of_the_best_can_be_kept_later(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 3, "keep_best": 2}), tmp_path, resume=True)
     assert len(list((tmp_path / "kept").iterdir())) == 2
     assert (tmp_path / "average").is_dir()
+
+
+def test_a_finished_run_that_kept_none_has_none_to_average(configure: Any, tmp_path: Path):
+    train(configure(training={"epochs": 1}), tmp_path)
+    train(configure(training={"epochs": 1, "keep_best": 2}), tmp_path, resume=True)
+    assert not (tmp_path / "average").exists()
+
+
+def test_other_captions_are_refused_on_the_way(configure: Any, squares: Path, tmp_path: Path):
+    """As many photos and words, but numbered otherwise: each weight would be another word's."""
+    train(configure(training={"epochs": 1}), tmp_path / "run")
+    content = json.loads((squares / "captions.json").read_text())
+    content["annotations"][0]["caption"] = "A red blue."  # blue is now a word that stands twice
+    file = tmp_path / "edited.json"
+    file.write_text(json.dumps(content))
+    edited = configure(training={"epochs": 2}, data={"train_annotations": [str(file)]})
+    with pytest.raises(CheckpointError, match=r"with training captions \w+, now it is \w+; give"):
+        train(edited, tmp_path / "run", resume=True)
