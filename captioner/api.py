@@ -87,6 +87,9 @@ def load(*folders: str | Path, device: str = "auto", precision: Precision = "aut
         ModelError: A folder cannot be loaded.
         ConfigError: The device is not there, or the models do not go together.
     """
+    for folder in folders:
+        if not isinstance(folder, str | Path):
+            raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
     stored = [load_model(folder) for folder in folders or (SHIPPED_MODEL,)]
     return Captioner(*stored, device=device, precision=precision)
 
@@ -200,6 +203,8 @@ class Captioner:
         Raises:
             ConfigError: The sentence is empty or holds words that the model does not know.
         """
+        if not isinstance(text, str):
+            raise ConfigError(f"a sentence is {text!r:.40}; give it as one text")
         words = tokenize(text)
         unknown = [word for word in words if word not in self.stored.vocabulary]
         if unknown or not words:
@@ -274,6 +279,8 @@ class Captioner:
         Raises:
             ConfigError: A word of the options cannot be used, or no sentence is left to say.
         """
+        if not photos:
+            return []
         keys = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
         with autocast(self.precision, self.device):
             memories = self._memories(photos)
@@ -373,8 +380,8 @@ class Captioner:
 
     def _alternatives(self, log_probs: Tensor, count: int) -> tuple[tuple[Alternative, ...], ...]:
         """The ``count`` most probable words at every place of (T, V)."""
-        if count < 0:
-            raise ConfigError(f"alternatives is {count}; give 0 (none) or more")
+        if count < 0 or count % 1:
+            raise ConfigError(f"alternatives is {count}; give 0 (none) or a whole number")
         if count == 0:
             return ()
         speakable = log_probs.clone()
@@ -391,7 +398,7 @@ class Captioner:
 
     def stream(
         self,
-        photos: Iterable[Photo],
+        photos: Iterable[Photo] | str | Path,
         options: SearchOptions | None = None,
         *,
         batch_size: int = 32,
@@ -403,7 +410,7 @@ class Captioner:
         result with its error and the others go on.
 
         Args:
-            photos: Paths, PIL images or binary files; consumed as they are needed.
+            photos: Paths, PIL images or binary files, consumed as they are needed; or one path.
             options: How to search; None: the model's own.
             batch_size: Photos captioned together.
             alternatives: See ``caption``.
@@ -411,6 +418,7 @@ class Captioner:
         if batch_size < 1:
             raise ConfigError(f"batch-size is {batch_size}; give 1 or more")
         options = options or self.stored.search
+        photos = [photos] if isinstance(photos, str | Path) else photos
         with ThreadPoolExecutor(max_workers=2) as readers:
             for batch in _read_ahead(photos, self._try_prepare, readers, batch_size):
                 good = [prepared for _, prepared in batch if isinstance(prepared, Prepared)]

@@ -56,8 +56,8 @@ def pick_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # "meta" has a place for numbers and none of them
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device {name!r} is not to be had here; give auto, cpu, cuda") from error
     return device
 

@@ -449,6 +449,38 @@ def test_loading_says_what_is_wrong(captioner: Captioner, tmp_path: Path):
         load(tmp_path / "model", device="cpu", precision="fp7")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda c, photo: load([c, c]), r"^a model is \[.*; give each folder by its own path$"),
+        (lambda c, photo: load(device=None), "device None is not to be had here"),
+        (lambda c, photo: load(device="meta"), "device 'meta' is not to be had here"),
+        (lambda c, photo: c.explain(photo, None), "^a sentence is None; give it as one text$"),
+        (lambda c, photo: c.explain(photo, ["a", "cat"]), "^a sentence is .'a', 'cat'.; give it"),
+        (lambda c, photo: c.caption(photo, alternatives=1.5), "alternatives is 1.5; give 0"),
+        (lambda c, photo: c.options(forced_words=5), "^forced-words is 5; give words$"),
+        (lambda c, photo: c.options(guard_endings="no"), "^guard-endings is 'no'; give true or"),
+    ],
+)
+def test_wrong_things_given_get_one_line(
+    captioner: Captioner, photos: list[Path], wrong: Any, words: str
+):
+    with pytest.raises(ConfigError, match=words) as caught:
+        wrong(captioner, photos[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_one_path_is_a_stream_of_one_photo(captioner: Captioner, photos: list[Path]):
+    for photo in (photos[0], str(photos[0])):
+        (result,) = captioner.stream(photo)
+        assert_same(result.captions[0], captioner.caption(photo))
+
+
+def test_no_photos_no_captions(captioner: Captioner):
+    assert captioner.caption_batch([], captioner.options()) == []
+    assert list(captioner.stream([])) == []
+
+
 def test_dropout_is_off_and_nothing_is_learned(captioner: Captioner, photos: list[Path]):
     assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
     assert not captioner.model.training
