@@ -21,12 +21,13 @@ writer at a time.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, overload
@@ -79,27 +80,34 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
     text: dict[str, Any] = (
         {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     )
+    if Path(path).exists() and not Path(path).is_file():
+        with _named_after(path):
+            special = Path(path).open(mode, **text)  # noqa: SIM115 - closed below
+        with special:  # never rename over a device
+            yield special
+        return
     with _named_after(path):
-        if Path(path).exists() and not Path(path).is_file():
-            with Path(path).open(mode, **text) as file:  # never rename over a device
-                yield file
-            return
         target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
-        temporary = _sibling(target, "tmp")
+        temporary, lock = _claim(target, lambda new: new.touch(exist_ok=False))
+    with _released(lock):
         try:
-            with temporary.open(mode.replace("w", "x"), **text) as file, _locked(temporary):
+            with _named_after(path):
                 if (permissions := _mode_of(target)) is not None:
                     temporary.chmod(permissions)
+                file = temporary.open(mode, **text)
+            with file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
+                with _named_after(path):
+                    file.flush()
+                    os.fsync(file.fileno())
+            with _named_after(path):
+                temporary.replace(target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _fsync_folder(target.parent)
+    _fsync_folder(target.parent)
 
 
 @contextmanager
@@ -125,9 +133,8 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         _put_back(target)
         _remove_leftovers(target)
-        temporary = _sibling(target, "tmp")
-        temporary.mkdir()
-    with _locked(temporary):
+        temporary, lock = _claim(target, Path.mkdir)
+    with _released(lock):
         try:
             yield temporary
             with _named_after(path):
@@ -210,12 +217,38 @@ def _discard(folder: Path, target: Path) -> None:
         shutil.rmtree(trash)
 
 
+def _claim(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
+    """A new temporary beside the target, and its lock; None where there are no locks.
+
+    Between its making and its locking another writer may have taken it for a dead run's, so that
+    a new one is made.
+    """
+    for last in (False, False, True):
+        temporary = _sibling(target, "tmp")
+        make(temporary)
+        lock = _lock(temporary)
+        if last or (lock is not None and temporary.exists()):
+            break
+        if lock is not None:
+            os.close(lock)
+        with suppress(OSError):
+            temporary.rmdir() if temporary.is_dir() else temporary.unlink()
+    return temporary, lock
+
+
+def _prefix(target: Path, kind: str) -> str:
+    """How the names of such siblings begin; a name near the system's limit is told by its hash."""
+    long = len(os.fsencode(target.name)) > 200
+    name = hashlib.sha256(os.fsencode(target.name)).hexdigest() if long else target.name
+    return f".{name}.{kind}-"
+
+
 def _sibling(target: Path, kind: str, token: str | None = None) -> Path:
-    return target.with_name(f".{target.name}.{kind}-{token or secrets.token_hex(4)}")
+    return target.with_name(_prefix(target, kind) + (token or secrets.token_hex(4)))
 
 
 def _siblings(target: Path, kind: str) -> list[Path]:
-    prefix = f".{target.name}.{kind}-"
+    prefix = _prefix(target, kind)
     with os.scandir(target.parent) as entries:
         names = [e.name for e in entries if e.name.startswith(prefix)]
     return [target.with_name(n) for n in names if len(n) == len(prefix) + 8]
@@ -242,9 +275,8 @@ def _lock(path: Path) -> int | None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Mark a temporary as in use."""
-    lock = _lock(path)
+def _released(lock: int | None) -> Iterator[None]:
+    """A temporary is in use in here."""
     try:
         yield
     finally:

@@ -182,7 +182,47 @@ def test_leftovers_of_dead_runs_go_and_those_of_living_ones_stay(tmp_path: Path)
     assert names(tmp_path) == [living.name, other.name, "a"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+def test_a_temporary_that_is_just_being_made_is_nobodys_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A second writer cleans up between the making of the first one's temporary and its lock."""
+    lock, seen = files._lock, []
+
+    def while_another_cleans_up(path: Path) -> int | None:
+        if not seen:
+            seen.append(path)
+            files._remove_leftovers(tmp_path / "a")
+        return lock(path)
+
+    monkeypatch.setattr(files, "_lock", while_another_cleans_up)
+    atomic_write(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "new"
+    seen.clear()
+    write(tmp_path / "a folder", "new")
+    assert read(tmp_path / "a folder") == {"new"}
+    assert names(tmp_path) == ["a", "a folder"]
+
+
+def test_a_name_of_any_length_that_the_system_takes(tmp_path: Path):
+    long = "ä" * 127  # 254 bytes
+    dead = files._sibling(tmp_path / long, "tmp")
+    dead.write_text("of a run that was killed")
+    atomic_write(tmp_path / long, "file")
+    assert (tmp_path / long).read_text() == "file"
+    write(tmp_path / f"{long[:-1]}b", "folder")
+    assert read(tmp_path / f"{long[:-1]}b") == {"folder"}
+    assert names(tmp_path) == sorted([long, f"{long[:-1]}b"])
+
+
 # --- atomic_open ---
+
+
+def test_an_error_of_the_one_who_writes_keeps_its_own_name(tmp_path: Path):
+    with pytest.raises(FileNotFoundError) as caught, atomic_open(tmp_path / "a"):
+        (tmp_path / "another").read_text()
+    assert caught.value.filename == str(tmp_path / "another")
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(("mode", "parts"), [("w", ["Straße", "\n"]), ("wb", [b"\0", b"\xff"])])
