@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ def targets(photos: Sequence[Path], output: Path, ending: str | None) -> list[Pa
         return [output] * len(photos)
     suffix = f".{(ending or 'png').lower().lstrip('.')}"
     _check_ending(suffix)
-    stems = ["stdin" if str(photo) == "-" else photo.stem for photo in photos]
+    stems = ["stdin" if str(photo) == "-" else _shortened(photo.stem) for photo in photos]
     names: dict[Path, None] = {}  # in their order
     for stem in stems:
         name, number = f"{stem}_attention{suffix}", 2
@@ -144,6 +145,12 @@ def targets(photos: Sequence[Path], output: Path, ending: str | None) -> list[Pa
             name, number = f"{stem}_{number}_attention{suffix}", number + 1
         names[output / name] = None
     return list(names)
+
+
+def _shortened(stem: str) -> str:
+    """With room for what comes behind it: systems take names of 255 bytes."""
+    encoded = os.fsencode(stem)
+    return stem if len(encoded) <= 220 else encoded[:220].decode(errors="ignore")
 
 
 def _check_ending(suffix: str) -> None:

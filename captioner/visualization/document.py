@@ -18,6 +18,12 @@ from typing import Any, Literal
 
 from PIL import Image
 
+from captioner.errors import ConfigError
+from captioner.visualization.theme import THEMES
+
+MOST_PIXELS = 65_500
+"""A side of a picture in a page: of JPEG."""
+
 _JPEG_QUALITY = 88
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
@@ -69,7 +75,12 @@ def document(
         styles: Style sheets.
         scripts: Scripts, run in their order after the body.
         theme: auto follows the reader's system.
+
+    Raises:
+        ConfigError: There is no such theme.
     """
+    if theme not in ("auto", *THEMES):
+        raise ConfigError(f"unknown theme {theme!r}; choose one of auto, {', '.join(THEMES)}")
     head = [
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

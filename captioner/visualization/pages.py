@@ -19,6 +19,7 @@ from captioner.data.images import open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.visualization.document import (
+    MOST_PIXELS,
     asset,
     closed,
     data_uri,
@@ -214,6 +215,11 @@ def _check(entry: Entry, number: int) -> None:
 def _item(entry: Entry, number: int, panel_size: int) -> str:
     """What there is of a photo without a script."""
     picture = fit_photo(open_image(entry.photo), panel_size)
+    if max(picture.size) > MOST_PIXELS:
+        raise ConfigError(
+            f"photo {number}: {picture.width} x {picture.height} pixels, and a page holds up to "
+            f"{MOST_PIXELS} a side; give a panel-size above 0"
+        )
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
     said = "<br>".join(

@@ -421,6 +421,23 @@ def test_a_folder_is_a_gallery_from_which_a_photo_opens(visit, photos) -> None:
     expect(tab.locator(".gallery")).to_be_visible()
 
 
+@pytest.mark.parametrize("on", ["word", "button"])
+def test_escape_leads_to_the_photo_and_from_there_to_all(visit, photos, on) -> None:
+    tab = visit(photos)
+    tab.get_by_role("link", name="a cat").click()
+    tab.keyboard.press("ArrowRight")
+    if on == "button":
+        tab.get_by_label("smooth").focus()
+    assert chosen(tab) == ["a"]
+
+    tab.keyboard.press("Escape")
+
+    assert chosen(tab) == []
+    expect(tab.locator(".gallery")).to_be_hidden()
+    tab.keyboard.press("Escape")
+    expect(tab.locator(".gallery")).to_be_visible()
+
+
 def test_the_gallery_finds_what_captions_say(visit, photos) -> None:
     tab = visit(photos)
 

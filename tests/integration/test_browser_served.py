@@ -179,6 +179,7 @@ def test_the_strip_holds_thirty_photos_and_lets_go_of_older_ones(tab, tiny) -> N
     upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(20)])
 
     expect(strip).to_have_count(30)
+    expect(tab.locator(".complaints")).to_be_empty()  # the older ones were asked to go
     expect(strip.nth(10)).to_have_attribute("aria-current", "true")  # the first of the new ones
     assert oldest not in [image.get_attribute("src") for image in strip.get_by_role("img").all()]
     assert (
@@ -190,6 +191,13 @@ def test_the_strip_holds_thirty_photos_and_lets_go_of_older_ones(tab, tiny) -> N
         )
         == "let go"
     )
+
+
+@pytest.mark.usefixtures("refused")
+def test_more_photos_than_the_strip_holds_are_told(tab, tiny) -> None:
+    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(32)])
+    told = "the page holds 30 photos; the first 2 are left out"
+    expect(tab.locator(".complaints")).to_have_text(told)
 
 
 @pytest.mark.parametrize("kind", ["drop", "paste"])
@@ -236,6 +244,62 @@ def test_a_picture_that_browsers_cannot_show_has_its_caption(tab, served, tmp_pa
     text = served.model.caption(tmp_path / "x.tiff").text
     expect(tab.get_by_role("status")).to_have_text(text)
     expect(tab.get_by_text("This browser cannot show")).to_be_visible()
+
+
+def test_what_is_transparent_is_seen_on_white_as_the_model_saw_it(tab, served, tmp_path) -> None:
+    across = np.zeros((40, 60, 4), dtype=np.uint8)
+    across[:, 20:40] = (255, 0, 0, 128)
+    across[:, 40:] = (0, 0, 255, 255)
+    Image.fromarray(across).save(tmp_path / "clear.png")
+    caption = served.model.caption(tmp_path / "clear.png")
+
+    upload(tab, tmp_path / "clear.png")
+    expect(tab.get_by_role("status")).to_have_text(caption.text)
+
+    tab.get_by_role("option").nth(1).hover()
+    wanted = attention_image(
+        open_image(tmp_path / "clear.png"),
+        caption.alphas[1],
+        scale_max=shared_scale(caption.alphas),
+        region=caption.region,
+    )
+    assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
+
+
+def test_no_light_falls_on_a_picture_that_the_browser_does_not_turn(tab, served, tmp_path) -> None:
+    """The server turns a WebP upright as its EXIF says, Chromium does not."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (30, 20), "green").save(tmp_path / "x.webp", exif=turned)
+
+    upload(tab, tmp_path / "x.webp")
+
+    text = served.model.caption(tmp_path / "x.webp").text
+    expect(tab.get_by_role("status")).to_have_text(text)
+    expect(tab.get_by_text("This browser does not turn this picture upright")).to_be_visible()
+    expect(tab.locator(".stage")).to_have_count(0)
+
+
+@pytest.mark.usefixtures("refused")
+def test_a_photo_that_failed_once_and_not_again_has_no_mark(tab, tiny) -> None:
+    answers = iter([503])
+
+    def once(route: Any) -> None:
+        if status := next(answers, None):
+            route.fulfill(status=status, json={"error": "busy"})
+        else:
+            route.continue_()
+
+    tab.route("**/v1/captions*", once)
+    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
+    button = tab.get_by_role("group", name="Photos").get_by_role("button").first
+    expect(button).to_have_class("failed")
+    expect(button).to_have_attribute("title", "1.png: busy")
+
+    button.click()
+
+    expect(button).not_to_have_class("failed")
+    expect(button).to_have_attribute("title", "")
 
 
 def test_nothing_sticks_out_of_a_phone(visit, served, tiny) -> None:

@@ -254,6 +254,18 @@ def test_a_folder_of_files_of_a_kind(tiny, tmp_path) -> None:
     assert data_of(target / names[0])["entries"][0]["captions"][0]["alternatives"]
 
 
+def test_a_photo_may_have_any_name_that_a_file_may_have(tiny, photo, tmp_path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("写" * 83 + ".png", "写" * 82 + "x.png"):  # 253, 251 bytes; alike in the first 220
+        (folder / name).write_bytes(photo.read_bytes())
+
+    assert attend(folder, "--model", tiny.model, "-o", tmp_path / "made") == OK
+
+    made = sorted(file.name for file in (tmp_path / "made").iterdir())
+    assert made == ["写" * 73 + "_2_attention.png", "写" * 73 + "_attention.png"]
+
+
 def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch) -> None:
     with photo.open("rb") as file:
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))

@@ -78,15 +78,26 @@
     await photo.image.decode().catch(() => {});
   }
 
-  function show(photo, { captions }) {
+  /** Why the browser's picture is not the one that the server saw; empty: it is. */
+  function otherwise({ naturalWidth, naturalHeight }, { width, height }) {
+    if (naturalWidth === 0) return "This browser cannot show this kind of picture";
+    const turned = naturalWidth * height !== naturalHeight * width; // WebP, by its EXIF
+    return turned ? "This browser does not turn this picture upright" : "";
+  }
+
+  function show(photo, told) {
+    const { captions } = told;
     viewer?.stop();
     viewer = null;
     shown = photo;
+    photo.button.classList.remove("failed");
+    photo.button.title = "";
     stand.className = "stand";
     say(captions[0].text);
-    if (photo.image.naturalWidth === 0) {
+    const reason = otherwise(photo.image, told);
+    if (reason) {
       const lines = captions.map(({ text }) => element("p", { class: "chosen" }, text));
-      const note = "This browser cannot show this kind of picture, so there is no viewer.";
+      const note = `${reason}, so there is no viewer.`;
       stand.replaceChildren(...lines, element("p", { class: "quiet" }, note));
       return;
     }
@@ -123,6 +134,11 @@
       first ??= photo;
     }
     if (first === null) return;
+    const many = given.length - large.length - MOST;
+    if (many > 0) {
+      const told = `the page holds ${MOST} photos; the first ${number(many)} are left out`;
+      complaints.append(element("p", {}, told));
+    }
     for (const { image, button } of photos.splice(0, Math.max(0, photos.length - MOST))) {
       URL.revokeObjectURL(image.src);
       button.remove();

@@ -64,8 +64,9 @@
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input, button, a, [role='listbox']");
     if (viewer === null || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Escape" && !single) location.hash = "";
-    else if (!typing) viewer.key(event, true);
+    const leaving = event.key === "Escape";
+    if (leaving && !single && viewer.selected === null) location.hash = "";
+    else if (leaving || !typing) viewer.key(event, true);
   });
   for (const [selector, step] of [[".previous", -1], [".next", 1]]) {
     alone.querySelector(selector).addEventListener("click", () => next(step));

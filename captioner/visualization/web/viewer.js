@@ -19,6 +19,8 @@ class Light {
     canvas.height = Math.max(1, Math.round(height * shrink));
     this.context = canvas.getContext("2d", { willReadFrequently: true });
     this.context.imageSmoothingQuality = "high";
+    this.context.fillStyle = "#fff"; // what is transparent: the model saw it on white
+    this.context.fillRect(0, 0, canvas.width, canvas.height);
     this.context.drawImage(image, 0, 0, canvas.width, canvas.height);
     this.photo = this.context.getImageData(0, 0, canvas.width, canvas.height);
     this.frame = this.context.createImageData(canvas.width, canvas.height);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -124,6 +125,39 @@ def test_large_pictures_of_many_bits_are_scaled_in_little_memory(dtype: type) ->
     tracemalloc.stop()
 
     assert most < 16 * 4000 * 1000  # bytes a pixel; all at once would be 32
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize(("name", "most"), [("a.webp", 25), ("a.png", 17)])
+def test_transparent_pictures_are_read_in_the_memory_that_is_told(
+    tmp_path: Path, name: str, most: int
+) -> None:
+    """What the limits of the server are reckoned with; its decoders' memory is not Python's."""
+    Image.new("RGBA", (3000, 3000), (255, 0, 0, 128)).save(tmp_path / name)
+    code = (
+        "import sys; from captioner.data.images import open_image\n"
+        "def peak(): return next(int(line.split()[1]) for line in open('/proc/self/status')"
+        " if line.startswith('VmHWM'))\n"
+        "open_image(sys.argv[1]); before = peak(); open_image(sys.argv[2]); print(peak() - before)"
+    )
+    Image.new("RGBA", (4, 4)).save(tmp_path / f"small{name[1:]}")
+    files = [str(tmp_path / f"small{name[1:]}"), str(tmp_path / name)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *files], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) * 1024 < most * 3000 * 3000
+
+
+def test_a_turned_tiff_that_breaks_off_is_named(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    file = tmp_path / "a.tif"
+    Image.new("RGB", (60, 40)).save(file, exif=turned)  # the header first, then the pixels
+    assert image_size(file) == (40, 60)
+    file.write_bytes(file.read_bytes()[:-100])
+    for read in (image_size, open_image):
+        with pytest.raises(ImageError, match=r"a\.tif: the picture breaks off before its end"):
+            read(file)
 
 
 def test_only_the_formats_that_are_asked_for_are_read(tmp_path: Path) -> None:

@@ -165,6 +165,11 @@ def test_fit_photo_scales_down_only(
     assert fit_photo(flat(size), panel_size).size == wanted
 
 
+def test_what_is_transparent_is_seen_on_white() -> None:
+    clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    assert fit_photo(clear).getpixel((0, 0)) == (255, 255, 255)
+
+
 def test_errors_of_one_map() -> None:
     with pytest.raises(ConfigError, match="rows, columns"):
         attention_image(flat((40, 30)), np.ones(49))
