@@ -149,6 +149,9 @@ def server(batch_size: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
                     yield int(found[1]), process
                     break
                 time.sleep(0.1)
+            else:
+                log.seek(0)
+                raise SystemExit(log.read().strip() or "the server ended before it began")
         finally:
             process.terminate()
             process.wait()

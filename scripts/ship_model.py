@@ -9,7 +9,7 @@
 Gives the model its search options and history and measures it by ``captioner evaluate``: captions
 on Flickr8k's validation photos and on photos of COCO with other annotators, attention on masks.
 The numbers go into config.json and, through scripts/model_card.md, into the card. --to is replaced
-last, when all of it is there.
+last, when all is measured.
 """
 
 from __future__ import annotations
