@@ -182,7 +182,7 @@ def test_what_cannot_be_shown_is_refused() -> None:
         page(photo(), make(), colormap="jet")
     with pytest.raises(ConfigError, match="unknown theme '\">'; choose one of auto, "):
         page(photo(), make(), theme='">')
-    with pytest.raises(ConfigError, match=r"photo 1: 65600 x 2 pixels, .* 65500 a side; give a pan"):
+    with pytest.raises(ConfigError, match=r"1: 65600 x 2 pixels, .* 65500 a side; give a pan"):
         page(Image.new("RGB", (65_600, 2)), make(), panel_size=0)
     broken = make()
     broken.alphas[0, 0, 0] = np.nan
