@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,8 +34,13 @@ SUMS = ("loss", "words", "gradient_norm", *DRAWN)
 """All that is summed over an epoch: cross-entropy (nats), words, lengths of the gradients."""
 
 
-class Task(NamedTuple):
-    """Some photos and what is to be learned of them."""
+@dataclass(frozen=True)
+class Task:
+    """Some photos and what is to be learned of them.
+
+    No tuple: where several processes train on GPUs, torch takes tuples apart and moves their
+    tensors to the device, where these would be waited for.
+    """
 
     images: Tensor
     """Pixels or features, on the device."""

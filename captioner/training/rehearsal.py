@@ -103,7 +103,7 @@ def rehearse(config: TrainConfig, setup: Setup, folder: Path) -> Rehearsal:
 
 def _time_steps(trainer: Trainer) -> float:
     """Seconds of a step, the median of a few; photos are read as in the run."""
-    model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+    model, optimizer = trainer.prepare()
     trainer.model.train()
     times, started = [], time.monotonic()
     for batch in islice(trainer.source.batches(0, 0), 1 + STEPS):

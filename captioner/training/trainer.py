@@ -40,6 +40,7 @@ from captioner.hardware import pick_precision
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.layout import upload
+from captioner.models.losses import Losses
 from captioner.training.objectives import DRAWN, SUMS, Task, build_objective
 from captioner.training.run_folder import RunFolder
 from captioner.training.schedule import lr_factor
@@ -55,6 +56,20 @@ LOOK_EVERY = 20
 
 class Interrupted(Exception):  # noqa: N818 - not an error: someone asked the run to stop
     """The run was asked to stop; its state is saved."""
+
+
+class _Taught(nn.Module):
+    """The model as a step calls it, and as several processes share it."""
+
+    def __init__(self, model: CaptionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, task: Task, label_smoothing: float) -> Losses:
+        """Losses of a task."""
+        return self.model(  # type: ignore[no-any-return]
+            task.images, task.tokens, label_smoothing, inputs=task.inputs, weights=task.weights
+        )
 
 
 class Trainer:
@@ -143,7 +158,7 @@ class Trainer:
             self._save()
         if main:
             self.folder.open(progress.epoch, fresh=fresh)
-        distributed, optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        distributed, optimizer = self.prepare()
         bar = tqdm(
             total=self.total_steps,
             initial=progress.step,
@@ -161,6 +176,11 @@ class Trainer:
             if self._averages():
                 self._average_best(bar)
         return progress
+
+    def prepare(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Model and optimizer as ``step`` takes them."""
+        model, optimizer = self.accelerator.prepare(_Taught(self.model), self.optimizer)
+        return model, optimizer
 
     def _averages(self) -> bool:
         """Whether models were kept for an average: a run that is over kept what it was told to."""
@@ -233,7 +253,7 @@ class Trainer:
         """Learn one batch; what it gives is summed up on the device.
 
         Args:
-            model: As accelerate has prepared it.
+            model: From ``prepare``.
             optimizer: Likewise.
             batch: This process's share.
         """
@@ -252,13 +272,7 @@ class Trainer:
         for number, task in enumerate(tasks, 1):
             last = number == len(tasks)
             with nullcontext() if last else accelerator.no_sync(model):
-                losses = model(
-                    task.images,
-                    task.tokens,
-                    config.label_smoothing,
-                    inputs=task.inputs,
-                    weights=task.weights,
-                )
+                losses = model(task, config.label_smoothing)
                 # Mean over the words of all processes and parts, however unequal (gradients are
                 # averaged over processes).
                 accelerator.backward(losses.objective(config) * self.world / words.clamp(min=1))

@@ -36,7 +36,7 @@ def gradients(arguments):
                 found[name] = parameter.grad.contiguous().clone()
 
     trainer.accelerator.clip_grad_norm_ = keep
-    model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+    model, optimizer = trainer.prepare()
     trainer.model.train()
     trainer.step(model, optimizer, next(iter(trainer.source.batches(0, 0))))
     return found, trainer.accelerator.is_main_process

@@ -569,3 +569,16 @@ def test_the_config_says_what_is_learned(kind: str) -> None:
     else:
         assert isinstance(found, SelfCritical)
         assert (found.config.samples, found.seed) == (3, 7)
+
+
+def test_several_processes_leave_a_tasks_tensors_where_they_are() -> None:
+    """Words are looked at on the CPU; moved to a GPU, every step would wait for it."""
+    from torch.distributed.utils import _to_kwargs
+
+    tokens = torch.zeros(1, 1, 3, dtype=torch.long)
+    task = Task(torch.zeros(1, 4), tokens, 2, inputs=tokens[..., :-1])
+
+    ((given, moved),), _ = _to_kwargs((task, tokens), {}, torch.device("meta"), False)
+
+    assert moved.is_meta  # what happens to a tensor that is given itself
+    assert given is task
