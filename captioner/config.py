@@ -36,7 +36,7 @@ class DataConfig:
     max_captions: int = 5
     """Captions of one photo in one step; a photo with more gives a random choice every epoch."""
     max_words: int = 30
-    """Longer training captions are cut here (words)."""
+    """Longer training captions are cut here (words); nobody learns to end there."""
     vocabulary_threshold: int = 5
     """A word enters the vocabulary when the training captions hold it this many times."""
     horizontal_flip: bool = False

@@ -213,7 +213,7 @@ def padding_of_epochs(annotations: list[str], photos: int) -> None:
     spoken = [
         EncodedImage(
             CaptionedImage(number, Path(), tuple(captions)),
-            tuple([END] * len(tokenize(caption)[: data.max_words]) for caption in captions),
+            tuple([END] * min(len(tokenize(caption)) + 1, data.max_words) for caption in captions),
         )
         for number, captions in told.items()
         if captions

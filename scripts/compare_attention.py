@@ -53,6 +53,7 @@ from captioner.tokenizer import tokenize
 from captioner.training.schedule import lr_factor
 from captioner.training.setup import Setup, make_optimizer, prepare
 from captioner.visualization import attention_image, shared_scale
+from captioner.vocabulary import END
 
 AGAIN = "additive_seed1"
 """The first row with another seed: what luck alone is worth."""
@@ -310,7 +311,7 @@ def map_figures(setup: Setup, features: Tensor) -> dict[str, float]:
         captions = [tokenize(image.captions[0]) for image in setup.val[at : at + 64]]
         batch = collate(
             [
-                Item(i, features[at + i], [stored.vocabulary.encode(words)])
+                Item(i, features[at + i], [[*stored.vocabulary.encode(words), END]])
                 for i, words in enumerate(captions)
             ]
         )

@@ -26,7 +26,7 @@ from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.variation import Variation
 from captioner.errors import CaptionerError, ImageError
-from captioner.vocabulary import END, PAD, START
+from captioner.vocabulary import PAD, START
 
 
 class Batch(NamedTuple):
@@ -35,9 +35,9 @@ class Batch(NamedTuple):
     images: Tensor
     """(B, H, W, 3) bytes, or features (B, L, D)."""
     tokens: Tensor
-    """(B, R, T + 1) start token, words, end token, padding; a photo with fewer than R captions
-    has rows of padding alone. Longest captions, and photos with the longest, come first, so that
-    little of what a decoder runs on is padding."""
+    """(B, R, T + 1) start token, words, end token (see ``EncodedImage``), padding; a photo with
+    fewer than R captions has rows of padding alone. Longest captions, and photos with the longest,
+    come first, so that little of what a decoder runs on is padding."""
     image_ids: tuple[int, ...]
     """(B,)."""
 
@@ -60,15 +60,17 @@ class Item(NamedTuple):
     image: Tensor
     """(H, W, 3) bytes, or features (L, D)."""
     captions: list[list[int]]
-    """Words as numbers, without start and end; none: the photo only fills a place."""
+    """See ``EncodedImage``; none: the photo only fills a place."""
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A photo and its captions as numbers, without start and end tokens."""
+    """A photo and its captions."""
 
     image: CaptionedImage
     tokens: tuple[list[int], ...]
+    """Each caption's words as numbers, then the end token; a caption that was cut has none, so that
+    nobody learns to end there."""
 
 
 def choose(
@@ -227,26 +229,21 @@ def collate(items: Sequence[Item]) -> Batch:
     )
 
 
-def pad_captions(
-    captions: Sequence[Sequence[Sequence[int]]], ended: Sequence[Sequence[bool]] | None = None
-) -> Tensor:
+def pad_captions(captions: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     """One tensor of all captions.
 
     Args:
-        captions: Of every photo, words as numbers.
-        ended: Whether a caption came to its end; one that was cut gets no end token. None: all.
+        captions: Of every photo; see ``EncodedImage.tokens``.
 
     Returns:
         (B, R, T + 1), see ``Batch.tokens``.
     """
-    longest = max((len(words) for photo in captions for words in photo), default=0)
-    shape = (len(captions), max(1, *map(len, captions)), 2 + longest)
+    longest = max((len(words) for photo in captions for words in photo), default=1)
+    shape = (len(captions), max(1, *map(len, captions)), 1 + longest)
     tokens = torch.full(shape, PAD)
     for b, photo in enumerate(captions):
         for r, words in enumerate(photo):
-            end = [END] if ended is None or ended[b][r] else []
-            sentence = [START, *words, *end]
-            tokens[b, r, : len(sentence)] = torch.tensor(sentence)
+            tokens[b, r, : 1 + len(words)] = torch.tensor([START, *words])
     return tokens
 
 

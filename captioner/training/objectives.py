@@ -24,7 +24,7 @@ from captioner.evaluation.reward import CaptionReward
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Weights, scheduled_inputs
 from captioner.tokenizer import tokenize
-from captioner.vocabulary import BAD_ENDINGS, PAD, Vocabulary
+from captioner.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 
 DRAWN = ("reward", "baseline", "samples", "bad_endings", "waited")
 """What is summed over an epoch of drawn captions: their rewards, their baselines, how many there
@@ -164,7 +164,12 @@ class SelfCritical:
         found = self._draw(model, features, image_ids, step)
         samples = [[one.tokens for one in of_photo] for of_photo in found.drawn]
         ended = [[one.ended for one in of_photo] for of_photo in found.drawn]
-        tokens = pad_captions(samples, ended)
+        tokens = pad_captions(
+            [
+                [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
+                for of_photo in found.drawn
+            ]
+        )
         judged = self._thread.submit(self._judge, image_ids, samples, ended, found.greedy)
         self._sums["samples"] += sum(map(len, samples))
         self._sums["bad_endings"] += sum(

@@ -86,7 +86,6 @@ def prepare(config: TrainConfig) -> Setup:
                 "captions; lower data.vocabulary_threshold"
             )
         stored = _new_model(config, vocabulary)
-        stored.model.decoder.expect_words(_target_counts(words, vocabulary))
     else:
         stored = _first_stage(config)
     # A second stage's decoder is its model's: the run folder says so, and what does not go together
@@ -97,7 +96,10 @@ def prepare(config: TrainConfig) -> Setup:
     model = stored.model
     model.encoder.finetune_from(config.encoder.finetune_from, model.preprocessing.image_size)
     model.encoder.to(memory_format=torch.channels_last)
-    setup = Setup(_encode(train, words, stored.vocabulary, config.data.max_words), val, stored)
+    encoded = _encode(train, words, stored.vocabulary, config.data.max_words)
+    if config.init_from is None:
+        model.decoder.expect_words(_target_counts(encoded, stored.vocabulary))
+    setup = Setup(encoded, val, stored)
     if config.data.features:
         setup.cache = _open_features(config, setup)
     _refuse_unreadable(val[: config.training.limit_val or None], setup.cache)
@@ -206,19 +208,19 @@ def _refuse_unreadable(images: Sequence[CaptionedImage], cache: FeatureCache | N
 def _encode(
     images: list[CaptionedImage], words: list[list[list[str]]], vocabulary: Vocabulary, most: int
 ) -> list[EncodedImage]:
+    def encode(caption: list[str]) -> list[int]:
+        return [*vocabulary.encode(caption[:most]), *([END] if len(caption) <= most else [])]
+
     return [
-        EncodedImage(image, tuple(vocabulary.encode(caption[:most]) for caption in captions))
+        EncodedImage(image, tuple(map(encode, captions)))
         for image, captions in zip(images, words, strict=True)
     ]
 
 
-def _target_counts(words: list[list[list[str]]], vocabulary: Vocabulary) -> torch.Tensor:
-    """How often each token is to be said, (V,): every caption's words and its end."""
-    captions = [caption for captions in words for caption in captions]
-    numbers = [number for caption in captions for number in vocabulary.encode(caption)]
-    counts = torch.bincount(torch.tensor(numbers), minlength=len(vocabulary)).float()
-    counts[END] = len(captions)
-    return counts
+def _target_counts(photos: list[EncodedImage], vocabulary: Vocabulary) -> torch.Tensor:
+    """How often each token is to be said, (V,)."""
+    numbers = [number for photo in photos for caption in photo.tokens for number in caption]
+    return torch.bincount(torch.tensor(numbers), minlength=len(vocabulary)).float()
 
 
 def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:

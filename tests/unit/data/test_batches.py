@@ -114,8 +114,8 @@ def square(value: int) -> Tensor:
 def test_known_batch():
     items = [
         Item(1, square(7), []),
-        Item(2, square(8), [[4], [5, 4], []]),
-        Item(3, square(9), [[4, 5, 6]]),
+        Item(2, square(8), [[4, END], [5, 4, END], [END]]),
+        Item(3, square(9), [[4, 5, 6, END]]),
     ]
     batch = collate(items)
     nothing = [PAD] * 5
@@ -130,11 +130,11 @@ def test_known_batch():
     assert batch.images.dtype == torch.uint8
     assert batch.images[:, 0, 0, 0].tolist() == [9, 8, 7]
     assert batch.words == 4 + 3 + 2 + 1
-    assert items[1].captions == [[4], [5, 4], []]  # as they were
+    assert items[1].captions == [[4, END], [5, 4, END], [END]]  # as they were
 
 
 def test_captions_that_hold_no_word():
-    batch = collate([Item(1, square(0), [[]])])
+    batch = collate([Item(1, square(0), [[END]])])
     assert batch.tokens.tolist() == [[[START, END]]]
     assert batch.words == 1
 
@@ -152,7 +152,7 @@ def test_equally_long_captions_and_photos_stay_in_their_order():
 
 
 def test_a_caption_that_was_cut_has_no_end():
-    tokens = pad_captions([[[4, 5], [6]], [[7, 8, 9]]], [[False, True], [True]])
+    tokens = pad_captions([[[4, 5], [6, END]], [[7, 8, 9, END]]])
     assert tokens.tolist() == [
         [[START, 4, 5, PAD, PAD], [START, 6, END, PAD, PAD]],
         [[START, 7, 8, 9, END], [PAD] * 5],
@@ -283,7 +283,7 @@ def padded_share(lengths: list[list[int]], bucket: int) -> float:
     """Of what a decoder runs on."""
     run, real = 0, 0
     for batch in indices(EpochSampler(lengths, 8, 0, bucket=bucket)):
-        captions = [[[4] * words for words in lengths[n]] for n in batch]
+        captions = [[[4] * words + [END] for words in lengths[n]] for n in batch]
         tokens = collate([Item(0, square(0), of_photo) for of_photo in captions]).tokens
         run += sum(Layout.of(tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)).sizes)
         real += int((tokens[..., 1:] != PAD).sum())

@@ -69,7 +69,8 @@ def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[EncodedImage]:
     photos = []
     for number in range(count):
         texts = (*CAPTIONS[: 1 + number % 3], " ".join(vocabulary.words[: number + 1]))
-        tokens = tuple(vocabulary.encode(text.lower().strip(".").split()) for text in texts)
+        words = [vocabulary.encode(text.lower().strip(".").split()) for text in texts]
+        tokens = tuple([*caption, END] for caption in words)
         photos.append(EncodedImage(CaptionedImage(10 + number, Path("x"), texts), tokens))
     return photos
 
@@ -304,7 +305,7 @@ def test_tokens_are_the_samples_and_a_cut_one_has_no_end(monkeypatch: pytest.Mon
     task = game.objective.task(game.model, game.batch, game.images, 0)
 
     assert task.tokens.tolist() == [
-        [[START, END, PAD, PAD, PAD], [START, 5, END, PAD, PAD], [START, 5, 5, 5, PAD]]
+        [[START, END, PAD, PAD], [START, 5, END, PAD], [START, 5, 5, 5]]
     ]
     assert task.words == 1 + 2 + 3
     assert task.inputs is None
@@ -329,7 +330,7 @@ def test_a_photos_own_captions_are_what_it_is_rewarded_by(monkeypatch: pytest.Mo
     """The batch's order is by length, not the photos'."""
     photos = photos_of(WORDS)
     batch = batch_of(photos)
-    said = {photo.image.image_id: tuple(max(photo.tokens, key=len)) for photo in photos}
+    said = {photo.image.image_id: tuple(max(photo.tokens, key=len)[:-1]) for photo in photos}
     monkeypatch.setattr(
         objectives,
         "search",

@@ -15,6 +15,7 @@ from torch import nn
 from captioner.errors import ConfigError, ImageError, ModelError
 from captioner.model_folder import load_model, save_model
 from captioner.training.setup import make_average, make_optimizer, prepare, read_data
+from captioner.vocabulary import END
 
 
 @pytest.fixture
@@ -73,15 +74,20 @@ def test_one_file_for_both_with_karpathys_split_holds_every_caption_once(
 
 
 def test_captions_are_numbered_and_cut(configure: Any):
-    setup = prepare(configure(data={"max_words": 2}))
+    setup = prepare(configure(data={"max_words": 2}))  # of three
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
     assert words == [["a", item.image.path.stem] for item in setup.train]
+    bias = setup.stored.model.decoder.word_output.bias
+    assert bias[END] == bias.min()  # nobody ends there
+    setup = prepare(configure(data={"max_words": 3}))
+    words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
+    assert words == [["a", item.image.path.stem, "square", "<end>"] for item in setup.train]
 
 
 def test_rare_words_become_unknown(configure: Any):
     setup = prepare(configure(data={"vocabulary_threshold": 2}))
     assert setup.stored.vocabulary.words == ("a", "square")
-    assert setup.stored.vocabulary.decode(setup.train[0].tokens[0]) == ["a", "<unk>", "square"]
+    assert setup.stored.vocabulary.decode(setup.train[0].tokens[0])[:3] == ["a", "<unk>", "square"]
 
 
 def test_settings_that_leave_nothing_are_named(configure: Any):
