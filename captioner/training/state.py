@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass
@@ -46,13 +46,9 @@ class Progress:
     kept: dict[str, float] = field(default_factory=dict)
     """CIDEr of the kept models, by the epoch's number from 1 (as JSON has it: text)."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What must not change on the way, by the settings' names."""
+    """What must not change on the way; see ``agreement``."""
     seconds: float = 0.0
     """Time spent training, in all sessions."""
-    photos: int = 0
-    """Training photos: with the batch size, what ``batch`` counts in."""
-    batch_size: int = 0
-    """Photos in one step."""
 
 
 def save_state(

@@ -12,7 +12,6 @@ looked at now and then.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 import time
@@ -30,7 +29,6 @@ from tqdm import tqdm
 from captioner.api import Captioner
 from captioner.config import TrainConfig
 from captioner.data.batches import Batch
-from captioner.data.shards import read_manifest
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.metrics import Scores
@@ -41,6 +39,7 @@ from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.layout import upload
 from captioner.models.losses import Losses
+from captioner.training.agreement import refuse_others, what_must_agree
 from captioner.training.objectives import DRAWN, SUMS, Task, build_objective
 from captioner.training.run_folder import RunFolder
 from captioner.training.schedule import lr_factor
@@ -112,11 +111,7 @@ class Trainer:
         self.objective = build_objective(
             config, setup.train, setup.stored.vocabulary, self.total_steps
         )
-        self.progress = Progress(
-            photos=len(setup.train),
-            batch_size=config.training.batch_size,
-            settings=_what_must_agree(config, setup, self.world),
-        )
+        self.progress = Progress(settings=what_must_agree(config, setup, self.world))
         self._told = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
 
     def resume(self) -> None:
@@ -126,15 +121,7 @@ class Trainer:
             CheckpointError: It cannot be read, or belongs to other settings.
         """
         found = load_state(self.folder.state, self.model, self.average, self.optimizer)
-        held = {"photos": found.photos, "batch_size": found.batch_size} | found.settings
-        own = self.progress
-        given = {"photos": own.photos, "batch_size": own.batch_size} | own.settings
-        for name, new in given.items():
-            if held.get(name) != new:
-                raise CheckpointError(
-                    f"{self.folder.state} was trained with {name} {held.get(name)}, now it is "
-                    f"{new}; give the run's own data and settings, or another --run-folder"
-                )
+        refuse_others(self.folder.state, found.settings, self.progress.settings)
         self.progress = found
 
     def run(self) -> Progress:
@@ -463,39 +450,6 @@ def _line(row: dict[str, Any]) -> str:
         f"epoch {row['epoch']}: {name} {row[name]:.3f}, CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 "
         f"{100 * row['Bleu_4']:.1f}, bad endings {100 * row['bad_endings']:.1f}%"
     )
-
-
-def _what_must_agree(config: TrainConfig, setup: Setup, world: int) -> dict[str, Any]:
-    """Settings that a resumed run must have as they were, by the names that people give them.
-
-    They decide which photos and captions a step holds and what is learned of them. Others may
-    change, and then the run goes on in another way: more epochs, another learning rate.
-    """
-    data = config.data
-    found: dict[str, Any] = {
-        "training.seed": config.training.seed,
-        "training.objective": config.training.objective,
-        "data.max_captions": data.max_captions,
-        "data.max_words": data.max_words,
-        "data.horizontal_flip": data.horizontal_flip,
-        "data.min_crop": data.min_crop,
-        "data.color_jitter": data.color_jitter,
-        "data.bucket_batches": data.bucket_batches,
-        "training captions": _fingerprint(setup),
-        "shards": "none",
-    }
-    if data.shards:  # they are dealt out by processes and workers
-        found |= {"data.workers": data.workers, "processes": world}
-        found["shards"] = read_manifest(data.shards).digest
-    return found
-
-
-def _fingerprint(setup: Setup) -> str:
-    """Of the training captions, and of the words' numbers: other captions number them otherwise."""
-    digest = hashlib.sha256(" ".join(setup.stored.vocabulary.words).encode())
-    for photo in setup.train:
-        digest.update(f"{photo.image.image_id} {photo.tokens}".encode())
-    return digest.hexdigest()[:12]
 
 
 def start(config: TrainConfig, setup: Setup, folder: Path, resume: bool) -> Progress:

@@ -22,7 +22,7 @@ from captioner.errors import CheckpointError
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.training.setup import make_average, make_optimizer
-from captioner.training.state import Progress, load_state, save_state
+from captioner.training.state import FORMAT_VERSION, Progress, load_state, save_state
 
 PROGRESS = Progress(3, 2, 17, 0.1 + 0.2, 1, 1 / 3, 71, 12.5)
 
@@ -194,9 +194,9 @@ def test_a_foreign_file(tmp_path: Path, metadata: dict[str, str] | None):
 
 @pytest.mark.parametrize("progress", [None, "no JSON", "[]", '{"epoch": 1, "unheard_of": 2}'])
 def test_progress_that_is_not_ours(state: Path, progress: str | None):
-    metadata = {"format_version": "1"} | ({} if progress is None else {"progress": progress})
+    metadata = {"format_version": str(FORMAT_VERSION)} | ({} if progress is None else {"progress": progress})
     save_file(load_file(state), state, metadata)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match="belongs to other settings") as caught:
         load_state(state, *build())
     one_line(caught)
 

@@ -47,10 +47,10 @@ def rows(folder: Path) -> Rows:
     return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in found]
 
 
-def progress_of(folder: Path) -> dict[str, float]:
+def progress_of(folder: Path) -> dict[str, Any]:
     raw = (folder / "state.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    progress: dict[str, float] = json.loads(header["__metadata__"]["progress"])
+    progress: dict[str, Any] = json.loads(header["__metadata__"]["progress"])
     del progress["seconds"]
     return progress
 
@@ -474,7 +474,7 @@ def test_shards_teach_as_photos_do_and_can_be_resumed(configure: Any, tmp_path: 
         train(config, tmp_path / "stopped")
     train(config, tmp_path / "stopped", resume=True)
     assert_twins(tmp_path / "straight", tmp_path / "stopped")
-    assert progress_of(tmp_path / "straight")["photos"] == 8
+    assert progress_of(tmp_path / "straight")["settings"]["photos"] == 8
 
 
 def test_another_order_of_photos_is_refused_on_the_way(configure: Any, tmp_path: Path):
