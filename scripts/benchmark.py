@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from captioner.api import load
-    from captioner.data.images import find_images
+    from captioner.data.folders import find_images
     from captioner.hardware import keep_freed_memory
 
     keep_freed_memory()  # as the command line does

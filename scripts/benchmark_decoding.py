@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.api import Captioner, load
 from captioner.config import DecoderConfig, SearchOptions
-from captioner.data.images import find_images
+from captioner.data.folders import find_images
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.hardware import autocast, keep_freed_memory

@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from captioner.data.images import find_images
+from captioner.data.folders import find_images
 
 TOO_LARGE = 3 << 20
 """Bytes that the server is told to refuse; photos of the usual data sets have less."""

@@ -165,7 +165,7 @@ def find_photos(given: Sequence[str], recursive: bool = False) -> tuple[list[Pat
     Raises:
         ConfigError: Standard input was given twice.
     """
-    from captioner.data.images import find_images
+    from captioner.data.folders import find_images
 
     if given.count("-") > 1:
         raise ConfigError("standard input (-) was given more than once; give it once")

@@ -194,7 +194,9 @@ def test_a_foreign_file(tmp_path: Path, metadata: dict[str, str] | None):
 
 @pytest.mark.parametrize("progress", [None, "no JSON", "[]", '{"epoch": 1, "unheard_of": 2}'])
 def test_progress_that_is_not_ours(state: Path, progress: str | None):
-    metadata = {"format_version": str(FORMAT_VERSION)} | ({} if progress is None else {"progress": progress})
+    metadata = {"format_version": str(FORMAT_VERSION)} | (
+        {} if progress is None else {"progress": progress}
+    )
     save_file(load_file(state), state, metadata)
     with pytest.raises(CheckpointError, match="belongs to other settings") as caught:
         load_state(state, *build())
