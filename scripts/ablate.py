@@ -5,10 +5,9 @@
 
 A row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options that the table shows,
 from features that ``captioner prepare features`` makes once for every encoder and photo size (2 GB
-at 256 pixels) or, where crops and colours make every photo new in every epoch, from the
-photos (slower: its minutes compare with no other). The command can be stopped and given again: rows
-that are done stay, one that was begun goes on. COCO128: photos with instance masks, on which a
-row's attention is measured at its end.
+at 256 pixels) or, where crops and colours make every photo new in every epoch, from the photos
+(slower). The command can be stopped and given again: rows that are done stay, one that was begun
+goes on. COCO128: photos with instance masks, on which a row's attention is measured at its end.
 """
 
 from __future__ import annotations
@@ -125,10 +124,13 @@ def _captioner(*arguments: str) -> None:
 
 def table(work: Path) -> str:
     """The rows that are done (their attention is measured last), in Markdown."""
-    done = {name: read_metrics(work / name) for name in ROWS if (work / name / ATTENTION).exists()}
-    best = {name: max(rows, key=lambda row: float(row["CIDEr"])) for name, rows in done.items()}
-    head = "| | options | CIDEr | to the base | BLEU-4 | attention | best epoch | minutes |"
-    told = [head, "|---" * 8 + "|"]
+    best = {
+        name: max(read_metrics(work / name), key=lambda row: float(row["CIDEr"]))
+        for name in ROWS
+        if (work / name / ATTENTION).exists()
+    }
+    head = "| | options | CIDEr | to the base | BLEU-4 | attention | best epoch |"
+    told = [head, "|---" * 7 + "|"]
     for name, found in best.items():
         row = ROWS[name]
         default = Row("").encoder
@@ -136,8 +138,7 @@ def table(work: Path) -> str:
         apart = f"{100 * (found['CIDEr'] - best[BASE]['CIDEr']):+.1f}" if BASE in best else ""
         told.append(
             f"| {row.told} | {f'`{given}`' if given else ''} | {100 * found['CIDEr']:.1f} "
-            f"| {apart} | {100 * found['Bleu_4']:.1f} | {_ratio(work / name)} | {found['epoch']} "
-            f"| {done[name][-1]['seconds'] / 60:.0f} |"
+            f"| {apart} | {100 * found['Bleu_4']:.1f} | {_ratio(work / name)} | {found['epoch']} |"
         )
     return "\n".join(told)
 
