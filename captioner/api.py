@@ -380,8 +380,8 @@ class Captioner:
 
     def _alternatives(self, log_probs: Tensor, count: int) -> tuple[tuple[Alternative, ...], ...]:
         """The ``count`` most probable words at every place of (T, V)."""
-        if count < 0 or count % 1:
-            raise ConfigError(f"alternatives is {count}; give 0 (none) or a whole number")
+        if type(count) is not int or count < 0:
+            raise ConfigError(f"alternatives is {count!r}; give a whole number from 0 (none) on")
         if count == 0:
             return ()
         speakable = log_probs.clone()

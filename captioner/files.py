@@ -81,10 +81,8 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     )
     if Path(path).exists() and not Path(path).is_file():
-        with _named_after(path):
-            special = Path(path).open(mode, **text)  # noqa: SIM115 - closed below
-        with special:  # never rename over a device
-            yield special
+        with _named_after(path, others=True), Path(path).open(mode, **text) as special:
+            yield special  # never rename over a device
         return
     with _named_after(path):
         target = Path(path).resolve()
@@ -94,14 +92,14 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
     with _released(lock):
         try:
             with _named_after(path):
-                if (permissions := _mode_of(target)) is not None:
-                    temporary.chmod(permissions)
                 file = temporary.open(mode, **text)
-            with file:
-                yield file
+            with _named_after(path, others=True), file:
                 with _named_after(path):
-                    file.flush()
-                    os.fsync(file.fileno())
+                    if (permissions := _mode_of(target)) is not None:
+                        temporary.chmod(permissions)  # once it is open: they may forbid writing
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             with _named_after(path):
                 temporary.replace(target)
         except BaseException:
@@ -314,10 +312,16 @@ def _fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _named_after(path: str | Path) -> Iterator[None]:
-    """Let an OSError name the path that the caller gave, not a temporary nobody knows."""
+def _named_after(path: str | Path, *, others: bool = False) -> Iterator[None]:
+    """Let an OSError name the path that the caller gave, not a temporary nobody knows.
+
+    Args:
+        path: What the caller gave.
+        others: An error that names a file is another file's, and keeps its name.
+    """
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
+        if not (others and error.filename):
+            error.filename, error.filename2 = str(path), None
         raise

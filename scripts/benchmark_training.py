@@ -206,6 +206,11 @@ def padding(*batches: Tensor) -> float:
     return 1 - words / places
 
 
+def _told(words: int, most: int) -> list[int]:
+    """Tokens of a caption: its end follows unless it is cut."""
+    return [END] * (min(words, most) + (words <= most))
+
+
 def padding_of_epochs(annotations: list[str], photos: int) -> None:
     """Print it for an epoch of these captions, in batches of so many photos."""
     data = DataConfig()
@@ -213,7 +218,7 @@ def padding_of_epochs(annotations: list[str], photos: int) -> None:
     spoken = [
         EncodedImage(
             CaptionedImage(number, Path(), tuple(captions)),
-            tuple([END] * min(len(tokenize(caption)) + 1, data.max_words) for caption in captions),
+            tuple(_told(len(tokenize(caption)), data.max_words) for caption in captions),
         )
         for number, captions in told.items()
         if captions

@@ -50,7 +50,7 @@ def run(options: Any) -> int:
     source = Path(options.source)
     if not source.exists():
         raise DataError(f"{source} does not exist; give the file or folder with the captions")
-    source = find_source(source)
+    source = find_source(source, options.layout)
     layout = detect_layout(source) if options.layout == "auto" else options.layout
     splits = IMPORTERS[layout](source)
     if set(splits) == {UNSPLIT}:

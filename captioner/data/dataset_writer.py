@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from captioner.data.coco import read_captions
 from captioner.data.images import image_size
 from captioner.data.importers import ImportedPhoto, Splits
 from captioner.errors import ConfigError, DataError, ImageError
@@ -106,29 +107,29 @@ def write_coco(
     """Write captions_SPLIT.json for every split, as pycocotools reads them.
 
     Image ids stay where the source has them; other photos get the numbers from 1, or from the
-    largest id there is, on. Captions are stripped. The folder then holds this call's splits alone:
-    a test split of another call could hold photos that are trained on now.
+    largest id there is, on. Captions are stripped. Another split that is in the folder already
+    stays, unless it holds a photo of these: it could be tested on what was learned.
 
     Args:
         splits: What an importer returned.
         folder: Where the files go; made when missing.
         images: The image folder: photos that are not there are left out, the others get their width
             and height in pixels (upright, as `open_image` returns them).
-        force: Replace the splits that are there.
+        force: Replace files that exist.
 
     Returns:
         What was written and what was left out.
 
     Raises:
-        DataError: A split is there, a photo is in two splits, two photos have one id, no photo is
-            left, or writing fails.
+        DataError: A file exists, another split that is there holds one of the photos, a photo is
+            in two splits, two photos have one id, no photo is left, or writing fails.
     """
     files = {split: Path(folder, f"captions_{split}.json") for split in splits}
-    usual = {split: Path(folder, f"captions_{split}.json") for split in ("train", "val", "test")}
-    existing = [file for file in (usual | files).values() if file.exists()]
-    if existing and not force:
+    if existing := [str(file) for file in files.values() if file.exists() and not force]:
         raise DataError(f"{existing[0]} exists already; give another folder or --force")
     _refuse_overlap(splits)
+    for split in {"train", "val", "test"} - splits.keys():
+        _refuse_leak(Path(folder, f"captions_{split}.json"), splits)
     summary = ImportSummary()
     records = {s: _usable(photos, images, summary) for s, photos in splits.items()}
     if not any(records.values()):
@@ -147,9 +148,6 @@ def write_coco(
         if kept:
             _write_split(files[split], split, [image for image, _ in kept], annotations)
             summary.files[split] = files[split]
-    for file in existing:
-        if file not in summary.files.values():
-            file.unlink()
     return summary
 
 
@@ -160,6 +158,21 @@ def _refuse_overlap(splits: Splits) -> None:
             other = split_of.setdefault(photo.file_name, split)
             if other != split:
                 raise DataError(f"{photo.file_name} is in two splits, {other} and {split}")
+
+
+def _refuse_leak(other: Path, splits: Splits) -> None:
+    """Another call's split must hold none of these photos."""
+    try:
+        names, _ = read_captions([other])
+    except DataError:
+        return  # not there, or no captions
+    held = set(names.values())
+    shared = [p.file_name for photos in splits.values() for p in photos if p.file_name in held]
+    if shared:
+        raise DataError(
+            f"{other} is there already and holds {len(shared)} of these photos "
+            f"({_first_three(shared)}); remove it, or give another folder"
+        )
 
 
 _Kept: TypeAlias = list[tuple[dict[str, Any], list[str]]]

@@ -195,7 +195,7 @@ def _plain(image: Image.Image, called: str) -> Image.Image:
             image.load()
             # After loading: PNG may hold its EXIF behind the pixels, and Pillow turns TIFF itself.
             turn = _TURNS.get(_orientation(image))
-            rgb = _to_rgb(image)
+            rgb = to_rgb(image)
         except Exception as error:  # broken data makes decoders raise nearly anything
             raise _undecodable(error, called) from error
         rgb = rgb if turn is None else rgb.transpose(turn)
@@ -226,7 +226,8 @@ def _identify(
     return image
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A picture of any mode as RGB, what is transparent on white; a new one, not turned."""
     if image.mode in {"I", "F"} or image.mode.startswith("I;16"):
         return Image.fromarray(_to_8_bit(image)).convert("RGB")
     if image.has_transparency_data:

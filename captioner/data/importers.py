@@ -158,11 +158,11 @@ def import_kaggle(path: str | Path) -> Splits:
         DataError: The file is missing, or a line cannot be read.
     """
     captions: dict[str, list[str]] = {}
-    for number, line in _lines(Path(path)):
-        if number == 1:
-            if not _is_kaggle(line):
-                raise DataError(f"{path}:1: the header is no 'image,caption' ({line[:40]!r})")
-            continue
+    lines = _lines(Path(path))
+    number, header = next(lines)
+    if not _is_kaggle(header):
+        raise DataError(f"{path}:{number}: the header is no 'image,caption' ({header[:40]!r})")
+    for number, line in lines:
         name, comma, caption = line.partition(",")
         if not comma or not name.strip():
             raise DataError(f"{path}:{number}: not 'image,caption' ({line[:40]!r})")
@@ -319,15 +319,16 @@ IMPORTERS: dict[str, Callable[[str | Path], Splits]] = {
 """Layout, as `detect_layout` names it -> its importer."""
 
 
-def find_source(path: str | Path) -> Path:
+def find_source(path: str | Path, layout: str = "auto") -> Path:
     """The file that a folder stands for.
 
     Args:
         path: What the user gave.
+        layout: A key of `IMPORTERS`, or auto.
 
     Returns:
-        A folder's Flickr8k.token.txt, else its only token file, else its captions.txt; a file is
-        itself.
+        A folder's Flickr8k.token.txt, else its only token file, else its captions.txt, as far as
+        the layout may be in one; a file is itself.
 
     Raises:
         DataError: The folder holds none of them, or several token files.
@@ -336,10 +337,12 @@ def find_source(path: str | Path) -> Path:
     if not path.is_dir():
         return path
     tokens = sorted(file for file in path.iterdir() if file.name.endswith(_TOKEN_FILES))
+    tokens = tokens if layout in ("auto", "flickr8k") else []
     tokens = [file for file in tokens if file.name == "Flickr8k.token.txt"] or tokens
     if len(tokens) > 1:
         raise DataError(f"{path}: {len(tokens)} token files in this folder; give one of them")
-    if not tokens and not (path / "captions.txt").is_file():
+    table = layout in ("auto", "kaggle", "csv") and (path / "captions.txt").is_file()
+    if not tokens and not table:
         raise DataError(
             f"{path}: no Flickr8k.token.txt and no captions.txt in this folder; give the file"
             " with the captions"

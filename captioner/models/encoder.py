@@ -87,7 +87,7 @@ class Encoder(nn.Module):
         self.mean, self.std = tuple(trained.mean), tuple(trained.std)
         weights = known if pretrained else None
         inception = name in ("googlenet", "inception_v3")
-        # Theirs takes seconds, and loaded weights replace it.
+        # Theirs takes seconds; where no weights are loaded afterwards, torch's own has to do.
         slow = {"init_weights": False} if inception and not pretrained else {}
         with _download_errors(name, pretrained):
             model = models.get_model(name, weights=weights, **slow).eval()

@@ -30,8 +30,8 @@ from captioner.serving.limits import Limits
 Some = TypeVar("Some")
 
 READERS = 2
-"""Photos decoded at once; each may take 25 bytes a pixel while it is (WebP with transparency, 16
-others): 1.25 GB at 50 million."""
+"""Photos decoded at once; each may take 25 bytes a pixel while it is (WebP; others 16): 1.25
+GB at 50 million."""
 
 LEFT = 499
 """What logs and metrics call the status of a request whose client did not wait (nginx's)."""

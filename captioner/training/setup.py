@@ -191,14 +191,15 @@ def _open_features(config: TrainConfig, setup: Setup) -> FeatureCache:
 
 
 def _refuse_unreadable(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:
-    """Tell now of a validation photo without which there is no score, not after an epoch."""
-    if cache is None:
-        with ThreadPoolExecutor(threads()) as readers:
-            for _ in readers.map(image_size, (image.path for image in images)):
-                pass  # its error is raised here
-        return
+    """Tell now of a validation photo that is not there or no picture, not after an epoch.
+
+    Headers are read; one that breaks off behind its header is told when it is captioned.
+    """
+    with ThreadPoolExecutor(threads()) as readers:
+        for _ in readers.map(image_size, (image.path for image in images)):
+            pass  # its error is raised here
     for image in images:
-        if not cache.has(image.image_id):
+        if cache is not None and not cache.has(image.image_id):
             raise ImageError(
                 f"{image.path}: this photo could not be read when its features were made; mend "
                 "it or take it out of the validation captions, and make the features again"

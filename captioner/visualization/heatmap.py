@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from captioner.caption import Region
-from captioner.data.images import open_image
+from captioner.data.images import to_rgb
 from captioner.errors import ConfigError
 
 COLORMAPS = ("inferno", "magma", "plasma", "viridis", "cividis", "gray")
@@ -79,13 +79,13 @@ def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
     """The photo in RGB, scaled down (never up) until its longer side is ``panel_size`` pixels.
 
     Args:
-        photo: The photo; of another mode than RGB, as ``open_image`` reads it.
+        photo: The photo, any mode; what is transparent lies on white.
         panel_size: Longest side in pixels; 0 leaves every photo at its own size.
     """
     if panel_size < 0:
         raise ConfigError(f"panel_size is {panel_size}; give a number of pixels, or 0 for no limit")
     if photo.mode != "RGB":
-        photo = open_image(photo)
+        photo = to_rgb(photo)
     longer = max(photo.size)
     if panel_size == 0 or longer <= panel_size:
         return photo

@@ -266,18 +266,35 @@ def test_what_is_transparent_is_seen_on_white_as_the_model_saw_it(tab, served, t
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
 
 
-def test_no_light_falls_on_a_picture_that_the_browser_does_not_turn(tab, served, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("orientation", "size", "light"),
+    [(1, (30, 20), True), (6, (30, 20), False), (3, (30, 20), False), (6, (20, 20), False)],
+)
+def test_no_light_falls_on_a_picture_that_the_browser_does_not_turn(  # noqa: PLR0917
+    orientation, size, light, tab, served, tmp_path
+) -> None:
     """The server turns a WebP upright as its EXIF says, Chromium does not."""
     turned = Image.Exif()
-    turned[0x0112] = 6
-    Image.new("RGB", (30, 20), "green").save(tmp_path / "x.webp", exif=turned)
+    turned[0x0112] = orientation
+    Image.new("RGB", size, "green").save(tmp_path / "x.webp", exif=turned)
 
     upload(tab, tmp_path / "x.webp")
 
     text = served.model.caption(tmp_path / "x.webp").text
     expect(tab.get_by_role("status")).to_have_text(text)
-    expect(tab.get_by_text("This browser does not turn this picture upright")).to_be_visible()
-    expect(tab.locator(".stage")).to_have_count(0)
+    told = tab.get_by_text("This browser does not turn this picture upright")
+    expect(told).to_have_count(0 if light else 1)
+    expect(tab.locator(".stage")).to_have_count(1 if light else 0)
+
+
+def test_escape_leads_to_the_photo_wherever_the_focus_is(tab, tiny) -> None:
+    upload(tab, tiny.photos / "1.png")
+    tab.get_by_role("option").nth(1).click()
+    tab.get_by_label("smooth").focus()
+
+    tab.keyboard.press("Escape")
+
+    expect(tab.get_by_role("option", selected=True)).to_have_count(0)
 
 
 @pytest.mark.usefixtures("refused")

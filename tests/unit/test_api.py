@@ -228,7 +228,7 @@ def test_alternatives_are_told_where_they_are_asked_for(captioner: Captioner, ph
         for result in captioner.stream(photos, alternatives=1)
         for caption in result.captions
     )
-    with pytest.raises(ConfigError, match="alternatives is -1; give 0"):
+    with pytest.raises(ConfigError, match="alternatives is -1; give a whole"):
         captioner.caption(photos[0], alternatives=-1)
 
 
@@ -457,7 +457,9 @@ def test_loading_says_what_is_wrong(captioner: Captioner, tmp_path: Path):
         (lambda c, photo: load(device="meta"), "device 'meta' is not to be had here"),
         (lambda c, photo: c.explain(photo, None), "^a sentence is None; give it as one text$"),
         (lambda c, photo: c.explain(photo, ["a", "cat"]), "^a sentence is .'a', 'cat'.; give it"),
-        (lambda c, photo: c.caption(photo, alternatives=1.5), "alternatives is 1.5; give 0"),
+        (lambda c, photo: c.caption(photo, alternatives="2"), "alternatives is .2.; give a whole"),
+        (lambda c, photo: c.caption(photo, alternatives=True), "alternatives is True; give"),
+        (lambda c, photo: c.caption(photo, alternatives=1.5), "alternatives is 1.5; give a whole"),
         (lambda c, photo: c.options(forced_words=5), "^forced-words is 5; give words$"),
         (lambda c, photo: c.options(guard_endings="no"), "^guard-endings is 'no'; give true or"),
     ],

@@ -187,21 +187,22 @@ def test_a_temporary_that_is_just_being_made_is_nobodys_leftover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A second writer cleans up between the making of the first one's temporary and its lock."""
-    lock, seen = files._lock, []
+    lock = files._lock
+    disturbed = [tmp_path / "folder", tmp_path / "file"]
 
     def while_another_cleans_up(path: Path) -> int | None:
-        if not seen:
-            seen.append(path)
-            files._remove_leftovers(tmp_path / "a")
+        if disturbed and path.name.startswith(f".{disturbed[-1].name}."):
+            files._remove_leftovers(disturbed.pop())
+            assert not path.exists()
         return lock(path)
 
     monkeypatch.setattr(files, "_lock", while_another_cleans_up)
-    atomic_write(tmp_path / "a", "new")
-    assert (tmp_path / "a").read_text() == "new"
-    seen.clear()
-    write(tmp_path / "a folder", "new")
-    assert read(tmp_path / "a folder") == {"new"}
-    assert names(tmp_path) == ["a", "a folder"]
+    atomic_write(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+    write(tmp_path / "folder", "new")
+    assert read(tmp_path / "folder") == {"new"}
+    assert names(tmp_path) == ["file", "folder"]
+    assert disturbed == []
 
 
 def test_a_name_of_any_length_that_the_system_takes(tmp_path: Path):
@@ -216,6 +217,43 @@ def test_a_name_of_any_length_that_the_system_takes(tmp_path: Path):
 
 
 # --- atomic_open ---
+
+
+def test_permissions_that_forbid_writing_come_when_the_file_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever is not root could not open it afterwards."""
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "a").chmod(0o444)
+    opened, open_path, chmod = [], Path.open, Path.chmod
+
+    def opening(path: Path, *arguments: Any, **more: Any) -> Any:
+        opened.append(path)
+        return open_path(path, *arguments, **more)
+
+    def changing(path: Path, mode: int) -> None:
+        assert path in opened
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "open", opening)
+    monkeypatch.setattr(Path, "chmod", changing)
+    atomic_write(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o444
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+def test_a_full_disk_names_the_file():
+    with pytest.raises(OSError, match="No space left") as caught:
+        atomic_write("/dev/full", "x")
+    assert caught.value.filename == "/dev/full"
+
+
+def test_an_error_without_a_name_gets_the_files(tmp_path: Path):
+    with pytest.raises(OSError, match="No space left") as caught, atomic_open(tmp_path / "a"):
+        raise OSError(28, "No space left on device")  # as a buffer that is written out
+    assert caught.value.filename == str(tmp_path / "a")
+    assert names(tmp_path) == []
 
 
 def test_an_error_of_the_one_who_writes_keeps_its_own_name(tmp_path: Path):

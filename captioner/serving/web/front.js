@@ -8,7 +8,7 @@
   );
   const complaints = document.querySelector(".complaints");
   const MOST = 30; // photos in the strip; the browser keeps the file of each
-  const photos = []; // {file, image, button}
+  const photos = []; // {file, image, button, turn: see orientation}
   let current = null;
   let viewer = null;
   let running = null; // AbortController of the request on its way
@@ -76,13 +76,41 @@
   /** Whether the browser can show the photo; the server reads some that browsers do not (TIFF). */
   async function readable(photo) {
     await photo.image.decode().catch(() => {});
+    photo.turn ??= await orientation(photo.file);
+  }
+
+  /** How a WebP is to be turned by its EXIF, which the server does and browsers do not; 1: as it is. */
+  async function orientation(file) {
+    const view = new DataView(await file.arrayBuffer());
+    const name = (at) => String.fromCharCode(...new Uint8Array(view.buffer, at, 4));
+    try {
+      if (name(0) !== "RIFF" || name(8) !== "WEBP") return 1;
+      let chunk = 12;
+      while (name(chunk) !== "EXIF") {
+        const size = view.getUint32(chunk + 4, true);
+        chunk += 8 + size + (size % 2);
+      }
+      const tiff = chunk + (name(chunk + 8) === "Exif" ? 14 : 8);
+      const little = view.getUint16(tiff) === 0x4949;
+      const entries = tiff + view.getUint32(tiff + 4, little);
+      for (let entry = 0; entry < view.getUint16(entries, little); entry++) {
+        const at = entries + 2 + 12 * entry;
+        if (view.getUint16(at, little) === 0x0112) return view.getUint16(at + 8, little);
+      }
+    } catch {
+      // it ends before: no EXIF
+    }
+    return 1;
   }
 
   /** Why the browser's picture is not the one that the server saw; empty: it is. */
-  function otherwise({ naturalWidth, naturalHeight }, { width, height }) {
+  function otherwise({ image, turn }, { width, height }) {
+    const { naturalWidth, naturalHeight } = image;
     if (naturalWidth === 0) return "This browser cannot show this kind of picture";
-    const turned = naturalWidth * height !== naturalHeight * width; // WebP, by its EXIF
-    return turned ? "This browser does not turn this picture upright" : "";
+    const lying = naturalWidth * height !== naturalHeight * width;
+    // Where both have one shape, nobody can see whether the browser has turned it.
+    const unknown = turn > 1 && (turn < 5 || width === height);
+    return lying || unknown ? "This browser does not turn this picture upright" : "";
   }
 
   function show(photo, told) {
@@ -94,7 +122,7 @@
     photo.button.title = "";
     stand.className = "stand";
     say(captions[0].text);
-    const reason = otherwise(photo.image, told);
+    const reason = otherwise(photo, told);
     if (reason) {
       const lines = captions.map(({ text }) => element("p", { class: "chosen" }, text));
       const note = `${reason}, so there is no viewer.`;
@@ -168,7 +196,8 @@
   });
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input, button, label, [role='listbox']");
-    if (!typing && !event.altKey && !event.ctrlKey && !event.metaKey) viewer?.key(event, true);
+    const leaving = event.key === "Escape";
+    if ((leaving || !typing) && !event.altKey && !event.ctrlKey && !event.metaKey) viewer?.key(event, true);
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();

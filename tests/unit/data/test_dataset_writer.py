@@ -188,16 +188,16 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path):
     assert len(load(tmp_path / "captions_val.json").imgs) == 1
 
 
-def test_no_split_of_another_call_stays_beside_the_new_ones(tmp_path: Path):
-    (tmp_path / "captions_mine.json").write_text("mine")
-    write_coco({"train": [photo("a")], "test": [photo("b")]}, tmp_path)
-    all_in_training = {"train": [photo("a"), photo("b")]}
-    (tmp_path / "captions_train.json").unlink()
-    with pytest.raises(DataError, match=r"captions_test.json exists already; .* --force"):
-        write_coco(all_in_training, tmp_path)
-    write_coco(all_in_training, tmp_path, force=True)
-    found = {file.name for file in tmp_path.iterdir()}
-    assert found == {"captions_mine.json", "captions_train.json"}
+def test_a_split_of_another_call_holds_none_of_the_photos(tmp_path: Path):
+    write_coco({"test": [photo("b"), photo("c")]}, tmp_path)
+    before = (tmp_path / "captions_test.json").read_bytes()
+    write_coco({"train": [photo("a")]}, tmp_path)  # one after the other is no matter
+    with pytest.raises(DataError, match=r"captions_test.json .* holds 1 of these photos \(b\)"):
+        write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
+    assert (tmp_path / "captions_test.json").read_bytes() == before
+    assert list(load(tmp_path / "captions_train.json").imgs) == [1]
+    (tmp_path / "captions_test.json").write_text("mine")  # no captions
+    write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
 
 
 # --- The data that is here ---

@@ -126,12 +126,18 @@ def test_large_pictures_of_many_bits_are_scaled_in_little_memory(dtype: type) ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-@pytest.mark.parametrize(("name", "most"), [("a.webp", 25), ("a.png", 17)])
-def test_transparent_pictures_are_read_in_the_memory_that_is_told(
-    tmp_path: Path, name: str, most: int
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize(
+    ("name", "most"), [("a.webp", 25), ("a.png", 17), ("a.tif", 17), ("a.gif", 17), ("a.bmp", 17)]
+)
+def test_pictures_are_read_in_the_memory_that_is_told(
+    tmp_path: Path, mode: str, name: str, most: int
 ) -> None:
     """What the limits of the server are reckoned with; its decoders' memory is not Python's."""
-    Image.new("RGBA", (3000, 3000), (255, 0, 0, 128)).save(tmp_path / name)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    colour = (255, 0, 0, 128)[: len(mode)]
+    Image.new(mode, (3000, 3000), colour).save(tmp_path / name, exif=turned)
     code = (
         "import sys; from captioner.data.images import open_image\n"
         "def peak(): return next(int(line.split()[1]) for line in open('/proc/self/status')"

@@ -119,6 +119,7 @@ def test_a_stray_copy_lends_its_captions_only_where_they_lack(
 
 def test_kaggle_takes_all_behind_the_first_comma(tmp_path: Path):
     lines = [
+        "",
         "image,caption",
         "a.jpg,A dog , a cat , and a bird .",
         'a.jpg,"A dog , ""Rex"" , barks ."',
@@ -293,6 +294,9 @@ def test_a_folder_stands_for_its_captions(tmp_path: Path):
     put(tmp_path / "b.token.txt", TOKENS)
     with pytest.raises(DataError, match=r"2 token files in this folder; give one"):
         find_source(tmp_path)
+    assert find_source(tmp_path, "kaggle") == find_source(tmp_path, "csv") == table
+    with pytest.raises(DataError, match=r"give the file"):
+        find_source(tmp_path, "coco")
     published = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     assert find_source(tmp_path) == published
 
