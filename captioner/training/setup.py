@@ -195,15 +195,15 @@ def _refuse_unreadable(images: Sequence[CaptionedImage], cache: FeatureCache | N
 
     Headers are read; one that breaks off behind its header is told when it is captioned.
     """
-    with ThreadPoolExecutor(threads()) as readers:
-        for _ in readers.map(image_size, (image.path for image in images)):
-            pass  # its error is raised here
     for image in images:
         if cache is not None and not cache.has(image.image_id):
             raise ImageError(
                 f"{image.path}: this photo could not be read when its features were made; mend "
                 "it or take it out of the validation captions, and make the features again"
             )
+    with ThreadPoolExecutor(threads()) as readers:
+        for _ in readers.map(image_size, (image.path for image in images)):
+            pass  # its error is raised here
 
 
 def _encode(

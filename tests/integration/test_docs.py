@@ -25,7 +25,7 @@ from captioner.vocabulary import END, START
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "attention_table.md"
-PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {TABLE})
+PAGES = sorted(set((ROOT / "docs").glob("*.md")) - set((ROOT / "docs").glob("*_table.md")))
 ATTENTION = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
 
 

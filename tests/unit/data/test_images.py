@@ -127,9 +127,7 @@ def test_large_pictures_of_many_bits_are_scaled_in_little_memory(dtype: type) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-@pytest.mark.parametrize(
-    ("name", "most"), [("a.webp", 25), ("a.png", 17), ("a.tif", 17), ("a.gif", 17), ("a.bmp", 17)]
-)
+@pytest.mark.parametrize(("name", "most"), [("a.webp", 25), ("a.png", 17), ("a.tif", 17)])
 def test_pictures_are_read_in_the_memory_that_is_told(
     tmp_path: Path, mode: str, name: str, most: int
 ) -> None:
