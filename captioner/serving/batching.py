@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from captioner.api import Captioner, Prepared
+from captioner.api import Captioner
 from captioner.caption import Caption
 from captioner.config import SearchOptions
+from captioner.inference import Prepared
 
 
 class ClosedError(Exception):

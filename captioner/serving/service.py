@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from captioner.api import Captioner, Prepared
+from captioner.api import Captioner
 from captioner.data.images import USUAL_FORMATS, open_image
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
+from captioner.inference import Prepared
 from captioner.serving.answers import Refusal, captions_json
 from captioner.serving.asks import respelled
 from captioner.serving.batching import Ask, Batcher, ClosedError
@@ -30,7 +31,7 @@ from captioner.serving.limits import Limits
 Some = TypeVar("Some")
 
 READERS = 2
-"""Photos decoded at once; each may take 25 bytes a pixel while it is (WebP; others 16): 1.25
+"""Photos decoded at once; each may take 25 bytes a pixel while it is (WebP; others 17): 1.25
 GB at 50 million."""
 
 LEFT = 499

@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 
 from captioner import load
-from captioner.api import Captioner, Photo
+from captioner.api import Captioner
 from captioner.caption import END_NAME, Caption, Region
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ImageError, ModelError
+from captioner.inference import Photo
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder

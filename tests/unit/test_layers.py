@@ -24,6 +24,7 @@ FLOORS = [
     ["models"],
     ["decoding"],
     ["model_folder"],
+    ["inference"],
     ["api"],
     ["evaluation"],
     ["training"],
@@ -35,7 +36,13 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # What a room or module must not import although it is lower or not ours.
 FORBIDDEN = {
-    "visualization": ("torch", "captioner.models", "captioner.decoding", "captioner.api"),
+    "visualization": (
+        "torch",
+        "captioner.models",
+        "captioner.decoding",
+        "captioner.inference",
+        "captioner.api",
+    ),
     "decoding.search": ("captioner.models",),
     "models": ("PIL", "json"),
     "caption": ("torch",),

@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 import numpy as np
 from PIL import Image
 
-from captioner.api import Prepared
 from captioner.caption import Alternative, Caption, Region
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
+from captioner.inference import Prepared
 
 BAD = (255, 0, 0)
 """A photo of this colour makes its whole batch fail."""

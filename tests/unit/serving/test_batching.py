@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from colour_server import BAD, OWN, ColourModel, name, png, until
 
-from captioner.api import Prepared
 from captioner.caption import Region
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
+from captioner.inference import Prepared
 from captioner.serving.batching import Ask, Batcher, ClosedError
 
 
