@@ -321,6 +321,7 @@ def _working_copy(model: CaptionModel, device: torch.device, precision: Precisio
     them anew at every word, which took a third of the search.
     """
     copied = copy.deepcopy(model).to(device).eval().requires_grad_(False)
+    copied.encoder.fold_norms()
     copied.encoder.to(memory_format=torch.channels_last)
     if pick_precision(precision, device) == "bf16":
         for module in copied.modules():

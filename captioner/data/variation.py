@@ -17,8 +17,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from PIL import Image
-from torchvision.transforms.v2 import functional
+from PIL import Image, ImageEnhance
 
 _ASPECT = math.log(5 / 4)  # a crop is at most so much wider or higher than the photo (log)
 
@@ -49,9 +48,8 @@ class Variation:
             image = image.resize(image.size, Image.Resampling.BICUBIC, box=box)
         if self.color_jitter > 0:
             low, high = 1 - self.color_jitter, 1 + self.color_jitter
-            image = functional.adjust_brightness(image, chance.uniform(low, high))
-            image = functional.adjust_contrast(image, chance.uniform(low, high))
-            image = functional.adjust_saturation(image, chance.uniform(low, high))
+            for enhancer in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+                image = enhancer(image).enhance(chance.uniform(low, high))
         return image
 
     def _crop(

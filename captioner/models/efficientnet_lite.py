@@ -1,0 +1,185 @@
+"""EfficientNet-Lite, the encoder of the model that ships, cut before its pooling.
+
+timm has the same networks, and the same weights go into both, by the same names. They are here
+because importing timm, with torchvision behind it, takes longer than captioning a photo does.
+
+Source: Tan and Le 2019 (arXiv:1905.11946), table 1, in the mobile form of TensorFlow's authors: no
+squeeze-and-excitation, ReLU6 for swish, stem and head not scaled. Shapes: (B, 3, H, W) ->
+(B, 1280, H / 32, W / 32), both rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+
+class Stage(NamedTuple):
+    """Blocks of one width; only the first takes the stride."""
+
+    blocks: int
+    kernel: int
+    stride: int
+    channels: int
+
+
+STAGES = (
+    Stage(1, 3, 1, 16),
+    Stage(2, 3, 2, 24),
+    Stage(2, 5, 2, 40),
+    Stage(3, 3, 2, 80),
+    Stage(3, 5, 1, 112),
+    Stage(4, 5, 2, 192),
+    Stage(1, 3, 1, 320),
+)
+EXPANSION = 6
+STEM, HEAD = 32, 1280
+SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2), 3: (1.2, 1.4), 4: (1.4, 1.8)}
+"""How many times as wide and as deep the sizes 0 to 4 are."""
+
+EPS = 1e-3  # TensorFlow's
+
+
+def lite_size(name: str) -> int | None:
+    """Which of the sizes a timm name means; None: another network."""
+    match = re.fullmatch(r"tf_efficientnet_lite([0-4])", name)
+    return int(match[1]) if match else None
+
+
+class EfficientNetLite(nn.Module):
+    """The convolutions of one size; the names of its parameters are timm's."""
+
+    def __init__(self, size: int) -> None:
+        """Make the layers, with random weights.
+
+        Args:
+            size: 0 to 4, a key of ``SCALES``.
+        """
+        super().__init__()
+        wider, deeper = SCALES[size]
+        self.conv_stem = _convolution(3, STEM, 3, stride=2)
+        self.bn1 = _norm(STEM)
+        stages, width = [], STEM
+        for number, stage in enumerate(STAGES):
+            out = _eights(wider * stage.channels)
+            ends = number in (0, len(STAGES) - 1)  # the first stage and the last stay as deep
+            blocks = []
+            for block in range(stage.blocks if ends else math.ceil(deeper * stage.blocks)):
+                expansion = EXPANSION if number else 1
+                stride = 1 if block else stage.stride
+                blocks.append(Block(width, out, stage.kernel, stride=stride, expansion=expansion))
+                width = out
+            stages.append(nn.Sequential(*blocks))
+        self.blocks = nn.Sequential(*stages)
+        self.conv_head = _convolution(width, HEAD, 1)
+        self.bn2 = _norm(HEAD)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encode normalised photos, (B, 3, H, W) to (B, 1280, Gh, Gw)."""
+        features = _relu6(self.bn1(self.conv_stem(images)))
+        features = self.blocks(features)
+        return _relu6(self.bn2(self.conv_head(features)))
+
+    @torch.no_grad()
+    def fold_norms(self) -> None:
+        """Put every batch norm into the convolution before it, for use without training.
+
+        What comes out is the same but for rounding, with a pass less over every layer's maps.
+        """
+        for module in list(self.modules()):
+            names = [name for name, _ in module.named_children()]
+            for before, name in pairwise(names):
+                norm = getattr(module, name)
+                if isinstance(norm, nn.BatchNorm2d):
+                    convolution = cast(nn.Conv2d, getattr(module, before))
+                    setattr(module, before, fuse_conv_bn_eval(convolution, norm))
+                    setattr(module, name, nn.Identity())
+
+
+class Block(nn.Module):
+    """An inverted residual: widen, look around in every channel, narrow.
+
+    Those of the first stage do not widen.
+
+    Source: Sandler et al. 2018 (arXiv:1801.04381), section 3.3.
+    """
+
+    def __init__(self, width: int, out: int, kernel: int, *, stride: int, expansion: int) -> None:
+        """Make the layers.
+
+        Args:
+            width: Channels that come in.
+            out: Channels that go out.
+            kernel: Of the depthwise convolution.
+            stride: Of the same.
+            expansion: How many times as many channels it works on; 1: no widening.
+        """
+        super().__init__()
+        inner = expansion * width
+        depthwise = _convolution(inner, inner, kernel, stride=stride, groups=inner)
+        if expansion > 1:
+            self.conv_pw = _convolution(width, inner, 1)
+            self.bn1 = _norm(inner)
+            self.conv_dw, self.bn2 = depthwise, _norm(inner)
+            self.conv_pwl = _convolution(inner, out, 1)
+            self.bn3 = _norm(out)
+        else:
+            self.conv_dw, self.bn1 = depthwise, _norm(inner)
+            self.conv_pw = _convolution(inner, out, 1)
+            self.bn2 = _norm(out)
+        self.expands = expansion > 1
+        self.skips = stride == 1 and width == out
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, width, H, W) to (B, out, H / stride, W / stride)."""
+        if self.expands:
+            inner = _relu6(self.bn1(self.conv_pw(features)))
+            inner = _relu6(self.bn2(self.conv_dw(inner)))
+            found: Tensor = self.bn3(self.conv_pwl(inner))
+        else:
+            found = self.bn2(self.conv_pw(_relu6(self.bn1(self.conv_dw(features)))))
+        return found + features if self.skips else found
+
+
+class SameConv2d(nn.Conv2d):
+    """A strided convolution in TensorFlow's ``SAME`` padding: where it is odd, more at the end."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """(B, C, H, W) to (B, C', H / stride, W / stride), both rounded up."""
+        (kernel, _), (stride, _) = self.kernel_size, self.stride
+        sides = []
+        for size in (input.shape[-1], input.shape[-2]):  # F.pad begins with the last
+            padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+            sides += [padding // 2, padding - padding // 2]
+        padded = nn.functional.pad(input, sides)
+        return nn.functional.conv2d(padded, self.weight, self.bias, self.stride, 0, 1, self.groups)
+
+
+def _convolution(
+    width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    kind, padding = (nn.Conv2d, kernel // 2) if stride == 1 else (SameConv2d, 0)
+    made = kind(width, out, kernel, stride, padding, groups=groups, bias=False)
+    fan_out = kernel * kernel * out // groups
+    nn.init.normal_(made.weight, std=math.sqrt(2 / fan_out))
+    return made
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=EPS)
+
+
+def _relu6(features: Tensor) -> Tensor:
+    return nn.functional.relu6(features, inplace=True)
+
+
+def _eights(channels: float) -> int:
+    """The nearest multiple of 8 that takes away no more than a tenth."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded if rounded >= 0.9 * channels else rounded + 8

@@ -1,0 +1,107 @@
+"""Our EfficientNet-Lite against timm's: the same names, numbers and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import timm
+import torch
+from timm.data.config import resolve_data_config
+from torch import Tensor, nn
+
+from captioner.models.efficientnet_lite import SCALES, EfficientNetLite, lite_size
+from captioner.models.encoder import Encoder, build_encoder
+
+
+def theirs(size: int) -> nn.Module:
+    """timm's, cut before its pooling, its norms as if it had seen photos."""
+    model = timm.create_model(f"tf_efficientnet_lite{size}", num_classes=0, global_pool="")
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+            module.running_mean.normal_()  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    return model.eval()
+
+
+def ours(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
+    model = EfficientNetLite(size).eval()
+    assert list(model.state_dict()) == list(weights)
+    model.load_state_dict(weights)
+    return model
+
+
+@pytest.mark.parametrize("size", SCALES)
+def test_it_computes_what_timm_computes(size) -> None:
+    expected = theirs(size)
+    model = ours(size, expected.state_dict())
+    # 65 to 127 pixels end on even and odd maps at every stride.
+    for height, width in ((64, 96), (65, 71), (127, 90)):
+        images = torch.randn(2, 3, height, width)
+        with torch.no_grad():
+            found = model(images)
+            torch.testing.assert_close(found, expected.forward_features(images))
+        assert found.shape == (2, 1280, math.ceil(height / 32), math.ceil(width / 32))
+
+
+def test_it_learns_what_timm_learns() -> None:
+    expected = theirs(0).double()
+    model = ours(0, expected.state_dict()).double()
+    images = torch.randn(2, 3, 65, 64, dtype=torch.float64)
+
+    model(images).square().mean().backward()
+    expected.forward_features(images).square().mean().backward()
+
+    gradients = dict(expected.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name].grad, msg=name)
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_its_first_weights_are_drawn_as_wide_as_timms() -> None:
+    drawn = timm.create_model("tf_efficientnet_lite0", num_classes=0).state_dict()
+    compared = 0
+    for name, tensor in EfficientNetLite(0).state_dict().items():
+        if tensor.ndim == 4 and tensor.numel() > 5000:
+            assert float(tensor.std()) == pytest.approx(float(drawn[name].std()), rel=0.1), name
+            compared += 1
+        elif tensor.ndim == 1:  # the norms'
+            assert torch.equal(tensor, drawn[name]), name
+    assert compared > 20
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [0, 2])
+def test_folded_norms_change_nothing_but_rounding(size) -> None:
+    model = ours(size, theirs(size).state_dict()).double()
+    images = torch.randn(2, 3, 75, 64, dtype=torch.float64)
+    expected = model(images)
+
+    model.fold_norms()
+
+    torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    model.fold_norms()  # nothing is left to fold
+    torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_only_its_own_names_mean_it() -> None:
+    assert [lite_size(f"tf_efficientnet_lite{n}") for n in range(6)] == [0, 1, 2, 3, 4, None]
+    for name in ("efficientnet_lite0", "tf_efficientnet_lite0.in1k", "tf_efficientnet_b0", ""):
+        assert lite_size(name) is None, name
+
+
+def test_timms_weights_and_how_they_saw_photos_are_taken_over(monkeypatch) -> None:
+    published = theirs(0)
+    monkeypatch.setattr(timm, "create_model", lambda name, **how: published)
+
+    encoder = build_encoder("timm/tf_efficientnet_lite0", "default")
+
+    assert isinstance(encoder.backbone, EfficientNetLite)
+    for name, tensor in published.state_dict().items():
+        assert torch.equal(encoder.backbone.state_dict()[name], tensor), name
+    config = resolve_data_config({}, model=published)
+    for one in (encoder, Encoder("timm/tf_efficientnet_lite0")):
+        assert (one.mean, one.std) == (config["mean"], config["std"])
