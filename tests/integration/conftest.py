@@ -136,7 +136,7 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
             "vocabulary_threshold": 1,
             "workers": 0,
         },
-        "encoder": {"name": "timm/tf_efficientnet_lite0", "weights": "none", "image_size": 48},
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
         "decoder": {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8},
         "search": {"beam_size": 2, "max_length": 6},
     }
