@@ -80,7 +80,7 @@ class BatchCaptioner:
             precision: See there.
 
         Raises:
-            ConfigError: The device is not there, or the vocabularies differ.
+            ConfigError: The device or the precision is not to be had, or the vocabularies differ.
         """
         for number, other in enumerate(others, 2):
             if other.vocabulary != stored.vocabulary:
@@ -177,11 +177,11 @@ class BatchCaptioner:
         *,
         alternatives: int = 0,
     ) -> list[Caption]:
-        """What ``explain`` tells, of several photos with a sentence each.
+        """Where the model looks when it says given sentences, one for each photo.
 
         Args:
             photos: Prepared photos.
-            sentences: For each its words, all of them in the vocabulary (``known_words``).
+            sentences: For each its words, all of them in the vocabulary.
             alternatives: So many of the most probable words are told at every place.
         """
         numbers = [self.stored.vocabulary.encode(words) for words in sentences]

@@ -95,7 +95,6 @@ def _plan(
     key = feature_key(
         encoder.name, encoder.state_dict(), preprocessing, dtype=dtype, precision=precision
     )
-    encoder.fold_norms()  # its key is made: the weights may change
     encoder.to(device).to(memory_format=torch.channels_last)
 
     def encode(pixels: Tensor) -> Tensor:

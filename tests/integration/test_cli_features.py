@@ -71,10 +71,10 @@ def run(config: str, tmp_path: Path) -> Run:
     return prepare_them
 
 
-def whole(data: dict[str, Any]) -> TrainConfig:
+def whole(data: dict[str, Any], **encoder: Any) -> TrainConfig:
     return TrainConfig(
         data=DataConfig(**data),
-        encoder=EncoderConfig(**SETTINGS["encoder"]),
+        encoder=EncoderConfig(**SETTINGS["encoder"] | encoder),
         training=TrainingConfig(**SETTINGS["training"]),
     )
 
@@ -91,14 +91,21 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_cached_features_are_the_runs_own(data, run, tmp_path, capsys) -> None:
+FEATURES = {
+    "timm/test_resnet": "96 float32: 10,752 bytes",
+    "timm/tf_efficientnet_lite0": "1280 float32: 143,360 bytes",
+}
+
+
+@pytest.mark.parametrize("encoder", FEATURES)
+def test_cached_features_are_the_runs_own(encoder, data, run, tmp_path, capsys) -> None:
     """The model of the run, with its random weights, makes bit for bit what the cache holds."""
-    assert run() == OK
+    assert run("--encoder.name", encoder) == OK
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'f'}: features of 4 photos\n"
-    assert "4 photos and 3 mirrored, each 2 x 2 regions of 96 float32: 10,752 bytes" in err
+    assert f"4 photos and 3 mirrored, each 2 x 2 regions of {FEATURES[encoder]}" in err
 
-    model = prepare(whole(data)).stored.model.eval()
+    model = prepare(whole(data, name=encoder)).stored.model.eval()
     key = feature_key(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
     cache = FeatureCache.open(tmp_path / "f", key)
     train, val = read_data(whole(data).data)

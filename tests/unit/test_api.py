@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from captioner import load
 from captioner.api import Captioner
@@ -20,6 +21,7 @@ from captioner.caption import END_NAME, Caption, Region
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ImageError, ModelError
+from captioner.hardware import autocast
 from captioner.inference import Photo
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
@@ -46,11 +48,12 @@ def stored(
     order: str = "RGB",
     words: tuple[str, ...] = WORDS,
     search: SearchOptions = OWN_SEARCH,
+    encoder: str = "timm/test_resnet",
 ) -> StoredModel:
     torch.manual_seed(seed)
     decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8, dropout=0.5)
     preprocessing = Preprocessing(size, resize, channel_order=order)  # type: ignore[arg-type]
-    model = CaptionModel(Encoder("timm/test_resnet"), decoder, preprocessing, len(words) + 4)
+    model = CaptionModel(Encoder(encoder), decoder, preprocessing, len(words) + 4)
     with torch.no_grad():  # a decided model: photos differ in their captions and their attention
         for module in (model.decoder.attention.scorer.energy, model.decoder.init_hidden):
             module.weight *= 8
@@ -488,6 +491,51 @@ def test_dropout_is_off_and_nothing_is_learned(captioner: Captioner, photos: lis
     assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
     assert not captioner.model.training
     assert all(p.grad is None for p in captioner.model.parameters())
+
+
+# --- Norms folded into convolutions ---
+
+
+def with_norms() -> StoredModel:
+    """A model whose encoder folds, its norms as if it had seen photos."""
+    model = stored(encoder="timm/tf_efficientnet_lite0", size=64)
+    for module in model.model.encoder.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+            module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    return model
+
+
+def test_norms_are_folded_for_use_and_the_model_stays_as_it_was(photos, tmp_path: Path):
+    model = with_norms()
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    captioner = together(model)
+
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in captioner.model.modules())
+    after = model.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    captioner.save(tmp_path / "saved")
+    again = load(tmp_path / "saved", device="cpu", precision="fp32")
+    # A model folder holds float16.
+    assert again.caption(photos[0]).words == captioner.caption(photos[0]).words
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", 1e-5), ("bf16", 0.1)])
+@torch.inference_mode()
+def test_folded_norms_give_the_models_own_features(precision, allowed, photos: list[Path]):
+    model = with_norms()
+    captioner = Captioner(model, device="cpu", precision=precision)
+    pixels = np.stack([captioner.prepare(photo).pixels[0] for photo in photos])
+    expected = model.model.encode(torch.from_numpy(pixels))
+
+    with autocast(precision, captioner.device):
+        found = captioner.model.encode(torch.from_numpy(pixels)).float()
+
+    assert (found - expected).norm() <= allowed * expected.norm()
+    assert expected.std(dim=0).mean() > 0.01  # photos differ
 
 
 # --- Every way of searching ---

@@ -13,12 +13,12 @@ from PIL import Image
 
 from captioner.caption import Region
 from captioner.data.preprocessing import Preprocessing
-from captioner.models.encoder import LITE_MEAN, LITE_STD
+from captioner.models.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD
 
 
 def test_lite_sees_what_it_was_trained_on():
     """(255 x - 127) / 128 for x in 0..1, as its authors wrote it."""
-    preprocessing = Preprocessing(32, mean=LITE_MEAN, std=LITE_STD)
+    preprocessing = Preprocessing(32, mean=PACKAGES_MEAN, std=PACKAGES_STD)
     values = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
     x = torch.arange(256) / 255
     expected = ((255 * x - 127) / 128).reshape(1, 1, 16, 16).expand(-1, 3, -1, -1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from torchvision.transforms.v2 import functional
 
 from captioner.config import DataConfig
 from captioner.data.variation import Variation
@@ -94,6 +97,19 @@ def test_contrast_and_saturation_vary_too() -> None:
     saturation = [(p[0, 1, 0] - p[0, 1, 1]) / p[0, 1].mean() for p in found]
     assert np.std(contrast) > 0.05
     assert np.std(saturation) > 0.05
+
+
+def test_colours_are_torchvisions(places: Image.Image) -> None:
+    """Brightness, then contrast, then saturation, by the factors that are drawn."""
+    chance = random.Random("variation 0 3 1")
+    factors = [chance.uniform(0.6, 1.4) for _ in range(3)]
+    expected = functional.adjust_brightness(places, factors[0])
+    expected = functional.adjust_contrast(expected, factors[1])
+    expected = functional.adjust_saturation(expected, factors[2])
+
+    found = varied(Variation(color_jitter=0.4), places, epoch=3)
+
+    assert found.tobytes() == expected.tobytes() != places.tobytes()
 
 
 def test_it_is_a_function_of_seed_epoch_and_photo(places: Image.Image) -> None:

@@ -10,7 +10,13 @@ import torch
 from timm.data.config import resolve_data_config
 from torch import Tensor, nn
 
-from captioner.models.efficientnet_lite import SCALES, EfficientNetLite, lite_size
+from captioner.models.efficientnet_lite import (
+    SCALES,
+    TIMMS_MEAN,
+    TIMMS_STD,
+    EfficientNetLite,
+    lite_size,
+)
 from captioner.models.encoder import Encoder, build_encoder
 
 
@@ -88,9 +94,10 @@ def test_folded_norms_change_nothing_but_rounding(size) -> None:
 
 
 def test_only_its_own_names_mean_it() -> None:
-    assert [lite_size(f"tf_efficientnet_lite{n}") for n in range(6)] == [0, 1, 2, 3, 4, None]
+    assert [lite_size(f"timm/tf_efficientnet_lite{n}") for n in range(6)] == [0, 1, 2, 3, 4, None]
     for name in ("efficientnet_lite0", "tf_efficientnet_lite0.in1k", "tf_efficientnet_b0", ""):
-        assert lite_size(name) is None, name
+        assert lite_size(f"timm/{name}") is None, name
+    assert lite_size("tf_efficientnet_lite0") is None  # torchvision's, if it had one
 
 
 def test_timms_weights_and_how_they_saw_photos_are_taken_over(monkeypatch) -> None:
@@ -102,6 +109,11 @@ def test_timms_weights_and_how_they_saw_photos_are_taken_over(monkeypatch) -> No
     assert isinstance(encoder.backbone, EfficientNetLite)
     for name, tensor in published.state_dict().items():
         assert torch.equal(encoder.backbone.state_dict()[name], tensor), name
-    config = resolve_data_config({}, model=published)
-    for one in (encoder, Encoder("timm/tf_efficientnet_lite0")):
-        assert (one.mean, one.std) == (config["mean"], config["std"])
+    assert (encoder.mean, encoder.std) == (TIMMS_MEAN, TIMMS_STD)
+
+
+@pytest.mark.parametrize("size", SCALES)
+def test_it_sees_photos_as_timms_do(size) -> None:
+    config = resolve_data_config({}, model=timm.create_model(f"tf_efficientnet_lite{size}"))
+    encoder = Encoder(f"timm/tf_efficientnet_lite{size}")
+    assert (encoder.mean, encoder.std) == (config["mean"], config["std"])

@@ -17,7 +17,8 @@ from torchvision import models
 from captioner.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from captioner.errors import ConfigError, ModelError
 from captioner.models import encoder as encoder_module
-from captioner.models.encoder import LITE_MEAN, LITE_STD, WEIGHT_PACKAGES, Encoder, build_encoder
+from captioner.models.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD, WEIGHT_PACKAGES
+from captioner.models.encoder import Encoder, build_encoder
 
 TINY = "timm/test_resnet"
 # One small member of each torchvision family: feature size, grid of a photo of 64 pixels.
@@ -418,7 +419,7 @@ def test_every_tensor_comes_from_the_package(package) -> None:
 
     encoder = build_encoder(name, package)
 
-    assert (encoder.mean, encoder.std) == (LITE_MEAN, LITE_STD)
+    assert (encoder.mean, encoder.std) == (PACKAGES_MEAN, PACKAGES_STD)
     for key, tensor in encoder.backbone.state_dict().items():
         if tensor.is_floating_point():
             assert not torch.equal(tensor, fresh[key]), key
