@@ -20,7 +20,6 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 class Stage(NamedTuple):
@@ -77,7 +76,7 @@ class EfficientNetLite(nn.Module):
         """
         super().__init__()
         wider, deeper = SCALES[size]
-        self.conv_stem = _convolution(3, STEM, 3, stride=2)
+        self.conv_stem = Convolution(3, STEM, 3, stride=2)
         self.bn1 = _norm(STEM)
         stages, width = [], STEM
         for number, stage in enumerate(STAGES):
@@ -91,29 +90,26 @@ class EfficientNetLite(nn.Module):
                 width = out
             stages.append(nn.Sequential(*blocks))
         self.blocks = nn.Sequential(*stages)
-        self.conv_head = _convolution(width, HEAD, 1)
+        self.conv_head = Convolution(width, HEAD, 1)
         self.bn2 = _norm(HEAD)
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode normalised photos, (B, 3, H, W) to (B, 1280, Gh, Gw)."""
-        features = _relu6(self.bn1(self.conv_stem(images)))
+        features = _relu6(_normed(self.conv_stem, self.bn1, images))
         features = self.blocks(features)
-        return _relu6(self.bn2(self.conv_head(features)))
+        return _relu6(_normed(self.conv_head, self.bn2, features))
 
     @torch.no_grad()
     def fold_norms(self) -> None:
-        """Put every batch norm into the convolution before it, for use without training.
-
-        What comes out is the same but for rounding, with a pass less over every layer's maps. It
-        has to be in eval mode, where the norms' averages are what counts.
-        """
+        """Fold every norm into its convolution for good, for use without training."""
         for module in list(self.modules()):
             names = [name for name, _ in module.named_children()]
             for before, name in pairwise(names):
-                norm = getattr(module, name)
+                convolution, norm = getattr(module, before), getattr(module, name)
                 if isinstance(norm, nn.BatchNorm2d):
-                    convolution = cast(nn.Conv2d, getattr(module, before))
-                    setattr(module, before, fuse_conv_bn_eval(convolution, norm))
+                    weight, bias = _folded(convolution, norm)
+                    convolution.weight = nn.Parameter(weight, convolution.weight.requires_grad)
+                    convolution.bias = nn.Parameter(bias, norm.bias.requires_grad)
                     setattr(module, name, nn.Identity())
 
 
@@ -137,16 +133,16 @@ class Block(nn.Module):
         """
         super().__init__()
         inner = expansion * width
-        depthwise = _convolution(inner, inner, kernel, stride=stride, groups=inner)
+        depthwise = Convolution(inner, inner, kernel, stride=stride, groups=inner)
         if expansion > 1:
-            self.conv_pw = _convolution(width, inner, 1)
+            self.conv_pw = Convolution(width, inner, 1)
             self.bn1 = _norm(inner)
             self.conv_dw, self.bn2 = depthwise, _norm(inner)
-            self.conv_pwl = _convolution(inner, out, 1)
+            self.conv_pwl = Convolution(inner, out, 1)
             self.bn3 = _norm(out)
         else:
             self.conv_dw, self.bn1 = depthwise, _norm(inner)
-            self.conv_pw = _convolution(inner, out, 1)
+            self.conv_pw = Convolution(inner, out, 1)
             self.bn2 = _norm(out)
         self.expands = expansion > 1
         self.skips = stride == 1 and width == out
@@ -154,39 +150,78 @@ class Block(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(B, width, H, W) to (B, out, H / stride, W / stride)."""
         if self.expands:
-            inner = _relu6(self.bn1(self.conv_pw(features)))
-            inner = _relu6(self.bn2(self.conv_dw(inner)))
-            found: Tensor = self.bn3(self.conv_pwl(inner))
+            inner = _relu6(_normed(self.conv_pw, self.bn1, features))
+            inner = _relu6(_normed(self.conv_dw, self.bn2, inner))
+            found = _normed(self.conv_pwl, self.bn3, inner)
         else:
-            found = self.bn2(self.conv_pw(_relu6(self.bn1(self.conv_dw(features)))))
+            inner = _relu6(_normed(self.conv_dw, self.bn1, features))
+            found = _normed(self.conv_pw, self.bn2, inner)
         return found + features if self.skips else found
 
 
-class SameConv2d(nn.Conv2d):
-    """A strided convolution in TensorFlow's ``SAME`` padding: where it is odd, more at the end."""
+class Convolution(nn.Conv2d):
+    """A convolution in TensorFlow's ``SAME`` padding."""
+
+    def __init__(
+        self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
+    ) -> None:
+        """Draw the weights as the source does.
+
+        Args:
+            width: Channels that come in.
+            out: Channels that go out.
+            kernel: Its side, odd.
+            stride: In both directions.
+            groups: See ``torch.nn.Conv2d``.
+        """
+        padding = kernel // 2 if stride == 1 else 0
+        super().__init__(width, out, kernel, stride, padding, groups=groups, bias=False)
+        fan_out = kernel * kernel * out // groups
+        nn.init.normal_(self.weight, std=math.sqrt(2 / fan_out))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """(B, C, H, W) to (B, C', H / stride, W / stride), both rounded up."""
+        return self.convolve(input, self.weight, self.bias)
+
+    def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same with other weights of the same shape."""
         (kernel, _), (stride, _) = self.kernel_size, self.stride
-        sides = []
-        for size in (input.shape[-1], input.shape[-2]):  # F.pad begins with the last
-            padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
-            sides += [padding // 2, padding - padding // 2]
-        return super().forward(nn.functional.pad(input, sides))
-
-
-def _convolution(
-    width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
-) -> nn.Conv2d:
-    kind, padding = (nn.Conv2d, kernel // 2) if stride == 1 else (SameConv2d, 0)
-    made = kind(width, out, kernel, stride, padding, groups=groups, bias=False)
-    fan_out = kernel * kernel * out // groups  # as the source draws them
-    nn.init.normal_(made.weight, std=math.sqrt(2 / fan_out))
-    return made
+        if stride > 1:  # where the padding is odd, more of it at the end
+            sides = []
+            for size in (features.shape[-1], features.shape[-2]):  # F.pad begins with the last
+                padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+                sides += [padding // 2, padding - padding // 2]
+            features = nn.functional.pad(features, sides)
+        return nn.functional.conv2d(
+            features, weight, bias, self.stride, self.padding, groups=self.groups
+        )
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=EPS)
+
+
+def _normed(convolution: Convolution, norm: nn.Module, features: Tensor) -> Tensor:
+    """A convolution and its batch norm; as one convolution where nothing learns.
+
+    That is the same but for rounding, with a pass less over the maps, and nearly a third faster.
+    """
+    if not isinstance(norm, nn.BatchNorm2d):  # folded for good
+        return cast(Tensor, convolution(features))
+    parameters = (convolution.weight, norm.weight, norm.bias)
+    learns = features.requires_grad or any(one.requires_grad for one in parameters)
+    if norm.training or (learns and torch.is_grad_enabled()):
+        return cast(Tensor, norm(convolution(features)))
+    return convolution.convolve(features, *_folded(convolution, norm))
+
+
+def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that does both."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    weight = convolution.weight * scale[:, None, None, None]
+    return weight, norm.bias - norm.running_mean * scale
 
 
 def _relu6(features: Tensor) -> Tensor:
