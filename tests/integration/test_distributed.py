@@ -16,6 +16,16 @@ from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
+TRAIN = """
+import json
+import sys
+from captioner.cli.main import main
+
+for arguments in json.loads(sys.argv[1]):
+    code = main(["train", *arguments])
+    assert code == 0, arguments
+"""
+
 ONE_STEP = """
 import json
 import sys
@@ -136,10 +146,12 @@ def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -
 def test_a_run_of_two_processes_can_be_stopped_and_resumed(config: Path, tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     # A learning rate that does not depend on how long the run is to be.
-    train = ("-m", "captioner", "train", config, "--training.schedule", "plateau")
-    run(2, *train, "--run-folder", straight)
-    run(2, *train, "--run-folder", stopped, "--training.epochs", "1")
-    run(2, *train, "--run-folder", stopped, "--resume", "auto")
+    train = [str(config), "--training.schedule", "plateau", "--run-folder"]
+    both = [[*train, str(straight)], [*train, str(stopped), "--training.epochs", "1"]]
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    run(2, script, json.dumps(both))  # one start of the processes, which takes longest
+    run(2, "-m", "captioner", "train", *train, stopped, "--resume", "auto")
     ones, twos = (load_file(folder / "state.safetensors") for folder in (straight, stopped))
     assert ones.keys() == twos.keys()
     assert not [name for name in ones if not torch.equal(ones[name], twos[name])]
