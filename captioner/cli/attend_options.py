@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ _LEAST = {"panel_size": 0, "columns": 1, "alternatives": 0}
 _MOST_ALTERNATIVES = 50  # a page shows them under each other
 
 
+@functools.cache
 def parser() -> Parser:
     """Options of ``attend``."""
     new = new_parser(

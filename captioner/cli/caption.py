@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import re
 import sys
@@ -34,6 +35,7 @@ Captioned = tuple[str | int, list["Caption"]]
 """What the output calls a photo (its path; for COCO results its image id), and its captions."""
 
 
+@functools.cache
 def parser() -> Parser:
     """Options of ``caption``."""
     new = new_parser(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+@functools.cache
 def parser() -> Parser:
     """Options of ``evaluate``."""
     new = new_parser(

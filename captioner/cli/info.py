@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from captioner.cli.main import OK
 from captioner.cli.options import Parser, new_parser
 
 
+@functools.cache
 def parser() -> Parser:
     """Options of ``info``."""
     new = new_parser(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from captioner.data.importers import IMPORTERS, UNSPLIT, detect_layout, find_sou
 from captioner.errors import DataError
 
 
+@functools.cache
 def parser() -> Parser:
     """Options of the command."""
     new = new_parser(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from captioner.data.preprocessing import Preprocessing
 
 
+@functools.cache
 def parser() -> Parser:
     """Every setting of ``TrainConfig``, and what the cache is made with."""
     new = new_train_parser(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from captioner.errors import ConfigError
 from captioner.frequencies import FREQUENCIES, DocumentFrequencies
 
 
+@functools.cache
 def parser() -> Parser:
     """Options of the command."""
     new = new_parser(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
 
 
+@functools.cache
 def parser() -> Parser:
     """Every setting of ``TrainConfig``, as in ``captioner train``, and the command's own."""
     new = new_train_parser(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import logging
 import signal
 import socket
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from captioner.serving.service import Service
 
 
+@functools.cache
 def parser() -> Parser:
     """Options of ``serve``."""
     new = new_parser(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ RUN_FILES = (
 """What starting over in a run folder would replace."""
 
 
+@functools.cache
 def parser() -> Parser:
     """Every setting of ``TrainConfig`` as an option."""
     new = new_train_parser(

@@ -213,6 +213,7 @@ def test_attend_looks_for_the_words_it_is_given(tmp_path, capsys):
         assert picture.width > 300
 
 
+@pytest.mark.slow
 def test_attend_fills_a_folder_and_names_what_failed(folder, tmp_path, capsys):
     target = tmp_path / "pictures"
     assert main(["attend", str(folder), "-o", str(target)]) == FAILED

@@ -49,6 +49,7 @@ def same(path: Path, figure: Any) -> bool:
 # --- figures -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_option_of_a_figure_reaches_the_picture(tiny, photo, said, tmp_path) -> None:
     """Each alone changes the picture into the one that Python draws."""
     word = said.words[1]

@@ -110,6 +110,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
     """Each gets its own status and its own caption; nothing is kept; SIGTERM ends it."""
     server = serve("--max-bytes", "200000", "--batch-size", "4")
@@ -160,6 +161,7 @@ def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
     assert list(server.folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_like_every_command(serve):
     server = serve()
     assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
@@ -171,6 +173,7 @@ def test_ctrl_c_ends_it_like_every_command(serve):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_who_waits_when_it_stops_is_told(serve):
     """A photo that is still on its way gets 503, and the server does not wait for it."""
     server = serve()

@@ -162,6 +162,7 @@ def test_nothing_heavy_is_loaded(code) -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_a_caption_takes_no_library_that_the_shipped_model_does_not_need() -> None:
     """Importing timm and torchvision would take longer than the caption."""
     script = (

@@ -79,6 +79,7 @@ def test_stored_answers_of_the_jar(text: str, expected: list[str]) -> None:
     assert tokenize(text) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("java") is None, reason="java is not installed")
 @pytest.mark.skipif(JAR is None, reason="pycocoevalcap with the CoreNLP jar is not installed")
 def test_equals_the_jar(tmp_path: Path) -> None:

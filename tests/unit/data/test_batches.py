@@ -365,6 +365,7 @@ def test_a_photo_that_cannot_be_read_is_left_out(
     assert sorted(captions.tolist()) == [0, *sorted(len(item.tokens) for item in items)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_in_a_worker_ends_the_program(workers: int):
     """The workers ignore SIGTERM, and the program used to wait for them for ever."""

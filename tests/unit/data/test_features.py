@@ -95,6 +95,7 @@ def test_threads_read_the_same(tmp_path, plan) -> None:
     assert all(torch.equal(one, expected) for one in read)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no fork")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_loader_read_the_same(tmp_path, plan, start) -> None:

@@ -125,6 +125,7 @@ def test_large_pictures_of_many_bits_are_scaled_in_little_memory(dtype: type) ->
     assert most < 16 * 4000 * 1000  # bytes a pixel; all at once would be 32
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize(("name", "most"), [("a.webp", 25), ("a.png", 17), ("a.tif", 17)])

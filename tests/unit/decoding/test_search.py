@@ -261,6 +261,7 @@ every_strategy = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
 def test_whatever_the_options_a_batch_is_its_photos_one_by_one_and_keeps_the_rules(

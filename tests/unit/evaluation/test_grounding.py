@@ -688,6 +688,7 @@ def test_the_order_and_the_scale_of_maps_do_not_matter(seed: int) -> None:
 # --- Real masks ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not there")
 def test_maps_made_of_cocos_own_masks_are_better_than_every_other() -> None:

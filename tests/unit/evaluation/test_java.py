@@ -155,6 +155,7 @@ def test_meteor_among_the_metrics(meteor: Meteor) -> None:
     assert resampled == pytest.approx([expected.corpus, expected.images[0]], abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("sh") is None, reason="no shell")
 @pytest.mark.parametrize(
     ("script", "said"),

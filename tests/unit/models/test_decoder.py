@@ -633,6 +633,7 @@ def test_norms_keep_the_gates_whatever_their_inputs_are(features) -> None:
     torch.testing.assert_close(again.cell, once.cell, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
 def test_a_decoder_with_norms_learns_captions_by_heart(order: str, features) -> None:
     decoder = build_decoder(config_of(order, layer_norm=True), D, V, L).train()

@@ -41,7 +41,9 @@ def ours(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
     return model
 
 
-@pytest.mark.parametrize("size", SCALES)
+@pytest.mark.parametrize(
+    "size", [pytest.param(n, marks=[pytest.mark.slow] if n > 2 else []) for n in SCALES]
+)
 def test_it_computes_what_timm_computes(size) -> None:
     expected = theirs(size).double()
     model = ours(size, expected.state_dict()).double()

@@ -97,6 +97,7 @@ def encoder_original(name: str, encoder: Encoder) -> nn.Module:
     return original
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_inception_sees_one_photo_alike_with_weights_and_from_a_model_folder(

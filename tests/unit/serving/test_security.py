@@ -238,6 +238,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_written_to_disk_or_logged(tmp_path):
     """Of every kind of request; asked of Python itself, which tells every file that is opened."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -204,6 +204,7 @@ def test_with_a_constant_baseline_the_expected_gradient_is_that_of_the_expected_
     assert truth.abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_the_other_samples_as_a_baseline_leave_the_expected_gradient_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

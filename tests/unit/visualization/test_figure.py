@@ -463,6 +463,7 @@ for data in (drawing.svg().encode(), drawing.pdf(), figure._repr_png_()):
 """
 
 
+@pytest.mark.slow
 def test_the_same_figure_gives_the_same_bytes_in_every_process() -> None:
     code = CODE.format(folder=str(Path(__file__).parent))
     told = {
@@ -501,6 +502,7 @@ def test_settings_of_the_reader_change_nothing_and_are_left_alone() -> None:
         assert dict(mpl.rcParams) == before
 
 
+@pytest.mark.slow
 def test_threads_draw_the_same() -> None:
     photos = [noisy((40, 30 + i)) for i in range(3)]
 
