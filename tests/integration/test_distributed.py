@@ -14,6 +14,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from captioner.cli.main import OK, main
+
 pytestmark = pytest.mark.slow
 
 TRAIN = """
@@ -85,8 +87,8 @@ def config(training_settings: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def test_two_processes_have_the_gradients_of_one(config: Path, tmp_path: Path) -> None:
-    first = ("--run-folder", tmp_path / "first", "--training.epochs", "1")
-    run(1, "-m", "captioner", "train", config, *first)
+    first = ("--run-folder", str(tmp_path / "first"), "--training.epochs", "1")
+    assert main(["train", str(config), *first]) == OK
     changes = {
         "true captions": [],
         "in parts": ["--training.micro_batch", "1"],
