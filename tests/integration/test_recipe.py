@@ -107,7 +107,7 @@ def test_every_row_of_the_ablation_is_a_config_that_can_be_read(script: Any) -> 
     ablate = script("ablate")
 
     def config(row: Any) -> TrainConfig:
-        options = f"{ablate.SHORT} {row.encoder} {row.options}".split()
+        options = f"{ablate.SHORT} {row.encoder} {row.photos} {row.options}".split()
         return read([str(ROOT / ablate.CONFIG), *options])[0]
 
     base = config(ablate.ROWS[ablate.BASE])
@@ -121,19 +121,22 @@ def test_rows_share_features_only_where_the_encoder_sees_the_same(
     ablate = script("ablate")
     given: list[tuple[str, ...]] = []
     monkeypatch.setattr(ablate, "_captioner", lambda *arguments: given.append(arguments))
-    options = Namespace(flickr8k=tmp_path, coco128=tmp_path, data=tmp_path)
+    folders = ("flickr8k", "coco_mini", "coco128", "data")
+    options = Namespace(**{name: tmp_path / "DATA" / name for name in folders})
     kept: dict[Any, set[Any]] = {}
     for name, row in ablate.ROWS.items():
         given.clear()
         ablate.train(row, tmp_path / name, options)
         train = next(arguments for arguments in given if arguments[0] == "train")
         config = read(list(train[1:-2]))[0]
-        kept.setdefault(config.data.features, set()).add(str(config.encoder))
+        assert all(Path(path).is_relative_to(tmp_path) for path in config.data.images), name
+        seen = str((config.encoder, config.data.images, config.data.train_annotations))
+        kept.setdefault(config.data.features, set()).add(seen)
         assert [a[0] for a in given] == ["prepare"] * (not row.from_photos) + ["train", "evaluate"]
     from_photos = kept.pop(None)
     assert from_photos
-    assert all(len(encoders) == 1 for encoders in kept.values())
-    assert len(kept) == len({encoder for encoders in kept.values() for encoder in encoders})
+    assert all(len(seen) == 1 for seen in kept.values())
+    assert len(kept) == len({one for seen in kept.values() for one in seen})
 
 
 @pytest.mark.slow
@@ -141,7 +144,7 @@ def test_rows_share_features_only_where_the_encoder_sees_the_same(
     ("name", "options", "told"),
     [
         ("ablate", "--table --work nowhere", "nowhere holds no row that is done"),
-        ("ablate", "nowhere nowhere", "nowhere/images is not there"),
+        ("ablate", "nowhere nowhere nowhere", "nowhere/images is not there"),
         ("choose_search", "--annotations nowhere --images nowhere", "nowhere"),
         (
             "ship_model",
