@@ -76,7 +76,7 @@ class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
 
 
 def new_parser(command: str, description: str, usage: str, kind: type[Parser] = Parser) -> Parser:
-    """A parser for one subcommand."""
+    """A parser for one subcommand; it is kept, for building one takes longer than parsing."""
     return kind(
         prog=f"captioner {command}",
         description=description,

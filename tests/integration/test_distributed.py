@@ -86,7 +86,10 @@ def config(training_settings: dict[str, Any], tmp_path: Path) -> Path:
     return path
 
 
-def test_two_processes_have_the_gradients_of_one(config: Path, tmp_path: Path) -> None:
+def test_two_processes_have_the_gradients_of_one(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     first = ("--run-folder", str(tmp_path / "first"), "--training.epochs", "1")
     assert main(["train", str(config), *first]) == OK
     changes = {

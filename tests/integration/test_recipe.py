@@ -17,6 +17,7 @@ from captioner.cli.main import main
 from captioner.cli.train import read
 from captioner.config import TrainConfig
 from captioner.model_folder import load_model
+from captioner.training.setup import read_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,7 +122,7 @@ def test_rows_share_features_only_where_the_encoder_sees_the_same(
     ablate = script("ablate")
     given: list[tuple[str, ...]] = []
     monkeypatch.setattr(ablate, "_captioner", lambda *arguments: given.append(arguments))
-    folders = ("flickr8k", "coco_mini", "coco128", "data")
+    folders = ("flickr8k", "coco_mini", "coco128", "data", "work")
     options = Namespace(**{name: tmp_path / "DATA" / name for name in folders})
     kept: dict[Any, set[Any]] = {}
     for name, row in ablate.ROWS.items():
@@ -129,7 +130,9 @@ def test_rows_share_features_only_where_the_encoder_sees_the_same(
         ablate.train(row, tmp_path / name, options)
         train = next(arguments for arguments in given if arguments[0] == "train")
         config = read(list(train[1:-2]))[0]
-        assert all(Path(path).is_relative_to(tmp_path) for path in config.data.images), name
+        data = config.data
+        for path in (*data.images, *data.train_annotations, *data.val_annotations):
+            assert Path(path).is_relative_to(tmp_path / "DATA"), name
         seen = str((config.encoder, config.data.images, config.data.train_annotations))
         kept.setdefault(config.data.features, set()).add(seen)
         assert [a[0] for a in given] == ["prepare"] * (not row.from_photos) + ["train", "evaluate"]
@@ -137,6 +140,43 @@ def test_rows_share_features_only_where_the_encoder_sees_the_same(
     assert from_photos
     assert all(len(seen) == 1 for seen in kept.values())
     assert len(kept) == len({one for seen in kept.values() for one in seen})
+
+
+def test_cocos_photos_are_learned_from_beside_flickr8ks_but_for_those_that_are_measured_on(
+    script: Any, tmp_path: Path
+) -> None:
+    """Both number their photos from a small number on."""
+    ablate = script("ablate")
+    options = Namespace(**{name: tmp_path / name for name in ("flickr8k", "coco_mini", "work")})
+    options.data = options.flickr8k
+    options.coco128 = tmp_path
+
+    def write(path: Path, **named: int) -> None:
+        images = [{"id": i, "file_name": f"{name}.png"} for name, i in named.items()]
+        said = [{"id": i, "image_id": i, "caption": name} for name, i in named.items()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"images": images, "annotations": said}))
+
+    write(options.data / "captions_train.json", ours=1, others=2)
+    write(options.data / "captions_val.json", judging=3)
+    write(options.coco_mini / "annotations" / "captions.json", cocos=2, another=3, masked=4)
+    write(tmp_path / "annotations" / "instances.json", masked=4)
+    for folder, names in (
+        (options.flickr8k, ("ours", "others", "judging")),
+        (options.coco_mini, ("cocos", "another", "masked")),
+    ):
+        (folder / "images").mkdir()
+        for name in names:
+            Image.new("RGB", (2, 2)).save(folder / "images" / f"{name}.png")
+
+    ablate.write_coco(options)
+
+    row = f"{ablate.ROWS['coco'].photos} {ablate.VALIDATION}".split()
+    given = [ablate._with_paths(option, options) for option in row]
+    train, val = read_data(read([str(ROOT / ablate.CONFIG), *given])[0].data)
+    learned = {image.path.stem: image.captions for image in train}
+    assert learned == {name: (name,) for name in ("ours", "others", "cocos", "another")}
+    assert not {image.image_id for image in train} & {image.image_id for image in val}
 
 
 @pytest.mark.slow

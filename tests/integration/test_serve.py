@@ -161,7 +161,6 @@ def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
     assert list(server.folder.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_it_like_every_command(serve):
     server = serve()
     assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
