@@ -43,6 +43,13 @@ def parser() -> Parser:
         "--test", type=float, default=0.0, help="share for testing, where the source has no splits"
     )
     new.add_argument("--seed", type=int, default=0, help="of the random split")
+    new.add_argument(
+        "--first-id",
+        type=int,
+        default=1,
+        help="photos without ids are numbered from here on; files that are learned from together "
+        "must not give one id to two photos",
+    )
     new.add_argument("--force", action="store_true", help="replace files that are there")
     return new
 
@@ -60,6 +67,12 @@ def run(options: Any) -> int:
             splits[UNSPLIT], validation=options.val, test=options.test, seed=options.seed
         )
     images = Path(options.images) if options.images else None
-    summary = write_coco(splits, Path(options.output), images=images, force=options.force)
+    summary = write_coco(
+        splits,
+        Path(options.output),
+        images=images,
+        force=options.force,
+        first_id=options.first_id,
+    )
     print(summary)
     return OK

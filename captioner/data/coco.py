@@ -46,7 +46,8 @@ def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], di
             if names.setdefault(image_id, name) != name:
                 raise DataError(
                     f"{annotation}: image id {image_id} is {name} here but {names[image_id]} in an "
-                    "earlier file; give files whose ids agree"
+                    "earlier file; give files whose ids agree (captioner prepare dataset has "
+                    "--first-id)"
                 )
             captions.setdefault(image_id, [])
         # Not coco.anns: some files number their captions twice, and those would be lost there.

@@ -102,12 +102,17 @@ def split_randomly(
 
 
 def write_coco(
-    splits: Splits, folder: str | Path, *, images: Path | None = None, force: bool = False
+    splits: Splits,
+    folder: str | Path,
+    *,
+    images: Path | None = None,
+    force: bool = False,
+    first_id: int = 1,
 ) -> ImportSummary:
     """Write captions_SPLIT.json for every split, as pycocotools reads them.
 
-    Image ids stay where the source has them; other photos get the numbers from 1, or from the
-    largest id there is, on. Captions are stripped. Another split that is in the folder already
+    Image ids stay where the source has them; other photos get the numbers from ``first_id`` on, or
+    from the largest id there is. Captions are stripped. Another split that is in the folder already
     stays, unless it holds a photo of these: it could be tested on what was learned.
 
     Args:
@@ -116,14 +121,18 @@ def write_coco(
         images: The image folder: photos that are not there are left out, the others get their width
             and height in pixels (upright, as `open_image` returns them).
         force: Replace files that exist.
+        first_id: Of the photos that have none; sets that are learned from together need other ids.
 
     Returns:
         What was written and what was left out.
 
     Raises:
+        ConfigError: ``first_id`` is below 0.
         DataError: A file exists, another split that is there holds one of the photos, a photo is
             in two splits, two photos have one id, no photo is left, or writing fails.
     """
+    if first_id < 0:
+        raise ConfigError(f"first_id is {first_id}; give 0 or more")
     files = {split: Path(folder, f"captions_{split}.json") for split in splits}
     if existing := [str(file) for file in files.values() if file.exists() and not force]:
         raise DataError(f"{existing[0]} exists already; give another folder or --force")
@@ -134,7 +143,7 @@ def write_coco(
     records = {s: _usable(photos, images, summary) for s, photos in splits.items()}
     if not any(records.values()):
         raise DataError(_nothing_left(summary, images))
-    _number(records)
+    _number(records, first_id)
     next_id = 1
     for split, kept in records.items():
         annotations = [
@@ -198,7 +207,7 @@ def _usable(photos: list[ImportedPhoto], images: Path | None, summary: ImportSum
     return kept
 
 
-def _number(records: dict[str, _Kept]) -> None:
+def _number(records: dict[str, _Kept], first: int) -> None:
     """Give every image record an id of its own, over all splits."""
     images = [image for kept in records.values() for image, _ in kept]
     names: dict[int, str] = {}
@@ -207,7 +216,7 @@ def _number(records: dict[str, _Kept]) -> None:
             if other := names.get(image["id"]):
                 raise DataError(f"id {image['id']} belongs to {other} and to {image['file_name']}")
             names[image["id"]] = image["file_name"]
-    following = max([0, *names])
+    following = max([first - 1, *names])
     for image in images:
         if image["id"] is None:
             following += 1

@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.data.coco import read_dataset
+from captioner.errors import DataError
 from captioner.tokenizer import tokenize
 
 ASSETS = Path(__file__).parents[2] / "assets" / "examples"
@@ -279,3 +281,23 @@ def test_train_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
     assert main(["train", "--run-folder", str(tmp_path)]) == USAGE
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"
+
+
+def test_two_sets_of_ones_own_are_learned_from_together(tmp_path, capsys):
+    files = []
+    for name in ("cats", "dogs"):
+        photos = tmp_path / name
+        photos.mkdir()
+        Image.new("RGB", (4, 4)).save(photos / f"{name}.png")
+        table = tmp_path / f"{name}.csv"
+        table.write_text(f"file,caption\n{name}.png,some {name}\n")
+        out = ("-o", str(tmp_path / "data" / name), "--val", "0", "--images", str(photos))
+        assert main(["prepare", "dataset", str(table), *out]) == OK
+        files.append(tmp_path / "data" / name / "captions_train.json")
+    folders = [tmp_path / "cats", tmp_path / "dogs"]
+    with pytest.raises(DataError, match="captioner prepare dataset has --first-id"):
+        read_dataset(files, folders)
+
+    assert main(["prepare", "dataset", str(table), *out, "--first-id", "1000", "--force"]) == OK
+    found = {image.image_id: image.captions for image in read_dataset(files, folders)}
+    assert found == {1: ("some cats",), 1000: ("some dogs",)}

@@ -126,6 +126,22 @@ def test_ids_stay_and_missing_ones_follow_the_largest(tmp_path: Path):
     assert sorted(load(tmp_path / "captions_val.json").imgs) == [8]
 
 
+@pytest.mark.parametrize(("first", "ids"), [(1, [7, 8, 9]), (8, [7, 8, 9]), (100, [7, 100, 101])])
+def test_photos_without_ids_are_numbered_from_where_it_is_said(
+    tmp_path: Path, first: int, ids: list[int]
+):
+    splits = {"train": [photo("a", "x"), photo("b", "y", image_id=7)], "val": [photo("c", "z")]}
+    write_coco(splits, tmp_path, first_id=first)
+    given = [load(tmp_path / f"captions_{split}.json").getImgIds() for split in splits]
+    assert sorted(given[0] + given[1]) == ids
+
+
+def test_an_id_below_0_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="first_id is -1; give 0 or more"):
+        write_coco({"train": [photo("a", "x")]}, tmp_path / "out", first_id=-1)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("splits", "expected"),
     [
