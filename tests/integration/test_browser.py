@@ -22,6 +22,8 @@ from playwright.sync_api import Page as Tab
 from captioner.caption import END_NAME, Alternative, Caption, Region
 from captioner.visualization import Entry, PhotoCaption, attention_image, gallery, page
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("a", "dog", "runs", "on", "grass")
 GRID = (3, 4)
 

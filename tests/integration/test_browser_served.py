@@ -23,6 +23,8 @@ from captioner.serving.app import create_app
 from captioner.serving.limits import Limits
 from captioner.visualization import attention_image, shared_scale
 
+pytestmark = pytest.mark.slow
+
 LARGEST = 20_000  # bytes
 
 

@@ -123,6 +123,7 @@ def test_only_the_command_line_prints_exits_and_reads_arguments() -> None:
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoevalcap")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

@@ -41,9 +41,8 @@ def ours(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
     return model
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(n, marks=[pytest.mark.slow] if n > 2 else []) for n in SCALES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SCALES)
 def test_it_computes_what_timm_computes(size) -> None:
     expected = theirs(size).double()
     model = ours(size, expected.state_dict()).double()
@@ -56,6 +55,7 @@ def test_it_computes_what_timm_computes(size) -> None:
         assert found.shape == (2, 1280, math.ceil(height / 32), math.ceil(width / 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["conv_stem", "bn1", "blocks.4", "conv_head", "bn2"])
 def test_it_learns_what_timm_learns(stage) -> None:
     """From any stage on; before it nothing learns, and norms are folded on the way."""

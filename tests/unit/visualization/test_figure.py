@@ -605,6 +605,7 @@ def test_nothing_overlaps_and_nothing_leaves_the_page(
                 assert apart_x or apart_y, (one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [(1, 1), (20, 30), (1, 5000), (5000, 1), (5000, 4000), (30, 900), (333, 250)]
 )
@@ -663,6 +664,7 @@ STRANGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", STRANGE)
 def test_any_word_can_be_drawn(word: str) -> None:
     photo, caption = noisy((120, 80)), make_caption([word, "dog"], alternatives=1)
