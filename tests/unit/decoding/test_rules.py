@@ -63,6 +63,7 @@ def test_a_wide_beam_is_brute_force_over_the_sentences_that_keep_the_rules(names
         assert_same(hypotheses, brute_force(table, task))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(puzzles(("beam",)))
 def test_narrow_beams_under_rules_are_the_slow_search(puzzle) -> None:

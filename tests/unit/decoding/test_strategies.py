@@ -82,6 +82,7 @@ def test_a_forced_and_a_banned_word_in_a_wide_beam_are_brute_force() -> None:
     assert_same(found, brute_force(table, task))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(puzzles(("forced",)))
 def test_forced_words_in_narrow_beams_are_the_slow_search(puzzle) -> None:
@@ -131,6 +132,7 @@ def test_a_forced_word_that_cannot_be_said_gives_nothing_and_spares_the_others()
 # --- Groups --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(puzzles(("groups",)))
 def test_groups_are_the_slow_search(puzzle) -> None:

@@ -29,6 +29,8 @@ from captioner.models.losses import Losses, caption_losses
 from captioner.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
 
 B, L, D, V = 3, 4, 8, 13
+pytestmark = pytest.mark.slow  # every mechanism with every other: hundreds of tests
+
 N = 6
 OPTIONS = SearchOptions(beam_size=3, num_captions=2, max_length=4)
 

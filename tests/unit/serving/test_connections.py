@@ -18,6 +18,8 @@ from captioner.serving.app import create_app
 from captioner.serving.connections import limited
 from captioner.serving.limits import Limits
 
+pytestmark = pytest.mark.slow  # they wait for timeouts of the server
+
 PATIENCE = 30  # seconds until a test that waits for the server gives up
 Connect = Callable[[], socket.socket]
 

@@ -676,6 +676,9 @@ def test_any_word_can_be_drawn(word: str) -> None:
 def test_any_words_can_be_drawn_in_a_pdf(tmp_path: Path) -> None:
     caption = make_caption(STRANGE, alternatives=1)
     overlay(noisy((120, 80)), caption, alternatives=1).save(tmp_path / "figure.pdf")
+    pdf = (tmp_path / "figure.pdf").read_bytes()
+    widths = re.findall(rb"/Type /XObject.{0,200}?/Width (\d+)", pdf, re.DOTALL)
+    assert widths.count(b"120") == 1 + len(STRANGE)  # the photo, and every word's panel
 
 
 # --- themes --------------------------------------------------------------------------------------
