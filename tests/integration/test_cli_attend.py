@@ -74,6 +74,7 @@ def test_every_option_of_a_figure_reaches_the_picture(tiny, photo, said, tmp_pat
     assert len(pictures) == len(options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "starts"), [("x.svg", b"<?xml"), ("x.pdf", b"%PDF"), ("x.JPG", b"\xff\xd8")]
 )

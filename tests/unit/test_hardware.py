@@ -117,6 +117,7 @@ def faults(keep: bool, threads: bool = False, **environment: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_kept_where_it_was_given_back() -> None:
     assert faults(keep=True) < 500 < faults(keep=False)

@@ -217,6 +217,7 @@ def test_worker_processes_give_what_one_process_does(make: Make, workers: int, s
     assert loaded(make(**settings)) == alone(make, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_three_worker_processes_at_many_starts(make: Make):
     """With three, it matters after whom the one that has no more is passed over."""

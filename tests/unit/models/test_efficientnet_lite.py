@@ -118,6 +118,7 @@ def count(ran: list[str], name: str, forward: Callable[[Tensor], Tensor], images
     return forward(images)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("size", [0, 2])
 def test_norms_folded_for_good_change_nothing_but_rounding(size) -> None:

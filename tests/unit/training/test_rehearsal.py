@@ -34,6 +34,7 @@ def test_an_old_run_stays_as_it_is(configure: Any, tmp_path: Path):
     assert (tmp_path / "metrics.jsonl").read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_a_run_needs_no_more_disk_than_was_said(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 3, "keep_best": 2, "ema_decay": 0.5})
     found = rehearse(config, prepare(config), tmp_path / "run")

@@ -519,6 +519,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:
     monkeypatch.setattr(Trainer, "_validate", validate)
 
 
+@pytest.mark.slow
 def test_a_plateau_halves_the_learning_rate(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -257,6 +257,7 @@ def test_a_gif_is_near_the_frames_and_rests_nearer(tmp_path: Path) -> None:
     assert max(errors) < 10
 
 
+@pytest.mark.slow
 def test_mp4_is_of_the_kind_that_browsers_play(tmp_path: Path) -> None:
     import av
 

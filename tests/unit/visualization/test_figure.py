@@ -428,6 +428,7 @@ def test_outlines_follow_a_photo_that_is_scaled_down() -> None:
 # --- files ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".PNG", ".jpg", ".jpeg", ".svg", ".pdf"])
 def test_a_figure_is_saved_by_its_ending(tmp_path: Path, ending: str) -> None:
     figure = overlay(noisy((60, 40)), make_caption(["a", "dog"]))
@@ -481,6 +482,7 @@ def test_the_same_figure_gives_the_same_bytes_in_every_process() -> None:
     assert b"CreationDate" not in pdf
 
 
+@pytest.mark.slow
 def test_settings_of_the_reader_change_nothing_and_are_left_alone() -> None:
     photo, caption = noisy((60, 40)), make_caption(["a", "dog"], alternatives=2)
 
