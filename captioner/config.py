@@ -505,12 +505,6 @@ class TrainConfig:
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
 
     def __post_init__(self) -> None:
-        learning, data = self.encoder.finetune_from, self.data
-        _require(
-            not (data.features and learning),
-            f"data.features holds what a frozen encoder gave, and encoder.finetune_from {learning} "
-            "lets it learn; leave one of the two out",
-        )
         drawn = self.training.objective == "self_critical"
         _require(
             not (drawn and self.decoder.selection == "hard"),

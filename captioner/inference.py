@@ -150,7 +150,7 @@ class BatchCaptioner:
         """Caption photos of which the encoder's features are at hand; one model, no ensemble.
 
         Args:
-            features: (B, L, D), on any device.
+            features: As a `FeatureCache` has them, (B, L, D), on any device.
             regions: The part of each photo that the model sees.
             options: How to search.
             keys: A number for each photo, from which its random draws are made; None: its place.
@@ -166,7 +166,7 @@ class BatchCaptioner:
         bf16 = pick_precision(self.precision, self.device) == "bf16"
         features = features.to(self.device, torch.bfloat16 if bf16 else torch.float32)
         with autocast(self.precision, self.device):
-            memories = [self.model.decoder.memory(features)]
+            memories = [self.model.decoder.memory(self.model.finish(features))]
         return self._say(memories, regions, options, keys or range(len(features)))
 
     @torch.inference_mode()

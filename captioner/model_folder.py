@@ -68,7 +68,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "vocabulary": stored.vocabulary.words,
     }
     tensors = {
-        name: _halved(tensor).cpu().contiguous() for name, tensor in model.state_dict().items()
+        name: halved(tensor).cpu().contiguous() for name, tensor in model.state_dict().items()
     }
     try:
         with atomic_folder(folder) as new:
@@ -84,7 +84,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         ) from error
 
 
-def _halved(tensor: torch.Tensor) -> torch.Tensor:
+def halved(tensor: torch.Tensor) -> torch.Tensor:
     """As float16, unless that cannot hold a value."""
     half = tensor.half() if tensor.is_floating_point() else tensor
     return half if bool(half.isfinite().all()) else tensor

@@ -51,11 +51,6 @@ def run(options: Any) -> int:
     """Encode what is missing."""
     config, own = read_train_config(parser(), options)
     folder = Path(own["output"])
-    if config.encoder.finetune_from is not None:
-        raise ConfigError(
-            f"encoder.finetune_from is {config.encoder.finetune_from}: the features of an encoder "
-            "that learns go stale at its first step; leave it out, or train without features"
-        )
     if own["batch_size"] < 1:
         raise ConfigError(f"batch-size is {own['batch_size']}; give 1 or more")
 
@@ -92,16 +87,20 @@ def _plan(
     train, val = read_data(replace(config.data, shards=None))
     torch.manual_seed(config.training.seed)  # random weights are those of the run
     encoder, preprocessing = open_encoder(config)
-    feature_dim, grid = encoder.measure(preprocessing.image_size)
+    stage = config.encoder.finetune_from  # what lies before it never changes
+    feature_dim, grid = encoder.measure(preprocessing.image_size, stage)
     precision = pick_precision(config.training.precision, device)
+    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
     key = feature_key(
-        encoder.name, encoder.state_dict(), preprocessing, dtype=dtype, precision=precision
+        encoder.name, state, preprocessing, dtype=dtype, precision=precision, stage=stage
     )
     encoder.to(device).to(memory_format=torch.channels_last)
 
     def encode(pixels: Tensor) -> Tensor:
         with torch.inference_mode(), autocast(precision, device):
-            features: Tensor = encoder(preprocessing.normalize(pixels.to(device)))[0]
+            images = preprocessing.normalize(pixels.to(device))
+            found = encoder(images) if stage is None else encoder.run_until(images, stage)
+            features: Tensor = found[0]
             return features
 
     mirrored = len(train) if config.data.horizontal_flip else 0

@@ -42,6 +42,7 @@ def feature_key(
     *,
     dtype: str | None = None,
     precision: str | None = None,
+    stage: str | None = None,
 ) -> dict[str, str]:
     """What features depend on besides the photo.
 
@@ -51,6 +52,7 @@ def feature_key(
         preprocessing: How the encoder sees a photo; each of its fields is a part of the key.
         dtype: What rows are kept in; None leaves the part out, so that any will do.
         precision: What the encoder computed in, ``fp32`` or ``bf16``; None as above.
+        stage: The encoder's stage whose input is kept; None: the encoder's output.
 
     Returns:
         Parts by name; the weights as their SHA-256.
@@ -65,7 +67,7 @@ def feature_key(
         for name, value in asdict(preprocessing).items()
     }
     key = {"encoder": encoder_name, "weights": weights.hexdigest(), **seen}
-    asked = {"dtype": dtype, "precision": precision}
+    asked = {"dtype": dtype, "precision": precision, "stage": stage}
     return key | {name: value for name, value in asked.items() if value is not None}
 
 
@@ -92,6 +94,8 @@ class FeatureCache:
         self.folder = folder
         self.key: dict[str, str] = contents["key"]
         self.dtype = DTYPES[self.key["dtype"]]
+        self.stage = self.key.get("stage")
+        """The encoder's stage whose input the rows are; None: they are its output."""
         self.shape: tuple[int, int, int] = tuple(contents["shape"])
         """N, L, D."""
         self.grid: tuple[int, int] = tuple(contents["grid"])

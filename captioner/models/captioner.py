@@ -33,6 +33,8 @@ class CaptionModel(nn.Module):
         feature_dim, self.grid = encoder.measure(preprocessing.image_size)
         regions = self.grid[0] * self.grid[1]
         self.decoder = build_decoder(config, feature_dim, vocabulary_size, regions)
+        self.features_stage: str | None = None
+        """Stage of the encoder whose input cached features are; None: they are its output."""
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Encode photos, each once.
@@ -56,11 +58,18 @@ class CaptionModel(nn.Module):
         if images.dtype == torch.uint8:
             return self.encode(images)
         kind = images.device.type
-        return images.to(
+        features = images.to(
             torch.get_autocast_dtype(kind)
             if torch.is_autocast_enabled(kind)
             else next(self.decoder.parameters()).dtype
         )
+        return self.finish(features)
+
+    def finish(self, features: Tensor) -> Tensor:
+        """Cached features (B, L', D') to the encoder's output (B, L, D)."""
+        if self.features_stage is None:
+            return features
+        return self.encoder.run_from(features, self.features_stage)[0]
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -135,6 +136,54 @@ class Encoder(nn.Module):
             return self._as_grid(self.backbone.forward_features(images))  # type: ignore[operator]
         return self._as_grid(self.backbone(images)["features"])
 
+    def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
+        """Encode photos up to a stage: what the frozen part of an encoder gives.
+
+        Args:
+            images: Normalised photos, (B, 3, H, W).
+            stage: ``blocks.N`` of EfficientNet-Lite.
+
+        Returns:
+            The stage's input as rows (B, L', D'), and its grid.
+
+        Raises:
+            ConfigError: This encoder cannot be split there.
+        """
+        backbone, number = self._split(stage)
+        return self._as_grid(backbone.run_until(images, number))
+
+    def run_from(self, features: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
+        """Encode what ``run_until`` gave the rest of the way; of square photos.
+
+        Args:
+            features: (B, L', D').
+            stage: As there.
+
+        Returns:
+            The features (B, L, D) and the grid (Gh, Gw).
+        """
+        backbone, number = self._split(stage)
+        side = math.isqrt(features.shape[1])
+        maps = features.unflatten(1, (side, side)).permute(0, 3, 1, 2)  # channels last already
+        return self._as_grid(backbone.run_from(maps, number))
+
+    def state_until(self, stage: str) -> dict[str, Tensor]:
+        """The part of ``state_dict()`` that ``run_until`` depends on."""
+        _, number = self._split(stage)
+        blocks = [f"backbone.blocks.{n}." for n in range(number)]
+        before = ("backbone.conv_stem.", "backbone.bn1.", *blocks)
+        return {name: value for name, value in self.state_dict().items() if name.startswith(before)}
+
+    def _split(self, stage: str) -> tuple[EfficientNetLite, int]:
+        match = re.fullmatch(r"blocks\.(\d)", stage)
+        if not isinstance(self.backbone, EfficientNetLite) or match is None:
+            raise ConfigError(
+                f"encoder {self.name} cannot be split at {stage!r}; features of a partly trained "
+                "encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train without "
+                "data.features"
+            )
+        return self.backbone, int(match[1])
+
     def fold_norms(self) -> None:
         """Put EfficientNet-Lite's batch norms into its convolutions; others stay as they are.
 
@@ -157,11 +206,14 @@ class Encoder(nn.Module):
         return features.flatten(2).transpose(1, 2), (features.shape[2], features.shape[3])
 
     @torch.no_grad()
-    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        """Feature size and grid (Gh, Gw) for square photos of ``image_size`` pixels."""
-        device = next(self.parameters()).device
+    def measure(self, image_size: int, stage: str | None = None) -> tuple[int, tuple[int, int]]:
+        """Feature size and grid (Gh, Gw) for square photos of ``image_size`` pixels.
+
+        With a ``stage``: of its input, as ``run_until`` returns it.
+        """
+        photo = torch.zeros(1, 3, image_size, image_size, device=next(self.parameters()).device)
         try:
-            features, grid = self(torch.zeros(1, 3, image_size, image_size, device=device))
+            features, grid = self(photo) if stage is None else self.run_until(photo, stage)
         except (RuntimeError, AssertionError) as error:
             first = str(error).splitlines()[0]
             raise ConfigError(

@@ -13,12 +13,12 @@ from torch import nn
 from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig, TrainingConfig
 from captioner.data.batches import EncodedImage, warn_of
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
-from captioner.data.features import FeatureCache, feature_key, threads
+from captioner.data.features import FeatureCache, feature_key, read_contents, threads
 from captioner.data.images import image_size
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import number_words
 from captioner.errors import ConfigError, ImageError
-from captioner.model_folder import StoredModel, load_model
+from captioner.model_folder import StoredModel, halved, load_model
 from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder, build_encoder
@@ -113,7 +113,7 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
         CaptionerError: Settings or weights cannot be used.
     """
     if config.init_from is None:
-        encoder = build_encoder(config.encoder.name, config.encoder.weights)
+        encoder = _new_encoder(config.encoder)
         return encoder, _preprocessing(config.encoder, encoder)
     model = _first_stage(config).model
     return model.encoder, model.preprocessing
@@ -176,10 +176,21 @@ def average_models(folders: Sequence[Path]) -> StoredModel:
 def _open_features(config: TrainConfig, setup: Setup) -> FeatureCache:
     """The cache that the config names, if it is what this run's encoder gives its photos."""
     assert config.data.features is not None
-    model = setup.stored.model
+    model, learns_from = setup.stored.model, config.encoder.finetune_from
+    stage = (read_contents(Path(config.data.features)) or {}).get("key", {}).get("stage")
+    order = model.encoder.stages()
+    if learns_from is not None and (stage is None or order.index(stage) > order.index(learns_from)):
+        raise ConfigError(
+            f"data.features holds {f'the input of {stage}' if stage else 'the output'} of the "
+            f"encoder, and encoder.finetune_from {learns_from} changes it; run captioner prepare "
+            f"features with encoder.finetune_from {learns_from}"
+        )
     # Of any dtype and precision: the key tells other encoders, weights and preprocessing.
-    key = feature_key(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
+    encoder = model.encoder
+    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
+    key = feature_key(encoder.name, state, model.preprocessing, stage=stage)
     cache = FeatureCache.open(config.data.features, key)
+    model.features_stage = cache.stage
     images = [photo.image for photo in setup.train]
     cache.check(images, mirrored=config.data.horizontal_flip)
     cache.check(setup.val)
@@ -230,8 +241,21 @@ def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:
     return Preprocessing(config.image_size, config.resize, mean, std)  # type: ignore[arg-type]
 
 
+def _new_encoder(config: EncoderConfig) -> Encoder:
+    """The encoder that a config names, its weights rounded as a model folder will hold them.
+
+    What stays frozen is then the same in this run, in the model folder and in the next stage, and
+    so are features that were cached.
+    """
+    encoder = build_encoder(config.name, config.weights)
+    encoder.load_state_dict(
+        {name: halved(v).to(v.dtype) for name, v in encoder.state_dict().items()}
+    )
+    return encoder
+
+
 def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
-    encoder = build_encoder(config.encoder.name, config.encoder.weights)
+    encoder = _new_encoder(config.encoder)
     preprocessing = _preprocessing(config.encoder, encoder)
     model = CaptionModel(encoder, config.decoder, preprocessing, len(vocabulary))
     return StoredModel(model, config.decoder, vocabulary)
