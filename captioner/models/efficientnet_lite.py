@@ -225,7 +225,7 @@ class _Depthwise(torch.autograd.Function):  # its methods' names and arguments a
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - torch passes them by position
         ctx: Any,
         features: Tensor,
         weight: Tensor,
