@@ -29,6 +29,13 @@ class DataConfig:
     """COCO captions JSON file(s) to learn from."""
     val_annotations: list[str] = field(default_factory=list)
     """COCO captions JSON file(s) to validate on."""
+    styles: list[str] = field(default_factory=list)
+    """Name of the style of each file of train_annotations, the default style first; files may share
+    a name. The model learns a start token for each. Empty: one style without a name."""
+    val_styles: list[str] = field(default_factory=list)
+    """The same of each file of val_annotations; photos are captioned in their own file's style."""
+    repeats: list[int] = field(default_factory=list)
+    """How many times an epoch takes the photos of each file of train_annotations. Empty: once."""
     images: list[str] = field(default_factory=list)
     """Folder(s) that hold the photos; searched in order."""
     karpathy_split: str | None = None
@@ -65,6 +72,31 @@ class DataConfig:
         _require(
             self.vocabulary_threshold >= 1,
             f"data.vocabulary_threshold is {self.vocabulary_threshold}; give 1 or more",
+        )
+        for name, files in (
+            ("styles", "train_annotations"),
+            ("repeats", "train_annotations"),
+            ("val_styles", "val_annotations"),
+        ):
+            given, wanted = len(getattr(self, name)), len(getattr(self, files))
+            _require(
+                given in (0, wanted),
+                f"data.{name} has {given} entries and data.{files} {wanted} files; give one for "
+                "each file, or none",
+            )
+        _require(all(self.styles + self.val_styles), "data.styles holds an empty name; name it")
+        _require(
+            min(self.repeats, default=1) >= 1, f"data.repeats is {self.repeats}; give 1 or more"
+        )
+        _require(
+            set(self.val_styles) <= set(self.styles),
+            f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on styles "
+            "that are learned",
+        )
+        _require(
+            not (self.karpathy_split and (self.styles or self.repeats)),
+            "data.karpathy_split chooses photos from all files together; leave out data.styles "
+            "and data.repeats",
         )
         _require(self.workers >= 0, f"data.workers is {self.workers}; give 0 or more")
         _require(
@@ -218,6 +250,9 @@ class SearchOptions:
     beam_size."""
     banned_words: tuple[str, ...] = ()
     """Words that the sentence must not hold."""
+    style: str = ""
+    """Style of the captions, by the name that the model gives it (captioner info lists them);
+    empty: the model's default."""
     guard_endings: bool = False
     """No sentence ends with a word that asks for another: a, the, with, of, and, ..."""
 
@@ -464,13 +499,22 @@ class SelfCriticalConfig:
     """Weight of CIDEr-D (0 to 10)."""
     bleu: float = 0.0
     """Weight of BLEU-4 (0 to 1)."""
+    cross_entropy: float = 0.0
+    """Weight of the cross-entropy of the true captions, per word, beside the reward. It keeps
+    captions varied, which the reward alone does not."""
     count_end: bool = True
     """The end of a sentence is a word of the reward. Without it broken endings pay."""
     max_length: int = 20
     """Most tokens of a drawn caption, its end included."""
 
     def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("max_length", 2), ("cider", 0), ("bleu", 0)):
+        for name, least in (
+            ("samples", 1),
+            ("max_length", 2),
+            ("cider", 0),
+            ("bleu", 0),
+            ("cross_entropy", 0),
+        ):
             value = getattr(self, name)
             _require(value >= least, f"self_critical.{name} is {value}; give {least} or more")
         _require(

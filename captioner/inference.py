@@ -31,7 +31,7 @@ from captioner.model_folder import StoredModel
 from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
 from captioner.models.decoder import Unrolled
-from captioner.vocabulary import END, PAD, START, UNSPOKEN
+from captioner.vocabulary import END, PAD, UNSPOKEN
 
 Photo = str | Path | Image.Image | BinaryIO
 
@@ -176,6 +176,7 @@ class BatchCaptioner:
         sentences: Sequence[Sequence[str]],
         *,
         alternatives: int = 0,
+        style: str | None = None,
     ) -> list[Caption]:
         """Where the model looks when it says given sentences, one for each photo.
 
@@ -183,11 +184,13 @@ class BatchCaptioner:
             photos: Prepared photos.
             sentences: For each its words, all of them in the vocabulary.
             alternatives: So many of the most probable words are told at every place.
+            style: Style that the sentences are read in; None: the search options' own.
         """
         numbers = [self.stored.vocabulary.encode(words) for words in sentences]
         with autocast(self.precision, self.device):
             memories = self._memories(photos)
-        told = self._tell(memories, [[sentence] for sentence in numbers])
+        start = self.stored.vocabulary.start(self.stored.search.style if style is None else style)
+        told = self._tell(memories, [[sentence] for sentence in numbers], start)
         captions = []
         for row, (photo, sentence) in enumerate(zip(photos, numbers, strict=True)):
             length = len(sentence)
@@ -214,9 +217,10 @@ class BatchCaptioner:
     ) -> list[list[Caption]]:
         """Search; see ``caption_batch``."""
         words = number_words(options, self.stored.vocabulary)
+        start = self.stored.vocabulary.start(options.style)
         with autocast(self.precision, self.device):
             steppers = [
-                DecoderStepper(model.decoder, memory)
+                DecoderStepper(model.decoder, memory, start)
                 for model, memory in zip(self.models, memories, strict=True)
             ]
             ensemble = EnsembleStepper(steppers, one_grid=self._one_grid)
@@ -229,7 +233,9 @@ class BatchCaptioner:
             )
         told = None
         if alternatives:  # the sentences are said again: the search need not keep what it rejects
-            told = self._tell(memories, [[h.tokens for h in hypotheses] for hypotheses in found])
+            told = self._tell(
+                memories, [[h.tokens for h in hypotheses] for hypotheses in found], start
+            )
         return [
             [
                 self._caption(
@@ -242,14 +248,16 @@ class BatchCaptioner:
             for row, (region, hypotheses) in enumerate(zip(regions, found, strict=True))
         ]
 
-    def _tell(self, memories: Sequence[Memory], sentences: Sequence[list[list[int]]]) -> _Told:
-        """Say given sentences, a list for each photo."""
+    def _tell(
+        self, memories: Sequence[Memory], sentences: Sequence[list[list[int]]], start: int
+    ) -> _Told:
+        """Say given sentences, a list for each photo, after a start token."""
         most = max(len(group) for group in sentences)
         longest = max(len(sentence) for group in sentences for sentence in group)
         tokens = torch.full((len(sentences), most, longest + 1), PAD)
         for row, group in enumerate(sentences):
             for place, sentence in enumerate(group):
-                tokens[row, place, : len(sentence) + 1] = torch.tensor([START, *sentence])
+                tokens[row, place, : len(sentence) + 1] = torch.tensor([start, *sentence])
         told: list[Tensor] = []
         mapped: list[Unrolled] = []
         with autocast(self.precision, self.device):

@@ -65,6 +65,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "preprocessing": dataclasses.asdict(model.preprocessing),
         "search": dataclasses.asdict(stored.search),
         "info": stored.info,
+        "styles": stored.vocabulary.styles,
         "vocabulary": stored.vocabulary.words,
     }
     tensors = {
@@ -104,10 +105,12 @@ def load_model(folder: str | Path) -> StoredModel:
     config = _read_config(path)
     try:
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
-        vocabulary = Vocabulary(config["vocabulary"])
+        vocabulary = Vocabulary(config["vocabulary"], config.get("styles", ()))
         decoder = DecoderConfig(**config["decoder"])
         encoder = Encoder(config["encoder"]["name"])
-        model = CaptionModel(encoder, decoder, preprocessing, len(vocabulary))
+        model = CaptionModel(
+            encoder, decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+        )
         search = SearchOptions(**config["search"])
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)

@@ -33,31 +33,43 @@ BAD_ENDINGS = frozenset(_ASKING.split())
 class Vocabulary:
     """Maps words to numbers and back.
 
-    Numbers 0 to 3 are the special tokens; the words follow, most frequent first.
+    Numbers 0 to 3 are the special tokens; the words follow, most frequent first. A model that has
+    learned several styles has a start token for each; their numbers come last and are inputs only:
+    a decoder has no output for them.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], styles: Sequence[str] = ()) -> None:
         """Number the words in the order given.
 
         Args:
             words: Distinct words, without the special tokens.
+            styles: Names of the styles, the default first; empty: one style without a name.
 
         Raises:
-            ConfigError: A word stands twice.
+            ConfigError: A word or a style is there twice.
         """
         self.words = tuple(words)
+        self.styles = tuple(styles)
+        if len(set(self.styles)) < len(self.styles):
+            raise ConfigError(f"styles {', '.join(styles)} repeat a name; name each style once")
         self._numbers = {word: number for number, word in enumerate(words, len(SPECIAL_NAMES))}
         if len(self._numbers) != len(self.words):
             twice = [word for word, count in Counter(words).items() if count > 1]
             raise ConfigError(f"the vocabulary holds {twice[0]!r} twice; give every word once")
 
     @classmethod
-    def count(cls, captions: Iterable[Sequence[str]], threshold: int = 5) -> Vocabulary:
+    def count(
+        cls,
+        captions: Iterable[Sequence[str]],
+        threshold: int = 5,
+        styles: Sequence[str] = (),
+    ) -> Vocabulary:
         """Count words and keep those seen ``threshold`` times or more.
 
         Args:
             captions: Tokenized training captions.
             threshold: Fewest occurrences of a word that is kept.
+            styles: See the constructor.
 
         Returns:
             The vocabulary, most frequent first and alphabetical among equals, whatever the order
@@ -65,18 +77,38 @@ class Vocabulary:
         """
         counts = Counter(word for words in captions for word in words)
         kept = [word for word, count in counts.items() if count >= threshold]
-        return cls(sorted(kept, key=lambda word: (-counts[word], word)))
+        return cls(sorted(kept, key=lambda word: (-counts[word], word)), styles)
 
     def __len__(self) -> int:
         return len(SPECIAL_NAMES) + len(self.words)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.words == other.words
+        return (
+            isinstance(other, Vocabulary)
+            and self.words == other.words
+            and self.styles == other.styles
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __contains__(self, word: str) -> bool:
         return word in self._numbers
+
+    def start(self, style: str = "") -> int:
+        """Number of the start token of a style.
+
+        Args:
+            style: One of ``styles``; empty: the default style.
+
+        Raises:
+            ConfigError: The model has no such style.
+        """
+        if not style:
+            return len(self) if self.styles else START
+        if style not in self.styles:
+            known = f"use {', '.join(self.styles)}" if self.styles else "it has one style only"
+            raise ConfigError(f"the model has no style {style!r}; {known}")
+        return len(self) + self.styles.index(style)
 
     def encode(self, words: Iterable[str]) -> list[int]:
         """Number each word; a word outside the vocabulary becomes ``UNKNOWN``."""

@@ -61,6 +61,8 @@ class Item(NamedTuple):
     """(H, W, 3) bytes, or features (L, D)."""
     captions: list[list[int]]
     """See ``EncodedImage``; none: the photo only fills a place."""
+    start: int = START
+    """Start token of its captions."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class EncodedImage:
     tokens: tuple[list[int], ...]
     """Each caption's words as numbers, then the end token; a caption that was cut has none, so that
     nobody learns to end there."""
+    start: int = START
+    """Start token of its style."""
 
 
 def choose(
@@ -136,6 +140,7 @@ class CaptionDataset(Dataset[Item]):
             image_id,
             photo_tensor(self.preprocessing, image, mirrored),
             captions if epoch >= 0 else [],
+            photo.start,
         )
 
 
@@ -156,9 +161,10 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
     Every process takes its share of each batch, so that a batch holds the same photos however
     many processes there are.
 
-    With ``bucket`` above 1, photos whose captions are of like lengths share a batch: so many
+    With ``bucket`` above 1, photos with as many captions of like lengths share a batch: so many
     batches' photos at a time, as they follow each other in the shuffled order, are sorted by their
-    shortest caption, then the next, and cut into batches, whose order is shuffled again.
+    number of captions, then by their shortest caption, then the next, and cut into batches, whose
+    order is shuffled again.
     """
 
     def __init__(
@@ -182,7 +188,7 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
             bucket: See above.
         """
         self.size, self.batch_size, self.seed = len(lengths), batch_size, seed
-        self.lengths = [sorted(of_photo) for of_photo in lengths]
+        self.lengths = [(len(of_photo), *sorted(of_photo)) for of_photo in lengths]
         self.rank, self.world, self.bucket = rank, world, bucket
         self.epoch, self.start = 0, 0
 
@@ -224,16 +230,19 @@ def collate(items: Sequence[Item]) -> Batch:
     order = sorted(range(len(items)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
     return Batch(
         torch.stack([items[b].image for b in order]),
-        pad_captions([captions[b] for b in order]),
+        pad_captions([captions[b] for b in order], [items[b].start for b in order]),
         tuple(items[b].image_id for b in order),
     )
 
 
-def pad_captions(captions: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+def pad_captions(
+    captions: Sequence[Sequence[Sequence[int]]], starts: Sequence[int] | None = None
+) -> Tensor:
     """One tensor of all captions.
 
     Args:
         captions: Of every photo; see ``EncodedImage.tokens``.
+        starts: Start token of every photo; None: of the only style.
 
     Returns:
         (B, R, T + 1), see ``Batch.tokens``.
@@ -243,7 +252,8 @@ def pad_captions(captions: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     tokens = torch.full(shape, PAD)
     for b, photo in enumerate(captions):
         for r, words in enumerate(photo):
-            tokens[b, r, : 1 + len(words)] = torch.tensor([START, *words])
+            start = START if starts is None else starts[b]
+            tokens[b, r, : 1 + len(words)] = torch.tensor([start, *words])
     return tokens
 
 

@@ -22,6 +22,8 @@ class CaptionedImage:
     image_id: int
     path: Path
     captions: tuple[str, ...]
+    style: str = ""
+    """See ``Vocabulary.start``."""
 
 
 def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], dict[int, list[str]]]:

@@ -201,7 +201,8 @@ class ShardStream(IterableDataset[list[Item]]):
             return self._nothing()
         place = {"seed": self.seed, "epoch": self.epoch, "image_id": photo.image_id}
         image = self.variation.varied(image, **place)
-        return Item(photo.image_id, photo_tensor(self.preprocessing, image, mirrored), captions)
+        pixels = photo_tensor(self.preprocessing, image, mirrored)
+        return Item(photo.image_id, pixels, captions, known.start)
 
     def _nothing(self) -> Item:
         """A photo without captions, which only fills a place."""

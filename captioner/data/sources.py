@@ -103,7 +103,7 @@ class FeatureSource:
                 horizontal_flip=self.horizontal_flip,
             )
             captions = captions if epoch >= 0 else []
-            items.append(Item(image_id, torch.empty(0), captions))
+            items.append(Item(image_id, torch.empty(0), captions, photo.start))
         batch = collate(items)
         images = self.cache.read([(i, mirrored[i]) for i in batch.image_ids])
         return batch._replace(images=images)

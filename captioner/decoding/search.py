@@ -52,7 +52,8 @@ class Stepper(Protocol):
     """
 
     device: torch.device
-    start_token: int
+    start_token: int | Tensor
+    """Of all photos, or of each, (B,)."""
     end_token: int
 
     @property
@@ -132,7 +133,7 @@ def search(
     strategy = build_strategy(options, words, keys, stepper.end_token, device)
     photos = torch.arange(count, device=device)  # which photo each row of the batch is
     beams = _start(count, device)
-    last = torch.full((count, 1), stepper.start_token, device=device)
+    last = torch.as_tensor(stepper.start_token, device=device).expand(count).unsqueeze(1)
     past: list[_Past] = []
     found: list[_Found] = []
     for t in range(options.max_length):

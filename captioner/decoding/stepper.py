@@ -20,16 +20,17 @@ class DecoderStepper:
     Features and their projection are held once a photo, however wide the beam.
     """
 
-    start_token = START
     end_token = END
 
-    def __init__(self, decoder: Decoder, memory: Memory) -> None:
+    def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
         """Start one beam a photo.
 
         Args:
             decoder: In eval mode.
             memory: The photos, (B, ...), from ``decoder.memory``.
+            start_token: Of all photos, or of each, (B,).
         """
+        self.start_token = start_token
         self.decoder = decoder
         self.memory = memory
         self.state = decoder.start(memory)
@@ -71,7 +72,6 @@ class EnsembleStepper:
     they do not, those of the first member are given.
     """
 
-    start_token = START
     end_token = END
 
     def __init__(self, members: Sequence[DecoderStepper], *, one_grid: bool) -> None:
@@ -84,6 +84,7 @@ class EnsembleStepper:
         self.members = list(members)
         self.mapped = self.members if one_grid else self.members[:1]
         self.device = self.members[0].device
+        self.start_token = self.members[0].start_token
 
     @property
     def batch_size(self) -> int:

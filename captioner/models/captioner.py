@@ -26,13 +26,14 @@ class CaptionModel(nn.Module):
         config: DecoderConfig,
         preprocessing: Preprocessing,
         vocabulary_size: int,
+        styles: int = 0,
     ) -> None:
         super().__init__()
         self.preprocessing = preprocessing
         self.encoder = encoder
         feature_dim, self.grid = encoder.measure(preprocessing.image_size)
         regions = self.grid[0] * self.grid[1]
-        self.decoder = build_decoder(config, feature_dim, vocabulary_size, regions)
+        self.decoder = build_decoder(config, feature_dim, vocabulary_size, regions, styles)
         self.features_stage: str | None = None
         """Stage of the encoder whose input cached features are; None: they are its output."""
 

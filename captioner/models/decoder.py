@@ -120,6 +120,7 @@ class Decoder(nn.Module):
         regions: int,
         *,
         readout_dim: int,
+        styles: int = 0,
     ) -> None:
         """Make the shared layers.
 
@@ -129,6 +130,7 @@ class Decoder(nn.Module):
             vocabulary_size: V.
             regions: Most regions there will be (L).
             readout_dim: Size of what the last layer reads.
+            styles: Start tokens beside the vocabulary; see ``Vocabulary.start``.
 
         Raises:
             ConfigError: Sizes or words of the config do not go together.
@@ -141,7 +143,7 @@ class Decoder(nn.Module):
         self.feature_dim = config.projection_dim or feature_dim
         sizes = Sizes(self.feature_dim, hidden_dim, config.attention_dim, regions)
         self.attention = build_attention(config, sizes)
-        self.embedding = nn.Embedding(vocabulary_size, config.embed_dim)
+        self.embedding = nn.Embedding(vocabulary_size + styles, config.embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
         # The LSTM's input is split in its word half and the rest: the word half needs no state,
@@ -350,10 +352,17 @@ class BahdanauDecoder(Decoder):
     """
 
     def __init__(
-        self, config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+        self,
+        config: DecoderConfig,
+        feature_dim: int,
+        vocabulary_size: int,
+        regions: int,
+        styles: int = 0,
     ) -> None:
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
-        super().__init__(config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim)
+        super().__init__(
+            config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim, styles=styles
+        )
         self.gate = nn.Linear(hidden_dim, 1)
         self.context_gates = nn.Linear(self.feature_dim, 4 * hidden_dim, bias=False)
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)
@@ -386,10 +395,17 @@ class LuongDecoder(Decoder):
     """
 
     def __init__(
-        self, config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+        self,
+        config: DecoderConfig,
+        feature_dim: int,
+        vocabulary_size: int,
+        regions: int,
+        styles: int = 0,
     ) -> None:
         hidden_dim = config.hidden_dim
-        super().__init__(config, feature_dim, vocabulary_size, regions, readout_dim=hidden_dim)
+        super().__init__(
+            config, feature_dim, vocabulary_size, regions, readout_dim=hidden_dim, styles=styles
+        )
         self.fed_gates = (
             nn.Linear(hidden_dim, 4 * hidden_dim, bias=False) if config.input_feeding else None
         )
@@ -435,10 +451,17 @@ class PlainDecoder(Decoder):
     """
 
     def __init__(
-        self, config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+        self,
+        config: DecoderConfig,
+        feature_dim: int,
+        vocabulary_size: int,
+        regions: int,
+        styles: int = 0,
     ) -> None:
         embed_dim = config.embed_dim
-        super().__init__(config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim)
+        super().__init__(
+            config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim, styles=styles
+        )
         self.hidden_output = nn.Linear(config.hidden_dim, embed_dim)
         self.initialize()
 
@@ -459,7 +482,7 @@ class PlainDecoder(Decoder):
 
 
 def build_decoder(
-    config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int
+    config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int, styles: int = 0
 ) -> Decoder:
     """The decoder that a config names.
 
@@ -468,6 +491,7 @@ def build_decoder(
         feature_dim: D.
         vocabulary_size: V.
         regions: Most regions there will be (L).
+        styles: Start tokens beside the vocabulary; see ``Vocabulary.start``.
 
     Raises:
         ConfigError: Sizes or words of the config do not go together.
@@ -477,5 +501,5 @@ def build_decoder(
         "luong": LuongDecoder,
     }
     if config.attention == "fixed_at_start":
-        return PlainDecoder(config, feature_dim, vocabulary_size, regions)
-    return orders[config.order](config, feature_dim, vocabulary_size, regions)
+        return PlainDecoder(config, feature_dim, vocabulary_size, regions, styles)
+    return orders[config.order](config, feature_dim, vocabulary_size, regions, styles)

@@ -52,12 +52,14 @@ class Task:
     """See ``caption_losses``."""
     weights: Weights | None = None
     """See ``caption_losses``."""
+    scale: float = 1.0
+    """Factor of its loss; other than 1: it is learned beside another task, and not counted."""
 
 
 class Objective(Protocol):
     """Makes tasks of batches."""
 
-    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """What is to be learned of a batch.
 
         Args:
@@ -86,7 +88,7 @@ class TrueCaptions:
         """
         self.share, self.steps = share, steps
 
-    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``."""
         inputs = None
         if self.share:
@@ -95,7 +97,7 @@ class TrueCaptions:
                 memory = model.decoder.memory(features)
             share = self.share * step / max(1, self.steps)
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
-        return Task(images, batch.tokens, batch.words, inputs)
+        return [Task(images, batch.tokens, batch.words, inputs)]
 
     def sums(self) -> dict[str, float]:
         """See ``Objective``."""
@@ -153,22 +155,24 @@ class SelfCritical:
         self._thread = ThreadPoolExecutor(1)
         self._sums = dict.fromkeys(DRAWN, 0.0)
 
-    def task(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> Task:
+    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``; a photo's draws are a function of seed, step and photo."""
         real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others only fill a place
         if not len(real):
             nothing = torch.zeros(len(images), 1)
-            return Task(images, batch.tokens[:, :1], 0, weights=lambda: nothing)
+            return [Task(images, batch.tokens[:, :1], 0, weights=lambda: nothing)]
         images, image_ids = images[real.to(images.device)], [batch.image_ids[i] for i in real]
         features, images = _seen(model, images)
-        found = self._draw(model, features, image_ids, step)
+        starts = batch.tokens[real, 0, 0]
+        found = self._draw(model, features, image_ids, starts, step)
         samples = [[one.tokens for one in of_photo] for of_photo in found.drawn]
         ended = [[one.ended for one in of_photo] for of_photo in found.drawn]
         tokens = pad_captions(
             [
                 [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
                 for of_photo in found.drawn
-            ]
+            ],
+            starts.tolist(),
         )
         judged = self._thread.submit(self._judge, image_ids, samples, ended, found.greedy)
         self._sums["samples"] += sum(map(len, samples))
@@ -176,10 +180,19 @@ class SelfCritical:
             bool(words) and words[-1] in self._asking for of_photo in samples for words in of_photo
         )
         words = int((tokens[..., 1:] != PAD).sum())
-        return Task(images, tokens, words, weights=lambda: self._weights(judged))
+        tasks = [Task(images, tokens, words, weights=lambda: self._weights(judged))]
+        if self.config.cross_entropy:
+            share = self.config.cross_entropy * words / max(1, batch.words)
+            tasks.append(Task(images, batch.tokens[real], 0, scale=share))
+        return tasks
 
     def _draw(
-        self, model: CaptionModel, features: Tensor, image_ids: Sequence[int], step: int
+        self,
+        model: CaptionModel,
+        features: Tensor,
+        image_ids: Sequence[int],
+        starts: Tensor,
+        step: int,
     ) -> _Found:
         config, training = self.config, model.training
         model.eval()
@@ -190,10 +203,11 @@ class SelfCritical:
             temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
         )
         keys = [image_id % 2**32 for image_id in image_ids]
-        drawn = search(DecoderStepper(model.decoder, memory), drawing, keys=keys)
+        starts = starts.to(features.device)
+        drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, keys=keys)
         greedy = None
         if config.baseline == "greedy":
-            best = search(DecoderStepper(model.decoder, memory), plain)
+            best = search(DecoderStepper(model.decoder, memory, starts), plain)
             greedy = [of_photo[0] for of_photo in best]
         model.train(training)
         return _Found(drawn, greedy)
@@ -230,7 +244,8 @@ class SelfCritical:
     def signature(self) -> str:
         """See ``Objective``."""
         own = self.config
-        return f"{self.reward.signature()}|baseline:{own.baseline}|samples:{own.samples}"
+        beside = f"|cross_entropy:{own.cross_entropy}" if own.cross_entropy else ""
+        return f"{self.reward.signature()}|baseline:{own.baseline}|samples:{own.samples}{beside}"
 
 
 @torch.no_grad()

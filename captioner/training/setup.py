@@ -12,7 +12,7 @@ from torch import nn
 
 from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig, TrainingConfig
 from captioner.data.batches import EncodedImage, warn_of
-from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
+from captioner.data.coco import CaptionedImage, karpathy_ids, read_captions, read_dataset
 from captioner.data.features import FeatureCache, feature_key, read_contents, threads
 from captioner.data.images import image_size
 from captioner.data.preprocessing import Preprocessing
@@ -45,6 +45,20 @@ def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedI
         ConfigError: Files and split contradict each other.
     """
     folders = None if config.shards else config.images  # of training photos
+
+    def read(
+        files: Sequence[str], folders: Sequence[str] | None, styles: Sequence[str]
+    ) -> list[CaptionedImage]:
+        photos = read_dataset(files, folders)
+        if not styles:
+            return photos
+        style_of = {
+            image_id: style
+            for file, style in reversed(list(zip(files, styles, strict=True)))
+            for image_id in read_captions([file])[0]
+        }
+        return [replace(photo, style=style_of[photo.image_id]) for photo in photos]
+
     if config.karpathy_split is None:
         if not config.val_annotations:
             raise ConfigError(
@@ -52,8 +66,8 @@ def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedI
                 "data.karpathy_split"
             )
         return (
-            read_dataset(config.train_annotations, folders),
-            read_dataset(config.val_annotations, config.images),
+            read(config.train_annotations, folders, config.styles),
+            read(config.val_annotations, config.images, config.val_styles),
         )
     ids = karpathy_ids(config.karpathy_split)
     files = [*config.train_annotations, *config.val_annotations]
@@ -79,6 +93,7 @@ def prepare(config: TrainConfig) -> Setup:
         vocabulary = Vocabulary.count(
             (caption for captions in words for caption in captions),
             config.data.vocabulary_threshold,
+            tuple(dict.fromkeys(config.data.styles)),
         )
         if not vocabulary.words:
             raise ConfigError(
@@ -96,9 +111,13 @@ def prepare(config: TrainConfig) -> Setup:
     model = stored.model
     model.encoder.finetune_from(config.encoder.finetune_from, model.preprocessing.image_size)
     model.encoder.to(memory_format=torch.channels_last)
+    for style in config.data.styles:
+        stored.vocabulary.start(style)  # one that a first stage has not learned is refused
     encoded = _encode(train, words, stored.vocabulary, config.data.max_words)
     if config.init_from is None:
         model.decoder.expect_words(_target_counts(encoded, stored.vocabulary))
+    if config.data.repeats:
+        encoded = _repeated(encoded, config.data)
     setup = Setup(encoded, val, stored)
     if config.data.features:
         setup.cache = _open_features(config, setup)
@@ -224,9 +243,19 @@ def _encode(
         return [*vocabulary.encode(caption[:most]), *([END] if len(caption) <= most else [])]
 
     return [
-        EncodedImage(image, tuple(map(encode, captions)))
+        EncodedImage(image, tuple(map(encode, captions)), vocabulary.start(image.style))
         for image, captions in zip(images, words, strict=True)
     ]
+
+
+def _repeated(photos: list[EncodedImage], config: DataConfig) -> list[EncodedImage]:
+    """Every photo as often as an epoch is to take it."""
+    repeats = {
+        image_id: count
+        for file, count in zip(config.train_annotations, config.repeats, strict=True)
+        for image_id in read_captions([file])[0]
+    }
+    return [photo for photo in photos for _ in range(repeats[photo.image.image_id])]
 
 
 def _target_counts(photos: list[EncodedImage], vocabulary: Vocabulary) -> torch.Tensor:
@@ -257,7 +286,9 @@ def _new_encoder(config: EncoderConfig) -> Encoder:
 def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
     encoder = _new_encoder(config.encoder)
     preprocessing = _preprocessing(config.encoder, encoder)
-    model = CaptionModel(encoder, config.decoder, preprocessing, len(vocabulary))
+    model = CaptionModel(
+        encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+    )
     return StoredModel(model, config.decoder, vocabulary)
 
 
@@ -300,7 +331,13 @@ def _resized(stored: StoredModel, config: TrainConfig) -> StoredModel:
     preprocessing = replace(
         old.preprocessing, image_size=config.encoder.image_size, resize=config.encoder.resize
     )
-    model = CaptionModel(old.encoder, decoder, preprocessing, len(stored.vocabulary))
+    model = CaptionModel(
+        old.encoder,
+        decoder,
+        preprocessing,
+        len(stored.vocabulary),
+        len(stored.vocabulary.styles),
+    )
     if decoder.attention == "location" and model.grid != old.grid:
         raise ConfigError(
             f"encoder.image_size {preprocessing.image_size} gives {model.grid[0]} x "

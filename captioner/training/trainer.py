@@ -31,7 +31,6 @@ from captioner.config import TrainConfig
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
-from captioner.evaluation.metrics import Scores
 from captioner.evaluation.statistics import describe_texts
 from captioner.frequencies import DocumentFrequencies
 from captioner.hardware import pick_precision
@@ -252,7 +251,7 @@ class Trainer:
         factor = self._lr_factor(self.progress.step)
         for group in optimizer.param_groups:
             group["lr"] = group["highest_lr"] * factor
-        tasks = [self._task(part) for part in batch.parts(config.micro_batch)]
+        tasks = [task for part in batch.parts(config.micro_batch) for task in self._tasks(part)]
         count = torch.tensor(sum(task.words for task in tasks))
         words = accelerator.reduce(upload(count, self.device))
         sums = torch.zeros_like(self._told)
@@ -262,8 +261,10 @@ class Trainer:
                 losses = model(task, config.label_smoothing)
                 # Mean over the words of all processes and parts, however unequal (gradients are
                 # averaged over processes).
-                accelerator.backward(losses.objective(config) * self.world / words.clamp(min=1))
-                sums[0] += losses.cross_entropy.detach()
+                loss = task.scale * losses.objective(config)
+                accelerator.backward(loss * self.world / words.clamp(min=1))
+                if task.scale == 1:
+                    sums[0] += losses.cross_entropy.detach()
         norm = accelerator.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], config.clip_norm
         )
@@ -279,10 +280,10 @@ class Trainer:
             sums[2] += norm  # the same in all processes
         self._told += sums
 
-    def _task(self, part: Batch) -> Task:
+    def _tasks(self, part: Batch) -> list[Task]:
         images = part.images.to(self.device, non_blocking=True)
         with self.accelerator.autocast():
-            return self.objective.task(self.model, part, images, self.progress.step)
+            return self.objective.tasks(self.model, part, images, self.progress.step)
 
     def look(self) -> None:
         """Move what the device has summed up into the progress.
@@ -341,10 +342,10 @@ class Trainer:
         stale = config.patience > 0 and progress.epoch > 0 and since >= config.patience
         return progress.epoch >= config.epochs or stale
 
-    def _judge(self, scores: Scores) -> bool:
+    def _judge(self, scores: dict[str, float]) -> bool:
         """Whether this is the best so far; every process comes to the same result."""
         progress, config = self.progress, self.config.training
-        cider = scores.corpus["CIDEr"]
+        cider = scores["CIDEr"]
         better = cider > progress.best
         if better:
             progress.best, progress.best_epoch = cider, progress.epoch
@@ -368,7 +369,7 @@ class Trainer:
         precision = pick_precision(self.config.training.precision, self.device)
         return Captioner(stored, device=str(self.device), precision=precision)
 
-    def _validate(self, stored: StoredModel) -> tuple[Scores, list[Sentence]]:
+    def _validate(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
         """Caption the validation photos, shared among the processes, and score them."""
         images = self.setup.val[: self.config.training.limit_val or None]
         captioner = self.captioner(stored)
@@ -379,7 +380,9 @@ class Trainer:
         sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
         return score_sentences(sentences), sentences
 
-    def _row(self, scores: Scores, sentences: list[Sentence], rate: float) -> dict[str, Any]:
+    def _row(
+        self, scores: dict[str, float], sentences: list[Sentence], rate: float
+    ) -> dict[str, Any]:
         """What there is to tell of the epoch."""
         progress, sums = self.progress, self.progress.sums
         row: dict[str, Any] = {
@@ -398,7 +401,7 @@ class Trainer:
                 "reward_signature": self._signature,
             }
         endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
-        return row | {**scores.corpus, "bad_endings": endings}
+        return row | {**scores, "bad_endings": endings}
 
     def _keep(self, row: dict[str, Any], better: bool) -> None:
         """Keep the model if it is among the best so far."""
@@ -418,11 +421,11 @@ class Trainer:
         scores, _ = self._validate(stored)
         if self.accelerator.is_main_process:
             epochs = sorted(map(int, self.progress.kept))
-            stored.info = {"training": {"average_of_epochs": epochs, **scores.corpus}}
+            stored.info = {"training": {"average_of_epochs": epochs, **scores}}
             save_model(self.folder.average, stored)
             bar.write(
                 f"average of epochs {', '.join(map(str, epochs))}: CIDEr "
-                f"{100 * scores.corpus['CIDEr']:.1f}, BLEU-4 {100 * scores.corpus['Bleu_4']:.1f}: "
+                f"{100 * scores['CIDEr']:.1f}, BLEU-4 {100 * scores['Bleu_4']:.1f}: "
                 f"{self.folder.average}",
                 file=sys.stderr,
             )
@@ -434,7 +437,7 @@ class Trainer:
     @cached_property
     def _frequencies(self) -> bytes:
         """The training captions' document frequencies; they are kept with the model."""
-        captions = {number: one.image.captions for number, one in enumerate(self.setup.train)}
+        captions = {photo.image.image_id: photo.image.captions for photo in self.setup.train}
         return DocumentFrequencies.from_references(captions).to_bytes()
 
     def _save(self) -> None:

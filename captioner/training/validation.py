@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from captioner.api import Captioner
 from captioner.caption import Caption
@@ -11,7 +11,7 @@ from captioner.config import SearchOptions
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.data.images import image_size
-from captioner.evaluation.metrics import Scores, score
+from captioner.evaluation.metrics import score
 
 BATCH = 64
 """Photos captioned together from their features."""
@@ -31,19 +31,23 @@ def decode(
     search: SearchOptions,
     cache: FeatureCache | None = None,
 ) -> list[Sentence]:
-    """Caption the photos, from a cache of their features where there is one.
+    """Caption the photos, each in its own style, from a cache of their features where there is one.
 
     Raises:
         ImageError: A photo cannot be read; a score over the others would compare with nothing.
     """
-    if cache is not None:
-        return list(_from_features(captioner, images, search, cache))
-    sentences = []
-    results = captioner.stream((image.path for image in images), search)
-    for image, result in zip(images, results, strict=True):
-        if result.error is not None:
-            raise result.error
-        sentences.append(Sentence(image, result.captions[0]))
+    sentences: list[Sentence] = []
+    for style in dict.fromkeys(image.style for image in images):
+        of_style = [image for image in images if image.style == style]
+        options = replace(search, style=style) if style else search
+        if cache is not None:
+            sentences += _from_features(captioner, of_style, options, cache)
+            continue
+        results = captioner.stream((image.path for image in of_style), options)
+        for image, result in zip(of_style, results, strict=True):
+            if result.error is not None:
+                raise result.error
+            sentences.append(Sentence(image, result.captions[0]))
     return sentences
 
 
@@ -60,9 +64,24 @@ def _from_features(
         yield from (Sentence(image, said[0]) for image, said in zip(batch, told, strict=True))
 
 
-def score_sentences(sentences: list[Sentence]) -> Scores:
-    """Score the sentences against their photos' captions."""
-    return score(
-        {s.image.image_id: s.caption.text for s in sentences},
-        {s.image.image_id: s.image.captions for s in sentences},
-    )
+def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
+    """Score the sentences against their photos' captions.
+
+    Returns:
+        Corpus scores by metric. Of several styles: each style's, ``CIDEr/coco``, and their mean.
+    """
+    styles = list(dict.fromkeys(s.image.style for s in sentences))
+    scores = {
+        style: score(
+            {s.image.image_id: s.caption.text for s in sentences if s.image.style == style},
+            {s.image.image_id: s.image.captions for s in sentences if s.image.style == style},
+        ).corpus
+        for style in styles
+    }
+    mean = {
+        metric: sum(found[metric] for found in scores.values()) / len(styles)
+        for metric in scores[styles[0]]
+    }
+    if len(styles) == 1:
+        return mean
+    return mean | {f"{m}/{style}": v for style in styles for m, v in scores[style].items()}
