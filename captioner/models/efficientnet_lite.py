@@ -266,7 +266,10 @@ class _Depthwise(torch.autograd.Function):  # its methods' names and arguments a
             )  # fmt: skip
             of_weight = exact.to(weight.dtype)
         if ctx.needs_input_grad[2]:
-            of_bias = gradient.sum(dim=(0, 2, 3), dtype=torch.float32).to(gradient.dtype)
+            flat = gradient.permute(0, 2, 3, 1).reshape(-1, channels)
+            of_bias = flat.new_ones(1, len(flat)).mm(flat)[
+                0
+            ]  # far faster than a sum over (0, 2, 3)
         return of_features, of_weight, of_bias, None, None
 
 

@@ -232,7 +232,9 @@ class Encoder(nn.Module):
                     names.append(name)
         return names
 
-    def finetune_from(self, stage: str | None, image_size: int) -> None:
+    def finetune_from(
+        self, stage: str | None, image_size: int, *, freeze_depthwise: bool = False
+    ) -> None:
         """Let the parameters from ``stage`` on learn and freeze the others.
 
         Layers behind the grid, of which some backbones keep a few, stay frozen: nothing comes
@@ -241,6 +243,7 @@ class Encoder(nn.Module):
         Args:
             stage: One of ``stages()``; None freezes everything.
             image_size: Height and width of photos that the encoder can take (pixels).
+            freeze_depthwise: Leave depthwise convolutions frozen.
 
         Raises:
             ConfigError: There is no such stage, or it lies behind the grid.
@@ -269,6 +272,10 @@ class Encoder(nn.Module):
             learning, torch.autograd.grad(seen, learning, allow_unused=True), strict=True
         ):
             parameter.requires_grad_(gradient is not None)
+        if freeze_depthwise:
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels:
+                    module.requires_grad_(False)
 
 
 class _download_errors:  # noqa: N801 - reads as a statement

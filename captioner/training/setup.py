@@ -109,7 +109,11 @@ def prepare(config: TrainConfig) -> Setup:
     stored.search = config.search
     number_words(config.search, stored.vocabulary)  # unknown words are told before an epoch is lost
     model = stored.model
-    model.encoder.finetune_from(config.encoder.finetune_from, model.preprocessing.image_size)
+    model.encoder.finetune_from(
+        config.encoder.finetune_from,
+        model.preprocessing.image_size,
+        freeze_depthwise=config.encoder.freeze_depthwise,
+    )
     model.encoder.to(memory_format=torch.channels_last)
     for style in config.data.styles:
         stored.vocabulary.start(style)  # one that a first stage has not learned is refused
