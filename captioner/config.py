@@ -140,8 +140,8 @@ class EncoderConfig:
     finetune_from: str | None = None
     """First stage that learns (layer3, blocks.5, ...); unset: the whole encoder stays frozen."""
     freeze_depthwise: bool = False
-    """Keep depthwise convolutions frozen in the stages that learn: on a CPU a third of the time of a
-    training step goes into their gradients, and they hold few of the weights."""
+    """Keep depthwise convolutions and their norms frozen in the stages that learn: they hold few of
+    the weights, and on a CPU a third of a training step goes into their gradients."""
 
     def __post_init__(self) -> None:
         _require(

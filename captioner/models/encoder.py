@@ -243,7 +243,7 @@ class Encoder(nn.Module):
         Args:
             stage: One of ``stages()``; None freezes everything.
             image_size: Height and width of photos that the encoder can take (pixels).
-            freeze_depthwise: Leave depthwise convolutions frozen.
+            freeze_depthwise: Leave depthwise convolutions and their norms frozen.
 
         Raises:
             ConfigError: There is no such stage, or it lies behind the grid.
@@ -273,9 +273,17 @@ class Encoder(nn.Module):
         ):
             parameter.requires_grad_(gradient is not None)
         if freeze_depthwise:
-            for module in self.modules():
-                if isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels:
+            before: nn.Module = self
+            for module in self.modules():  # a norm is folded into the convolution before it
+                if _is_depthwise(module) or (
+                    isinstance(module, nn.BatchNorm2d) and _is_depthwise(before)
+                ):
                     module.requires_grad_(False)
+                before = module
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
 
 
 class _download_errors:  # noqa: N801 - reads as a statement
