@@ -25,7 +25,7 @@ _HOMES = {
     "Entry": "captioner.visualization",
     "ImageError": "captioner.errors",
     "ModelError": "captioner.errors",
-    "Region": "captioner.caption",
+    "CropBox": "captioner.caption",
     "SearchOptions": "captioner.config",
     "animate": "captioner.visualization",
     "gallery": "captioner.visualization",
@@ -41,11 +41,11 @@ __all__ = [
     "CaptionerError",
     "CheckpointError",
     "ConfigError",
+    "CropBox",
     "DataError",
     "Entry",
     "ImageError",
     "ModelError",
-    "Region",
     "SearchOptions",
     "__version__",
     "animate",
@@ -58,7 +58,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from captioner.api import Captioner, load
-    from captioner.caption import Caption, Region
+    from captioner.caption import Caption, CropBox
     from captioner.config import SearchOptions
     from captioner.errors import (
         CaptionerError,

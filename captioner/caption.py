@@ -17,7 +17,7 @@ _CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
 _BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
 
 
-class Region(NamedTuple):
+class CropBox(NamedTuple):
     """The part of a photo that the encoder saw, as fractions of its width and height.
 
     (0, 0, 1, 1) is the whole photo; a centre crop lies inside it.
@@ -60,7 +60,7 @@ class Caption:
     ``luong`` have no gate: 1; with attention ``fixed_at_start`` no word is given a context: 0."""
     log_prob: float
     """Natural log-probability of the whole sentence, its end token included."""
-    region: Region = field(default=Region())
+    crop_box: CropBox = field(default=CropBox())
     """The part of the photo that the maps cover."""
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
     """The most probable words at each of the T places, best first, the one that was said among
@@ -96,7 +96,7 @@ class Caption:
         if attention:
             told["gates"] = _rounded(self.gates, 4)
             told["alphas"] = _rounded(self.alphas, 6)
-            told["region"] = [round(side, 6) for side in self.region]
+            told["region"] = [round(side, 6) for side in self.crop_box]
         return told
 
     def __str__(self) -> str:

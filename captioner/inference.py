@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from captioner.caption import END_NAME, Alternative, Caption, Region
+from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
@@ -41,7 +41,7 @@ class Prepared(NamedTuple):
 
     pixels: tuple[NDArray[np.uint8], ...]
     """(H, W, 3) for every model."""
-    region: Region
+    crop_box: CropBox
     """The part of the photo that the first model sees."""
 
 
@@ -112,7 +112,7 @@ class BatchCaptioner:
             if kind not in made:
                 made[kind] = model.preprocessing.pixels(image)
         pixels = tuple(made[_kind_of_pixels(model.preprocessing)] for model in self.models)
-        return Prepared(pixels, self.model.preprocessing.region(*image.size))
+        return Prepared(pixels, self.model.preprocessing.crop_box(*image.size))
 
     @torch.inference_mode()
     def caption_batch(
@@ -136,14 +136,14 @@ class BatchCaptioner:
         keys = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
         with autocast(self.precision, self.device):
             memories = self._memories(photos)
-        regions = [photo.region for photo in photos]
+        regions = [photo.crop_box for photo in photos]
         return self._say(memories, regions, options, keys, alternatives)
 
     @torch.inference_mode()
     def caption_features(
         self,
         features: Tensor,
-        regions: Sequence[Region],
+        regions: Sequence[CropBox],
         options: SearchOptions,
         keys: Sequence[int] | None = None,
     ) -> list[list[Caption]]:
@@ -204,13 +204,13 @@ class BatchCaptioner:
                 ended=True,
             )
             others = self._alternatives(told.log_probs[row, 0, :length], alternatives)
-            captions.append(self._caption(hypothesis, photo.region, others))
+            captions.append(self._caption(hypothesis, photo.crop_box, others))
         return captions
 
     def _say(
         self,
         memories: Sequence[Memory],
-        regions: Sequence[Region],
+        regions: Sequence[CropBox],
         options: SearchOptions,
         keys: Sequence[int],
         alternatives: int = 0,
@@ -302,7 +302,7 @@ class BatchCaptioner:
     def _caption(
         self,
         hypothesis: Hypothesis,
-        region: Region,
+        crop_box: CropBox,
         alternatives: tuple[tuple[Alternative, ...], ...] = (),
     ) -> Caption:
         alphas = hypothesis.alphas.float().numpy()
@@ -312,7 +312,7 @@ class BatchCaptioner:
             alphas=alphas.reshape(len(alphas), *self.model.grid),
             gates=hypothesis.gates.float().numpy(),
             log_prob=hypothesis.log_prob,
-            region=region,
+            crop_box=crop_box,
             alternatives=alternatives[: len(alphas)],
         )
 

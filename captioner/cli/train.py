@@ -90,9 +90,9 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
     if wish.dry_run:
-        from captioner.training.rehearsal import rehearse
+        from captioner.training.dry_run import dry_run
 
-        found = rehearse(config, setup, folder)
+        found = dry_run(config, setup, folder)
         if main_process:
             print(found)
         return OK

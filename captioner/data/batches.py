@@ -21,10 +21,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from captioner.data.augmentation import Augmentation
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
-from captioner.data.variation import Variation
 from captioner.errors import CaptionerError, ImageError
 from captioner.vocabulary import PAD, START
 
@@ -92,11 +92,11 @@ def choose(
     return captions, horizontal_flip and chance.random() < 0.5
 
 
-AS_THEY_ARE = Variation()
+AS_THEY_ARE = Augmentation()
 
 
 class CaptionDataset(Dataset[Item]):
-    """Photos with their captions; ``epoch`` chooses captions, mirroring and variation."""
+    """Photos with their captions; ``epoch`` chooses captions, mirroring and augmentation."""
 
     def __init__(
         self,
@@ -105,14 +105,14 @@ class CaptionDataset(Dataset[Item]):
         *,
         max_captions: int,
         horizontal_flip: bool = False,
-        variation: Variation = AS_THEY_ARE,
+        augmentation: Augmentation = AS_THEY_ARE,
         seed: int = 0,
     ) -> None:
         self.items = items
         self.preprocessing = preprocessing
         self.max_captions = max_captions
         self.horizontal_flip = horizontal_flip
-        self.variation = variation
+        self.augmentation = augmentation
         self.seed = seed
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class CaptionDataset(Dataset[Item]):
             warn_of(error)
             image, captions = Image.new("RGB", (32, 32)), []
         image_id = photo.image.image_id
-        image = self.variation.varied(image, seed=self.seed, epoch=epoch, image_id=image_id)
+        image = self.augmentation.augmented(image, seed=self.seed, epoch=epoch, image_id=image_id)
         return Item(
             image_id,
             photo_tensor(self.preprocessing, image, mirrored),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioner.caption import Region
+from captioner.caption import CropBox
 from captioner.errors import ConfigError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -59,13 +59,13 @@ class Preprocessing:
         }
         return cls(**tuples)
 
-    def region(self, width: int, height: int) -> Region:
+    def crop_box(self, width: int, height: int) -> CropBox:
         """The part of a photo of this size (pixels) that the encoder sees."""
         if self.resize == "squash":
-            return Region()
+            return CropBox()
         side = min(width, height)
         x, y = side / width / 2, side / height / 2
-        return Region(0.5 - x, 0.5 - y, 0.5 + x, 0.5 + y)
+        return CropBox(0.5 - x, 0.5 - y, 0.5 + x, 0.5 + y)
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """Resize one photo.
@@ -80,7 +80,7 @@ class Preprocessing:
             (H, W, 3) bytes in the encoder's channel order, H = W = image_size.
         """
         width, height = image.size
-        left, top, right, bottom = self.region(width, height)
+        left, top, right, bottom = self.crop_box(width, height)
         box = (left * width, top * height, right * width, bottom * height)
         size = (self.image_size, self.image_size)
         if image.size != size:

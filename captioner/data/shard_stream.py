@@ -21,6 +21,7 @@ from pathlib import Path
 from PIL import Image
 from torch.utils.data import IterableDataset, get_worker_info
 
+from captioner.data.augmentation import Augmentation
 from captioner.data.batches import (
     AS_THEY_ARE,
     Batch,
@@ -35,7 +36,6 @@ from captioner.data.batches import (
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shards import Manifest, Shard, ShardPhoto, read_shard
-from captioner.data.variation import Variation
 from captioner.errors import ConfigError, DataError, ImageError
 
 
@@ -58,7 +58,7 @@ class ShardStream(IterableDataset[list[Item]]):
         batch_size: int,
         max_captions: int,
         horizontal_flip: bool = False,
-        variation: Variation = AS_THEY_ARE,
+        augmentation: Augmentation = AS_THEY_ARE,
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
@@ -74,7 +74,7 @@ class ShardStream(IterableDataset[list[Item]]):
             batch_size: Photos in one step, over all processes.
             max_captions: Captions of one photo in one step; of more, some are drawn.
             horizontal_flip: Mirror half of the photos.
-            variation: How else they vary.
+            augmentation: How else they vary.
             seed: Of every choice.
             rank: Number of this process.
             world: Processes that train together.
@@ -101,7 +101,7 @@ class ShardStream(IterableDataset[list[Item]]):
             )
         self.manifest, self.items, self.preprocessing = manifest, items, preprocessing
         self.max_captions, self.horizontal_flip, self.seed = max_captions, horizontal_flip, seed
-        self.variation = variation
+        self.augmentation = augmentation
         self.batch_size, self.rank, self.world = batch_size, rank, world
         self.workers, self.buffer = workers, buffer
         self.epoch, self.start = 0, 0
@@ -200,7 +200,7 @@ class ShardStream(IterableDataset[list[Item]]):
             warn_of(error)
             return self._nothing()
         place = {"seed": self.seed, "epoch": self.epoch, "image_id": photo.image_id}
-        image = self.variation.varied(image, **place)
+        image = self.augmentation.augmented(image, **place)
         pixels = photo_tensor(self.preprocessing, image, mirrored)
         return Item(photo.image_id, pixels, captions, known.start)
 

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from captioner.config import TrainConfig
+from captioner.data.augmentation import Augmentation
 from captioner.data.batches import (
     Batch,
     CaptionDataset,
@@ -30,7 +31,6 @@ from captioner.data.features import FeatureCache
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import read_manifest
-from captioner.data.variation import Variation
 
 AHEAD = 2
 """Batches of features that are read while the model works on one."""
@@ -149,7 +149,7 @@ def open_source(
         ConfigError: They are too few for the processes.
     """
     data, seed, batch_size = config.data, config.training.seed, config.training.batch_size
-    variation = Variation(data.min_crop, data.color_jitter)
+    augmentation = Augmentation(data.min_crop, data.color_jitter)
     if data.shards:
         return ShardSource(
             ShardStream(
@@ -159,7 +159,7 @@ def open_source(
                 batch_size=batch_size,
                 max_captions=data.max_captions,
                 horizontal_flip=data.horizontal_flip,
-                variation=variation,
+                augmentation=augmentation,
                 seed=seed,
                 rank=rank,
                 world=world,
@@ -190,7 +190,7 @@ def open_source(
         preprocessing,
         max_captions=data.max_captions,
         horizontal_flip=data.horizontal_flip,
-        variation=variation,
+        augmentation=augmentation,
         seed=seed,
     )
     return PhotoSource(dataset, sampler, data.workers)

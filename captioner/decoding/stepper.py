@@ -79,7 +79,7 @@ class EnsembleStepper:
 
         Args:
             members: Fresh, of one vocabulary and the same photos; at least one.
-            one_grid: Region l is the same part of the photo for every member.
+            one_grid: CropBox l is the same part of the photo for every member.
         """
         self.members = list(members)
         self.mapped = self.members if one_grid else self.members[:1]

@@ -270,7 +270,7 @@ def _look(image_id: int, category: str, caption: Caption, instances: Instances) 
     masks = instances.masks(image_id, category)
     if masks is None:
         return "absent"
-    seen = Seen.of(masks, caption.region, (caption.alphas.shape[1], caption.alphas.shape[2]))
+    seen = Seen.of(masks, caption.crop_box, (caption.alphas.shape[1], caption.alphas.shape[2]))
     if seen.objects.any():
         return seen
     return "ignored" if seen.crowded or not masks.objects.any() else "unseen"

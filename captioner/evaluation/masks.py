@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import Region
+from captioner.caption import CropBox
 from captioner.data.coco import read_json
 from captioner.errors import ConfigError, DataError
 
@@ -189,15 +189,15 @@ class Seen(NamedTuple):
     """Whether the middle of the whole grid lies on an object, 1 or 0; NaN in a crowd region."""
 
     @classmethod
-    def of(cls, masks: Masks, region: Region, grid: tuple[int, int]) -> Seen:
+    def of(cls, masks: Masks, crop_box: CropBox, grid: tuple[int, int]) -> Seen:
         """Lay masks under a grid of Gh and Gw regions over a part of the photo."""
-        hit, unfair = (at_centres(mask, region, (1, 1)).item() for mask in masks)
+        hit, unfair = (at_centres(mask, crop_box, (1, 1)).item() for mask in masks)
         return cls(
-            objects=coverage(masks.objects, region, grid),
-            counted=coverage(~masks.crowds, region, grid),  # exactly 0 where 1 - crowds is 1e-16
-            crowded=bool(coverage(masks.crowds, region, grid).any()),
-            hits=at_centres(masks.objects, region, grid),
-            fair=~at_centres(masks.crowds, region, grid),
+            objects=coverage(masks.objects, crop_box, grid),
+            counted=coverage(~masks.crowds, crop_box, grid),  # exactly 0 where 1 - crowds is 1e-16
+            crowded=bool(coverage(masks.crowds, crop_box, grid).any()),
+            hits=at_centres(masks.objects, crop_box, grid),
+            fair=~at_centres(masks.crowds, crop_box, grid),
             middle=float("nan") if unfair else float(hit),
         )
 
@@ -229,7 +229,9 @@ class Seen(NamedTuple):
         return float(self.hits[top].mean()) if top.any() else float("nan")
 
 
-def coverage(mask: NDArray[np.bool_], region: Region, grid: tuple[int, int]) -> NDArray[np.float64]:
+def coverage(
+    mask: NDArray[np.bool_], crop_box: CropBox, grid: tuple[int, int]
+) -> NDArray[np.float64]:
     """How much of every region of a grid a mask covers.
 
     Exact: a region is a rectangle whose borders may run through pixels, and a pixel counts by the
@@ -239,7 +241,7 @@ def coverage(mask: NDArray[np.bool_], region: Region, grid: tuple[int, int]) -> 
 
     Args:
         mask: (H, W), the whole photo.
-        region: The part of the photo that the grid covers.
+        crop_box: The part of the photo that the grid covers.
         grid: Gh and Gw.
 
     Returns:
@@ -248,10 +250,10 @@ def coverage(mask: NDArray[np.bool_], region: Region, grid: tuple[int, int]) -> 
     Raises:
         ConfigError: The region is empty or reaches out of the photo.
     """
-    left, top, right, bottom = region
+    left, top, right, bottom = crop_box
     if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
         raise ConfigError(
-            f"the region {tuple(region)} is empty or reaches out of the photo; "
+            f"the crop box {tuple(crop_box)} is empty or reaches out of the photo; "
             "0 <= left < right <= 1 and 0 <= top < bottom <= 1"
         )
     rows = _shares(mask.shape[0], _borders(mask.shape[0], top, bottom, grid[0]))
@@ -260,19 +262,21 @@ def coverage(mask: NDArray[np.bool_], region: Region, grid: tuple[int, int]) -> 
     return result
 
 
-def at_centres(mask: NDArray[np.bool_], region: Region, grid: tuple[int, int]) -> NDArray[np.bool_]:
+def at_centres(
+    mask: NDArray[np.bool_], crop_box: CropBox, grid: tuple[int, int]
+) -> NDArray[np.bool_]:
     """Whether a mask covers the pixel in the middle of every region of a grid.
 
     Args:
         mask: (H, W), the whole photo.
-        region: The part of the photo that the grid covers.
+        crop_box: The part of the photo that the grid covers.
         grid: Gh and Gw; (1, 1) asks for the middle of the region seen.
 
     Returns:
         (Gh, Gw). A middle that lies between two pixels counts as the one to the right and below.
     """
-    rows = _borders(mask.shape[0], region.top, region.bottom, 2 * grid[0])[1::2]
-    columns = _borders(mask.shape[1], region.left, region.right, 2 * grid[1])[1::2]
+    rows = _borders(mask.shape[0], crop_box.top, crop_box.bottom, 2 * grid[0])[1::2]
+    columns = _borders(mask.shape[1], crop_box.left, crop_box.right, 2 * grid[1])[1::2]
     return mask[np.ix_(rows.astype(np.intp), columns.astype(np.intp))]
 
 

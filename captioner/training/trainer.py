@@ -38,8 +38,8 @@ from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.layout import upload
 from captioner.models.losses import Losses
-from captioner.training.agreement import refuse_others, what_must_agree
 from captioner.training.objectives import DRAWN, SUMS, Task, build_objective
+from captioner.training.resume_checks import check_resume, resume_settings
 from captioner.training.run_folder import RunFolder
 from captioner.training.schedule import lr_factor
 from captioner.training.setup import Setup, average_models, make_average, make_optimizer
@@ -110,7 +110,7 @@ class Trainer:
         self.objective = build_objective(
             config, setup.train, setup.stored.vocabulary, self.total_steps
         )
-        self.progress = Progress(settings=what_must_agree(config, setup, self.world))
+        self.progress = Progress(settings=resume_settings(config, setup, self.world))
         self._told = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
 
     def resume(self) -> None:
@@ -120,7 +120,7 @@ class Trainer:
             CheckpointError: It cannot be read, or belongs to other settings.
         """
         found = load_state(self.folder.state, self.model, self.average, self.optimizer)
-        refuse_others(self.folder.state, found.settings, self.progress.settings)
+        check_resume(self.folder.state, found.settings, self.progress.settings)
         self.progress = found
 
     def run(self) -> Progress:

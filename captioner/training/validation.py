@@ -58,7 +58,7 @@ def _from_features(
         batch = images[start : start + BATCH]
         features = cache.read([(image.image_id, False) for image in batch])
         preprocessing = captioner.model.preprocessing
-        regions = [preprocessing.region(*image_size(image.path)) for image in batch]
+        regions = [preprocessing.crop_box(*image_size(image.path)) for image in batch]
         keys = [image.image_id for image in batch]
         told = captioner.caption_features(features, regions, search, keys)
         yield from (Sentence(image, said[0]) for image, said in zip(batch, told, strict=True))

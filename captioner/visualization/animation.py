@@ -317,7 +317,7 @@ class _Scene:
             self.photo,
             between(self._map(max(shot.word - 1, 0)), self._map(shot.word), shot.part),
             scale_max=self.scale,
-            region=self.caption.region,
+            crop_box=self.caption.crop_box,
             smooth=self.smooth,
             colormap=self.colormap,
         )

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from captioner.caption import Region
+from captioner.caption import CropBox
 from captioner.data.images import to_rgb
 from captioner.errors import ConfigError
 
@@ -50,7 +50,7 @@ class Light(NamedTuple):
 
 LIGHT = Light()
 
-_WHOLE = Region()
+_WHOLE = CropBox()
 
 
 def check_colormap(name: str) -> None:
@@ -94,7 +94,7 @@ def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
 
 
 def attention_map(
-    alpha: ArrayLike, size: tuple[int, int], region: Region = _WHOLE, *, smooth: bool = True
+    alpha: ArrayLike, size: tuple[int, int], crop_box: CropBox = _WHOLE, *, smooth: bool = True
 ) -> NDArray[np.float32]:
     """Attention at every pixel of a photo, in the unit of ``alpha``.
 
@@ -104,7 +104,7 @@ def attention_map(
     Args:
         alpha: Attention, (Gh, Gw).
         size: Width and height of the photo in pixels.
-        region: The part of the photo that the map covers.
+        crop_box: The part of the photo that the map covers.
         smooth: Interpolate; otherwise every region is a block of one value.
 
     Returns:
@@ -113,11 +113,11 @@ def attention_map(
     grid = np.asarray(alpha, dtype=np.float32)
     if grid.ndim != 2 or grid.size == 0:
         raise ConfigError(f"an attention map has the shape (rows, columns), not {grid.shape}")
-    if not (region.left < region.right and region.top < region.bottom):
-        raise ConfigError(f"the region {tuple(region)} is empty; left < right and top < bottom")
+    if not (crop_box.left < crop_box.right and crop_box.top < crop_box.bottom):
+        raise ConfigError(f"the crop box {tuple(crop_box)} is empty; left < right and top < bottom")
     width, height = size
-    rows, seen_rows = _places(height, region.top, region.bottom, grid.shape[0], smooth)
-    columns, seen_columns = _places(width, region.left, region.right, grid.shape[1], smooth)
+    rows, seen_rows = _places(height, crop_box.top, crop_box.bottom, grid.shape[0], smooth)
+    columns, seen_columns = _places(width, crop_box.left, crop_box.right, grid.shape[1], smooth)
     wide = _interpolated(grid.T, columns).T  # (Gh, W)
     pixels = _interpolated(wide, rows)  # (H, W)
     pixels[~seen_rows] = np.nan
@@ -130,7 +130,7 @@ def attention_image(
     alpha: ArrayLike,
     *,
     scale_max: float | None = None,
-    region: Region = _WHOLE,
+    crop_box: CropBox = _WHOLE,
     smooth: bool = True,
     colormap: str = "inferno",
 ) -> Image.Image:
@@ -141,11 +141,11 @@ def attention_image(
         alpha: Attention, (Gh, Gw).
         scale_max: Attention that gets the brightest colour; None: of this map alone. Give
             ``shared_scale(caption.alphas)`` to make the words of a caption comparable.
-        region: The part of the photo that the map covers; the rest is hatched in the dark.
+        crop_box: The part of the photo that the map covers; the rest is hatched in the dark.
         smooth: Interpolate between the regions; otherwise show them as blocks.
         colormap: One of ``COLORMAPS``.
     """
-    values = attention_map(alpha, photo.size, region, smooth=smooth)
+    values = attention_map(alpha, photo.size, crop_box, smooth=smooth)
     top = shared_scale(alpha) if scale_max is None else scale_max
     if not top > 0:
         raise ConfigError(f"scale_max is {top}; give the attention above 0 that is drawn brightest")

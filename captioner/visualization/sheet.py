@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption, Region
+from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.visualization import lettering
 from captioner.visualization.drawing import (
     Align,
@@ -137,7 +137,7 @@ class Sheet:
                 self.photo,
                 panel.alpha,
                 scale_max=self.top,
-                region=caption.region,
+                crop_box=caption.crop_box,
                 smooth=self.look.smooth,
                 colormap=self.look.colormap,
             )
@@ -219,7 +219,7 @@ class Sheet:
             notes.append("▸  the word that was said, among the most probable at its place")
         if any(panel.masks for block in self.blocks for panel in block.panels):
             notes.append("white line: what the words name, as the given masks have it")
-        if any(block.caption.region != Region() for block in self.blocks):
+        if any(block.caption.crop_box != CropBox() for block in self.blocks):
             notes.append("hatched: not seen by the model")
         if len(self.grids) > 1:
             grids = " and ".join(f"{rows} × {columns}" for rows, columns in self.grids)

@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
-from captioner.caption import END_NAME, Alternative, Caption, Region
+from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.visualization import Entry, PhotoCaption, attention_image, gallery, page
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ GRID = (3, 4)
 
 
 def make(
-    words: tuple[str, ...] = WORDS, region: Region | None = None, grid: tuple[int, int] = GRID
+    words: tuple[str, ...] = WORDS, crop_box: CropBox | None = None, grid: tuple[int, int] = GRID
 ) -> Caption:
     """Word i looks at region i + 1 mostly: one-hot but for a hundredth spread over the others."""
     cells = grid[0] * grid[1]
@@ -43,7 +43,7 @@ def make(
         alphas=alphas.reshape(-1, *grid),
         gates=np.linspace(0.1, 1, len(words), dtype=np.float32),
         log_prob=-9.5,
-        region=region or Region(),
+        crop_box=crop_box or CropBox(),
         alternatives=(others,) * len(words),
     )
 
@@ -69,17 +69,19 @@ def inside(made: str) -> Image.Image:
 def lit(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.int64]:
     """What Python draws for the same map."""
     top = float(caption.alphas.max())
-    image = attention_image(inside(made), alpha, scale_max=top, region=caption.region, **options)
+    image = attention_image(
+        inside(made), alpha, scale_max=top, crop_box=caption.crop_box, **options
+    )
     return np.asarray(image).astype(np.int64)
 
 
 # --- the map -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("region", [None, Region(0.2, 0.0, 0.8, 1.0)])
+@pytest.mark.parametrize("crop_box", [None, CropBox(0.2, 0.0, 0.8, 1.0)])
 @pytest.mark.parametrize("size", [(90, 60), (40, 120), (300, 50)])
-def test_hovering_a_word_lights_its_map_as_python_draws_it(visit, size, region) -> None:
-    caption = make(region=region)
+def test_hovering_a_word_lights_its_map_as_python_draws_it(visit, size, crop_box) -> None:
+    caption = make(crop_box=crop_box)
     made = page(photo(*size), caption)
     tab = visit(made)
 
@@ -89,7 +91,7 @@ def test_hovering_a_word_lights_its_map_as_python_draws_it(visit, size, region) 
         assert np.abs(pixels - lit(made.html, caption.alphas[place], caption)).max() <= 3
         # Not only like yesterday's picture: the light is where the numbers say.
         row, column = np.unravel_index(pixels.sum(axis=2).argmax(), pixels.shape[:2])
-        whole = caption.region
+        whole = caption.crop_box
         down = (row + 0.5) / pixels.shape[0]
         across = ((column + 0.5) / pixels.shape[1] - whole.left) / (whole.right - whole.left)
         assert (int(down * GRID[0]), int(across * GRID[1])) == divmod(place + 1, GRID[1])

@@ -68,7 +68,7 @@ def test_a_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
         open_image(photo),
         caption.alphas[1],
         scale_max=shared_scale(caption.alphas),
-        region=caption.region,
+        crop_box=caption.crop_box,
     )
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
     tab.keyboard.press("ArrowRight")
@@ -263,7 +263,7 @@ def test_what_is_transparent_is_seen_on_white_as_the_model_saw_it(tab, served, t
         open_image(tmp_path / "clear.png"),
         caption.alphas[1],
         scale_max=shared_scale(caption.alphas),
-        region=caption.region,
+        crop_box=caption.crop_box,
     )
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
 

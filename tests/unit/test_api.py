@@ -17,7 +17,7 @@ from torch import nn
 
 from captioner import load
 from captioner.api import Captioner
-from captioner.caption import END_NAME, Caption, Region
+from captioner.caption import END_NAME, Caption, CropBox
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ImageError, ModelError
@@ -87,7 +87,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def assert_same(one: Caption, two: Caption) -> None:
     assert one.words == two.words
-    assert one.region == two.region
+    assert one.crop_box == two.crop_box
     assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
     np.testing.assert_allclose(one.alphas, two.alphas, atol=1e-5)
     np.testing.assert_allclose(one.log_probs, two.log_probs, atol=1e-4)
@@ -153,7 +153,7 @@ def test_a_sentence_of_the_users_is_explained_as_the_models_own_is(
         np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
         np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
         np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
-        assert given.region == own.region
+        assert given.crop_box == own.crop_box
         if len(own.words) < 6:  # one that was cut has no end to compare
             compared += 1
             assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
@@ -310,15 +310,15 @@ def test_a_picture_is_read_as_its_file_is(captioner: Captioner, tmp_path: Path, 
         found = captioner.prepare(picture)
     expected = captioner.prepare(path)
     np.testing.assert_array_equal(found.pixels, expected.pixels)
-    assert found.region == expected.region
+    assert found.crop_box == expected.crop_box
 
 
 def test_the_region_says_what_was_seen(captioner: Captioner, tmp_path: Path):
     Image.new("RGB", (100, 50)).save(tmp_path / "wide.png")
     Image.new("RGB", (50, 200)).save(tmp_path / "high.png")
-    assert captioner.caption(tmp_path / "wide.png").region == Region(0.25, 0.0, 0.75, 1.0)
-    assert captioner.caption(tmp_path / "high.png").region == Region(0.0, 0.375, 1.0, 0.625)
-    assert build("squash").caption(tmp_path / "wide.png").region == Region()
+    assert captioner.caption(tmp_path / "wide.png").crop_box == CropBox(0.25, 0.0, 0.75, 1.0)
+    assert captioner.caption(tmp_path / "high.png").crop_box == CropBox(0.0, 0.375, 1.0, 0.625)
+    assert build("squash").caption(tmp_path / "wide.png").crop_box == CropBox()
 
 
 def test_a_photo_that_cannot_be_read_is_named(captioner: Captioner, tmp_path: Path):
@@ -722,7 +722,7 @@ def test_features_are_captioned_as_their_photos(
     pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in prepared]))
     with torch.no_grad():
         features = captioner.model.encode(pixels)
-    regions = [photo.region for photo in prepared]
+    regions = [photo.crop_box for photo in prepared]
     options = captioner.options(**way)
     found = captioner.caption_features(features, regions, options)
     for ours, expected in zip(found, captioner.caption_batch(prepared, options), strict=True):
@@ -793,7 +793,7 @@ def test_models_that_see_otherwise_give_the_first_ones_maps(
         assert caption.alphas.shape == (len(caption.words), side, side)
         np.testing.assert_allclose(caption.alphas, own.alphas, atol=1e-5)
         np.testing.assert_allclose(caption.gates, own.gates, atol=1e-5)
-        assert caption.region == own.region
+        assert caption.crop_box == own.crop_box
 
 
 @pytest.mark.slow
@@ -808,7 +808,7 @@ def test_an_ensembles_own_caption_is_explained_as_it_was_found(
                 continue
             given = ensemble.explain(photo, own.text)
             assert given.words == own.words
-            assert given.region == own.region
+            assert given.crop_box == own.crop_box
             np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
             np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
             np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
@@ -854,7 +854,7 @@ def test_models_that_see_alike_share_a_photos_pixels(photos: list[Path]):
     assert first is second
     assert larger.shape == (96, 96, 3)
     np.testing.assert_array_equal(turned, first[:, :, ::-1])
-    assert alike.prepare(photos[0]).region == build().prepare(photos[0]).region
+    assert alike.prepare(photos[0]).crop_box == build().prepare(photos[0]).crop_box
 
 
 def test_folders_are_loaded_together(photos: list[Path], tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioner.caption import Caption, Region, join_words
+from captioner.caption import Caption, CropBox, join_words
 from captioner.tokenizer import tokenize
 
 
@@ -69,7 +69,7 @@ def test_a_caption_reads_as_its_text() -> None:
     caption = Caption(words, zeros, np.zeros((4, 2, 3), np.float32), zeros, -1.5)
 
     assert caption.text == str(caption) == "a man's hat"
-    assert caption.region == Region() == (0, 0, 1, 1)
+    assert caption.crop_box == CropBox() == (0, 0, 1, 1)
     with pytest.raises(AttributeError):
         caption.words = ()
     assert len({caption, caption}) == 1  # has no ==, but can be counted and kept in sets

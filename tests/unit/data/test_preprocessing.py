@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from captioner.caption import Region
+from captioner.caption import CropBox
 from captioner.data.preprocessing import Preprocessing
 from captioner.models.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD
 
@@ -58,7 +58,7 @@ def test_the_region_is_what_the_pixels_show(size: tuple[int, int]):
     """
     width, height = size
     preprocessing = Preprocessing(32)
-    left, top, right, bottom = preprocessing.region(width, height)
+    left, top, right, bottom = preprocessing.crop_box(width, height)
     photo = np.zeros((height, width, 3), np.uint8)
     photo[..., 2] = 255
     rows = slice(math.floor(top * height), math.ceil(bottom * height))
@@ -79,7 +79,7 @@ def test_a_marker_lies_where_the_region_puts_it():
     photo = Image.new("RGB", (200, 100), "black")
     photo.paste("white", (120, 20, 130, 30))  # its middle at (125, 25)
     pixels = Preprocessing(64).pixels(photo)[..., 0].astype(float)
-    left, top, right, bottom = Preprocessing(64).region(200, 100)
+    left, top, right, bottom = Preprocessing(64).crop_box(200, 100)
     rows, columns = np.mgrid[:64, :64] + 0.5
     x = (columns * pixels).sum() / pixels.sum() / 64 * (right - left) + left
     y = (rows * pixels).sum() / pixels.sum() / 64 * (bottom - top) + top
@@ -88,10 +88,10 @@ def test_a_marker_lies_where_the_region_puts_it():
 
 def test_known_regions():
     crop, squash = Preprocessing(32), Preprocessing(32, "squash")
-    assert crop.region(100, 100) == Region()
-    assert crop.region(200, 100) == Region(0.25, 0, 0.75, 1)
-    assert crop.region(100, 400) == Region(0, 0.375, 1, 0.625)
-    assert squash.region(200, 100) == Region()
+    assert crop.crop_box(100, 100) == CropBox()
+    assert crop.crop_box(200, 100) == CropBox(0.25, 0, 0.75, 1)
+    assert crop.crop_box(100, 400) == CropBox(0, 0.375, 1, 0.625)
+    assert squash.crop_box(200, 100) == CropBox()
 
 
 def test_squash_shows_all_of_the_photo():
@@ -124,7 +124,7 @@ def test_photos_of_hardly_any_pixels(size: tuple[int, int], resize: str):
 def test_every_size_gives_a_square_from_inside_the_photo(width: int, height: int, size: int):
     preprocessing = Preprocessing(size)
     assert preprocessing.pixels(Image.new("RGB", (width, height))).shape == (size, size, 3)
-    left, top, right, bottom = preprocessing.region(width, height)
+    left, top, right, bottom = preprocessing.crop_box(width, height)
     assert 0 <= left < right <= 1
     assert 0 <= top < bottom <= 1
     seen = (right - left) * width, (bottom - top) * height

@@ -20,13 +20,13 @@ import torch
 from PIL import Image
 from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 
+from captioner.data.augmentation import Augmentation
 from captioner.data.batches import EncodedImage, Item
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import Manifest, read_manifest, write_shards
-from captioner.data.variation import Variation
 from captioner.errors import ConfigError, DataError
 
 
@@ -262,13 +262,13 @@ def test_choices_are_a_function_of_seed_epoch_and_photo(make: Make):
 
 
 def test_photos_from_shards_vary_as_photos_do(make: Make, images: list[CaptionedImage]):
-    variation = Variation(0.5, 0.3)
+    augmentation = Augmentation(0.5, 0.3)
     by_id = {one.image_id: one for one in images}
     changed = 0
-    for batch in make(epoch=2, variation=variation):
+    for batch in make(epoch=2, augmentation=augmentation):
         for number, pixels, _ in batch:
             plain = open_image(by_id[number].path)
-            image = variation.varied(plain, seed=0, epoch=2, image_id=number)
+            image = augmentation.augmented(plain, seed=0, epoch=2, image_id=number)
             expected = Preprocessing(8, resize="squash").pixels(image)
             assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
             changed += image.tobytes() != plain.tobytes()

@@ -248,14 +248,14 @@ def test_the_config_says_where_batches_come_from(photos: list[EncodedImage]) -> 
 
 def test_photos_vary_as_the_config_says(photos: list[EncodedImage]) -> None:
     plain = TrainConfig(data=DataConfig(workers=0), training=TrainingConfig(batch_size=3))
-    varied = TrainConfig(
+    augmented = TrainConfig(
         data=DataConfig(workers=0, min_crop=0.5, color_jitter=0.2),
         training=TrainingConfig(batch_size=3),
     )
 
     usual, one, again = (
         list(open_source(config, photos, SEEN, None).batches(0, 0))
-        for config in (plain, varied, varied)
+        for config in (plain, augmented, augmented)
     )
 
     for batch, other, same in zip(usual, one, again, strict=True):

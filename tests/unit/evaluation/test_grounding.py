@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from captioner.caption import Caption, Region
+from captioner.caption import Caption, CropBox
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.attention import entropy, movement
 from captioner.evaluation.bootstrap import weights
@@ -31,7 +31,7 @@ HEIGHT, WIDTH, GRID = 8, 12, (2, 3)
 NAMES = {1: "dog", 2: "cat", 3: "person", 4: "hot dog"}
 IDS = {name: number for number, name in NAMES.items()}
 EVEN = np.full(GRID, 1 / 6)
-WHOLE = Region()
+WHOLE = CropBox()
 
 
 def box(left: int, top: int, right: int, bottom: int) -> list[list[int]]:
@@ -105,13 +105,13 @@ def few_photos_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captioner.evaluation.grounding.MIN_IMAGES", 1)
 
 
-def caption(text: str, maps: Any = None, gates: Any = None, region: Region = WHOLE) -> Caption:
+def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = WHOLE) -> Caption:
     """Maps of words that are not given are even."""
     words = tuple(text.split())
     alphas = np.full((len(words), *GRID), 1 / 6) if maps is None else np.asarray(maps, float)
     gates = np.ones(len(words)) if gates is None else np.asarray(gates, float)
     zeros = np.zeros(len(words), np.float32)
-    return Caption(words, zeros, alphas.astype("f4"), gates.astype("f4"), -1.0, region)
+    return Caption(words, zeros, alphas.astype("f4"), gates.astype("f4"), -1.0, crop_box)
 
 
 def spot(**shares: float) -> Array:
@@ -255,11 +255,11 @@ def masks(draw: st.DrawFn) -> NDArray[np.bool_]:
 
 
 @st.composite
-def regions(draw: st.DrawFn) -> Region:
+def regions(draw: st.DrawFn) -> CropBox:
     """Borders that fall on pixels, between them, and on the photo's own."""
     left, right = sorted(draw(st.lists(st.integers(0, 24), min_size=2, max_size=2, unique=True)))
     top, bottom = sorted(draw(st.lists(st.integers(0, 24), min_size=2, max_size=2, unique=True)))
-    return Region(left / 24, top / 24, right / 24, bottom / 24)
+    return CropBox(left / 24, top / 24, right / 24, bottom / 24)
 
 
 grids = st.tuples(st.integers(1, 5), st.integers(1, 4))
@@ -288,7 +288,7 @@ def test_correctness_is_that_of_the_map_resized_to_the_photo(seed, grid, tall, w
     mask = generator.random((grid[0] * tall, grid[1] * wide)) < 0.4
     alpha = generator.dirichlet(np.ones(grid[0] * grid[1])).reshape(grid)
 
-    found = Seen.of(Masks(mask, ~mask & False), Region(), grid).correctness(alpha[None])
+    found = Seen.of(Masks(mask, ~mask & False), CropBox(), grid).correctness(alpha[None])
 
     large = np.kron(alpha, np.ones((tall, wide)))
     assert found == pytest.approx((large * mask).sum() / large.sum())
@@ -304,7 +304,7 @@ def test_coverage_of_regions_is_the_mean_of_their_parts(mask, region, grid) -> N
     np.testing.assert_allclose(found, parts, atol=1e-7)
     assert (found >= 0).all()
     assert (found <= 1 + 1e-9).all()
-    assert coverage(mask, Region(), grid).mean() == pytest.approx(mask.mean())
+    assert coverage(mask, CropBox(), grid).mean() == pytest.approx(mask.mean())
     np.testing.assert_allclose(coverage(~mask, region, grid), 1 - found, atol=1e-9)
 
 
@@ -312,30 +312,35 @@ def test_an_object_beside_the_crop_is_not_in_it_by_a_rounding() -> None:
     """0.5 - 0.2 is a little less than 0.3, and 0.3 x 10 pixels ends before the fourth."""
     for width in range(2, 700):
         side = width - 2 * (width // 3)
-        region = Region(0.5 - side / width / 2, 0.0, 0.5 + side / width / 2, 1.0)
+        region = CropBox(0.5 - side / width / 2, 0.0, 0.5 + side / width / 2, 1.0)
         mask = np.ones((1, width), dtype=bool)
         mask[:, width // 3 : width // 3 + side] = False
         assert not coverage(mask, region, (1, 3)).any()
 
 
 @pytest.mark.parametrize(
-    "region",
-    [Region(0.5, 0, 0.5, 1), Region(0, 0.6, 1, 0.5), Region(-0.1, 0, 1, 1), Region(0, 0, 1, 1.1)],
+    "crop_box",
+    [
+        CropBox(0.5, 0, 0.5, 1),
+        CropBox(0, 0.6, 1, 0.5),
+        CropBox(-0.1, 0, 1, 1),
+        CropBox(0, 0, 1, 1.1),
+    ],
 )
-def test_regions_that_are_none(region: Region) -> None:
+def test_regions_that_are_none(crop_box: CropBox) -> None:
     with pytest.raises(
         ConfigError, match="is empty or reaches out of the photo; 0 <= left < right"
     ):
-        coverage(np.ones((2, 2), dtype=bool), region, (1, 1))
+        coverage(np.ones((2, 2), dtype=bool), crop_box, (1, 1))
 
 
 def test_the_middle_of_a_region() -> None:
     mask = np.zeros((HEIGHT, WIDTH), dtype=bool)
     mask[2, 6] = mask[7, 11] = True
-    assert at_centres(mask, Region(), GRID).tolist() == [[False, True, False], [False] * 3]
+    assert at_centres(mask, CropBox(), GRID).tolist() == [[False, True, False], [False] * 3]
     # One region a pixel, and only the last column and row seen.
-    np.testing.assert_array_equal(at_centres(mask, Region(), (HEIGHT, WIDTH)), mask)
-    assert at_centres(mask, Region(11 / 12, 7 / 8, 1, 1), (1, 1)).tolist() == [[True]]
+    np.testing.assert_array_equal(at_centres(mask, CropBox(), (HEIGHT, WIDTH)), mask)
+    assert at_centres(mask, CropBox(11 / 12, 7 / 8, 1, 1), (1, 1)).tolist() == [[True]]
 
 
 # --- Answers by hand -----------------------------------------------------------------------------
@@ -382,8 +387,8 @@ def test_the_centre_by_hand(read) -> None:
 
 def test_only_the_part_that_was_seen_counts(read) -> None:
     """The model saw the right two thirds, x from 4 to 12, as a grid of 1 x 2."""
-    region = Region(1 / 3, 0, 1, 1)
-    one = caption("dog", [[[0.75, 0.25]]], region=region)
+    region = CropBox(1 / 3, 0, 1, 1)
+    one = caption("dog", [[[0.75, 0.25]]], crop_box=region)
 
     found = only(read(entry("dog", box(0, 0, 8, 8))), one)
     assert (found.correctness, found.uniform) == (close(0.75), close(0.5))
@@ -513,7 +518,7 @@ def test_a_category_that_is_there_as_a_crowd_alone(read) -> None:
     assert (found.names, found.ignored, found.occurrences) == (1, 1, ())
 
     # Of what the model saw, the right two thirds, there is a crowd alone.
-    seen = caption("dog", [[[0.5, 0.5]]], region=Region(1 / 3, 0, 1, 1))
+    seen = caption("dog", [[[0.5, 0.5]]], crop_box=CropBox(1 / 3, 0, 1, 1))
     found = measure({1: seen}, read(DOG, crowd))
     assert (found.ignored, found.unseen, found.occurrences) == (1, 0, ())
 
@@ -523,10 +528,10 @@ def test_a_category_that_is_there_as_a_crowd_alone(read) -> None:
 
 def test_every_name_is_counted_once(read) -> None:
     instances = read(DOG, entry("person", CROWD, crowd=True), entry("cat", CELL, image_id=2))
-    region = Region(0.5, 0.5, 1, 1)
+    region = CropBox(0.5, 0.5, 1, 1)
     captions = {
         1: caption("a man and a dog near a cat on a couch"),  # ignored, measured, absent, unknown
-        2: caption("a cat", region=region),  # unseen
+        2: caption("a cat", crop_box=region),  # unseen
         3: caption("grass"),
     }
 
@@ -655,15 +660,15 @@ def test_intervals_are_those_of_a_loop_over_drawn_photos(read) -> None:
 
 
 @given(st.integers(0, 9999), regions(), grids)
-def test_bounds_and_mirrors(seed: int, region: Region, grid: tuple[int, int]) -> None:
+def test_bounds_and_mirrors(seed: int, crop_box: CropBox, grid: tuple[int, int]) -> None:
     """All shares lie in 0 .. 1, and a mirrored photo with mirrored maps has the same."""
     generator = np.random.default_rng(seed)
     maps = generator.dirichlet(np.ones(grid[0] * grid[1]), 3).reshape(3, *grid)
     objects = generator.random((9, 7)) < 0.3
     crowds = (generator.random((9, 7)) < 0.3) & ~objects
-    mirror = Region(1 - region.right, region.top, 1 - region.left, region.bottom)
+    mirror = CropBox(1 - crop_box.right, crop_box.top, 1 - crop_box.left, crop_box.bottom)
 
-    here = Seen.of(Masks(objects, crowds), region, grid)
+    here = Seen.of(Masks(objects, crowds), crop_box, grid)
     there = Seen.of(Masks(objects[:, ::-1], crowds[:, ::-1]), mirror, grid)
 
     for one in (*maps[:, None], maps, np.ones((1, *grid))):
@@ -679,7 +684,7 @@ def test_bounds_and_mirrors(seed: int, region: Region, grid: tuple[int, int]) ->
 def test_the_order_and_the_scale_of_maps_do_not_matter(seed: int) -> None:
     generator = np.random.default_rng(seed)
     maps = generator.random((3, *GRID))
-    seen = Seen.of(Masks(pixels(1, 2, 7, 5), pixels(8, 0, 12, 3)), Region(), GRID)
+    seen = Seen.of(Masks(pixels(1, 2, 7, 5), pixels(8, 0, 12, 3)), CropBox(), GRID)
 
     assert seen.correctness(maps[::-1] * 5) == pytest.approx(seen.correctness(maps))
     assert seen.correctness(maps[:0]) != seen.correctness(maps[:0])  # NaN: there is no map
@@ -695,7 +700,7 @@ def test_maps_made_of_cocos_own_masks_are_better_than_every_other() -> None:
     """Every object of coco128 is named, with the share of each region that it covers as its map."""
     instances = read_instances(DATA / "coco128" / "annotations" / "instances.json")
     assert instances.categories == set(WORDS)
-    region, grid = Region(0.1, 0.05, 0.95, 1), (7, 9)
+    region, grid = CropBox(0.1, 0.05, 0.95, 1), (7, 9)
     captions = {}
     for image_id in instances.sizes:
         words: list[str] = ["and"]
@@ -708,7 +713,7 @@ def test_maps_made_of_cocos_own_masks_are_better_than_every_other() -> None:
             words += [*phrase, "and"]
             maps += [cover if cover.any() else np.ones(grid)] * len(phrase) + [np.ones(grid)]
         shares = np.array([alpha / alpha.sum() for alpha in maps])
-        captions[image_id] = caption(" ".join(words), shares, region=region)
+        captions[image_id] = caption(" ".join(words), shares, crop_box=region)
 
     found = measure(captions, instances)
     summary = found.summary()

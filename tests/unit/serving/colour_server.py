@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import numpy as np
 from PIL import Image
 
-from captioner.caption import Alternative, Caption, Region
+from captioner.caption import Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
 from captioner.inference import Prepared
@@ -46,7 +46,7 @@ class ColourModel:
         return text.split()
 
     def prepare(self, photo: Image.Image) -> Prepared:
-        return Prepared((np.asarray(photo.resize((1, 1)), dtype=np.uint8),), Region())
+        return Prepared((np.asarray(photo.resize((1, 1)), dtype=np.uint8),), CropBox())
 
     def caption_batch(self, photos, options, *, alternatives=0) -> list[list[Caption]]:
         colours = self._begin(photos)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from colour_server import BAD, OWN, ColourModel, name, png, until
 
-from captioner.caption import Region
+from captioner.caption import CropBox
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
 from captioner.inference import Prepared
@@ -16,7 +16,7 @@ from captioner.serving.batching import Ask, Batcher, ClosedError
 
 
 def photo(*colour: int) -> Prepared:
-    return Prepared((np.array([[colour]], dtype=np.uint8),), Region())
+    return Prepared((np.array([[colour]], dtype=np.uint8),), CropBox())
 
 
 @pytest.fixture

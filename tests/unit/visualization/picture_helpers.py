@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import Alternative, Caption, Region
+from captioner.caption import Alternative, Caption, CropBox
 from captioner.visualization import attention_image, shared_scale
 
-WHOLE = Region()
+WHOLE = CropBox()
 LUMA = np.array([0.299, 0.587, 0.114])
 
 
@@ -29,7 +29,7 @@ def noisy(size: tuple[int, int]) -> Image.Image:
 def make_caption(
     words: list[str],
     grid: tuple[int, int] = (7, 7),
-    region: Region = WHOLE,
+    crop_box: CropBox = WHOLE,
     seed: int = 0,
     alternatives: int = 0,
 ) -> Caption:
@@ -48,7 +48,7 @@ def make_caption(
     )
     maps = alphas.astype(np.float32)
     return Caption(
-        tuple(words), log_probs, maps, gates, total, region, others if alternatives else ()
+        tuple(words), log_probs, maps, gates, total, crop_box, others if alternatives else ()
     )
 
 
@@ -89,7 +89,7 @@ def panels_of(
             photo,
             alpha,
             scale_max=scale,
-            region=caption.region,
+            crop_box=caption.crop_box,
             **options,  # type: ignore[arg-type]
         )
         places += places_of(page, panel)

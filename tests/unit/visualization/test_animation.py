@@ -24,7 +24,7 @@ from picture_helpers import (
 )
 from PIL import Image, ImageSequence
 
-from captioner.caption import Region
+from captioner.caption import CropBox
 from captioner.errors import ConfigError
 from captioner.visualization import (
     Animation,
@@ -60,7 +60,7 @@ def resting(animation: Animation) -> list[int]:
 
 
 def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
-    photo, caption = noisy((70, 50)), make_caption(["a", "dog", "runs"], region=Region(0.1))
+    photo, caption = noisy((70, 50)), make_caption(["a", "dog", "runs"], crop_box=CropBox(0.1))
     animation = animate(photo, caption, seconds_per_word=0.4)
     scale = shared_scale(caption.alphas)
     ends = [*caption.alphas, caption.alphas.mean(0)]
@@ -69,7 +69,7 @@ def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
         alpha = between(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
-        wanted = attention_image(photo, alpha, scale_max=scale, region=caption.region)
+        wanted = attention_image(photo, alpha, scale_max=scale, crop_box=caption.crop_box)
         assert panel_of(frame, animation, photo.size).tobytes() == wanted.tobytes()
         assert frame.size == animation.size
         assert frame.mode == "RGB"

@@ -28,7 +28,7 @@ from picture_helpers import (
 )
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption, Region
+from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.errors import ConfigError
 from captioner.visualization import Figure, attention_image, fit_photo, overlay, shared_scale
 from captioner.visualization.drawing import Box, Picture, Text
@@ -99,7 +99,7 @@ def test_a_one_hot_map_lights_its_place_on_a_rotated_photo_in_png_and_svg(
 
 @pytest.mark.parametrize("size", [(500, 375), (640, 480), (120, 640), (200, 30)])
 def test_photo_keeps_its_size_within_the_panel_size(size: tuple[int, int]) -> None:
-    photo, caption = noisy(size), make_caption(["a", "dog"], (5, 9), Region(0.1, 0, 0.9, 1))
+    photo, caption = noisy(size), make_caption(["a", "dog"], (5, 9), CropBox(0.1, 0, 0.9, 1))
     places = panels_of(overlay(photo, caption).image(), caption, photo)
     assert places[0] == min(places, key=lambda place: (place[1], place[0]))
 

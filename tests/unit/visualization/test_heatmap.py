@@ -10,7 +10,7 @@ import pytest
 from picture_helpers import flat, luma, noisy
 from PIL import Image
 
-from captioner.caption import Region
+from captioner.caption import CropBox
 from captioner.errors import ConfigError
 from captioner.visualization import (
     COLORMAPS,
@@ -26,18 +26,18 @@ GRIDS = [(1, 1), (1, 5), (4, 1), (7, 7), (5, 9), (14, 14)]
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("size", [(70, 70), (120, 45), (45, 120)])
-@pytest.mark.parametrize("region", [Region(), Region(0.2, 0.0, 0.8, 1.0)])
+@pytest.mark.parametrize("crop_box", [CropBox(), CropBox(0.2, 0.0, 0.8, 1.0)])
 def test_one_hot_block_is_exactly_its_region(
-    grid: tuple[int, int], size: tuple[int, int], region: Region
+    grid: tuple[int, int], size: tuple[int, int], crop_box: CropBox
 ) -> None:
     (height, width), (columns, rows) = grid, size
     for index in {0, width - 1, (height * width) // 2, height * width - 1}:
         alpha = np.zeros(height * width, dtype=np.float32)
         alpha[index] = 1.0  # row-major: region = row * width + column
         row, column = divmod(index, width)
-        got = np.nan_to_num(attention_map(alpha.reshape(grid), size, region, smooth=False))
+        got = np.nan_to_num(attention_map(alpha.reshape(grid), size, crop_box, smooth=False))
         across = (np.arange(columns) + 0.5) / columns
-        across = (across - region.left) / (region.right - region.left) * width
+        across = (across - crop_box.left) / (crop_box.right - crop_box.left) * width
         down = (np.arange(rows) + 0.5) / rows * height
         # Computed in float64 here and there; a centre exactly on a border may fall on either side.
         clear = np.ix_(np.abs(down - down.round()) > 1e-6, np.abs(across - across.round()) > 1e-6)
@@ -126,10 +126,10 @@ def test_shared_scale() -> None:
 
 
 def test_what_was_not_seen_is_dimmed() -> None:
-    region = Region(0.25, 0.0, 0.75, 1.0)
+    region = CropBox(0.25, 0.0, 0.75, 1.0)
     for level in (90, 160, 255):
         alpha = np.zeros((4, 4))
-        lit = luma(attention_image(flat((80, 40), level), alpha, scale_max=1.0, region=region))
+        lit = luma(attention_image(flat((80, 40), level), alpha, scale_max=1.0, crop_box=region))
         outside = np.concatenate([lit[:, :20], lit[:, 60:]], axis=1)
         assert outside.mean() < lit[:, 20:60].mean() < level
         assert np.ptp(lit[:, 20:60]) == 0
@@ -176,7 +176,7 @@ def test_errors_of_one_map() -> None:
     with pytest.raises(ConfigError, match="scale_max is 0"):
         attention_image(flat((40, 30)), np.ones((7, 7)), scale_max=0)
     with pytest.raises(ConfigError, match="empty"):
-        attention_map(np.ones((7, 7)), (40, 30), Region(0.5, 0.0, 0.5, 1.0))
+        attention_map(np.ones((7, 7)), (40, 30), CropBox(0.5, 0.0, 0.5, 1.0))
 
 
 def test_knows_no_torch() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from captioner.config import DataConfig
-from captioner.data.variation import Variation
+from captioner.data.augmentation import Augmentation
 from captioner.errors import ConfigError
 
 WIDTH, HEIGHT = 240, 160
@@ -28,8 +28,10 @@ def places() -> Image.Image:
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
-def varied(variation: Variation, image: Image.Image, epoch: int = 0, photo: int = 1) -> Image.Image:
-    return variation.varied(image, seed=0, epoch=epoch, image_id=photo)
+def augmented(
+    augmentation: Augmentation, image: Image.Image, epoch: int = 0, photo: int = 1
+) -> Image.Image:
+    return augmentation.augmented(image, seed=0, epoch=epoch, image_id=photo)
 
 
 def sides(image: Image.Image) -> NDArray[np.float64]:
@@ -40,18 +42,18 @@ def sides(image: Image.Image) -> NDArray[np.float64]:
 
 
 def test_by_default_nothing_varies(places: Image.Image) -> None:
-    assert varied(Variation(), places) is places
+    assert augmented(Augmentation(), places) is places
 
 
 def test_outside_of_epochs_nothing_varies(places: Image.Image) -> None:
-    assert varied(Variation(0.5, 0.5), places, epoch=-1) is places
+    assert augmented(Augmentation(0.5, 0.5), places, epoch=-1) is places
 
 
 @given(least=st.floats(0.2, 0.99), epoch=st.integers(0, 10**6), photo=st.integers(0, 10**9))
 def test_a_crop_is_a_part_of_the_photo_that_is_large_enough(
     places: Image.Image, least: float, epoch: int, photo: int
 ) -> None:
-    cropped = varied(Variation(min_crop=least), places, epoch, photo)
+    cropped = augmented(Augmentation(min_crop=least), places, epoch, photo)
 
     left, upper, right, lower = sides(cropped)
     assert cropped.size == places.size
@@ -62,7 +64,7 @@ def test_a_crop_is_a_part_of_the_photo_that_is_large_enough(
 
 
 def test_crops_lie_everywhere(places: Image.Image) -> None:
-    found = np.array([sides(varied(Variation(0.5), places, epoch)) for epoch in range(200)])
+    found = np.array([sides(augmented(Augmentation(0.5), places, epoch)) for epoch in range(200)])
 
     width, height = found[:, 2] - found[:, 0], found[:, 3] - found[:, 1]
     area = width * height
@@ -78,7 +80,7 @@ def test_colours_vary_within_their_share() -> None:
     grey = Image.new("RGB", (4, 4), (100, 100, 100))
     shades = []
     for epoch in range(100):
-        pixels = np.asarray(varied(Variation(color_jitter=0.2), grey, epoch))
+        pixels = np.asarray(augmented(Augmentation(color_jitter=0.2), grey, epoch))
         assert pixels.std() == 0  # no tint: hue stays
         shades.append(int(pixels[0, 0, 0]))
 
@@ -89,7 +91,7 @@ def test_colours_vary_within_their_share() -> None:
 def test_contrast_and_saturation_vary_too() -> None:
     half = Image.fromarray(np.array([[[60, 60, 60], [180, 60, 60]]], dtype=np.uint8))
     found = [
-        np.asarray(varied(Variation(color_jitter=0.3), half, epoch)).astype(float)
+        np.asarray(augmented(Augmentation(color_jitter=0.3), half, epoch)).astype(float)
         for epoch in range(60)
     ]
 
@@ -107,17 +109,18 @@ def test_colours_are_torchvisions(places: Image.Image) -> None:
     expected = functional.adjust_contrast(expected, factors[1])
     expected = functional.adjust_saturation(expected, factors[2])
 
-    found = varied(Variation(color_jitter=0.4), places, epoch=3)
+    found = augmented(Augmentation(color_jitter=0.4), places, epoch=3)
 
     assert found.tobytes() == expected.tobytes() != places.tobytes()
 
 
 def test_it_is_a_function_of_seed_epoch_and_photo(places: Image.Image) -> None:
-    variation = Variation(0.5, 0.3)
+    augmentation = Augmentation(0.5, 0.3)
     asked = [(seed, epoch, photo) for seed in (0, 1) for epoch in (0, 1) for photo in (1, 2)]
 
     made = [
-        variation.varied(places, seed=s, epoch=e, image_id=i).tobytes() for s, e, i in asked * 2
+        augmentation.augmented(places, seed=s, epoch=e, image_id=i).tobytes()
+        for s, e, i in asked * 2
     ]
 
     assert made[:8] == made[8:]
@@ -125,7 +128,7 @@ def test_it_is_a_function_of_seed_epoch_and_photo(places: Image.Image) -> None:
 
 
 def test_a_tiny_photo_is_a_photo() -> None:
-    assert varied(Variation(0.3, 0.3), Image.new("RGB", (1, 1))).size == (1, 1)
+    assert augmented(Augmentation(0.3, 0.3), Image.new("RGB", (1, 1))).size == (1, 1)
 
 
 @pytest.mark.parametrize(

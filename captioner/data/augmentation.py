@@ -23,7 +23,7 @@ _ASPECT = math.log(5 / 4)  # a crop is at most so much wider or higher than the 
 
 
 @dataclass(frozen=True)
-class Variation:
+class Augmentation:
     """How much training photos vary; by default not at all."""
 
     min_crop: float = 1.0
@@ -31,7 +31,7 @@ class Variation:
     color_jitter: float = 0.0
     """Brightness, contrast and saturation vary by this share either way; 0: not."""
 
-    def varied(self, image: Image.Image, *, seed: int, epoch: int, image_id: int) -> Image.Image:
+    def augmented(self, image: Image.Image, *, seed: int, epoch: int, image_id: int) -> Image.Image:
         """The photo as it looks in an epoch, of the same size.
 
         Args:

@@ -13,7 +13,7 @@ from captioner.errors import CheckpointError
 from captioner.training.setup import Setup
 
 
-def what_must_agree(config: TrainConfig, setup: Setup, processes: int) -> dict[str, Any]:
+def resume_settings(config: TrainConfig, setup: Setup, processes: int) -> dict[str, Any]:
     """Data and settings, by the names that people give them.
 
     They decide which photos and captions a step holds and what is learned of them. Others may
@@ -40,7 +40,7 @@ def what_must_agree(config: TrainConfig, setup: Setup, processes: int) -> dict[s
     return found
 
 
-def refuse_others(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_resume(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Make sure that a checkpoint is of this data and these settings.
 
     Args:

@@ -29,7 +29,7 @@ PHOTOS = 32
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRun:
     """What a dry run has found."""
 
     steps: int
@@ -62,7 +62,7 @@ class Rehearsal:
         )
 
 
-def rehearse(config: TrainConfig, setup: Setup, folder: Path) -> Rehearsal:
+def dry_run(config: TrainConfig, setup: Setup, folder: Path) -> DryRun:
     """Take some steps and caption some photos; nothing is written.
 
     Args:
@@ -90,7 +90,7 @@ def rehearse(config: TrainConfig, setup: Setup, folder: Path) -> Rehearsal:
     started = time.monotonic()
     decode(captioner, some, config.search, setup.cache)
     each = (time.monotonic() - started) / len(some)
-    return Rehearsal(
+    return DryRun(
         trainer.total_steps,
         config.training.epochs,
         step,

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from captioner.errors import ConfigError
-from captioner.training.rehearsal import Rehearsal, duration, rehearse
+from captioner.training.dry_run import DryRun, dry_run, duration
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer, start
 
 
 def test_nothing_is_written_and_the_steps_are_counted(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 7})
-    found = rehearse(config, prepare(config), tmp_path / "run")
+    found = dry_run(config, prepare(config), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
     assert (found.steps, found.epochs) == (21, 7)
     assert 0 < found.step < 60
@@ -29,7 +29,7 @@ def test_nothing_is_written_and_the_steps_are_counted(configure: Any, tmp_path: 
 def test_an_old_run_stays_as_it_is(configure: Any, tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text("kept")
     config = configure()
-    rehearse(config, prepare(config), tmp_path)
+    dry_run(config, prepare(config), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert (tmp_path / "metrics.jsonl").read_text() == "kept"
 
@@ -37,7 +37,7 @@ def test_an_old_run_stays_as_it_is(configure: Any, tmp_path: Path):
 @pytest.mark.slow
 def test_a_run_needs_no_more_disk_than_was_said(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 3, "keep_best": 2, "ema_decay": 0.5})
-    found = rehearse(config, prepare(config), tmp_path / "run")
+    found = dry_run(config, prepare(config), tmp_path / "run")
     start(config, prepare(config), tmp_path / "run", resume=False)
     written = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
     assert found.disk / 3 < written < found.disk
@@ -53,17 +53,17 @@ def test_a_disk_that_is_too_full_is_told_before_the_first_step(
     with pytest.raises(
         ConfigError, match=r"needs 0\.\d+ GB in .* and 0\.00 GB are free; make room"
     ):
-        rehearse(config, prepare(config), tmp_path / "run")
+        dry_run(config, prepare(config), tmp_path / "run")
 
 
 def test_unknown_trackers_are_told(configure: Any, tmp_path: Path):
     config = configure(training={"trackers": ["nothing"]})
     with pytest.raises(ConfigError, match=r"training\.trackers holds 'nothing'"):
-        rehearse(config, prepare(config), tmp_path / "run")
+        dry_run(config, prepare(config), tmp_path / "run")
 
 
 def test_the_whole_run_is_steps_and_validations():
-    told = Rehearsal(
+    told = DryRun(
         steps=1000, epochs=10, step=0.5, validation=30, memory=2 * 10**9, disk=10**9, free=10**11
     )
     assert told.seconds == 1000 * 0.5 + 10 * 30
