@@ -102,13 +102,16 @@ class Captioner(BatchCaptioner):
         found = self.caption_batch([self.prepare(image)], options, alternatives=alternatives)[0]
         return PhotoCaption.of(found, image)
 
-    def explain(self, photo: Photo, text: str, *, alternatives: int = 0) -> PhotoCaption:
+    def explain(
+        self, photo: Photo, text: str, *, alternatives: int = 0, style: str | None = None
+    ) -> PhotoCaption:
         """Where the model looks, and how probable it finds each word, when it says this sentence.
 
         Args:
             photo: A path, a PIL image or a binary file.
             text: The sentence; tokenized as captions are.
             alternatives: See ``caption``.
+            style: Style that the sentence is read in; None: the model's default.
 
         Returns:
             The sentence with its attention, log-probabilities and gates.
@@ -119,7 +122,9 @@ class Captioner(BatchCaptioner):
         """
         words = self.known_words(text)
         image = open_image(photo)
-        told = self.explain_batch([self.prepare(image)], [words], alternatives=alternatives)
+        told = self.explain_batch(
+            [self.prepare(image)], [words], alternatives=alternatives, style=style
+        )
         return PhotoCaption.of(told, image)[0]
 
     def known_words(self, text: str) -> list[str]:

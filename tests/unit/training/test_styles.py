@@ -1,0 +1,196 @@
+"""Several data sets in one model: a start token for each, from the config to the caption."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from captioner import load
+from captioner.cli.main import OK, main
+from captioner.config import DataConfig
+from captioner.data.batches import EpochSampler
+from captioner.errors import ConfigError
+from captioner.model_folder import load_model
+from captioner.training.setup import prepare
+from captioner.training.trainer import start
+from captioner.vocabulary import START, Vocabulary
+
+OFFSET = 1_000
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def both(squares: Path, tmp_path: Path) -> dict[str, Any]:
+    """The squares twice: "a red square", and in another style, "look red"."""
+    content = json.loads((squares / "captions.json").read_text())
+    for image in content["images"]:
+        image["id"] += OFFSET
+    for entry in content["annotations"]:
+        entry["image_id"] += OFFSET
+        entry["caption"] = f"Look, {entry['caption'].split()[1]}!"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(content))
+    files = [str(squares / "captions.json"), str(other)]
+    return {
+        "train_annotations": files,
+        "val_annotations": files,
+        "styles": ["plain", "loud"],
+        "val_styles": ["plain", "loud"],
+    }
+
+
+def test_the_vocabulary_numbers_a_start_token_for_each_style() -> None:
+    words = Vocabulary(["a", "dog"], ["plain", "loud"])
+    assert len(words) == 6  # what the decoder has outputs for
+    assert [words.start(style) for style in ("", "plain", "loud")] == [6, 6, 7]
+    assert Vocabulary(["a", "dog"]).start() == START
+    assert words != Vocabulary(["a", "dog"])
+    with pytest.raises(ConfigError, match="'shy'; use plain, loud"):
+        words.start("shy")
+    with pytest.raises(ConfigError, match="one style only"):
+        Vocabulary(["a"]).start("plain")
+    with pytest.raises(ConfigError, match="repeat"):
+        Vocabulary(["a"], ["plain", "plain"])
+
+
+def test_one_model_learns_two_styles_by_heart(both: Any, configure: Any, tmp_path: Path) -> None:
+    """The same photos: only the start token can tell which caption is wanted."""
+    config = configure(data=both, training={"epochs": 60, "batch_size": 4, "patience": 0})
+    start(config, prepare(config), tmp_path / "run", resume=False)
+
+    rows = rows_of(tmp_path / "run")
+    best = max(rows, key=lambda row: row["CIDEr"])
+    assert best["CIDEr"] == pytest.approx((best["CIDEr/plain"] + best["CIDEr/loud"]) / 2)
+    model = load(tmp_path / "run" / "best", precision="fp32")
+    assert model.stored.vocabulary.styles == ("plain", "loud")
+    photos = sorted(Path(config.data.images[0]).glob("*.png"))
+    for style, pattern in (("plain", "a {} square"), ("loud", "look {}")):
+        said = [model.caption(photo, style=style).text for photo in photos]
+        assert said == [pattern.format(photo.stem) for photo in photos]
+    assert model.caption(photos[0]).text == model.caption(photos[0], style="plain").text
+    with pytest.raises(ConfigError, match="no style 'shy'"):
+        model.caption(photos[0], style="shy")
+
+    loud = model.explain(photos[0], f"look {photos[0].stem}", style="loud")
+    plain = model.explain(photos[0], f"look {photos[0].stem}", style="plain")
+    assert loud.log_prob > plain.log_prob + 1
+
+
+def test_the_reward_is_learned_from_in_both_styles(
+    both: Any, configure: Any, tmp_path: Path
+) -> None:
+    first = configure(data=both, training={"epochs": 25, "batch_size": 4})
+    start(first, prepare(first), tmp_path / "first", resume=False)
+    best = str(tmp_path / "first" / "best")
+    second = configure(
+        data=both,
+        training={"objective": "self_critical", "epochs": 8, "lr": 1e-3, "patience": 0},
+        self_critical={"max_length": 6, "cross_entropy": 0.5},
+        init_from=best,
+    )
+    start(second, prepare(second), tmp_path / "second", resume=False)
+    rows = rows_of(tmp_path / "second")
+    assert "cross_entropy:0.5" in rows[0]["reward_signature"]
+    assert rows[-1]["reward"] > rows[0]["reward"]
+    assert load_model(tmp_path / "second" / "best").vocabulary.styles == ("plain", "loud")
+
+
+def test_a_second_stage_keeps_to_the_styles_of_its_model(
+    both: Any, configure: Any, tmp_path: Path
+) -> None:
+    first = configure(data=both, training={"epochs": 1})
+    start(first, prepare(first), tmp_path / "first", resume=False)
+    best = str(tmp_path / "first" / "best")
+    with pytest.raises(ConfigError, match="'shy'; use plain, loud"):
+        prepare(
+            configure(data=both | {"styles": ["plain", "shy"], "val_styles": []}, init_from=best)
+        )
+
+
+def test_an_older_model_folder_has_one_style(stored_model: Any, tmp_path: Path) -> None:
+    from captioner.model_folder import save_model
+
+    save_model(tmp_path / "model", stored_model)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    del config["styles"], config["search"]["style"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    found = load_model(tmp_path / "model")
+    assert found.vocabulary == stored_model.vocabulary
+    assert found.search == stored_model.search
+
+
+def test_photos_of_a_data_set_are_taken_more_than_once(both: Any, configure: Any) -> None:
+    photos = prepare(configure(data=both | {"repeats": [1, 3]})).train
+    ids = [photo.image.image_id for photo in photos]
+    assert [ids.count(i) for i in (1, 8, 1 + OFFSET, 8 + OFFSET)] == [1, 1, 3, 3]
+    vocabulary = prepare(configure(data=both)).stored.vocabulary
+    starts = {photo.image.image_id // OFFSET: photo.start for photo in photos}
+    assert starts == {0: vocabulary.start("plain"), 1: vocabulary.start("loud")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"styles": ["one"]}, "data.styles has 1 entries and data.train_annotations 2 files"),
+        ({"repeats": [2]}, "data.repeats has 1 entries"),
+        ({"repeats": [0, 1]}, "1 or more"),
+        ({"val_styles": ["plain", "shy"]}, "validate on styles that are learned"),
+        ({"styles": ["", "loud"], "val_styles": []}, "empty name"),
+    ],
+)
+def test_settings_that_do_not_fit(both: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DataConfig(**both | changes)
+
+
+def test_photos_with_as_many_captions_share_a_batch() -> None:
+    """A batch is as wide as its photo with the most captions: mixed, most of it is padding."""
+    lengths = [[5] if number % 4 else [5, 6, 7, 8, 9] for number in range(128)]
+    sampler = EpochSampler(lengths, 8, seed=0, bucket=16)
+    counts = [{len(lengths[index]) for _, index in batch} for batch in sampler]
+    assert len(counts) == 16
+    assert all(len(found) == 1 for found in counts)
+
+
+@pytest.mark.slow
+def test_training_from_a_stages_features_is_training_from_photos(
+    squares: Path, configure: Any, tmp_path: Path
+) -> None:
+    config = configure(
+        encoder={
+            "name": "timm/tf_efficientnet_lite0", "image_size": 64, "finetune_from": "blocks.5"
+        },
+        training={"epochs": 2, "batch_size": 4, "lr": 1e-3, "encoder_lr": 1e-3},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    start(config, prepare(config), tmp_path / "photos", resume=False)
+    settings = tmp_path / "photos" / "config.yaml"
+    features = str(tmp_path / "features")
+    assert main(["prepare", "features", str(settings), "-o", features, "--dtype", "float32"]) == OK
+    cached = replace(config, data=replace(config.data, features=features))
+    start(cached, prepare(cached), tmp_path / "features_run", resume=False)
+
+    def losses(run: str) -> list[float]:
+        return [row["loss"] for row in rows_of(tmp_path / run)]
+
+    assert losses("features_run") == pytest.approx(losses("photos"), rel=1e-4)
+
+    later = replace(config.encoder, finetune_from="blocks.4")
+    with pytest.raises(ConfigError, match=r"the input of blocks\.5 of .*finetune_from blocks\.4"):
+        prepare(replace(cached, encoder=later))
+    shutil.rmtree(features)
+    frozen = configure(encoder={"name": "timm/tf_efficientnet_lite0", "image_size": 64})
+    frozen.data.features = features
+    (tmp_path / "frozen.yaml").write_text(settings.read_text().replace("blocks.5", "null"))
+    assert main(["prepare", "features", str(tmp_path / "frozen.yaml"), "-o", features]) == OK
+    with pytest.raises(ConfigError, match="the output of the encoder"):
+        prepare(replace(frozen, encoder=config.encoder))
