@@ -504,7 +504,7 @@ class SelfCriticalConfig:
     """Weight of BLEU-4 (0 to 1)."""
     cross_entropy: float = 0.0
     """Weight of the cross-entropy of the true captions, per word, beside the reward. It keeps
-    captions augmented, which the reward alone does not."""
+    captions varied, which the reward alone does not."""
     count_end: bool = True
     """The end of a sentence is a word of the reward. Without it broken endings pay."""
     max_length: int = 20

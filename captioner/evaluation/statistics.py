@@ -1,4 +1,4 @@
-"""Statistics of captions that need no references: how long, how augmented, how broken.
+"""Statistics of captions that need no references: length, variety and defects.
 
 Words are those of ``captioner.tokenizer``: capitals and punctuation do not count.
 """
