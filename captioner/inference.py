@@ -22,7 +22,7 @@ from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.rules import number_words
+from captioner.decoding.rules import encode_search_words
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
 from captioner.errors import ConfigError
@@ -31,7 +31,7 @@ from captioner.model_folder import StoredModel
 from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
 from captioner.models.decoder import Unrolled
-from captioner.vocabulary import END, PAD, UNSPOKEN
+from captioner.vocabulary import END, PAD, NEVER_GENERATED
 
 Photo = str | Path | Image.Image | BinaryIO
 
@@ -166,7 +166,7 @@ class BatchCaptioner:
         bf16 = pick_precision(self.precision, self.device) == "bf16"
         features = features.to(self.device, torch.bfloat16 if bf16 else torch.float32)
         with autocast(self.precision, self.device):
-            memories = [self.model.decoder.memory(self.model.finish(features))]
+            memories = [self.model.decoder.memory(self.model.finish_encoding(features))]
         return self._say(memories, regions, options, keys or range(len(features)))
 
     @torch.inference_mode()
@@ -216,7 +216,7 @@ class BatchCaptioner:
         alternatives: int = 0,
     ) -> list[list[Caption]]:
         """Search; see ``caption_batch``."""
-        words = number_words(options, self.stored.vocabulary)
+        words = encode_search_words(options, self.stored.vocabulary)
         start = self.stored.vocabulary.start(options.style)
         with autocast(self.precision, self.device):
             steppers = [
@@ -280,8 +280,8 @@ class BatchCaptioner:
         if count == 0:
             return ()
         speakable = log_probs.clone()
-        speakable[:, list(UNSPOKEN)] = -math.inf
-        best = speakable.topk(min(count, speakable.shape[-1] - len(UNSPOKEN)), dim=-1)
+        speakable[:, list(NEVER_GENERATED)] = -math.inf
+        best = speakable.topk(min(count, speakable.shape[-1] - len(NEVER_GENERATED)), dim=-1)
         names = self.stored.vocabulary.decode
         return tuple(
             tuple(
@@ -336,5 +336,5 @@ def _working_copy(model: CaptionModel, device: torch.device, precision: Precisio
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(torch.bfloat16)
     with autocast(precision, device):
-        copied.decoder.tabulate_words()
+        copied.decoder.cache_word_gates()
     return copied

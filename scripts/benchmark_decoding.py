@@ -77,7 +77,7 @@ def at_random(
     torch.manual_seed(0)
     config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers)
     decoder = build_decoder(config, size, words, regions).eval()
-    decoder.tabulate_words()
+    decoder.cache_word_gates()
     return decoder, torch.rand(photos, regions, size)
 
 

@@ -23,7 +23,7 @@ from captioner.models.losses import (
     scheduled_inputs,
     score_function,
 )
-from captioner.vocabulary import END, PAD, START, UNKNOWN, UNSPOKEN
+from captioner.vocabulary import END, PAD, START, UNKNOWN, NEVER_GENERATED
 
 L, D, V = 3, 4, 8
 
@@ -441,7 +441,7 @@ def test_words_are_drawn_from_the_distribution_after_what_was_told() -> None:
 
     inputs = scheduled_inputs(decoder, memory, tokens, 1.0)[0]
 
-    spoken = [word for word in range(V) if word not in UNSPOKEN]
+    spoken = [word for word in range(V) if word not in NEVER_GENERATED]
 
     def shares(words: list[int]) -> Tensor:
         unrolled = decoder(memory, torch.tensor([[words]]))
@@ -505,7 +505,7 @@ def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
     true = SENTENCES[..., 1:]
     unrolled = decoder(memory, SENTENCES[..., :-1])
     logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-    logits[..., list(UNSPOKEN)] = -torch.inf
+    logits[..., list(NEVER_GENERATED)] = -torch.inf
     table = logits.log_softmax(-1).gather(-1, true.unsqueeze(-1)).squeeze(-1)
     return -table.masked_fill(true == PAD, 0.0).sum(-1)
 
