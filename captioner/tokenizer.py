@@ -24,8 +24,8 @@ Deviations:
   tokenized as if a line "x" followed.
 * Deviation: letters of scripts newer than the jar and vowel signs of some Indic and South-East
   Asian scripts may be split or dropped differently (803 characters of the basic plane), as may soft
-  hyphens and wide spaces inside file names and URLs. Latin, Greek, Cyrillic, Hebrew, Arabic, CJK and
-  emoji follow the jar, except for a few rare letters.
+  hyphens and wide spaces inside file names and URLs. Latin, Greek, Cyrillic, Hebrew, Arabic, CJK
+  and emoji follow the jar, except for a few rare letters.
 """
 
 from __future__ import annotations

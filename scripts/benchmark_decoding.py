@@ -31,6 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from captioner.api import Captioner, load
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.folders import find_images
+from captioner.data.images import open_image
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.hardware import autocast, keep_freed_memory
@@ -83,7 +84,9 @@ def at_random(
 
 def encode(model: Captioner, photos: list[Path]) -> Tensor:
     """The photos' features, (N, L, D)."""
-    pixels = [torch.from_numpy(model.prepare(photo).pixels[0].copy()) for photo in photos]
+    pixels = [
+        torch.from_numpy(model.prepare(open_image(photo)).pixels[0].copy()) for photo in photos
+    ]
     with autocast(model.precision, model.device):
         return torch.cat(
             [model.model.encode(torch.stack(pixels[i : i + 32])) for i in range(0, len(pixels), 32)]

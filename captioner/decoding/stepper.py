@@ -11,7 +11,7 @@ from torch import Tensor
 from captioner.decoding.search import Advance
 from captioner.models.attention import Memory, widen
 from captioner.models.decoder import Decoder
-from captioner.vocabulary import END, START, NEVER_GENERATED
+from captioner.vocabulary import END, NEVER_GENERATED, START
 
 
 class DecoderStepper:

@@ -106,10 +106,10 @@ class BeamSearch(Strategy):
 
 
 class DiverseBeams(Strategy):
-    """Diverse beam search: each group is penalised for words that earlier groups chose at this step.
+    """Diverse beam search: each group is penalised for words that earlier groups chose.
 
     Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none; the
-    penalty affects the choice of words, not the captions' scores.
+    penalty applies within a step and affects the choice of words, not the captions' scores.
     """
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:

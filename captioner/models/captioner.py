@@ -93,9 +93,7 @@ class CaptionModel(nn.Module):
         features = self.to_features(images)
         if advantages is None:
             return self.losses(features, tokens, label_smoothing, inputs=inputs)
-        return policy_gradient_loss(
-            self.decoder, self.decoder.memory(features), tokens, advantages
-        )
+        return policy_gradient_loss(self.decoder, self.decoder.memory(features), tokens, advantages)
 
     def losses(
         self,

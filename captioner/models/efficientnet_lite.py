@@ -125,8 +125,9 @@ class EfficientNetLite(nn.Module):
 
 
 class Block(nn.Module):
-    """Inverted residual block: expansion (except in the first stage), depthwise convolution,
-    projection.
+    """Inverted residual: expansion, depthwise convolution, projection.
+
+    Blocks of the first stage have no expansion.
 
     Source: Sandler et al. 2018 (arXiv:1801.04381), section 3.3.
     """

@@ -227,7 +227,9 @@ class SelfCritical:
         alone = self.reward(image_ids, [[g.tokens] for g in greedy], [[g.ended] for g in greedy])
         return rewards, np.broadcast_to(alone, rewards.shape)
 
-    def _advantages(self, judged: Future[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Tensor:
+    def _advantages(
+        self, judged: Future[tuple[NDArray[np.float64], NDArray[np.float64]]]
+    ) -> Tensor:
         """Advantages, (B, R)."""
         started = time.monotonic()
         rewards, baselines = judged.result()

@@ -18,7 +18,7 @@ from captioner.data.images import image_size
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import encode_search_words
 from captioner.errors import ConfigError, ImageError
-from captioner.model_folder import StoredModel, to_float16, load_model
+from captioner.model_folder import StoredModel, load_model, to_float16
 from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder, build_encoder
@@ -107,7 +107,9 @@ def prepare(config: TrainConfig) -> Setup:
     # with it is refused.
     config.decoder = replace(config, decoder=stored.decoder).decoder
     stored.search = config.search
-    encode_search_words(config.search, stored.vocabulary)  # unknown words are told before an epoch is lost
+    encode_search_words(
+        config.search, stored.vocabulary
+    )  # unknown words are told before an epoch is lost
     model = stored.model
     model.encoder.finetune_from(
         config.encoder.finetune_from,

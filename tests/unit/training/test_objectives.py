@@ -174,7 +174,9 @@ class Enumeration:
         """What training minimises when these are drawn."""
         self.drawn = drawn
         task = self.objective.task(self.model, self.batch, self.images, 0)
-        losses = self.model(self.images, task.tokens, inputs=task.inputs, advantages=task.advantages)
+        losses = self.model(
+            self.images, task.tokens, inputs=task.inputs, advantages=task.advantages
+        )
         return losses.cross_entropy
 
     def gradient(self, value: Tensor) -> Tensor:
