@@ -1,11 +1,10 @@
-"""A model on disk: ``config.json`` and ``model.safetensors``, and nothing else is needed.
+"""Model folders: ``config.json`` and ``model.safetensors``.
 
-``document_frequencies.json.gz`` may lie beside them: in how many training photos' captions a phrase
-occurs, so that CIDEr-D can be told for a few captions too.
-
-The folder holds the architecture, the preprocessing, the vocabulary, where it was trained and how
-it scored. Nothing is pickled, no second download follows, and the folder is written whole or not
-at all. Weights are stored as float16: half the size; training keeps its own float32 state.
+The folder contains everything needed for captioning: architecture, preprocessing, vocabulary, and
+the model's training data and scores. An optional ``document_frequencies.json.gz`` holds the n-gram
+document frequencies of the training captions, so that CIDEr-D can be computed for a few captions.
+Nothing is pickled, and folders are written atomically. Weights are stored as float16 to halve the
+size; training keeps its own float32 state.
 """
 
 from __future__ import annotations
@@ -37,25 +36,24 @@ CARD = "README.md"
 
 @dataclass
 class StoredModel:
-    """Everything a model folder holds."""
+    """The contents of a model folder."""
 
     model: CaptionModel
     decoder: DecoderConfig
     vocabulary: Vocabulary
     search: SearchOptions = field(default_factory=SearchOptions)
-    """How this model is best searched, unless the user says otherwise."""
+    """The model's default search options."""
     info: dict[str, Any] = field(default_factory=dict)
-    """Where it was trained and how it scored: free text and numbers for people."""
+    """Training data and scores, for people to read."""
     frequencies: bytes | None = None
-    """The file of its training captions' document frequencies, as it is; see
-    ``captioner.frequencies``. None: they were not counted."""
+    """Contents of the document frequency file; see ``captioner.frequencies``. None: no file."""
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:
-    """Write a model folder; an older one of that name is replaced when the new one is complete.
+    """Write a model folder; an existing one is replaced once the new one is complete.
 
     Raises:
-        ModelError: The folder cannot be written (a full disk, no permission).
+        ModelError: The folder cannot be written (disk full, no permission).
     """
     model = stored.model
     config = {
@@ -69,7 +67,7 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "vocabulary": stored.vocabulary.words,
     }
     tensors = {
-        name: halved(tensor).cpu().contiguous() for name, tensor in model.state_dict().items()
+        name: to_float16(tensor).cpu().contiguous() for name, tensor in model.state_dict().items()
     }
     try:
         with atomic_folder(folder) as new:
@@ -81,12 +79,12 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
                 (new / FREQUENCIES).write_bytes(stored.frequencies)
     except OSError as error:
         raise ModelError(
-            f"{folder} could not be saved ({error.strerror}); what was there is unchanged"
+            f"cannot save {folder} ({error.strerror}); its previous contents are unchanged"
         ) from error
 
 
-def halved(tensor: torch.Tensor) -> torch.Tensor:
-    """As float16, unless that cannot hold a value."""
+def to_float16(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert to float16, unless a value would overflow."""
     half = tensor.half() if tensor.is_floating_point() else tensor
     return half if bool(half.isfinite().all()) else tensor
 
@@ -98,8 +96,8 @@ def load_model(folder: str | Path) -> StoredModel:
         The model in float32 and eval mode, on the CPU.
 
     Raises:
-        ModelError: The folder lacks a file, a file is cut or not captioner's, or a newer captioner
-            wrote it.
+        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
+            a newer version.
     """
     path = complete_folder(folder)
     config = _read_config(path)
@@ -114,7 +112,7 @@ def load_model(folder: str | Path) -> StoredModel:
         search = SearchOptions(**config["search"])
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ModelError(f"{path / CONFIG} is not a captioner model's: {reason}") from error
+        raise ModelError(f"{path / CONFIG} is not a captioner model config: {reason}") from error
     _load_weights(model, path / WEIGHTS)
     counted = path / FREQUENCIES
     frequencies = counted.read_bytes() if counted.is_file() else None
@@ -135,14 +133,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ModelError(
-            f"{path / CONFIG} cannot be read ({error}); copy the whole folder again"
+            f"cannot read {path / CONFIG} ({error}); copy the whole folder again"
         ) from error
     version = config.get("format_version") if isinstance(config, dict) else None
     if not isinstance(version, int):
-        raise ModelError(f"{path / CONFIG} is not a captioner model's; it has no format_version")
+        raise ModelError(f"{path / CONFIG} is not a captioner model config: no format_version")
     if version > FORMAT_VERSION:
         raise ModelError(
-            f"{path} was written by a newer captioner (format {version}, this one reads up to "
+            f"{path} was written by a newer captioner (format {version}, supported up to "
             f"{FORMAT_VERSION}); pip install --upgrade captioner"
         )
     return dict(config)
@@ -153,7 +151,7 @@ def _load_weights(model: CaptionModel, path: Path) -> None:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(
-            f"{path} is cut or is not a safetensors file ({error}); copy the whole folder again"
+            f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
         ) from error
     own = model.state_dict()
     wrong = sorted(own.keys() ^ tensors.keys()) or [
@@ -161,8 +159,8 @@ def _load_weights(model: CaptionModel, path: Path) -> None:
     ]
     if wrong:
         raise ModelError(
-            f"{path} does not fit its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); "
-            "copy both files from one model"
+            f"{path} does not match its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); "
+            "copy both files from the same model"
         )
     with torch.no_grad():
         model.load_state_dict(tensors)

@@ -1,42 +1,40 @@
-"""Penn-Treebank tokens of a caption, without Java.
+"""Penn Treebank tokenizer for captions, without Java.
 
-Idea: published caption scores are counted on the tokens of pycocoevalcap, which starts a Java
-program (the tokenizer of Stanford CoreNLP 3.4.1, options ``-preserveLines -lowerCase``) and then
-drops the punctuation tokens. This module gives the same tokens from regular expressions: at each
-place of the text the longest match of any rule wins, the earlier rule on a tie. A word of plain
-letters between two spaces, most of a caption, takes a short way past the rules.
+Published caption scores use the tokens of pycocoevalcap, which runs the Java tokenizer of Stanford
+CoreNLP 3.4.1 (options ``-preserveLines -lowerCase``) and removes punctuation tokens. This module
+produces the same tokens with regular expressions: at each position the longest match of any rule
+wins, the earlier rule on a tie. Plain words between spaces, most of a caption, skip the rules.
 
-What it equals: ``tokenize(text)`` is the token list that pycocoevalcap's ``PTBTokenizer`` gives
-for a caption in the middle of a batch, with Java writing UTF-8 (``-Dfile.encoding=UTF-8``; under
-another encoding Java prints ``?`` for the letters it lacks). Note that brackets stay, as
-``-lrb-`` and the like: pycocoevalcap drops them in capitals only.
+``tokenize(text)`` equals the output of pycocoevalcap's ``PTBTokenizer`` for a caption in the middle
+of a batch, with Java writing UTF-8 (``-Dfile.encoding=UTF-8``; with another encoding Java prints
+``?`` for unsupported letters). Brackets stay, as ``-lrb-`` etc.: pycocoevalcap removes them in
+capitals only.
 
-How it is proven: ``tests/unit/test_tokenizer.py`` compares with answers of the jar that are stored
-beside the test and, where Java is found, with the jar itself, on every caption of the shared data
-too. The rules were worked out from the jar's answers to probe sentences and from what is publicly
-known of the Penn Treebank conventions and of the kinds of token that this tokenizer has.
+``tests/unit/test_tokenizer.py`` compares it with stored output of the jar and, if Java is
+available, with the jar itself. The rules were derived from the jar's output for probe sentences and
+from public knowledge of the Penn Treebank conventions.
 
 Deviations:
-* Deviation: a line break (``\\r``, ``\\v``, ``\\f``, U+0085, U+2028, U+2029) counts as a space, as
-  pycocoevalcap does with ``\\n``. The jar starts a new line there, and pycocoevalcap then gives
-  every later caption of the batch the tokens of the wrong line.
-* Deviation: the jar peeks past the end of a line. A caption that ends in a single letter and a
-  period ("plan B.") loses that period when the next caption starts with a word like "The", and at
-  the very end of the batch a last face or year (":)", "'90") falls apart. Here a caption never
-  depends on its neighbour; it is read as if a line "x" followed.
-* Deviation: letters of scripts newer than the jar, and the vowel signs of some Indic and
-  South-East Asian scripts, may be split or dropped differently (803 signs of the basic plane
-  differ), and so may soft hyphens and wide blanks inside file names and web addresses. Latin,
-  Greek, Cyrillic, Hebrew, Arabic, CJK and emoji follow the jar, but for a few rare letters.
+* Deviation: line breaks (``\\r``, ``\\v``, ``\\f``, U+0085, U+2028, U+2029) count as spaces, as
+  ``\\n`` does in pycocoevalcap. The jar starts a new line, and pycocoevalcap then assigns the wrong
+  lines to all later captions of the batch.
+* Deviation: the jar looks past the end of a line. A caption that ends in a letter and a period
+  ("plan B.") loses the period if the next caption starts with a word like "The", and at the end of
+  the batch a final emoticon or year (":)", "'90") is split. Here captions are independent; each is
+  tokenized as if a line "x" followed.
+* Deviation: letters of scripts newer than the jar and vowel signs of some Indic and South-East
+  Asian scripts may be split or dropped differently (803 characters of the basic plane), as may soft
+  hyphens and wide spaces inside file names and URLs. Latin, Greek, Cyrillic, Hebrew, Arabic, CJK
+  and emoji follow the jar, except for a few rare letters.
 """
 
 from __future__ import annotations
 
 import re
 
-# --- pieces of patterns ------------------------------------------------------------------------
+# --- building blocks ---------------------------------------------------------------------------
 
-# Letters the jar knows: the Unicode letters of the basic plane, without the number-like signs that
+# Letters in the jar: Unicode letters of the basic plane, without the number-like characters that
 # Python counts as word characters.
 _NOT_LETTERS = (
     r"\u00b2\u00b3\u00b9\u00bc-\u00be\u09f4-\u09f9\u0bf0-\u0bf2\u0f2a-\u0f33\u1369-\u137c"
@@ -46,7 +44,7 @@ _NOT_LETTERS = (
 )
 _BASIC = rf"[^\W\d_{_NOT_LETTERS}]"
 _ALNUM = rf"[^\W_{_NOT_LETTERS}]"
-# Combining accents and vowel signs carry on a word, and so does a soft hyphen or "&eacute;".
+# Combining accents, vowel signs, soft hyphens and entities like "&eacute;" continue a word.
 _MARKS = (
     r"\u00ad\u02c2-\u02c5\u02d2-\u02df\u02e5-\u02eb\u02ed\u02ef-\u036f\u0375\u0384\u0385"
     r"\u03f6\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
@@ -76,14 +74,14 @@ _TAG = (
 )
 _URL_TAIL = r"(?:/[^ \t\n\"<>|(){}]+[^ \t\n\"<>|.!?(){},-])?"
 
-# Abbreviations that keep their period wherever they stand, in any case of letters ...
+# Abbreviations that always keep their period, in upper or lower case ...
 _MAY_END_A_SENTENCE = (
     "al|ala|apr|ariz|assn|aug|bancorp|bhd|bldg|blvd|bros|calif|co|colo|conn|corp|cos|ct|dak|dec"
     "|ed\\.d|esq|est|etc|ext|feb|fla|fri|ga|inc|ind|intl|jan|jr|jul|jun|kan|kans|ky|ltd|mar|md"
     "|mich|minn|mo|mon|mont|neb|nev|nov|oct|okla|penn|ph\\.d|plc|ppte|ppty|pte|ptes|pty|ptys|rd|rt"
     "|sep|sept|seq|sq|sr|sys|tel|tenn|thu|thurs|tue|tues|univ|va|vt|wed|wis|wisc|wyo"
 )
-# ... the same, but also words of their own, so only with a capital ...
+# ... those that are also words, only with a capital ...
 _CAPITALIZED = "Ark|Az|Del|Ill|La|Mass|Miss|Ore|Pa|Tex|Wash"
 # ... titles and the like, after which no sentence ends ...
 _TITLES = (
@@ -92,9 +90,9 @@ _TITLES = (
     "|msgr|mt|mtg|natl|pfc|ph|pres|prof|profs|pvt|rep|reps|rev|sen|sens|sfc|sgt|spc|st|ste|supt"
     "|supts|treas|vs|wm"
 )
-# ... and some that count only before a number ("no. 5").
+# ... and those that count only before a number ("no. 5").
 _BEFORE_NUMBERS = "art|ca|figs?|nos?|op|pp|prop"
-# Words that start a sentence: before one, a single letter gives up its period ("plan B. The ...").
+# Words that start a sentence: a single letter before one loses its period ("plan B. The ...").
 _SENTENCE_STARTS = (
     "A|About|According|Additionally|After|An|As|At|But|Earlier|He|Her|Here|However|If|In|It|Last"
     "|Many|More|Mr\\.|Ms\\.|Now|Once|One|Other|Our|She|Since|So|Some|Such|That|The|Their|Then"
@@ -110,7 +108,7 @@ _PHONE = (
     r"|(?:(?:\+\+?)?\d{2,4}\.)?\d{2,4}\.\d{3,4}\.\d{3,5}"
 )
 
-# What stands alone as a token of one sign; every other sign (emoji among them) disappears.
+# Characters that are tokens of their own; all others (such as emoji) are dropped.
 _SYMBOLS = (
     r"%&()*+/<=>\[\\\]^{|}~\u00a1\u00a6-\u00a9\u00ac\u00ae-\u00b1\u00b4\u00b6-\u00b8\u00bf\u00d7"
     r"\u00f7\u037e\u0387\u0589\u05be\u05c0\u05c3\u05c6\u05f3\u05f4\u060b\u060c\u061b\u061e\u061f"
@@ -124,12 +122,11 @@ _SYMBOLS = (
 
 # --- rules -------------------------------------------------------------------------------------
 
-# One rule: what it can start with ("a" a letter, "0" a digit, "." anything else), its pattern and
-# its token. A token of None stands for group 1 of the match; what the pattern matches after
-# group 1 is only looked at, but counts for the longest match. A token of "" is dropped, as
-# pycocoevalcap drops periods, commas, quotes and the like.
+# A rule: what it can start with ("a" letter, "0" digit, "." anything else), its pattern and its
+# token. A token of None means group 1 of the match; text matched after group 1 is lookahead, but
+# counts for the longest match. A token of "" is dropped, as pycocoevalcap drops punctuation.
 _RULES: tuple[tuple[str, str, str | None], ...] = (
-    # Fixed words: the ones that fall in two, and the ones that keep their apostrophe.
+    # Words that are split in two, and words that keep their apostrophe.
     ("a", r"(?i:(can)not|(gon|wan)na|(got)ta|(lem|gim)me)", None),
     (".", r"(?i:('t)(?:is|was))", None),
     (".", rf"({_APOSTROPHE}[nN]{_APOSTROPHE}|{_CURLY_APOSTROPHE}[nN])", None),
@@ -148,7 +145,7 @@ _RULES: tuple[tuple[str, str, str | None], ...] = (
     ("a", rf"({_BASIC}+[aeiouyAEIOUY]{_APOSTROPHE_OR_TICK}[aeiouA-Z]{_BASIC}*)", None),
     ("a.", rf"({_CLITIC}|{_NOT_CLITIC})[^A-Za-z]", None),
     (".", rf"(?!')({_CLITIC})", None),
-    # Markup and its entities.
+    # Markup and entities.
     (".", rf"({_TAG})", None),
     (".", r"&(?:MD|mdash|ndash);|[\u0096\u0097\u2013-\u2015]", ""),
     (".", r"(?i:&amp;)", "&"),
@@ -190,7 +187,7 @@ _RULES: tuple[tuple[str, str, str | None], ...] = (
     ("0.", rf"({_PHONE})", None),
     # Words, abbreviations and initials.
     ("a.", rf"({_WORD})", None),
-    # These two look two characters ahead, so that they beat longer words: "etc.-x" -> etc. - x.
+    # These two look two characters ahead, so that they win over longer words: "etc.-x" -> etc. - x.
     ("a", rf"((?i:{_MAY_END_A_SENTENCE})\.)[\s\S]{{2}}", None),
     ("a", rf"((?:{_CAPITALIZED})\.)[\s\S]{{2}}", None),
     ("a", rf"((?i:{_MAY_END_A_SENTENCE}|{_TITLES}|[a-z])\.|(?:{_CAPITALIZED})\.)", None),
@@ -203,29 +200,29 @@ _RULES: tuple[tuple[str, str, str | None], ...] = (
     ("a", rf"({_INITIALS}\.?)", None),
     ("a", r"((?:Canada|Sino|Korean|EU|Japan|non)-U\.S\.?|U\.S\.-(?:U\.K|U\.S\.S\.R)\.?)", None),
     ("a0", rf"((?:{_WORD}|{_THING}|{_HYPHENATED}|{_ACRONYM})\.)[,;:\u3001]", None),
-    # Faces.
+    # Emoticons.
     (".", r"([<>]?[:;=]['o*-]?[()DPdpO\\{@|\[\]])[^A-Za-z0-9]", None),
     (
         "a.",
         r"([\^x=~<>]\.\[\^x=~<>]|[-\^x=~<>']_[-\^x=~<>']|\([-\^x=~<>'][_.]?[-\^x=~<>']\))",
         None,
     ),
-    # Words of letters and digits, with what may stand inside them.
+    # Words of letters and digits, with the characters allowed inside them.
     ("a0.", rf"({_THING})", None),
     ("a0", rf"({_HYPHENATED})", None),
     ("a", rf"({_ACRONYM})", None),
     ("a0", rf"({_ALNUM}+(?:\.{_ALNUM}+)*\.(?i:{_FILE_ENDINGS}))(?:{_SPACE}|[\n!,.?])", None),
     ("a", r"([cC]\+\+|[cCfF]#)", None),
     (".", rf"{_SPACE}", ""),
-    # Punctuation: what pycocoevalcap drops, then what it keeps.
+    # Punctuation: dropped by pycocoevalcap, then kept.
     (".", r"\.{3,5}|(?:\.[ \u00a0]){2,4}\.|''|``|[.,;:\"'`?!\u2026]|-{1,4}|&quot;|&apos;", ""),
     (".", rf"([{_QUOTES}]{{1,2}})", None),
     (".", r"(-{5,}|[?!]{2,}|@+|#+|_+|\*+|(?:\\\*){1,3}|<<|>>)", None),
     (".", rf"([{_SYMBOLS}])", None),
 )
 
-# The jar writes these signs in ASCII; a token of several of them is one of the dropped quotes
-# only when it comes out as "``" or "''".
+# The jar writes these characters in ASCII; a token of several of them is dropped as a quote only
+# if it becomes "``" or "''".
 _REWRITTEN = str.maketrans(
     {
         **dict.fromkeys("\u0091\u2018\u201b\u2039", "`"),
@@ -264,51 +261,51 @@ _QUOTES_OR_CLITIC = re.compile(rf"[{_QUOTES}]+$|(?:{_CLITIC}|{_NOT_CLITIC})$").m
 _ADDRESS = re.compile(r"(?i:https?://|www\.|.*\.(?:com|net|org|edu)(?:/|$))").match
 _PLAIN_WORDS = re.compile(r" *([A-Za-z]+)(?=[ \n])").match
 _SPLIT_WORDS = frozenset(("cannot", "gonna", "wanna", "gotta", "lemme", "gimme"))
-# Commas and periods that stand apart are skipped here too: they are dropped, and no rule joins them
-# to what follows.
+# Separate commas and periods are skipped here too: they are dropped, and no rule joins them to what
+# follows.
 _BLANKS = re.compile(r"(?:[ \n]|,(?=[ \n])|\.(?=\n| [A-Za-z]))+").match
 _LINE_BREAKS = re.compile(r"[\r\n\v\f\u0085\u2028\u2029]")
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a caption into the tokens on which caption scores are counted.
+    """Split a caption into the tokens used by caption metrics.
 
     Args:
         text: One caption, any string.
 
     Returns:
-        Its tokens in lower case, without punctuation; none for a blank caption. For example
-        ``tokenize("The dogs' T-shirt isn't $5.")`` gives
+        Lower-case tokens without punctuation; empty for a blank caption. For example,
+        ``tokenize("The dogs' T-shirt isn't $5.")`` returns
         ``["the", "dogs", "t-shirt", "is", "n't", "$", "5"]``.
     """
-    # The line end that follows a caption in the jar's input belongs to what some rules look at.
+    # Some rules look ahead to the line end that follows a caption in the jar's input.
     text = _LINE_BREAKS.sub(" ", text).rstrip() + "\n"
     tokens: list[str] = []
-    place, end = 0, len(text)
-    while place < end:
-        plain = _PLAIN_WORDS(text, place)
+    position, end = 0, len(text)
+    while position < end:
+        plain = _PLAIN_WORDS(text, position)
         if plain and (word := plain[1].lower()) not in _SPLIT_WORDS:
             tokens.append(word)
-            place = plain.end()
+            position = plain.end()
             continue
-        if blanks := _BLANKS(text, place):
-            place = blanks.end()
+        if blanks := _BLANKS(text, position):
+            position = blanks.end()
             continue
-        place = _take_token(text, place, tokens)
+        position = _take_token(text, position, tokens)
     return tokens
 
 
-def _take_token(text: str, place: int, tokens: list[str]) -> int:
-    """Append the token at a place of the text, if any, and return where it ends."""
-    first = text[place]
+def _take_token(text: str, position: int, tokens: list[str]) -> int:
+    """Append the token at a position of the text, if any, and return where it ends."""
+    first = text[position]
     kind = "a" if first.isalpha() else "0" if first.isdecimal() else "."
     longest, best, token = 0, None, None
     for match, fixed in _BY_FIRST[kind]:
-        found = match(text, place)
+        found = match(text, position)
         if found and found.end() > longest:
             longest, best, token = found.end(), found, fixed
     if best is None:
-        return place + 1  # a sign that the jar does not know, such as an emoji
+        return position + 1  # a character that the jar drops, such as an emoji
     if token is not None:
         if token:
             tokens.append(token)
@@ -321,14 +318,14 @@ def _take_token(text: str, place: int, tokens: list[str]) -> int:
 
 
 def _as_written(token: str) -> str:
-    """Give a matched token the form in which the jar writes it."""
+    """Convert a matched token to the jar's output form."""
     if token in _WHOLE_TOKENS:
         return _WHOLE_TOKENS[token]
     if _QUOTES_OR_CLITIC(token):
         token = token.replace("&apos;", "'").translate(_REWRITTEN)
-    elif token[-1] != ">" and ("(" in token or ")" in token):  # a face or a telephone number
+    elif token[-1] != ">" and ("(" in token or ")" in token):  # an emoticon or a phone number
         token = token.replace("(", "-LRB-").replace(")", "-RRB-")
-    if "@" in token or token[0] == "#" or _ADDRESS(token):  # an address or a tag stays as it is
+    if "@" in token or token[0] == "#" or _ADDRESS(token):  # addresses and tags are unchanged
         return token.lower()
-    # A space inside a token (a tag, "1 1/2", a telephone number) becomes a non-breaking one.
+    # A space inside a token (a tag, "1 1/2", a phone number) becomes a non-breaking one.
     return token.replace("\u00ad", "").replace(" ", "\u00a0").replace("&amp;", "&").lower()

@@ -1,7 +1,7 @@
-"""Words and their numbers.
+"""Mapping between words and token ids.
 
-The vocabulary is counted over the training captions alone, with the tokenizer that the evaluation
-uses, so that a word the model can say is a word the metrics can match.
+The vocabulary is counted over the training captions only, with the tokenizer of the evaluation, so
+that the metrics can match every word the model generates.
 """
 
 from __future__ import annotations
@@ -12,50 +12,49 @@ from collections.abc import Iterable, Sequence
 from captioner.errors import ConfigError
 
 PAD, START, END, UNKNOWN = range(4)
-"""Numbers of the special tokens. They are numbers only: no word of a caption can collide with
-them, not even a caption that holds the text ``<end>``."""
+"""Ids of the special tokens. No word can collide with them, not even the text ``<end>``."""
 
-UNSPOKEN = (PAD, START, UNKNOWN)
-"""What a decoder is never asked to say."""
+NEVER_GENERATED = (PAD, START, UNKNOWN)
+"""Tokens that a decoder never generates."""
 
 SPECIAL_NAMES = ("<pad>", "<start>", "<end>", "<unk>")
 
-_ASKING = """
+_NOT_LAST = """
 a an the this these those its his their my your our 's very two three four five several many some
 of in on at to for with from by into onto upon near beside between among against towards toward
 and or but while as than that which who whose where when because before after during
 is are am was were be been being has have
 """
-BAD_ENDINGS = frozenset(_ASKING.split())
-"""Words that ask for another one: a sentence that ends with one was cut short."""
+BAD_ENDINGS = frozenset(_NOT_LAST.split())
+"""Words that no complete caption ends with ("... with a")."""
 
 
 class Vocabulary:
-    """Maps words to numbers and back.
+    """Maps words to token ids and back.
 
-    Numbers 0 to 3 are the special tokens; the words follow, most frequent first. A model that has
-    learned several styles has a start token for each; their numbers come last and are inputs only:
-    a decoder has no output for them.
+    Ids 0 to 3 are the special tokens; the words follow, most frequent first. A model trained on
+    several styles has a start token for each; their ids come last and are inputs only: a decoder
+    has no output for them.
     """
 
     def __init__(self, words: Sequence[str], styles: Sequence[str] = ()) -> None:
-        """Number the words in the order given.
+        """Assign ids to the words in the given order.
 
         Args:
             words: Distinct words, without the special tokens.
-            styles: Names of the styles, the default first; empty: one style without a name.
+            styles: Names of the styles, the default first; empty: one unnamed style.
 
         Raises:
-            ConfigError: A word or a style is there twice.
+            ConfigError: A word or style is repeated.
         """
         self.words = tuple(words)
         self.styles = tuple(styles)
         if len(set(self.styles)) < len(self.styles):
             raise ConfigError(f"styles {', '.join(styles)} repeat a name; name each style once")
-        self._numbers = {word: number for number, word in enumerate(words, len(SPECIAL_NAMES))}
-        if len(self._numbers) != len(self.words):
-            twice = [word for word, count in Counter(words).items() if count > 1]
-            raise ConfigError(f"the vocabulary holds {twice[0]!r} twice; give every word once")
+        self._ids = {word: token for token, word in enumerate(words, len(SPECIAL_NAMES))}
+        if len(self._ids) != len(self.words):
+            repeated = [word for word, count in Counter(words).items() if count > 1]
+            raise ConfigError(f"the vocabulary repeats {repeated[0]!r}; give every word once")
 
     @classmethod
     def count(
@@ -64,16 +63,15 @@ class Vocabulary:
         threshold: int = 5,
         styles: Sequence[str] = (),
     ) -> Vocabulary:
-        """Count words and keep those seen ``threshold`` times or more.
+        """Build a vocabulary of the words that occur at least ``threshold`` times.
 
         Args:
             captions: Tokenized training captions.
-            threshold: Fewest occurrences of a word that is kept.
+            threshold: Minimum number of occurrences.
             styles: See the constructor.
 
         Returns:
-            The vocabulary, most frequent first and alphabetical among equals, whatever the order
-            of the captions.
+            The vocabulary, most frequent words first, ties in alphabetical order.
         """
         counts = Counter(word for words in captions for word in words)
         kept = [word for word, count in counts.items() if count >= threshold]
@@ -92,10 +90,10 @@ class Vocabulary:
     __hash__ = None  # type: ignore[assignment]
 
     def __contains__(self, word: str) -> bool:
-        return word in self._numbers
+        return word in self._ids
 
     def start(self, style: str = "") -> int:
-        """Number of the start token of a style.
+        """Start token of a style.
 
         Args:
             style: One of ``styles``; empty: the default style.
@@ -111,10 +109,10 @@ class Vocabulary:
         return len(self) + self.styles.index(style)
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Number each word; a word outside the vocabulary becomes ``UNKNOWN``."""
-        return [self._numbers.get(word, UNKNOWN) for word in words]
+        """Token ids of words; words outside the vocabulary become ``UNKNOWN``."""
+        return [self._ids.get(word, UNKNOWN) for word in words]
 
-    def decode(self, numbers: Iterable[int]) -> list[str]:
-        """Give each number's word; special tokens appear as ``<pad>``, ``<start>``, ..."""
+    def decode(self, tokens: Iterable[int]) -> list[str]:
+        """Words of token ids; special tokens appear as ``<pad>``, ``<start>``, ..."""
         offset = len(SPECIAL_NAMES)
-        return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in numbers]
+        return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in tokens]

@@ -58,11 +58,12 @@ def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
     import torch
 
     from captioner.api import load
+    from captioner.data.images import open_image
     from captioner.hardware import autocast
 
     model = load(*folders(options))
     search = model.options(**({"beam_size": options.beam_size} if options.beam_size else {}))
-    prepared = [model.prepare(photo) for photo in photos]
+    prepared = [model.prepare(open_image(photo)) for photo in photos]
     batches = [prepared[i : i + BATCH] for i in range(0, len(prepared), BATCH)]
 
     @torch.inference_mode()

@@ -31,6 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from captioner.api import Captioner, load
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.folders import find_images
+from captioner.data.images import open_image
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.hardware import autocast, keep_freed_memory
@@ -77,13 +78,15 @@ def at_random(
     torch.manual_seed(0)
     config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers)
     decoder = build_decoder(config, size, words, regions).eval()
-    decoder.tabulate_words()
+    decoder.cache_word_gates()
     return decoder, torch.rand(photos, regions, size)
 
 
 def encode(model: Captioner, photos: list[Path]) -> Tensor:
     """The photos' features, (N, L, D)."""
-    pixels = [torch.from_numpy(model.prepare(photo).pixels[0].copy()) for photo in photos]
+    pixels = [
+        torch.from_numpy(model.prepare(open_image(photo)).pixels[0].copy()) for photo in photos
+    ]
     with autocast(model.precision, model.device):
         return torch.cat(
             [model.model.encode(torch.stack(pixels[i : i + 32])) for i in range(0, len(pixels), 32)]

@@ -44,8 +44,8 @@ from captioner.data.sources import PhotoSource, open_source
 from captioner.hardware import autocast, keep_freed_memory, peak_memory, pick_precision
 from captioner.models.decoder import BahdanauDecoder, build_decoder
 from captioner.models.encoder import build_encoder
-from captioner.models.layout import Layout
 from captioner.models.losses import caption_losses, longest_first
+from captioner.models.packing import PackedLayout
 from captioner.tokenizer import tokenize
 from captioner.vocabulary import END, PAD, START
 
@@ -202,7 +202,7 @@ def padding(*batches: Tensor) -> float:
         tokens = longest_first(batch).sort_captions(batch)
         real = tokens[..., 1:] != PAD
         words += int(real.sum())
-        places += sum(Layout.of(tokens[..., :-1].masked_fill(~real, PAD)).sizes)
+        places += sum(PackedLayout.of(tokens[..., :-1].masked_fill(~real, PAD)).sizes)
     return 1 - words / places
 
 

@@ -199,7 +199,10 @@ def encoded(work: Path, setup: Setup, part: str) -> Tensor:
         captioner = Captioner(setup.stored)
         features = []
         for at in tqdm(range(0, len(photos), 32), desc=f"encoding {part}"):
-            prepared = [captioner.prepare(photo.path).pixels[0] for photo in photos[at : at + 32]]
+            prepared = [
+                captioner.prepare(open_image(photo.path)).pixels[0]
+                for photo in photos[at : at + 32]
+            ]
             with autocast(captioner.precision, captioner.device):
                 pixels = torch.from_numpy(np.stack(prepared)).to(captioner.device)
                 features.append(captioner.model.encode(pixels).bfloat16().cpu())

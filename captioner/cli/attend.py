@@ -29,10 +29,15 @@ from captioner.visualization.pages import PAGES, Entry, gallery, page
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     from captioner.api import Captioner
     from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
+
+
+DECODED = 8
+"""Most decoded photos held in memory at once."""
 
 
 class _Shown(NamedTuple):
@@ -41,7 +46,7 @@ class _Shown(NamedTuple):
     name: Path
     """As it was given, - for standard input."""
     photo: Any
-    """What can be opened: the path, or the picture from standard input."""
+    """The decoded image, or its path where many photos are gathered."""
     captions: list[Caption]
     labels: list[str]
 
@@ -109,7 +114,9 @@ def _draw(
             warn(str(one))
             continue
         if several and places[0] == places[-1]:
-            gathered.append(one)
+            # A page of many photos reads them again, rather than hold them all in memory.
+            again = one.photo if str(one.name) == "-" else one.name
+            gathered.append(one._replace(photo=again))
         else:
             try:
                 draw(one, _outlines(one, instances)).save(place)
@@ -140,50 +147,53 @@ def _models(options: Any) -> list[Captioner]:
 def _shown(
     models: Sequence[Captioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
 ) -> Iterator[_Shown | ImageError]:
-    """Every photo with its captions, or why it has none."""
+    """Every photo with its captions, or the error; each is decoded once."""
+    labels = _labels(options)
+    size = 1 if options.words else min(options.batch_size, DECODED)
+    for start in range(0, len(photos), size):
+        batch = photos[start : start + size]
+        images = [_open(photo) for photo in batch]
+        readable = [image for image in images if not isinstance(image, ImageError)]
+        found = iter(_captions(models, readable, options, search))
+        for photo, image in zip(batch, images, strict=True):
+            if isinstance(image, ImageError):
+                yield image
+            else:
+                yield _Shown(photo, image, next(found), labels)
+
+
+def _open(photo: Path) -> Image | ImageError:
     from captioner.data.images import open_image
 
-    sources: list[Any] = []
-    for photo in photos:  # standard input can be read once only, and is read and drawn
-        try:
-            sources.append(open_image(sys.stdin.buffer) if str(photo) == "-" else photo)
-        except ImageError as error:
-            sources.append(error)
-    readable = [source for source in sources if not isinstance(source, ImageError)]
-    results = _results(models, readable, options, search)
-    labels = _labels(options)
-    for photo, source in zip(photos, sources, strict=True):
-        found = source if isinstance(source, ImageError) else next(results)
-        yield found if isinstance(found, ImageError) else _Shown(photo, source, found, labels)
+    try:
+        return open_image(sys.stdin.buffer if str(photo) == "-" else photo)
+    except ImageError as error:
+        return error
 
 
-def _results(
-    models: Sequence[Captioner], photos: Sequence[Any], options: Any, search: dict[str, Any]
-) -> Iterator[list[Caption] | ImageError]:
-    """What all models say of every photo, or why they cannot."""
+def _captions(
+    models: Sequence[Captioner], images: Sequence[Image], options: Any, search: dict[str, Any]
+) -> Iterator[list[Caption]]:
+    """The captions of every image by all models: those found, or the given words."""
+    prepared = [[model.prepare(image) for image in images] for model in models]
     others = options.alternatives
     if options.words:
-        for photo in photos:
-            try:
-                yield [
-                    caption
-                    for text in options.words
-                    for model in models
-                    for caption in model.explain_batch(
-                        [model.prepare(photo)], [model.known_words(text)], alternatives=others
-                    )
-                ]
-            except ImageError as unreadable:
-                yield unreadable
+        for photo in zip(*prepared, strict=True):
+            yield [
+                caption
+                for text in options.words
+                for model, one in zip(models, photo, strict=True)
+                for caption in model.explain_batch(
+                    [one], [model.known_words(text)], alternatives=others
+                )
+            ]
         return
-    size = options.batch_size
-    streams = (
-        model.stream(photos, model.options(**search), batch_size=size, alternatives=others)
-        for model in models
-    )
-    for results in zip(*streams, strict=True):
-        error = results[0].error
-        yield [c for result in results for c in result.captions] if error is None else error
+    found = [
+        model.caption_batch(photos, model.options(**search), alternatives=others)
+        for model, photos in zip(models, prepared, strict=True)
+    ]
+    for captions in zip(*found, strict=True):
+        yield [caption for of_model in captions for caption in of_model]
 
 
 def _labels(options: Any) -> list[str]:

@@ -1,1 +1,1 @@
-"""Search over a step function."""
+"""Caption search over a step function."""

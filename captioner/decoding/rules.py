@@ -1,7 +1,6 @@
-"""What may not be said next: length, repeated phrases, banned words, bad endings.
+"""Rules on the next word: length limits, repeated n-grams, banned words, bad endings.
 
-A rule sets log-probabilities to -inf and changes nothing else, so what is said keeps the
-probability that the model gave it.
+A rule only sets log-probabilities to -inf, so that every other word keeps the model's probability.
 
 Notation: B photos, K beams, V vocabulary, T words so far.
 """
@@ -18,18 +17,16 @@ from captioner.errors import ConfigError
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
 
 
-class WordNumbers(NamedTuple):
-    """The words of the search options, as a vocabulary numbers them."""
+class SearchTokens(NamedTuple):
+    """Token ids of the words in the search options."""
 
     forced: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
     bad_endings: tuple[int, ...] = ()
 
 
-def number_words(options: SearchOptions, vocabulary: Vocabulary) -> WordNumbers:
-    """Look up the words of the search options.
-
-    A banned word that the vocabulary does not hold is never said anyway.
+def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
+    """Look up the words of the search options; banned words outside the vocabulary are ignored.
 
     Raises:
         ConfigError: A forced word is not in the vocabulary.
@@ -37,11 +34,11 @@ def number_words(options: SearchOptions, vocabulary: Vocabulary) -> WordNumbers:
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
         raise ConfigError(
-            f"forced-words holds {', '.join(unknown)}, which the model does not know; give words "
-            "from its vocabulary"
+            f"forced-words {', '.join(unknown)}: not in the model's vocabulary; use words from its "
+            "vocabulary"
         )
     endings = BAD_ENDINGS if options.guard_endings else ()
-    return WordNumbers(
+    return SearchTokens(
         tuple(vocabulary.encode(options.forced_words)),
         tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
         tuple(sorted(vocabulary.encode(word for word in endings if word in vocabulary))),
@@ -49,10 +46,10 @@ def number_words(options: SearchOptions, vocabulary: Vocabulary) -> WordNumbers:
 
 
 class Rules:
-    """All rules that options ask for."""
+    """All rules enabled by the search options."""
 
     def __init__(
-        self, options: SearchOptions, words: WordNumbers, end_token: int, device: torch.device
+        self, options: SearchOptions, words: SearchTokens, end_token: int, device: torch.device
     ) -> None:
         self.options = options
         self.end_token = end_token
@@ -60,12 +57,11 @@ class Rules:
         self.bad_endings = torch.tensor(words.bad_endings, dtype=torch.long, device=device)
 
     def forbid(self, log_probs: Tensor, tokens: Tensor) -> None:
-        """Set to -inf, in place, what must not follow.
+        """Set the log-probabilities of forbidden words to -inf, in place.
 
         Args:
-            log_probs: Of the next word, (B, K, V).
-            tokens: The words so far, (B, K, T). Sentences that have ended may be given too; what
-                becomes of them here does not matter.
+            log_probs: Log-probabilities of the next word, (B, K, V).
+            tokens: The words so far, (B, K, T). The result for finished captions is unspecified.
         """
         options, length = self.options, tokens.shape[2]
         if len(self.banned):
@@ -76,19 +72,19 @@ class Rules:
             if length > 0:
                 bad = (tokens[..., -1:] == self.bad_endings).any(dim=-1)  # (B, K)
                 log_probs[..., self.end_token].masked_fill_(bad, -torch.inf)
-            if length == options.max_length - 1:  # a sentence that is cut here ends here too
+            if length == options.max_length - 1:  # a truncated caption ends here too
                 log_probs.index_fill_(2, self.bad_endings, -torch.inf)
         if 0 < options.block_ngrams <= length:
             _block_ngrams(log_probs, tokens, options.block_ngrams)
 
 
 def _block_ngrams(log_probs: Tensor, tokens: Tensor, size: int) -> None:
-    """Forbid every word that would complete a phrase a second time.
+    """Forbid every word that would repeat an n-gram of ``size`` words.
 
-    Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5, there for three words.
+    Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5, for n = 3.
     """
-    phrases = tokens.unfold(2, size, 1)  # (B, K, P, size), all phrases said
-    open_phrase = tokens[..., tokens.shape[2] - size + 1 :].unsqueeze(2)  # (B, K, 1, size - 1)
-    again = (phrases[..., :-1] == open_phrase).all(dim=-1)  # (B, K, P)
-    cost = torch.zeros_like(again, dtype=log_probs.dtype).masked_fill_(again, -torch.inf)
-    log_probs.scatter_add_(2, phrases[..., -1], cost)
+    ngrams = tokens.unfold(2, size, 1)  # (B, K, P, size)
+    prefix = tokens[..., tokens.shape[2] - size + 1 :].unsqueeze(2)  # (B, K, 1, size - 1)
+    repeated = (ngrams[..., :-1] == prefix).all(dim=-1)  # (B, K, P)
+    cost = torch.zeros_like(repeated, dtype=log_probs.dtype).masked_fill_(repeated, -torch.inf)
+    log_probs.scatter_add_(2, ngrams[..., -1], cost)

@@ -1,22 +1,22 @@
-"""The search: drives a step function until every photo has its sentences.
+"""Caption search over a step function.
 
-    beams = one empty sentence a photo
+    beams = one empty caption per photo
     until every photo is finished:
-        advance   the stepper scores every next word of every sentence
-        forbid    the rules take out what must not follow
+        advance   the stepper scores every next word of every caption
+        forbid    the rules mask words that must not follow
         choose    the strategy keeps some of the continuations
 
-The search knows no model: it drives anything that fits ``Stepper``. Whole batches of photos and
-their beams move together, no Python loop runs over photos or beams inside a step, and a photo that
-is finished leaves the batch. A step waits for the device once, to learn which photos are finished.
+The search does not depend on a model: it drives any ``Stepper``. All photos and beams of a batch
+advance together, no Python loop runs over photos or beams inside a step, and finished photos leave
+the batch. Each step synchronizes with the device once, to find out which photos are finished.
 
-A sentence that has ended keeps its place in the beam with its score frozen, so the places always
-hold the best sentences known, ended or not. What a step saw (attention, gates) is kept as it came,
-with the parents of the sentences; the sentences that are given back trace their own path through
-it at the end, so nothing is copied on the way.
+A finished caption stays in the beam with its score frozen, so the beam always holds the best
+captions known, finished or not. Attention and gates of every step are stored with the parents of
+the captions; the returned captions are traced back through them at the end, without copies in
+between.
 
 Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, M
-sentences given back.
+returned captions.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ import torch
 from torch import Tensor
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import Rules, WordNumbers
+from captioner.decoding.rules import Rules, SearchTokens
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
 
 
 class Advance(NamedTuple):
-    """What a stepper gives for one word."""
+    """Result of one step."""
 
     log_probs: Tensor
-    """(B, K, V) log-probabilities of the next word, float32; -inf where a word is forbidden. The
-    search may write into it."""
+    """(B, K, V) log-probabilities of the next word, float32; -inf for forbidden words. The search
+    may modify it in place."""
     alphas: Tensor
-    """(B, K, L) attention while the word is chosen."""
+    """(B, K, L) attention when the word is chosen."""
     gates: Tensor
     """(B, K) context gate."""
 
 
 class Stepper(Protocol):
-    """One word further for a batch of photos; holds the state of every beam.
+    """Advances a batch of photos by one word; holds the state of every beam.
 
-    A fresh stepper has one beam a photo.
+    A new stepper has one beam per photo.
     """
 
     device: torch.device
     start_token: int | Tensor
-    """Of all photos, or of each, (B,)."""
+    """One for all photos, or one per photo, (B,)."""
     end_token: int
 
     @property
     def batch_size(self) -> int:
-        """B, the photos that are still searched."""
+        """B, the number of photos still searched."""
 
     def advance(self, tokens: Tensor) -> Advance:
-        """Take the last word of each beam, (B, K), and score the next."""
+        """Feed the last word of each beam, (B, K), and score the next."""
 
     def reorder(self, parents: Tensor) -> None:
-        """Beam k of each photo continues beam ``parents[b, k]`` of the step before, (B, K)."""
+        """Let beam k of each photo continue beam ``parents[b, k]`` of the last step, (B, K)."""
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these photos only, (B',)."""
+        """Continue with these photos only, (B',)."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One sentence of a photo, T tokens, without start and end. Tensors are on the CPU."""
+    """One caption of T tokens, without start and end. Tensors are on the CPU."""
 
     tokens: list[int]
     token_log_probs: Tensor
@@ -82,23 +82,23 @@ class Hypothesis:
     gates: Tensor
     """(T,)."""
     log_prob: float
-    """Of the whole sentence, its end token included where it has one."""
+    """Of the whole caption, including its end token if it has one."""
     ended: bool
-    """False: cut at max_length before the end token came."""
+    """False: truncated at max_length, without an end token."""
 
 
-class _Past(NamedTuple):
-    """What one step saw, as it came."""
+class _StepRecord(NamedTuple):
+    """What one step produced, for tracing captions back."""
 
-    rows: Tensor  # (N,) where each photo stood in the batch; meaningless for one that had left
+    rows: Tensor  # (N,) row of each photo in the batch; undefined for photos that have left
     parents: Tensor  # (B, K)
-    log_probs: Tensor  # (B, K) of the words that were chosen
+    log_probs: Tensor  # (B, K) of the chosen words
     alphas: Tensor  # (B, parents, L)
     gates: Tensor  # (B, parents)
 
 
-class _Found(NamedTuple):
-    """The sentences of the photos that finished at one step."""
+class _Finished(NamedTuple):
+    """The captions of the photos that finished at one step."""
 
     photos: Tensor  # (B,)
     beams: Tensor  # (B, n) best first
@@ -110,74 +110,74 @@ class _Found(NamedTuple):
 def search(
     stepper: Stepper,
     options: SearchOptions,
-    words: WordNumbers = WordNumbers(),  # noqa: B008 - a tuple, never changed
-    keys: Sequence[int] | None = None,
+    words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
+    seeds: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Find the sentences of every photo.
+    """Search for the captions of every photo.
 
     Args:
-        stepper: A fresh stepper.
-        options: What is looked for, and how.
-        words: The words that the options name, from ``number_words``.
-        keys: A number for each photo, from which its random draws are made; None: its place.
+        stepper: A new stepper.
+        options: Search options.
+        words: The words in the options, from ``encode_search_words``.
+        seeds: A random seed per photo, combined with ``options.seed``; None: its index.
 
     Returns:
-        For each photo its best ``options.num_captions`` sentences, best first; fewer only where
-        there are no more different ones.
+        For each photo the best ``options.num_captions`` captions, best first; fewer if there are
+        not as many different ones.
     """
     count, device = stepper.batch_size, stepper.device
     if not count:
         return []
     rules = Rules(options, words, stepper.end_token, device)
-    keys = range(count) if keys is None else keys
-    strategy = build_strategy(options, words, keys, stepper.end_token, device)
-    photos = torch.arange(count, device=device)  # which photo each row of the batch is
+    seeds = range(count) if seeds is None else seeds
+    strategy = build_strategy(options, words, seeds, stepper.end_token, device)
+    photos = torch.arange(count, device=device)  # the photo in each row of the batch
     beams = _start(count, device)
     last = torch.as_tensor(stepper.start_token, device=device).expand(count).unsqueeze(1)
-    past: list[_Past] = []
-    found: list[_Found] = []
+    records: list[_StepRecord] = []
+    finished: list[_Finished] = []
     for t in range(options.max_length):
         advance = stepper.advance(last)
         rules.forbid(advance.log_probs, beams.tokens)
         choice = strategy.choose(_totals(beams, advance, stepper.end_token), beams, photos)
-        past.append(_remember(photos, count, beams, choice, advance))
-        beams = _grow(beams, choice, stepper.end_token)
+        records.append(_record(photos, count, beams, choice, advance))
+        beams = _extend(beams, choice, stepper.end_token)
         if t == options.max_length - 1:
-            found.append(_collect(strategy, beams, photos))
+            finished.append(_collect(strategy, beams, photos))
             break
-        done = strategy.finished(beams).cpu()  # the step's one synchronization
+        done = strategy.finished(beams).cpu()  # the only synchronization of a step
         stepper.reorder(choice.parents)
         if done.any():
-            order = done.int().argsort(descending=True, stable=True).to(device)  # one upload
-            ready, going = order.tensor_split([int(done.sum())])
-            found.append(_collect(strategy, _select(beams, ready), photos[ready]))
+            order = done.int().argsort(descending=True, stable=True).to(device)
+            ready, remaining = order.tensor_split([int(done.sum())])
+            finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
             if done.all():
                 break
-            photos, beams = photos[going], _select(beams, going)
-            stepper.keep(going)
+            photos, beams = photos[remaining], _select(beams, remaining)
+            stepper.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    for photo, hypothesis in _trace(past, found, stepper.end_token):
+    for photo, hypothesis in _trace(records, finished, stepper.end_token):
         results[photo].append(hypothesis)
-    # Draws may agree; the answers of a search may not, though groups of a beam can meet.
+    # Samples may repeat; beam groups may find the same caption, which is returned once.
     if options.temperature == 0:
         results = [_distinct(hypotheses) for hypotheses in results]
     return [hypotheses[: options.num_captions] for hypotheses in results]
 
 
 def _start(batch: int, device: torch.device) -> Beams:
-    """One empty sentence a photo."""
+    """One empty caption per photo."""
     zeros = torch.zeros(batch, 1, device=device)
     return Beams(zeros, zeros, zeros.bool(), zeros.long().new_zeros(batch, 1, 0))
 
 
 def _totals(beams: Beams, advance: Advance, end_token: int) -> Tensor:
-    """Log-probability of every sentence with every next word, (B, K, V).
+    """Log-probability of every caption with every next word, (B, K, V).
 
-    A sentence that has ended goes on in one way only, as it is, at no cost.
+    A finished caption has one continuation, another end token at no cost.
     """
-    going = beams.scores.masked_fill(beams.ended, -torch.inf)
-    totals = advance.log_probs + going.unsqueeze(2)
+    unfinished = beams.scores.masked_fill(beams.ended, -torch.inf)
+    totals = advance.log_probs + unfinished.unsqueeze(2)
     ends = totals[..., end_token]
     ends.copy_(torch.where(beams.ended, beams.scores, ends))
     return totals
@@ -189,8 +189,8 @@ def _take(part: Tensor, index: Tensor) -> Tensor:
     return part[rows, index]
 
 
-def _grow(beams: Beams, choice: Choice, end_token: int) -> Beams:
-    """Every sentence with its next word."""
+def _extend(beams: Beams, choice: Choice, end_token: int) -> Beams:
+    """Append the chosen words."""
     ended = _take(beams.ended, choice.parents)
     tokens = _take(beams.tokens, choice.parents)
     return Beams(
@@ -202,61 +202,63 @@ def _grow(beams: Beams, choice: Choice, end_token: int) -> Beams:
 
 
 def _select(beams: Beams, rows: Tensor) -> Beams:
-    """Some of the photos."""
+    """Select photos."""
     return Beams(*(part[rows] for part in beams))
 
 
-def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Found:
-    """What is given back of photos that are finished."""
+def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Finished:
+    """The captions to return of finished photos."""
     best = strategy.best(beams)
     scores = beams.scores.masked_fill(strategy.ranks(beams) == -torch.inf, -torch.inf)
-    return _Found(photos, best, scores.gather(1, best), _take(beams.tokens, best))
+    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best))
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Every sentence once, where it first stands."""
+    """Drop repeated captions."""
     first: dict[tuple[int, ...], Hypothesis] = {}
     for hypothesis in hypotheses:
         first.setdefault(tuple(hypothesis.tokens), hypothesis)
     return list(first.values())
 
 
-def _remember(photos: Tensor, count: int, beams: Beams, choice: Choice, advance: Advance) -> _Past:
+def _record(
+    photos: Tensor, count: int, beams: Beams, choice: Choice, advance: Advance
+) -> _StepRecord:
     rows = photos.new_zeros(count)
     rows[photos] = torch.arange(len(photos), device=photos.device)
     each = torch.arange(len(photos), device=photos.device).unsqueeze(1)
     chosen = advance.log_probs[each, choice.parents, choice.words]
     chosen = chosen.masked_fill(_take(beams.ended, choice.parents), 0.0)
-    return _Past(rows, choice.parents, chosen, advance.alphas, advance.gates)
+    return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates)
 
 
 def _trace(
-    past: list[_Past], found: list[_Found], end_token: int
+    records: list[_StepRecord], finished: list[_Finished], end_token: int
 ) -> Iterator[tuple[int, Hypothesis]]:
-    """The sentences that were found, with what was seen on their way; best first in each photo."""
-    photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in found])  # (M,)
-    beams = torch.cat([f.beams.flatten() for f in found])
-    lengths = [f.tokens.shape[2] for f in found for _ in range(f.beams.numel())]
+    """Trace the finished captions back through the steps; best first for each photo."""
+    photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in finished])  # (M,)
+    beams = torch.cat([f.beams.flatten() for f in finished])
+    lengths = [f.tokens.shape[2] for f in finished for _ in range(f.beams.numel())]
     steps = torch.tensor(lengths, device=photos.device)
-    seen = []
-    for t in reversed(range(len(past))):
-        rows, step = past[t].rows[photos], past[t]
-        there = t < steps  # the others had left: their beam waits for its own last step
-        beam = torch.where(there, beams, 0)
+    traced = []
+    for t in reversed(range(len(records))):
+        rows, step = records[t].rows[photos], records[t]
+        present = t < steps  # the others finished earlier
+        beam = torch.where(present, beams, 0)
         parents = step.parents[rows, beam]
-        seen.append(
+        traced.append(
             (step.log_probs[rows, beam], step.alphas[rows, parents], step.gates[rows, parents])
         )
-        beams = torch.where(there, parents, beams)
-    parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*seen, strict=True)]  # (M, T, ..)
-    scores = torch.cat([f.scores.flatten() for f in found]).tolist()
-    sentences = [tokens for f in found for tokens in f.tokens.flatten(0, 1).tolist()]
-    for photo, score, tokens, evidence in zip(
-        photos.tolist(), scores, sentences, zip(*parts, strict=True), strict=True
+        beams = torch.where(present, parents, beams)
+    parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*traced, strict=True)]
+    scores = torch.cat([f.scores.flatten() for f in finished]).tolist()
+    captions = [tokens for f in finished for tokens in f.tokens.flatten(0, 1).tolist()]
+    for photo, score, tokens, own in zip(
+        photos.tolist(), scores, captions, zip(*parts, strict=True), strict=True
     ):
         if score == -torch.inf:  # only forbidden words were left
             continue
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
-        log_probs, alphas, gates = (part[:length] for part in evidence)
+        log_probs, alphas, gates = (part[:length] for part in own)
         ended = length < len(tokens)
         yield photo, Hypothesis(tokens[:length], log_probs, alphas, gates, score, ended)

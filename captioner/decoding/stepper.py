@@ -1,4 +1,4 @@
-"""Shows a decoder, or several together, to the search as a step function."""
+"""Step functions for the search: one decoder or an ensemble."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 from captioner.decoding.search import Advance
 from captioner.models.attention import Memory, widen
 from captioner.models.decoder import Decoder
-from captioner.vocabulary import END, START, UNSPOKEN
+from captioner.vocabulary import END, NEVER_GENERATED, START
 
 
 class DecoderStepper:
     """Steps a decoder over the beams of a batch of photos.
 
-    Features and their projection are held once a photo, however wide the beam.
+    Features and their projection are stored once per photo, not per beam.
     """
 
     end_token = END
 
     def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:
-        """Start one beam a photo.
+        """Start with one beam per photo.
 
         Args:
             decoder: In eval mode.
             memory: The photos, (B, ...), from ``decoder.memory``.
-            start_token: Of all photos, or of each, (B,).
+            start_token: One for all photos, or one per photo, (B,).
         """
         self.start_token = start_token
         self.decoder = decoder
@@ -38,38 +38,38 @@ class DecoderStepper:
 
     @property
     def batch_size(self) -> int:
-        """Photos that are still searched."""
+        """Number of photos still searched."""
         return self.memory.summary.shape[0]
 
     def advance(self, tokens: Tensor) -> Advance:
-        """Score the next word of every beam; never the unknown word, padding or a second start."""
-        embedded, word_gates = self.decoder.take_words(tokens)  # (B, K, E), (B, K, 4N)
+        """Score the next word of every beam; tokens of ``NEVER_GENERATED`` get -inf."""
+        embedded, word_gates = self.decoder.embed_with_gates(tokens)  # (B, K, E), (B, K, 4N)
         step = self.decoder.step(word_gates, self.state, self.memory)
         self.state = step.state
         logits = self.decoder.readout(embedded, *step.outputs)
         log_probs = widen(logits).log_softmax(dim=-1)
-        for token in UNSPOKEN:
+        for token in NEVER_GENERATED:
             log_probs[..., token].fill_(-torch.inf)
         return Advance(log_probs, step.alphas, step.gate.squeeze(-1))
 
     def reorder(self, parents: Tensor) -> None:
-        """Beam k of each photo continues beam ``parents[b, k]``."""
+        """See ``Stepper.reorder``."""
         photos = torch.arange(len(parents), device=parents.device).unsqueeze(1)
         self.state = self.state.map(lambda part: part[photos, parents])
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these photos only."""
+        """See ``Stepper.keep``."""
         self.memory = self.memory.select(rows)
         self.state = self.state.map(lambda part: part[rows])
 
 
 class EnsembleStepper:
-    """Several decoders that say one sentence together: their probabilities are averaged.
+    """Several decoders whose word probabilities are averaged.
 
         p(word) = mean over members of p_m(word)
 
-    Attention and gate are averaged too where the members see the photo through one grid; where
-    they do not, those of the first member are given.
+    Attention and gates are averaged too if all members have the same grid; otherwise they are
+    those of the first member.
     """
 
     end_token = END
@@ -78,8 +78,8 @@ class EnsembleStepper:
         """Step all members with the same words.
 
         Args:
-            members: Fresh, of one vocabulary and the same photos; at least one.
-            one_grid: CropBox l is the same part of the photo for every member.
+            members: New steppers of the same vocabulary and photos; at least one.
+            one_grid: Whether region l is the same part of the photo for every member.
         """
         self.members = list(members)
         self.mapped = self.members if one_grid else self.members[:1]
@@ -88,32 +88,32 @@ class EnsembleStepper:
 
     @property
     def batch_size(self) -> int:
-        """Photos that are still searched."""
+        """Number of photos still searched."""
         return self.members[0].batch_size
 
     def advance(self, tokens: Tensor) -> Advance:
-        """Score the next word of every beam by all members."""
-        told = [member.advance(tokens) for member in self.members]
-        mapped = told[: len(self.mapped)]
+        """Average the members' probabilities of the next word of every beam."""
+        advances = [member.advance(tokens) for member in self.members]
+        mapped = advances[: len(self.mapped)]
         return Advance(
-            mean_probability([advance.log_probs for advance in told]),
+            mean_probability([advance.log_probs for advance in advances]),
             torch.stack([advance.alphas for advance in mapped]).mean(dim=0),
             torch.stack([advance.gates for advance in mapped]).mean(dim=0),
         )
 
     def reorder(self, parents: Tensor) -> None:
-        """Beam k of each photo continues beam ``parents[b, k]``."""
+        """See ``Stepper.reorder``."""
         for member in self.members:
             member.reorder(parents)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these photos only."""
+        """See ``Stepper.keep``."""
         for member in self.members:
             member.keep(rows)
 
 
 def mean_probability(log_probs: Sequence[Tensor]) -> Tensor:
-    """Logarithm of the mean of probabilities, from their logs, all of one shape."""
+    """Log of the mean probability, from log-probabilities of the same shape."""
     if len(log_probs) == 1:
         return log_probs[0]
     return torch.stack(list(log_probs)).logsumexp(dim=0) - math.log(len(log_probs))

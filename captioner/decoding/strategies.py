@@ -1,9 +1,9 @@
-"""How sentences grow: what a strategy keeps of all continuations, and which it gives back.
+"""Search strategies: which continuations to keep, and which captions to return.
 
-    BeamSearch       the most probable ones; a beam of one is greedy
-    DiverseBeams     the same in groups that shun each other's words (beam_groups)
-    ForcedWords      the same with a beam for every number of forced words said (forced_words)
-    Sampling         one drawn at random for each sentence (temperature, top_k, top_p)
+    BeamSearch       the most probable ones; beam size 1 is greedy search
+    DiverseBeams     groups of beams, penalised for choosing the same words (beam_groups)
+    ForcedWords      a beam for each number of forced words used so far (forced_words)
+    Sampling         one random continuation per caption (temperature, top_k, top_p)
 
 Notation: B photos, K beams, V vocabulary, T words so far, C forced words.
 """
@@ -18,83 +18,83 @@ import torch
 from torch import Tensor
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import WordNumbers
+from captioner.decoding.rules import SearchTokens
 
 
 class Beams(NamedTuple):
-    """The sentences so far."""
+    """The captions so far."""
 
     scores: Tensor
-    """(B, K) summed log-probabilities; -inf: there is no such sentence."""
+    """(B, K) summed log-probabilities; -inf marks an unused beam."""
     lengths: Tensor
-    """(B, K) tokens that were scored, the end token included."""
+    """(B, K) scored tokens, end token included."""
     ended: Tensor
     """(B, K)."""
     tokens: Tensor
-    """(B, K, T); after its end a sentence goes on with end tokens."""
+    """(B, K, T); finished captions are padded with end tokens."""
 
 
 class Choice(NamedTuple):
-    """The sentences that go on."""
+    """The continuations to keep."""
 
     scores: Tensor
     """(B, K) summed log-probabilities."""
     parents: Tensor
     """(B, K) the beam that each continues."""
     words: Tensor
-    """(B, K) the word that each takes."""
+    """(B, K) the next word of each."""
 
 
 class Strategy:
-    """What all share; ``choose`` is theirs."""
+    """Base class; subclasses implement ``choose``."""
 
     def __init__(self, options: SearchOptions) -> None:
         self.options = options
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
-        """Pick the sentences that go on, for all photos together.
+        """Choose the continuations to keep, for all photos together.
 
         Args:
-            totals: Log-probability of every sentence with every next word, (B, K, V). A sentence
-                that has ended has one next word, its end, which costs nothing.
-            beams: The sentences.
-            photos: Number of each photo among those that were given, (B,).
+            totals: Log-probability of every caption with every next word, (B, K, V). A finished
+                caption has one continuation, its end token at no cost.
+            beams: The captions.
+            photos: Index of each photo in the original batch, (B,).
         """
         raise NotImplementedError
 
     def finished(self, beams: Beams) -> Tensor:
-        """Photos whose best sentences no other can overtake any more, (B,)."""
+        """Photos whose best captions can no longer be beaten, (B,)."""
         return self._settled(beams.scores, beams.lengths, beams.ended, self.options.num_captions)
 
     def best(self, beams: Beams) -> Tensor:
-        """The beams to give back, best first, (B, n); equal ones in the order they stand in."""
+        """The beams to return, best first, (B, n); ties keep their order."""
         order = self.ranks(beams).sort(dim=1, descending=True, stable=True).indices
         return order[:, : self.options.num_captions]
 
     def ranks(self, beams: Beams) -> Tensor:
-        """What sentences are compared by: log-probability / length ** penalty, (B, K)."""
+        """Length-normalised scores, log-probability / length ** penalty, (B, K)."""
         return _rank(beams.scores, beams.lengths, self.options.length_penalty)
 
-    def _settled(self, scores: Tensor, lengths: Tensor, ended: Tensor, wanted: int) -> Tensor:
-        """Whether the ``wanted`` best of a row of beams are settled: (..., K) to (...).
+    def _settled(self, scores: Tensor, lengths: Tensor, ended: Tensor, count: int) -> Tensor:
+        """Whether the ``count`` best of a row of beams are final: (..., K) to (...).
 
-        Log-probabilities only fall, so a sentence is worth at most what its score so far would be
-        worth at the greatest length.
+        Log-probabilities only decrease, so the rank of an unfinished caption is bounded by that of
+        its present score at the maximum length.
         """
         penalty = self.options.length_penalty
-        hope = _rank(scores, self.options.max_length, penalty).masked_fill(ended, -torch.inf)
-        if ended.shape[-1] < wanted:
+        bounds = _rank(scores, self.options.max_length, penalty).masked_fill(ended, -torch.inf)
+        if ended.shape[-1] < count:
             return ended.all(dim=-1)
         ranks = _rank(scores, lengths, penalty).masked_fill(~ended, -torch.inf)
-        worst_given = ranks.topk(wanted, dim=-1).values[..., -1]
-        best_hope = hope.amax(dim=-1)
-        # Not so at equal ranks: a sentence that goes on must not pass for one that has ended.
-        settled: Tensor = (worst_given > best_hope) | (best_hope == -torch.inf)
+        worst_returned = ranks.topk(count, dim=-1).values[..., -1]
+        bound = bounds.amax(dim=-1)
+        # Strictly: at equal ranks an unfinished caption could be returned as a finished one.
+        settled: Tensor = (worst_returned > bound) | (bound == -torch.inf)
         return settled
 
 
 class BeamSearch(Strategy):
-    """Keep the most probable sentences."""
+    """Keep the most probable captions."""
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
         """See ``Strategy.choose``."""
@@ -106,10 +106,10 @@ class BeamSearch(Strategy):
 
 
 class DiverseBeams(Strategy):
-    """Groups of beams, one after the other; each shuns the words that earlier ones take now.
+    """Diverse beam search: each group is penalised for words that earlier groups chose.
 
     Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none; the
-    penalty counts where words are chosen and not in the scores of the sentences.
+    penalty applies within a step and affects the choice of words, not the captions' scores.
     """
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
@@ -117,34 +117,34 @@ class DiverseBeams(Strategy):
         del photos
         batch, width, vocabulary = totals.shape
         groups = self.options.beam_groups
-        first = beams.tokens.shape[2] == 0  # then all groups continue the one empty sentence
+        first = beams.tokens.shape[2] == 0  # all groups continue the one empty caption
         own = width if first else width // groups
         size = min(self.options.beam_size // groups, own * vocabulary)
         taken = totals.new_zeros(batch, vocabulary)
         choices = []
         for group in range(groups):
             start = 0 if first else group * own
-            mine, ended = totals[:, start : start + own], beams.ended[:, start : start + own]
-            # A sentence that has ended takes no word, so it neither pays nor makes others pay.
+            part, ended = totals[:, start : start + own], beams.ended[:, start : start + own]
+            # Finished captions choose no word: they pay no penalty and cause none.
             cost = (self.options.diversity * taken.unsqueeze(1)) * ~ended.unsqueeze(-1)
-            index = (mine - cost).flatten(1).topk(size, dim=1).indices
+            index = (part - cost).flatten(1).topk(size, dim=1).indices
             parents, words = index // vocabulary, index % vocabulary
-            scores = mine.flatten(1).gather(1, index)
-            says = ~ended.gather(1, parents) & scores.isfinite()
-            taken.scatter_add_(1, words, says.to(taken.dtype))
+            scores = part.flatten(1).gather(1, index)
+            counted = ~ended.gather(1, parents) & scores.isfinite()
+            taken.scatter_add_(1, words, counted.to(taken.dtype))
             choices.append(Choice(scores, parents + start, words))
         return Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True)))
 
     def finished(self, beams: Beams) -> Tensor:
-        """Photos of which every group is settled, (B,)."""
+        """Photos whose groups are all final, (B,)."""
         groups = self.options.beam_groups
-        parts = [part.view(len(part), groups, -1) for part in beams[:3]]
-        # Groups may have found the same sentences, so each must have as many as are asked for.
-        wanted = min(self.options.num_captions, self.options.beam_size // groups)
-        return self._settled(parts[0], parts[1], parts[2], wanted).all(dim=1)
+        scores, lengths, ended = (part.view(len(part), groups, -1) for part in beams[:3])
+        # Groups may have found the same captions, so each must have enough of its own.
+        count = min(self.options.num_captions, self.options.beam_size // groups)
+        return self._settled(scores, lengths, ended, count).all(dim=1)
 
     def best(self, beams: Beams) -> Tensor:
-        """The best of every group, then the second of every group, ..., (B, K)."""
+        """The best caption of every group, then the second of every group, ..., (B, K)."""
         ranks = self.ranks(beams)
         ranks = ranks.view(len(ranks), self.options.beam_groups, -1)
         ranks, inside = ranks.sort(dim=2, descending=True, stable=True)  # (B, groups, own)
@@ -155,35 +155,35 @@ class DiverseBeams(Strategy):
 
 
 class ForcedWords(Strategy):
-    """A beam for every number of forced words that its sentences have said, from none to all.
+    """Grid beam search: one bank of beams for each number of forced words used so far.
 
-    Sentences compete with those only that have said as many, so the unlikely word is not lost on
-    the way; only a sentence that has said all may end.
+    Captions compete only within their bank, so that an improbable forced word is not pruned; only
+    captions in the last bank may end.
 
-    Source: grid beam search, Hokamp and Liu 2017 (arXiv:1704.07138). Deviation: constraints are
-    single words, and a repeated one counts once.
+    Source: Hokamp and Liu 2017 (arXiv:1704.07138). Deviation: constraints are single words, and a
+    repeated word counts once.
     """
 
     def __init__(
-        self, options: SearchOptions, words: WordNumbers, end_token: int, device: torch.device
+        self, options: SearchOptions, words: SearchTokens, end_token: int, device: torch.device
     ) -> None:
         super().__init__(options)
         self.forced = torch.tensor(words.forced, device=device)  # (C,)
         self.end_token = end_token
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
-        """See ``Strategy.choose``; beams are ordered by the number of forced words said."""
+        """See ``Strategy.choose``; beams are ordered by bank."""
         del photos
         batch, _, vocabulary = totals.shape
         forced = self.forced
         banks = len(forced) + 1
-        said = self._said(beams)  # (B, K, C)
-        may_end = said.all(dim=2)
-        move = totals[..., forced].masked_fill(said, -torch.inf)  # (B, K, C), to the next bank
-        stay = totals.index_copy(2, forced, totals[..., forced].masked_fill(~said, -torch.inf))
+        used = self._used(beams)  # (B, K, C)
+        may_end = used.all(dim=2)
+        move = totals[..., forced].masked_fill(used, -torch.inf)  # (B, K, C), to the next bank
+        stay = totals.index_copy(2, forced, totals[..., forced].masked_fill(~used, -torch.inf))
         stay[..., self.end_token].masked_fill_(~may_end, -torch.inf)
         first = beams.tokens.shape[2] == 0
-        if first:  # the one empty sentence stands in the first bank
+        if first:  # the one empty caption is in the first bank
             stay, move = (_with_empty_banks(part, banks) for part in (stay, move))
         own = stay.shape[1] // banks
         stay = stay.reshape(batch, banks, -1)  # (B, banks, own V)
@@ -200,34 +200,34 @@ class ForcedWords(Strategy):
         return Choice(scores.flatten(1), parents.flatten(1), words.flatten(1))
 
     def ranks(self, beams: Beams) -> Tensor:
-        """See ``Strategy.ranks``; a sentence that lacks a word is none."""
-        return super().ranks(beams).masked_fill(~self._said(beams).all(dim=2), -torch.inf)
+        """See ``Strategy.ranks``; captions that lack a forced word rank -inf."""
+        return super().ranks(beams).masked_fill(~self._used(beams).all(dim=2), -torch.inf)
 
-    def _said(self, beams: Beams) -> Tensor:
-        """Which forced words each sentence holds, (B, K, C)."""
+    def _used(self, beams: Beams) -> Tensor:
+        """Which forced words each caption contains, (B, K, C)."""
         return (beams.tokens.unsqueeze(-1) == self.forced).any(dim=2)
 
 
 class Sampling(Strategy):
-    """Draw every word at random; every sentence is a draw of its own.
+    """Sample every word; captions are independent samples.
 
     Source: nucleus (top-p) sampling, Holtzman et al. 2020 (arXiv:1904.09751); top-k, Fan et al.
-    2018 (arXiv:1805.04833). With both, top-k cuts first.
+    2018 (arXiv:1805.04833). If both are set, top-k applies first.
     """
 
-    def __init__(self, options: SearchOptions, keys: Sequence[int], device: torch.device) -> None:
-        """Draw the numbers that words will be picked by, for every photo from its own key."""
+    def __init__(self, options: SearchOptions, seeds: Sequence[int], device: torch.device) -> None:
+        """Generate the uniform random numbers of every photo from its own seed."""
         super().__init__(options)
         shape = (options.num_captions, options.max_length)
-        draws = [np.random.default_rng([options.seed, key]).random(shape) for key in keys]
-        self.draws = torch.from_numpy(np.array(draws, dtype=np.float32)).to(device)  # (N, K, T)
+        uniform = [np.random.default_rng([options.seed, seed]).random(shape) for seed in seeds]
+        self.uniform = torch.from_numpy(np.array(uniform, dtype=np.float32)).to(device)  # (N, K, T)
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
-        """See ``Strategy.choose``; every sentence goes on with one word."""
+        """See ``Strategy.choose``; one continuation per caption."""
         width, length = self.options.num_captions, beams.tokens.shape[2]
-        totals = totals.expand(-1, width, -1)  # the first word: all draws from one sentence
-        # The best word at 0: then no temperature, however small, takes all words below what
-        # float32 holds. Where no word is left, -inf - -inf is not a number: a share of 0.
+        totals = totals.expand(-1, width, -1)  # at the first word all samples share one caption
+        # Relative to the best word, so that no small temperature makes all words underflow. If no
+        # word is left, -inf - -inf is NaN and becomes probability 0.
         below = totals - totals.amax(dim=2, keepdim=True)
         shares = (below / max(self.options.temperature, 1e-30)).softmax(dim=2).nan_to_num()
         index = torch.arange(totals.shape[2], device=totals.device).expand_as(totals)
@@ -237,14 +237,14 @@ class Sampling(Strategy):
             shares, order = shares.sort(dim=2, descending=True, stable=True)
             index = index.gather(2, order)
             before = shares.cumsum(dim=2) - shares
-            # The first word always stays, whatever rounding makes of a tiny top_p.
+            # Always keeps the first word, even for a top_p that rounds to 0.
             keep = before < self.options.top_p * shares.sum(dim=2, keepdim=True)
             shares = shares * keep
-        mass = shares.cumsum(dim=2)  # (B, K, words that may be drawn)
-        drawn = self.draws[photos, :, length].unsqueeze(-1) * mass[..., -1:]
-        place = (mass <= drawn).sum(dim=2, keepdim=True)
-        last = (mass < mass[..., -1:]).sum(dim=2, keepdim=True)  # rounding must not pass it
-        words = index.gather(2, torch.minimum(place, last))
+        mass = shares.cumsum(dim=2)  # (B, K, candidate words)
+        threshold = self.uniform[photos, :, length].unsqueeze(-1) * mass[..., -1:]
+        sampled = (mass <= threshold).sum(dim=2, keepdim=True)
+        last = (mass < mass[..., -1:]).sum(dim=2, keepdim=True)  # rounding must not exceed it
+        words = index.gather(2, torch.minimum(sampled, last))
         parents = torch.arange(width, device=totals.device).expand(len(totals), -1)
         return Choice(
             totals.gather(2, words).squeeze(2),
@@ -253,28 +253,20 @@ class Sampling(Strategy):
         )
 
     def finished(self, beams: Beams) -> Tensor:
-        """Photos whose draws have all ended, or cannot go on, (B,)."""
+        """Photos whose samples have all ended or have no possible next word, (B,)."""
         return (beams.ended | ~beams.scores.isfinite()).all(dim=1)
 
 
 def build_strategy(
     options: SearchOptions,
-    words: WordNumbers,
-    keys: Sequence[int],
+    words: SearchTokens,
+    seeds: Sequence[int],
     end_token: int,
     device: torch.device,
 ) -> Strategy:
-    """The strategy that the options ask for.
-
-    Args:
-        options: Free of contradictions, as they always are.
-        words: Their words.
-        keys: What each photo's draws are made from.
-        end_token: Ends a sentence.
-        device: Where the search runs.
-    """
+    """Build the strategy that the options select; see ``search`` for the arguments."""
     if options.temperature > 0:
-        return Sampling(options, keys, device)
+        return Sampling(options, seeds, device)
     if options.beam_groups > 1:
         return DiverseBeams(options)
     if words.forced:
@@ -283,7 +275,7 @@ def build_strategy(
 
 
 def _with_empty_banks(part: Tensor, banks: int) -> Tensor:
-    """(B, 1, n) to (B, banks, n): nothing stands in the others."""
+    """(B, 1, n) to (B, banks, n), with -inf in the other banks."""
     empty = part.new_full((part.shape[0], banks - 1, part.shape[2]), -torch.inf)
     return torch.cat([part, empty], dim=1)
 

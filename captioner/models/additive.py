@@ -1,18 +1,16 @@
-"""The additive score and its gradient, a few photos at a time.
+"""The additive score and its gradient, computed in blocks of photos.
 
     e_i = v^T tanh(k_i + q)        for B photos, R queries and L regions each, over A sizes
 
-Written plainly, the tanh of every photo, query, region and size is a tensor of B R L A numbers at
-every word; it goes out to memory and back several times, and training keeps it for every word.
-Here a block of it lives at a time, small enough for the processor's cache; nothing of it is kept,
-and the backward pass computes it again.
+A direct implementation creates a tensor of B R L A values at every step, moves it to memory and
+back several times, and stores it for the backward pass. Here it is computed in blocks that fit the
+processor's cache and recomputed in the backward pass, so nothing is stored.
 
-The logarithmic half of the work is done once, too:
+Exponentials are computed once per region and once per query instead of once per pair:
 
     tanh(k + q) = 2 / (1 + exp(-2 k) exp(-2 q)) - 1
 
-so that regions and queries are raised to a power each by themselves, (B L + B R) A times in all,
-and what is left for every pair is a product, a sum and a reciprocal.
+which leaves a product, a sum and a reciprocal per pair.
 
 Notation: B photos, R queries (captions, beams), L regions, A attention size.
 """
@@ -28,22 +26,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Scores: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Scores of ``exponentials`` of queries and keys, and v; see ``additive_scores``."""
+"""Signature of ``additive_scores``."""
 
 LARGEST = 40.0
-"""Keys and queries beyond it, on either side, count as this: exp(80) is what float32 holds. The
-tanh of their sum is another only where one is beyond it and the other, of opposite sign, nearly as
-large."""
+"""Keys and queries are clamped to +-40, as float32 holds exp(80). It changes the tanh of their sum
+only if one exceeds the limit and the other, of opposite sign, is nearly as large."""
 
 CPU_BLOCK = 4 << 20
-"""Bytes of a block on a CPU: about what a core's cache holds. Less costs more calls."""
+"""Block size on a CPU in bytes: about a core's cache. Smaller blocks cost more calls."""
 
 GPU_BLOCK = 512 << 20
-"""Bytes of a block elsewhere: enough to keep the device busy."""
+"""Block size on other devices in bytes: enough to keep the device busy."""
 
 
 def exponentials(x: Tensor) -> Tensor:
-    """exp(-2 x), from keys or queries of any shape."""
+    """exp(-2 x) of keys or queries of any shape."""
     return torch.exp(-2 * x.clamp(-LARGEST, LARGEST))
 
 
@@ -64,10 +61,7 @@ def additive_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
 
 @cache
 def compiled_scores() -> Scores:
-    """``additive_scores`` as one kernel that torch.compile makes, another for the way back.
-
-    On a CPU a C++ compiler makes it, when it is first used; the blocks above need none.
-    """
+    """``additive_scores`` as fused kernels made by torch.compile; needs a C++ compiler on a CPU."""
 
     def scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
         shares = 1 / (1 + query.unsqueeze(2) * keys.unsqueeze(1))
@@ -77,9 +71,10 @@ def compiled_scores() -> Scores:
 
 
 class _AdditiveScores(torch.autograd.Function):
-    """sum_a v_a s_a with s = 1 / (1 + exp(-2 k) exp(-2 q)); twice this, less sum v, is the score.
+    """sum_a v_a s_a with s = 1 / (1 + exp(-2 k) exp(-2 q)); the score is 2 times it minus sum v.
 
-    With d = s - s^2 the derivative by a query's exponential x is - v d / x, by a key's the same.
+    With d = s - s^2, the derivative with respect to the exponential x of a query or key is
+    - v d / x.
     """
 
     @staticmethod
@@ -99,34 +94,34 @@ class _AdditiveScores(torch.autograd.Function):
         for_energy = torch.zeros_like(energy)
         gradient = gradient.contiguous()
         for photos, queries, share in _blocks(query, keys):
-            told = gradient[photos, queries]  # (b, r, L)
-            for_energy.addmv_(share.flatten(0, 2).t(), told.flatten())
+            part = gradient[photos, queries]  # (b, r, L)
+            for_energy.addmv_(share.flatten(0, 2).t(), part.flatten())
             slope = share.addcmul_(share, share, value=-1)  # d, (b, r, L, A)
-            for_query[photos, queries] = torch.matmul(told.unsqueeze(2), slope).squeeze(2)
-            keyed, told = for_keys[photos], told.unsqueeze(3)  # (b, r, L, 1)
+            for_query[photos, queries] = torch.matmul(part.unsqueeze(2), slope).squeeze(2)
+            keys_part, part = for_keys[photos], part.unsqueeze(3)  # (b, r, L, 1)
             for number in range(slope.shape[1]):
-                keyed.addcmul_(slope[:, number], told[:, number])
+                keys_part.addcmul_(slope[:, number], part[:, number])
         return for_query.mul_(-energy).div_(query), for_keys.mul_(-energy).div_(keys), for_energy
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Photos, queries and their s, (b, r, L, A); the memory of s serves the next block too."""
+    """Photos, queries and s (b, r, L, A) of each block; s is overwritten by the next block."""
     photos, queries, size = query.shape
     regions_bytes = keys.shape[1] * size * keys.element_size()
     largest = CPU_BLOCK if query.device.type == "cpu" else GPU_BLOCK
     pairs = max(1, largest // max(1, regions_bytes))
-    rows = max(1, pairs // max(1, queries))  # photos of a block
-    columns = min(queries, pairs)  # queries of a block
+    rows = max(1, pairs // max(1, queries))  # photos per block
+    columns = min(queries, pairs)  # queries per block
     one = query.new_ones(size)
-    room = query.new_empty(min(rows, photos), columns, *keys.shape[1:])
+    buffer = query.new_empty(min(rows, photos), columns, *keys.shape[1:])
     for first in range(0, photos, rows):
         of_photos = slice(first, first + rows)
         regions = keys[of_photos].unsqueeze(1)
         for begin in range(0, queries, columns):
             of_queries = slice(begin, begin + columns)
-            asked = query[of_photos, of_queries].unsqueeze(2)
-            share = room[: asked.shape[0], : asked.shape[1]]
+            block = query[of_photos, of_queries].unsqueeze(2)
+            share = buffer[: block.shape[0], : block.shape[1]]
             if not share.is_contiguous():
                 share = torch.empty_like(share, memory_format=torch.contiguous_format)
-            torch.addcmul(one, regions, asked, out=share)
+            torch.addcmul(one, regions, block, out=share)
             yield of_photos, of_queries, share.reciprocal_()

@@ -1,21 +1,21 @@
-"""Attention: a query asks, regions are scored, and a context comes back with the scores' softmax.
+"""Attention mechanisms: score regions against a query and return a context.
 
-    e_i     = score(q, a_i)            how well region i answers the query: a Scorer
-    alpha   = softmax(e)               where the decoder looks
-    z       = sum_i alpha_i a_i        the context: what it sees there
+    e_i     = score(q, a_i)            how well region i matches the query: a Scorer
+    alpha   = softmax(e)               attention weights
+    z       = sum_i alpha_i a_i        context
 
-One interface, ``Attention``: ``memory`` prepares what depends on the photo alone, once a photo;
-``forward`` is asked at every word. ``build_attention`` picks by the config's words:
+``Attention.memory`` precomputes what depends on the photo alone; ``Attention.forward`` runs at
+every word. ``build_attention`` chooses the mechanism by config:
 
     decoder.attention   additive, concat, dot, general, location, scaled_dot (a Scorer each),
                         multi_head, or no attention: fixed, fixed_at_start
-    decoder.query       hidden (asked by the hidden state); self, mean (asked by the photo alone)
-    decoder.selection   soft (a weighted mean), hard (one region, sampled)
+    decoder.query       hidden (the hidden state); self, mean (features of the photo)
+    decoder.selection   soft (weighted mean), hard (one sampled region)
 
-A region is a place of a photo's grid or a word of a text. Captions and beams of a photo share its
-memory through broadcasting; nothing of it is copied for them.
+A region is a cell of a photo's grid or a word of a text. Captions and beams of a photo share its
+memory through broadcasting, without copies.
 
-Notation: B photos, R captions (or beams) a photo, L regions, D feature size, N query size (the
+Notation: B photos, R captions (or beams) per photo, L regions, D feature size, N query size (the
 hidden state's), A attention size.
 """
 
@@ -33,7 +33,7 @@ from captioner.models.additive import additive_scores, compiled_scores, exponent
 
 
 class Sizes(NamedTuple):
-    """What a scorer may need to know to make its weights."""
+    """Sizes of a scorer's weights."""
 
     features: int
     """D."""
@@ -42,11 +42,11 @@ class Sizes(NamedTuple):
     attention: int
     """A, ``decoder.attention_dim``."""
     regions: int
-    """Most regions there will be (L)."""
+    """Maximum number of regions (L)."""
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Half precision to float32; float32 and float64 as they are."""
+    """Convert half precision to float32; leave float32 and float64 unchanged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
@@ -54,25 +54,25 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 class Scorer(nn.Module):
-    """Scores every region against a query. A new scorer is a subclass and a line in ``SCORERS``."""
+    """Scores every region against a query. To add one, subclass it and extend ``SCORERS``."""
 
     equal_sizes = False
-    """Whether query and features must have one size."""
+    """Whether query and features must have the same size."""
     compiled = False
-    """Whether the additive score is torch.compile's; see ``Decoder.compile_scores``."""
+    """Whether to use the compiled additive score; see ``Decoder.compile_scores``."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes
 
     def keys(self, features: Tensor) -> Tensor:
-        """What the scorer wants to know of the regions; called once a photo.
+        """Project the features; called once per photo.
 
         Args:
             features: (B, L, D).
 
         Returns:
-            (B, L, ...), float32: scores are small differences, which bf16 would round away.
+            (B, L, ...), float32: bf16 would round away small differences between scores.
         """
         return widen(features)
 
@@ -101,8 +101,8 @@ class AdditiveScorer(Scorer):
         e_i = v^T tanh(W_a a_i + W_h q + b)
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.1.2, as used by Xu et al. 2015
-    (arXiv:1502.03044). Deviation: none but the bias b, which the appendix leaves out for brevity.
-    (v carries none: the softmax would cancel it.)
+    (arXiv:1502.03044). Deviation: none except the bias b, which the appendix omits for brevity.
+    (v has no bias, as the softmax would cancel it.)
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -121,12 +121,12 @@ class AdditiveScorer(Scorer):
 
 
 class ConcatScorer(Scorer):
-    """Concat (Luong) attention scores: additive with one matrix over both, and no bias.
+    """Concat (Luong) attention scores: additive scores with one matrix and no bias.
 
         e_i = v^T tanh(W [q; a_i])
 
     Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "concat". Deviation: none; W is
-    applied in its two halves, so that the features' half is computed once a photo.
+    applied in two halves, so that the features' half is computed once per photo.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -135,7 +135,7 @@ class ConcatScorer(Scorer):
         self.energy = nn.Linear(sizes.attention, 1, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """exp(-2 x) of x, the features' half of W [q; a_i], (B, L, A): see ``models.additive``."""
+        """exp(-2 x), x the features' half of W [q; a_i], (B, L, A): see ``models.additive``."""
         half = nn.functional.linear(features, self.mix.weight[:, self.sizes.query :])
         return exponentials(widen(half))
 
@@ -146,12 +146,12 @@ class ConcatScorer(Scorer):
 
 
 class DotScorer(Scorer):
-    """Dot-product attention scores; no weights at all.
+    """Dot-product attention scores, without weights.
 
         e_i = q^T a_i
 
     Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, "dot". Deviation: none. Query and
-    features must have one size; ``decoder.projection_dim`` gives the features that of the query.
+    features must have the same size; set ``decoder.projection_dim`` to project the features.
     """
 
     equal_sizes = True
@@ -162,12 +162,12 @@ class DotScorer(Scorer):
 
 
 class ScaledDotScorer(DotScorer):
-    """Dot products that keep their spread however large the features are.
+    """Dot products scaled by the feature size.
 
         e_i = q^T a_i / sqrt(D)
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Deviation: none; the features are
-    keys and values both. ``multi_head`` has the projections of section 3.2.2.
+    both keys and values. ``multi_head`` adds the projections of section 3.2.2.
     """
 
     def keys(self, features: Tensor) -> Tensor:
@@ -197,13 +197,13 @@ class GeneralScorer(Scorer):
 
 
 class LocationScorer(Scorer):
-    """Location-based scores: from the query alone, blind to what the regions hold.
+    """Location-based scores, computed from the query alone.
 
-        e = W q,   W has a row for every region
+        e = W q,   W has one row per region
 
     Source: Luong et al. 2015 (arXiv:1508.04025), section 3.1, equation 8. With fewer regions than
-    rows the first rows are used, as the paper does for short sentences. Deviation: more regions
-    than rows are refused; the paper leaves the rest of a long sentence out.
+    rows the first rows are used, as in the paper for short sentences. Deviation: more regions than
+    rows are an error; the paper ignores the rest of a long sentence.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -211,15 +211,15 @@ class LocationScorer(Scorer):
         self.place = nn.Linear(sizes.query, sizes.regions, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:
-        """Nothing of the features but how many there are, (B, L, 0).
+        """An empty tensor that carries the number of regions only, (B, L, 0).
 
         Raises:
-            ConfigError: There are more regions than the scorer has rows.
+            ConfigError: There are more regions than rows.
         """
         if features.shape[1] > self.sizes.regions:
             raise ConfigError(
-                f"attention 'location' knows {self.sizes.regions} regions and was given "
-                f"{features.shape[1]}; give as many as it was made for, or take another attention"
+                f"attention 'location' was built for {self.sizes.regions} regions and got "
+                f"{features.shape[1]}; use images of the original size or another attention"
             )
         return widen(features[..., :0])
 
@@ -237,11 +237,11 @@ SCORERS: dict[str, type[Scorer]] = {
     "location": LocationScorer,
     "scaled_dot": ScaledDotScorer,
 }
-"""The scorers by their config words."""
+"""Scorers by their ``decoder.attention`` value."""
 
 
 def _products(query: Tensor, keys: Tensor) -> Tensor:
-    """q^T k_i in full precision: (..., R, N) and (..., L, N) to (..., R, L)."""
+    """q^T k_i without autocast: (..., R, N) and (..., L, N) to (..., R, L)."""
     with torch.autocast(query.device.type, enabled=False):
         return torch.matmul(widen(query), keys.transpose(-1, -2))
 
@@ -250,52 +250,51 @@ def _products(query: Tensor, keys: Tensor) -> Tensor:
 
 
 class Memory(NamedTuple):
-    """What depends on the photo alone: made once, shared by all its captions and beams."""
+    """What depends on the photo alone: computed once, shared by all its captions and beams."""
 
     values: Tensor
-    """(B, L, D), what the context is a mean of; by head, or the context itself, where the
-    attention says so."""
+    """(B, L, D), averaged to the context; some mechanisms define another shape."""
     keys: Tensor
-    """(B, L, ...), what the scorer reads; likewise."""
+    """(B, L, ...), input of the scorer; some mechanisms define another shape."""
     summary: Tensor
-    """(B, 1, D), the photo as one vector of fixed length."""
+    """(B, 1, D), the photo as one vector."""
     mask: Tensor | None
-    """(B, L), True at real regions; None: all of them are."""
+    """(B, L), True at real regions; None: all regions are real."""
 
     def select(self, rows: Tensor | slice) -> Memory:
-        """Some of the photos: a slice, or row numbers (B',)."""
+        """Select photos by a slice or by row indices (B',)."""
         return Memory(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
 
-class Glimpse(NamedTuple):
-    """What attention gives at one word."""
+class AttentionOutput(NamedTuple):
+    """Result of attention for one word."""
 
     context: Tensor
     """(B, R, D)."""
     alphas: Tensor
-    """(B, R, L), rows sum to 1, 0 at regions that are not real."""
+    """(B, R, L), rows sum to 1; 0 at masked regions."""
     chosen: Tensor | None
-    """(B, R), the region that hard attention took; None where attention is soft."""
+    """(B, R), the region chosen by hard attention; None for soft attention."""
 
 
 class Attention(nn.Module):
-    """The interface: photos are prepared once, then asked at every word."""
+    """Base class: ``memory`` runs once per photo, ``forward`` at every word."""
 
     reads_regions = True
-    """Whether the features of the regions matter, or only how many there are."""
+    """Whether the regions' features are used, or only their number."""
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Prepare photos.
+        """Precompute what depends on the photos alone.
 
         Args:
             features: (B, L, D).
             summary: (B, 1, D), e.g. the mean feature.
-            mask: (B, L), True at real regions, at least one a photo; None: all are real.
+            mask: (B, L), True at real regions, at least one per photo; None: all are real.
         """
         raise NotImplementedError
 
-    def forward(self, query: Tensor, memory: Memory) -> Glimpse:
-        """Ask.
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
+        """Attend to the photos.
 
         Args:
             query: The decoder's hidden state, (B, R, N).
@@ -305,7 +304,7 @@ class Attention(nn.Module):
 
 
 class SoftAttention(Attention):
-    """The expected region.
+    """Soft attention: the context is the weighted mean of the features.
 
         alpha = softmax(e),   z = sum_i alpha_i a_i
 
@@ -317,60 +316,60 @@ class SoftAttention(Attention):
         self.scorer = scorer
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Values are the features as they are; keys are the scorer's."""
+        """Values are the features; keys are the scorer's."""
         return Memory(features, self.scorer.keys(features), summary, mask)
 
-    def forward(self, query: Tensor, memory: Memory) -> Glimpse:
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         """Context and alphas for query (B, R, N)."""
         alphas = _softmax(self.scorer(query, memory.keys), memory.mask)
-        return Glimpse(_weighted(alphas, memory.values), alphas, None)
+        return AttentionOutput(_weighted(alphas, memory.values), alphas, None)
 
 
 class HardAttention(SoftAttention):
-    """One region: sampled in training, the most probable one in use.
+    """Hard attention: one region, sampled in training mode, the most probable in eval mode.
 
         s ~ Multinoulli(alpha),   z = a_s
 
-    No gradient passes through the sample; ``losses.score_function`` teaches the alphas instead.
+    No gradient passes through the sample; ``losses.score_function`` trains the alphas instead.
 
-    Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1. Deviation: the paper's trick
-    of using the expected context for half of the photos is left out.
+    Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1. Deviation: the paper's use of the
+    expected context for half of the photos is omitted.
     """
 
     BASELINE_DECAY = 0.9
-    """The paper's: b <- 0.9 b + 0.1 log p."""
+    """As in the paper: b <- 0.9 b + 0.1 log p."""
 
     baseline: Tensor
-    """Moving average of a word's log-probability (nats), kept with the weights. With several
-    processes it follows the first one's words, which leaves the estimate unbiased."""
+    """Moving average of a word's log-probability (nats), saved with the weights. With several
+    processes it follows the words of the first, which keeps the estimate unbiased."""
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
         self.register_buffer("baseline", torch.zeros(()))
 
-    def forward(self, query: Tensor, memory: Memory) -> Glimpse:
-        """Context, alphas and the chosen region for query (B, R, N)."""
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
+        """Context, alphas and chosen region for query (B, R, N)."""
         alphas = _softmax(self.scorer(query, memory.keys), memory.mask)
         if self.training:
             chosen = torch.multinomial(alphas.detach().flatten(0, 1), 1).view(alphas.shape[:2])
         else:
             chosen = alphas.argmax(dim=-1)
         picked = nn.functional.one_hot(chosen, alphas.shape[-1])
-        return Glimpse(_weighted(picked, memory.values), alphas, chosen)
+        return AttentionOutput(_weighted(picked, memory.values), alphas, chosen)
 
     @torch.no_grad()
     def observe(self, log_prob: Tensor) -> None:
-        """Move the baseline towards the mean log-probability of a batch's words, a scalar."""
+        """Update the baseline with the mean log-probability of a batch's words, a scalar."""
         self.baseline.lerp_(log_prob.to(self.baseline.dtype), 1 - self.BASELINE_DECAY)
 
 
 class MultiHeadAttention(Attention):
-    """Several scaled dot products side by side, each in its own projection.
+    """Multi-head scaled dot-product attention.
 
         head_h = softmax(W_q^h q . W_k^h a_i / sqrt(d)) W_v^h a_i,   z = W_o [head_1; head_2; ...]
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; d = A / heads. Deviation: none.
-    The alphas that are shown are the mean over the heads.
+    The returned alphas are the mean over the heads.
     """
 
     def __init__(self, sizes: Sizes, heads: int) -> None:
@@ -382,17 +381,17 @@ class MultiHeadAttention(Attention):
         self.output = nn.Linear(sizes.attention, sizes.features, bias=False)
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Keys and values by head, (B, heads, L, d) each."""
+        """Keys and values per head, (B, heads, L, d) each."""
         keys = widen(self._by_head(self.key(features)))
         return Memory(self._by_head(self.value(features)), keys, summary, mask)
 
-    def forward(self, query: Tensor, memory: Memory) -> Glimpse:
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         """Context and mean alphas for query (B, R, N)."""
-        asked = self._by_head(self.query(query))  # (B, heads, R, d)
+        queries = self._by_head(self.query(query))  # (B, heads, R, d)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
-        alphas = _softmax(_products(asked, memory.keys) / asked.shape[-1] ** 0.5, mask)
-        found = _weighted(alphas, memory.values).transpose(1, 2).flatten(2)  # (B, R, A)
-        return Glimpse(self.output(found), alphas.mean(dim=1), None)
+        alphas = _softmax(_products(queries, memory.keys) / queries.shape[-1] ** 0.5, mask)
+        heads = _weighted(alphas, memory.values).transpose(1, 2).flatten(2)  # (B, R, A)
+        return AttentionOutput(self.output(heads), alphas.mean(dim=1), None)
 
     def _by_head(self, tensor: Tensor) -> Tensor:
         """(B, n, A) to (B, heads, n, d)."""
@@ -401,46 +400,46 @@ class MultiHeadAttention(Attention):
 
 
 class OneMap(Attention):
-    """One context and one map for all words: both are made with the memory, once a photo.
+    """One context and one map for all words, computed once per photo.
 
-    The memory's values are the context itself, (B, 1, D), and its keys the alphas, (B, 1, L).
+    ``Memory.values`` is the context, (B, 1, D), and ``Memory.keys`` the alphas, (B, 1, L).
     """
 
-    def forward(self, query: Tensor, memory: Memory) -> Glimpse:
-        """The same context and alphas whatever the query, (B, R, N)."""
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
+        """The same context and alphas for every query (B, R, N)."""
         captions = query.shape[1]
-        return Glimpse(
+        return AttentionOutput(
             memory.values.expand(-1, captions, -1), memory.keys.expand(-1, captions, -1), None
         )
 
 
 class FixedVector(OneMap):
-    """No attention: the photo as one vector of fixed length, its map even.
+    """No attention: the context is the summary vector and the map is uniform.
 
         z = summary,   alpha_i = 1 / L
 
-    Source: Cho et al. 2014 (arXiv:1406.1078), whose decoder is given the vector at every step: the
-    bottleneck that attention was invented for. Deviation: the summary of a photo is its mean
-    feature, not the last state of a recurrent encoder.
+    Source: Cho et al. 2014 (arXiv:1406.1078), whose decoder gets the same vector at every step.
+    Deviation: the summary of a photo is its mean feature, not the last state of a recurrent
+    encoder.
     """
 
     reads_regions = False
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """The summary as it is; of the features only their number counts."""
-        even = torch.zeros(len(features), 1, features.shape[1], device=features.device)
-        return Memory(summary, _softmax(even.to(widen(summary).dtype), mask), summary, mask)
+        """The summary, and a uniform map over the regions."""
+        scores = torch.zeros(len(features), 1, features.shape[1], device=features.device)
+        return Memory(summary, _softmax(scores.to(widen(summary).dtype), mask), summary, mask)
 
 
 class PhotoAttention(OneMap):
-    """Asked by the photo alone.
+    """Attention whose query is the photo itself.
 
-        self   q_i = a_i              every region by its own features
-        mean   q   = sum_i a_i / L    by the mean of all features
+        self   q_i = a_i              each region is scored against its own features
+        mean   q   = sum_i a_i / L    all regions are scored against the mean feature
 
     Source: the scorer's; with ``self`` and the additive scorer, Lin et al. 2017
-    (arXiv:1703.03130), equation 5. Deviation: the scorer's two matrices both read a_i there and
-    act as their sum, and there is one map. Queries and features have one size here.
+    (arXiv:1703.03130), equation 5. Deviation: with ``self`` both matrices of the scorer are applied
+    to a_i and act as their sum, and there is one map. Queries and features have the same size.
     """
 
     def __init__(self, scorer: Scorer, query: str) -> None:
@@ -448,10 +447,10 @@ class PhotoAttention(OneMap):
         self.scorer, self.source = scorer, query
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
-        """Scores, alphas and context, all at once."""
+        """Compute scores, alphas and context."""
         keys = self.scorer.keys(features)  # (B, L, ...)
         if self.source == "self":
-            # Every region as a photo of one region, which asks itself.
+            # Score each region as a photo of one region.
             regions, own = features.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).unsqueeze(1)
             scores = self.scorer(regions, own).view(len(features), 1, -1)  # (B, 1, L)
         else:
@@ -461,7 +460,7 @@ class PhotoAttention(OneMap):
 
 
 def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the real regions: (B, L, D) to (B, 1, D)."""
+    """Mean over real regions: (B, L, D) to (B, 1, D)."""
     if mask is None:
         return features.mean(dim=1, keepdim=True)
     return _weighted(mask.unsqueeze(1), features) / mask.sum(dim=1)[:, None, None]
@@ -476,24 +475,24 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """Weighted sums of values (..., L, D) under weights (..., R, L)."""
+    """Weighted sums of values (..., L, D) with weights (..., R, L)."""
     return weights.to(values.dtype) @ values
 
 
-# --- choosing one --------------------------------------------------------------------------------
+# --- construction --------------------------------------------------------------------------------
 
 WITHOUT_SCORER = ("multi_head", "fixed", "fixed_at_start")
-"""Words of ``decoder.attention`` beside the scorers'."""
+"""Values of ``decoder.attention`` that are not in ``SCORERS``."""
 
 PHOTO_QUERIES = ("additive", "dot", "general")
-"""Scorers that the photo itself may ask."""
+"""Scorers that support ``decoder.query`` self and mean."""
 
 
 def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
-    """The attention that a config names.
+    """Build the attention that a config describes.
 
     Raises:
-        ConfigError: The words or sizes do not go together.
+        ConfigError: Incompatible settings.
     """
     check_attention(config)
     if config.attention == "multi_head":
@@ -505,9 +504,9 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     scorer_class = SCORERS[config.attention]
     if scorer_class.equal_sizes and sizes.features != sizes.query:
         raise ConfigError(
-            f"decoder.attention {config.attention!r} multiplies features ({sizes.features}) and "
-            f"hidden state ({sizes.query}), which must have one size; set decoder.projection_dim "
-            f"to {sizes.query}, or take 'general'"
+            f"decoder.attention {config.attention!r} needs features ({sizes.features}) and hidden "
+            f"state ({sizes.query}) of the same size; set decoder.projection_dim to {sizes.query}, "
+            "or use 'general'"
         )
     scorer = scorer_class(sizes)
     if config.query != "hidden":
@@ -516,28 +515,28 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
 
 
 def check_attention(config: DecoderConfig) -> None:
-    """Refuse words that are unknown or do not go together.
+    """Check that the attention settings are known and compatible.
 
     Raises:
-        ConfigError: What was given, what is allowed.
+        ConfigError: They are not.
     """
     name = config.attention
     if name not in SCORERS and name not in WITHOUT_SCORER:
         allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
-        raise ConfigError(f"decoder.attention {name!r} is unknown; give one of {allowed}")
+        raise ConfigError(f"unknown decoder.attention {name!r}; use one of {allowed}")
     if name == "multi_head" and config.attention_dim % config.heads:
         raise ConfigError(
-            f"decoder.attention_dim {config.attention_dim} cannot be shared among decoder.heads "
-            f"{config.heads}; give a multiple of {config.heads}"
+            f"decoder.attention_dim {config.attention_dim} is not divisible by decoder.heads "
+            f"{config.heads}; use a multiple of {config.heads}"
         )
     if config.query != "hidden" and name not in PHOTO_QUERIES:
         raise ConfigError(
-            f"decoder.query {config.query!r} does not go with decoder.attention {name!r}; "
-            f"give query 'hidden', or attention {', '.join(PHOTO_QUERIES)}"
+            f"decoder.query {config.query!r} does not support decoder.attention {name!r}; "
+            f"use query 'hidden', or attention {', '.join(PHOTO_QUERIES)}"
         )
     if config.selection == "hard" and (config.query != "hidden" or name not in SCORERS):
         raise ConfigError(
-            f"decoder.selection 'hard' does not go with decoder.attention {name!r} and "
-            f"decoder.query {config.query!r}; give query 'hidden' and attention "
+            f"decoder.selection 'hard' does not support decoder.attention {name!r} with "
+            f"decoder.query {config.query!r}; use query 'hidden' and attention "
             f"{', '.join(SCORERS)}"
         )

@@ -1,8 +1,8 @@
-"""Encoder and decoder together: no files, no search.
+"""Encoder and decoder as one module; no file access, no search.
 
 ``CaptionModel`` is what training optimises and what a model folder stores.
 
-Notation: B photos, R captions a photo, T steps, L regions, D feature size.
+Notation: B photos, R captions per photo, T steps, L regions, D feature size.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from captioner.config import DecoderConfig
 from captioner.data.preprocessing import Preprocessing
 from captioner.models.decoder import build_decoder
 from captioner.models.encoder import Encoder
-from captioner.models.losses import Losses, Weights, caption_losses
+from captioner.models.losses import Advantages, Losses, caption_losses, policy_gradient_loss
 
 
 class CaptionModel(nn.Module):
-    """A photo's pixels to features, features and words to logits."""
+    """Maps pixels to features, and features and words to logits."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class CaptionModel(nn.Module):
         regions = self.grid[0] * self.grid[1]
         self.decoder = build_decoder(config, feature_dim, vocabulary_size, regions, styles)
         self.features_stage: str | None = None
-        """Stage of the encoder whose input cached features are; None: they are its output."""
+        """Encoder stage whose input cached features hold; None: they hold the encoder's output."""
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Encode photos, each once.
+        """Encode photos.
 
         Args:
-            pixels: (B, H, W, 3) bytes, from ``Preprocessing.pixels``.
+            pixels: (B, H, W, 3), uint8, from ``Preprocessing.pixels``.
 
         Returns:
             (B, L, D).
@@ -51,10 +51,10 @@ class CaptionModel(nn.Module):
         features: Tensor = self.encoder(images.to(dtype))[0]
         return features
 
-    def see(self, images: Tensor) -> Tensor:
-        """Features (B, L, D), of pixels (B, H, W, 3), or as they were kept in a cache.
+    def to_features(self, images: Tensor) -> Tensor:
+        """Features (B, L, D) of pixels (B, H, W, 3) or of cached features.
 
-        A cache's half precision is widened to what the decoder works in.
+        Cached half-precision features are converted to the dtype that the decoder runs in.
         """
         if images.dtype == torch.uint8:
             return self.encode(images)
@@ -64,10 +64,10 @@ class CaptionModel(nn.Module):
             if torch.is_autocast_enabled(kind)
             else next(self.decoder.parameters()).dtype
         )
-        return self.finish(features)
+        return self.finish_encoding(features)
 
-    def finish(self, features: Tensor) -> Tensor:
-        """Cached features (B, L', D') to the encoder's output (B, L, D)."""
+    def finish_encoding(self, features: Tensor) -> Tensor:
+        """Run cached features (B, L', D') through the rest of the encoder, to (B, L, D)."""
         if self.features_stage is None:
             return features
         return self.encoder.run_from(features, self.features_stage)[0]
@@ -79,19 +79,21 @@ class CaptionModel(nn.Module):
         label_smoothing: float = 0.0,
         *,
         inputs: Tensor | None = None,
-        weights: Weights | None = None,
+        advantages: Advantages | None = None,
     ) -> Losses:
-        """Losses of teacher-forced captions.
+        """Losses of teacher-forced captions: one call, as distributed training needs.
 
         Args:
-            images: Pixels (B, H, W, 3), bytes, or features (B, L, D).
-            tokens: (B, R, T + 1); for these and what follows see ``caption_losses``.
-            label_smoothing: Share of the target spread evenly over the vocabulary.
-            inputs: What the decoder is told in the place of the true words, (B, R, T).
-            weights: Of the captions.
+            images: Pixels (B, H, W, 3), uint8, or features (B, L, D).
+            tokens: (B, R, T + 1), see ``caption_losses``.
+            label_smoothing: See ``caption_losses``.
+            inputs: See ``caption_losses``.
+            advantages: Compute ``policy_gradient_loss`` instead; None: ``caption_losses``.
         """
-        features = self.see(images)
-        return self.losses(features, tokens, label_smoothing, inputs=inputs, weights=weights)
+        features = self.to_features(images)
+        if advantages is None:
+            return self.losses(features, tokens, label_smoothing, inputs=inputs)
+        return policy_gradient_loss(self.decoder, self.decoder.memory(features), tokens, advantages)
 
     def losses(
         self,
@@ -100,10 +102,7 @@ class CaptionModel(nn.Module):
         label_smoothing: float = 0.0,
         *,
         inputs: Tensor | None = None,
-        weights: Weights | None = None,
     ) -> Losses:
-        """The same from features, (B, L, D)."""
+        """``caption_losses`` from features (B, L, D)."""
         memory = self.decoder.memory(features)
-        return caption_losses(
-            self.decoder, memory, tokens, label_smoothing, inputs=inputs, weights=weights
-        )
+        return caption_losses(self.decoder, memory, tokens, label_smoothing, inputs=inputs)

@@ -1,26 +1,26 @@
-"""The LSTM decoder: one word a step, in the order of Bahdanau, of Luong, or with no context at all.
+"""LSTM decoders: Bahdanau order, Luong order, or no context.
 
-Every decoder has one ``step``, which training, search and everything later call, and one
-``readout``. Given the previous word y and the previous state (h, c):
+Every decoder has one ``step``, shared by training, search and explanation, and one ``readout``.
+Given the previous word y and the previous state (h, c):
 
-    Bahdanau  attend with the previous hidden state, then remember
+    Bahdanau  attend with the previous hidden state, then run the LSTM
         z, alpha = attend(h)
-        beta     = sigmoid(w_beta h + b_beta)      gate: how much of the context is let in
+        beta     = sigmoid(w_beta h + b_beta)      context gate
         h, c     = LSTM([E y; beta z], h, c)
         logits   = L_o tanh(E y + L_h h + L_z beta z)    deep output
 
-    Luong     remember, then attend with the new hidden state
-        h, c     = LSTM([E y; f], h, c)            f: the attentional vector before (input feeding)
+    Luong     run the LSTM, then attend with the new hidden state
+        h, c     = LSTM([E y; f], h, c)            f: previous attentional vector (input feeding)
         z, alpha = attend(h)
         f        = tanh(W_z z + W_h h)             attentional vector
         logits   = L_o f
 
-    Plain     the photo is the first state and nothing else (attention ``fixed_at_start``)
+    Plain     the photo only sets the initial state (attention ``fixed_at_start``)
         h, c     = LSTM(E y, h, c)
         logits   = L_o tanh(E y + L_h h)
 
-Notation: B photos, R captions (or beams) a photo, T steps, V vocabulary, L regions, D feature
-size, N hidden size, E embedding size.
+Notation: B photos, R captions (or beams) per photo, T steps, V vocabulary, L regions, D feature
+size, N hidden size, E embedding size, P packed positions.
 """
 
 from __future__ import annotations
@@ -43,44 +43,44 @@ from captioner.models.attention import (
     masked_mean,
     widen,
 )
-from captioner.models.layout import Layout
+from captioner.models.packing import PackedLayout
 
 
 class State(NamedTuple):
-    """What one word hands to the next."""
+    """Recurrent state between two steps."""
 
     hidden: Tensor
     """(B, R, N)."""
     cell: Tensor
     """(B, R, N)."""
     fed: Tensor | None = None
-    """(B, R, N), the attentional vector; None where it is not fed."""
+    """(B, R, N), the attentional vector; None without input feeding."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
-        """The same change to every part."""
+        """Apply a function to every tensor."""
         return State(*(None if part is None else change(part) for part in self))  # type: ignore[arg-type]
 
     def crop(self, photos: int, captions: int) -> State:
-        """The first so many photos, and the first so many captions of each."""
+        """Keep the first ``photos`` photos and the first ``captions`` captions of each."""
         return self.map(lambda part: part[:photos, :captions])
 
 
 class Step(NamedTuple):
-    """What one step gives."""
+    """Result of one step."""
 
     state: State
     outputs: tuple[Tensor, ...]
-    """What ``readout`` turns into logits, (B, R, ...) each."""
+    """Inputs of ``readout``, (B, R, ...) each."""
     alphas: Tensor
     """(B, R, L), rows sum to 1."""
     gate: Tensor
-    """(B, R, 1), 0..1: how much of the context was let in."""
+    """(B, R, 1), context gate, 0..1."""
     chosen: Tensor | None
-    """(B, R), the region that hard attention took."""
+    """(B, R), the region chosen by hard attention."""
 
 
 class Packed(NamedTuple):
-    """What teacher forcing gives, in the order of a ``Layout``."""
+    """Result of teacher forcing, in the order of a ``PackedLayout``."""
 
     embedded: Tensor
     """(P, E)."""
@@ -95,7 +95,7 @@ class Packed(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """The same, T steps, in the order of the tokens."""
+    """Result of teacher forcing, in the order of the tokens."""
 
     embedded: Tensor
     """(B, R, T, E)."""
@@ -110,7 +110,7 @@ class Unrolled(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """What all orders share; ``step`` and ``readout`` are theirs."""
+    """Base class; subclasses implement ``step`` and ``readout``."""
 
     def __init__(
         self,
@@ -122,18 +122,18 @@ class Decoder(nn.Module):
         readout_dim: int,
         styles: int = 0,
     ) -> None:
-        """Make the shared layers.
+        """Create the shared layers.
 
         Args:
-            config: Sizes and the kind of attention.
-            feature_dim: D, as the encoder gives it.
+            config: Sizes and attention mechanism.
+            feature_dim: D, the encoder's feature size.
             vocabulary_size: V.
-            regions: Most regions there will be (L).
-            readout_dim: Size of what the last layer reads.
-            styles: Start tokens beside the vocabulary; see ``Vocabulary.start``.
+            regions: Maximum number of regions (L).
+            readout_dim: Input size of the output layer.
+            styles: Number of additional start tokens; see ``Vocabulary.start``.
 
         Raises:
-            ConfigError: Sizes or words of the config do not go together.
+            ConfigError: Incompatible settings.
         """
         super().__init__()
         hidden_dim = config.hidden_dim
@@ -146,8 +146,8 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size + styles, config.embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
-        # The LSTM's input is split in its word half and the rest: the word half needs no state,
-        # so training computes it for all steps in one product.
+        # The word's contribution to the LSTM gates needs no state, so it has a layer of its own:
+        # training computes it for all steps in one product.
         self.word_gates = nn.Linear(config.embed_dim, 4 * hidden_dim)
         self.hidden_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
         self.gate_norms, self.cell_norm = None, None
@@ -156,11 +156,11 @@ class Decoder(nn.Module):
             self.cell_norm = nn.LayerNorm(hidden_dim)
         self.word_output = nn.Linear(readout_dim, vocabulary_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.word_table: Tensor | None
-        self.register_buffer("word_table", None, persistent=False)
+        self.cached_word_gates: Tensor | None
+        self.register_buffer("cached_word_gates", None, persistent=False)
 
     def initialize(self) -> None:
-        """Draw the first weights; the last thing that a constructor does."""
+        """Initialise the weights; constructors call it last."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -170,17 +170,17 @@ class Decoder(nn.Module):
         for gates in self.hidden_gates.weight.chunk(4):
             nn.init.orthogonal_(gates)
         hidden_dim = self.hidden_gates.in_features
-        with torch.no_grad():  # forget gate: remember at first (Jozefowicz et al. 2015)
+        with torch.no_grad():  # open forget gates (Jozefowicz et al. 2015)
             if self.gate_norms is None:
                 self.word_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0
-            else:  # a norm would take the bias before it away
+            else:  # a norm would cancel the bias in front of it
                 self.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
 
     def compile_scores(self) -> None:
-        """Have torch.compile make the additive score, if this decoder has one.
+        """Compile additive scores with torch.compile, if this decoder uses them.
 
         Raises:
-            ConfigError: It cannot, e.g. for want of a C++ compiler.
+            ConfigError: Compilation fails, e.g. because there is no C++ compiler.
         """
         for module in self.modules():
             if isinstance(module, AdditiveScorer | ConcatScorer):
@@ -192,29 +192,29 @@ class Decoder(nn.Module):
                 except Exception as error:
                     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise ConfigError(
-                        f"training.compile: torch.compile fails here ({first[:120]}); install a "
-                        "C++ compiler (on a GPU: triton), or leave it out"
+                        f"training.compile: torch.compile failed ({first[:120]}); install a C++ "
+                        "compiler (on a GPU: triton), or turn it off"
                     ) from error
 
     @torch.no_grad()
-    def expect_words(self, counts: Tensor) -> None:
-        """Start from the words' frequencies, so that training need not spend its first steps on it.
+    def init_output_bias(self, counts: Tensor) -> None:
+        """Initialise the output bias to the log word frequencies, which saves the first steps.
 
         Args:
-            counts: How often each token is a target in the training captions, (V,).
+            counts: Count of each token among the training targets, (V,).
         """
-        share = (counts + 1) / (counts + 1).sum()  # + 1: a token never seen is rare, not impossible
+        share = (counts + 1) / (counts + 1).sum()  # + 1: unseen tokens are rare, not impossible
         self.word_output.bias.copy_(share.log())
 
     def memory(
         self, features: Tensor, mask: Tensor | None = None, summary: Tensor | None = None
     ) -> Memory:
-        """Prepare photos (or texts), once each.
+        """Precompute what depends on the photo (or text) alone.
 
         Args:
             features: (B, L, D).
-            mask: (B, L), True at real regions; None: all are.
-            summary: One vector for the whole, (B, 1, D); None: the mean over the real regions.
+            mask: (B, L), True at real regions; None: all regions are real.
+            summary: The photo as one vector, (B, 1, D); None: the mean over real regions.
         """
         if summary is None:
             summary = masked_mean(features, mask)
@@ -224,7 +224,7 @@ class Decoder(nn.Module):
         return self.attention.memory(features, summary, mask)
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """The first state, from the summary: (B, captions, N) each."""
+        """Initial state, computed from the summary: (B, captions, N) each."""
         hidden = torch.tanh(widen(self.init_hidden(memory.summary)))
         cell = torch.tanh(widen(self.init_cell(memory.summary)))
         return State(hidden, cell).map(lambda part: part.expand(-1, captions, -1))
@@ -235,42 +235,42 @@ class Decoder(nn.Module):
         return embedded
 
     @torch.no_grad()
-    def tabulate_words(self) -> None:
-        """Keep every word's half of the LSTM's input, (V, 4N), for use without training.
+    def cache_word_gates(self) -> None:
+        """Cache the gate inputs of every word, (V, 4N), for inference.
 
-        A look-up then takes the place of a product, a seventh of a step's work in the shipped
-        model. The weights must not change any more.
+        A lookup then replaces a product, one seventh of a step's work in the shipped model. The
+        weights must not change afterwards.
         """
-        self.word_table = self.word_gates(self.embedding.weight)
+        self.cached_word_gates = self.word_gates(self.embedding.weight)
 
-    def take_words(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed tokens (...,) to (..., E), and to their half of the LSTM's input, (..., 4N)."""
+    def embed_with_gates(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings (..., E) and gate inputs (..., 4N) of tokens (...,)."""
         embedded = self.embed(tokens)
-        if self.word_table is not None and not self.training:
-            return embedded, nn.functional.embedding(tokens, self.word_table)
+        if self.cached_word_gates is not None and not self.training:
+            return embedded, nn.functional.embedding(tokens, self.cached_word_gates)
         return embedded, self.word_gates(embedded)
 
-    def remember(self, gates: Tensor, cell: Tensor) -> State:
-        """The LSTM's update from the sum of its inputs, (B, R, 4N), and its cell, (B, R, N).
+    def lstm_cell(self, gates: Tensor, cell: Tensor) -> State:
+        """LSTM update from the summed gate inputs, (B, R, 4N), and the cell, (B, R, N).
 
-        Source: Hochreiter and Schmidhuber 1997 with forget gates; torch's order i, f, g, o. With
-        norms: Ba et al. 2016 (arXiv:1607.06450), equations 20 to 22; deviation: the sum of a gate's
-        inputs is normalised, gate by gate, and not each input by itself.
+        Source: Hochreiter and Schmidhuber 1997 with forget gates; gates in torch's order i, f, g,
+        o. Layer norm: Ba et al. 2016 (arXiv:1607.06450), equations 20 to 22; deviation: the sum of
+        a gate's inputs is normalised, gate by gate, not each input separately.
         """
         parts = list(widen(gates).chunk(4, dim=-1))
         if self.gate_norms is not None:
             parts = [norm(part) for norm, part in zip(self.gate_norms, parts, strict=True)]
-        take, forget, update, show = parts
-        cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(update)
-        seen = cell if self.cell_norm is None else self.cell_norm(cell)
-        return State(torch.sigmoid(show) * torch.tanh(seen), cell)
+        i, f, g, o = parts
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        normed = cell if self.cell_norm is None else self.cell_norm(cell)
+        return State(torch.sigmoid(o) * torch.tanh(normed), cell)
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
-        """One word further. Training, search and everything later call this function.
+        """Advance every caption by one word; the only decode step there is.
 
         Args:
-            word_gates: The previous word's half of the LSTM's input, (B, R, 4N).
-            state: From the step before, (B, R, ...) each.
+            word_gates: Gate inputs of the previous word, (B, R, 4N).
+            state: State after the previous step, (B, R, ...) each.
             memory: The photos, (B, ...).
         """
         raise NotImplementedError
@@ -279,8 +279,8 @@ class Decoder(nn.Module):
         """Logits over the vocabulary.
 
         Args:
-            embedded: The previous word, (..., E).
-            *outputs: The step's, (..., n) each.
+            embedded: Embedding of the previous word, (..., E).
+            *outputs: ``Step.outputs``, (..., n) each.
 
         Returns:
             (..., V).
@@ -288,16 +288,16 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
-        """Teacher forcing: every step is given the true previous word.
+        """Teacher forcing: every step gets the true previous word.
 
-        ``readout`` is left to the caller, so that it runs on the real words only. What ``unroll``
-        leaves out is 0 here.
+        The caller applies ``readout``, so that it can skip padding. Positions that ``unroll``
+        skips are 0.
 
         Args:
             memory: The photos, (B, ...).
-            tokens: Words from the start token on, then padding, (B, R, T).
+            tokens: Start token, words, then padding, (B, R, T).
         """
-        layout = Layout.of(tokens.cpu())
+        layout = PackedLayout.of(tokens.cpu())
         packed = self.unroll(memory, tokens, layout)
         return Unrolled(
             layout.unpack(packed.embedded),
@@ -307,19 +307,19 @@ class Decoder(nn.Module):
             None if packed.chosen is None else layout.unpack(packed.chosen),
         )
 
-    def unroll(self, memory: Memory, tokens: Tensor, layout: Layout) -> Packed:
-        """Teacher forcing without most of the padding.
+    def unroll(self, memory: Memory, tokens: Tensor, layout: PackedLayout) -> Packed:
+        """Teacher forcing that skips most of the padding.
 
-        A step runs on the photos and captions up to the last that still has a word there. With the
-        longest captions and photos first that is nearly all padding left out. What needs no state
-        (embedding, the words' half of the LSTM's input) is one product over all steps.
+        Each step runs on the photos and captions up to the last one with a word at that step. With
+        the longest captions and photos first, that skips nearly all padding. Embeddings and word
+        gates need no state and are computed in one product over all steps.
 
         Args:
             memory: The photos, (B, ...).
-            tokens: Words from the start token on, then padding, (B, R, T).
-            layout: Of these tokens.
+            tokens: Start token, words, then padding, (B, R, T).
+            layout: The layout of ``tokens``.
         """
-        embedded = self.embed(tokens.flatten()[layout.places(tokens.device)])  # (P, E)
+        embedded = self.embed(tokens.flatten()[layout.indices(tokens.device)])  # (P, E)
         state = self.start(memory, layout.captions)
         steps = []
         all_gates = self.word_gates(embedded).split(layout.sizes)
@@ -343,12 +343,12 @@ class Decoder(nn.Module):
 
 
 class BahdanauDecoder(Decoder):
-    """Attend with the previous hidden state, feed word and context, predict from all three.
+    """Attend with the previous hidden state, then run the LSTM on word and gated context.
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A.2, with the gate of Xu et al. 2015
-    (arXiv:1502.03044), section 4.2.1, and its equations 1-7. Deviation: an LSTM for Bahdanau's GRU
-    (as Xu et al.); a tanh before L_o (as in their released code), dropout on the embedding and on
-    the readout.
+    (arXiv:1502.03044), section 4.2.1, and its equations 1-7. Deviation: an LSTM instead of
+    Bahdanau's GRU (as Xu et al.); a tanh before L_o (as in their released code), dropout on the
+    embedding and the readout.
     """
 
     def __init__(
@@ -370,16 +370,16 @@ class BahdanauDecoder(Decoder):
         self.initialize()
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: hidden (B, R, N), gated context (B, R, D)."""
-        glimpse = self.attention(state.hidden, memory)
+        """See ``Decoder.step``; outputs: hidden state (B, R, N), gated context (B, R, D)."""
+        attended = self.attention(state.hidden, memory)
         gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
-        context = gate.to(glimpse.context.dtype) * glimpse.context
+        context = gate.to(attended.context.dtype) * attended.context
         gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
-        state = self.remember(gates, state.cell)
-        return Step(state, (state.hidden, context), glimpse.alphas, gate, glimpse.chosen)
+        state = self.lstm_cell(gates, state.cell)
+        return Step(state, (state.hidden, context), attended.alphas, gate, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Deep output: word (..., E), hidden (..., N) and gated context (..., D) to (..., V)."""
+        """Deep output: word (..., E), hidden state (..., N), gated context (..., D) to (..., V)."""
         hidden, context = outputs
         mixed = embedded + self.hidden_output(hidden) + self.context_output(context)
         logits: Tensor = self.word_output(self.dropout(torch.tanh(mixed)))
@@ -387,11 +387,11 @@ class BahdanauDecoder(Decoder):
 
 
 class LuongDecoder(Decoder):
-    """Run the LSTM, attend with its new hidden state, predict from the attentional vector.
+    """Run the LSTM, then attend with its new hidden state.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6; input feeding, section 3.3.
-    Deviation: one LSTM layer, its first state made from the summary; L_o has a bias; dropout on
-    the embedding and before L_o.
+    Deviation: one LSTM layer with its initial state computed from the summary; L_o has a bias;
+    dropout on the embedding and before L_o.
     """
 
     def __init__(
@@ -414,28 +414,28 @@ class LuongDecoder(Decoder):
         self.initialize()
 
     def start(self, memory: Memory, captions: int = 1) -> State:
-        """The first state; nothing was attended to before the first word."""
+        """Initial state; the attentional vector before the first word is zero."""
         state = super().start(memory, captions)
         if self.fed_gates is None:
             return state
         return state._replace(fed=torch.zeros_like(state.hidden))
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: the attentional vector (B, R, N)."""
+        """See ``Decoder.step``; outputs: attentional vector (B, R, N)."""
         gates = word_gates + self.hidden_gates(state.hidden)
         if self.fed_gates is not None:
             gates = gates + self.fed_gates(state.fed)
-        state = self.remember(gates, state.cell)
-        glimpse = self.attention(state.hidden, memory)
-        mixed = self.context_output(glimpse.context) + self.hidden_output(state.hidden)
+        state = self.lstm_cell(gates, state.cell)
+        attended = self.attention(state.hidden, memory)
+        mixed = self.context_output(attended.context) + self.hidden_output(state.hidden)
         attentional = torch.tanh(widen(mixed))  # (B, R, N)
         if self.fed_gates is not None:
             state = state._replace(fed=attentional)
-        open_gate = torch.ones_like(attentional[..., :1])  # the whole context is let in
-        return Step(state, (attentional,), glimpse.alphas, open_gate, glimpse.chosen)
+        gate = torch.ones_like(attentional[..., :1])  # this order has no gate: fully open
+        return Step(state, (attentional,), attended.alphas, gate, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """From the attentional vector alone, (..., N) to (..., V)."""
+        """Logits from the attentional vector alone, (..., N) to (..., V)."""
         del embedded
         (attentional,) = outputs
         logits: Tensor = self.word_output(self.dropout(attentional))
@@ -443,11 +443,11 @@ class LuongDecoder(Decoder):
 
 
 class PlainDecoder(Decoder):
-    """A language model whose first state is the photo: no context at any step, whatever the order.
+    """A language model initialised from the photo; no step uses a context.
 
     Source: Sutskever et al. 2014 (arXiv:1409.3215) for texts, Vinyals et al. 2015
-    (arXiv:1411.4555) for photos. Deviation: the photo is the first state, not the first word; the
-    readout of ``BahdanauDecoder`` without its context.
+    (arXiv:1411.4555) for photos. Deviation: the photo sets the initial state instead of being the
+    first input; the readout is that of ``BahdanauDecoder`` without the context.
     """
 
     def __init__(
@@ -466,14 +466,14 @@ class PlainDecoder(Decoder):
         self.initialize()
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: hidden (B, R, N). The map is even and the gate shut."""
+        """See ``Decoder.step``; outputs: hidden state (B, R, N). Uniform map, closed gate."""
         alphas = self.attention(state.hidden, memory).alphas
-        state = self.remember(word_gates + self.hidden_gates(state.hidden), state.cell)
-        shut_gate = torch.zeros_like(state.hidden[..., :1])
-        return Step(state, (state.hidden,), alphas, shut_gate, None)
+        state = self.lstm_cell(word_gates + self.hidden_gates(state.hidden), state.cell)
+        gate = torch.zeros_like(state.hidden[..., :1])
+        return Step(state, (state.hidden,), alphas, gate, None)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """From word (..., E) and hidden (..., N) to (..., V)."""
+        """Word (..., E) and hidden state (..., N) to logits (..., V)."""
         (hidden,) = outputs
         logits: Tensor = self.word_output(
             self.dropout(torch.tanh(embedded + self.hidden_output(hidden)))
@@ -484,17 +484,17 @@ class PlainDecoder(Decoder):
 def build_decoder(
     config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int, styles: int = 0
 ) -> Decoder:
-    """The decoder that a config names.
+    """Build the decoder that a config describes.
 
     Args:
-        config: Sizes, kind of attention, order of the step.
+        config: Sizes, attention mechanism, order of the step.
         feature_dim: D.
         vocabulary_size: V.
-        regions: Most regions there will be (L).
-        styles: Start tokens beside the vocabulary; see ``Vocabulary.start``.
+        regions: Maximum number of regions (L).
+        styles: Number of additional start tokens; see ``Vocabulary.start``.
 
     Raises:
-        ConfigError: Sizes or words of the config do not go together.
+        ConfigError: Incompatible settings.
     """
     orders: dict[str, type[BahdanauDecoder | LuongDecoder]] = {
         "bahdanau": BahdanauDecoder,

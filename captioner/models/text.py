@@ -1,6 +1,6 @@
-"""Attention over text: an encoder whose regions are words, under the decoder that captions photos.
+"""Attention over text: a text encoder for the same decoders, whose regions are source words.
 
-Notation: B texts, R targets a text, L source words, D feature size.
+Notation: B texts, R targets per text, L source words, D feature size.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from captioner.vocabulary import PAD
 
 
 class EncodedText(NamedTuple):
-    """A batch of texts, read in both directions."""
+    """A batch of encoded texts."""
 
     features: Tensor
-    """(B, L, D), the annotation of every word; 0 at padding."""
+    """(B, L, D), one annotation per word; 0 at padding."""
     mask: Tensor
     """(B, L), True at words."""
     summary: Tensor
-    """(B, 1, D), the last state of both directions: the whole text as one vector."""
+    """(B, 1, D), the final states of both directions."""
 
 
 class TextEncoder(nn.Module):
-    """A bidirectional LSTM: word i is annotated with what was read up to it from either side.
+    """A bidirectional LSTM.
 
         a_i = [forward h_i; backward h_i],   summary = [forward h_L; backward h_1]
 
-    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section 3.2. Deviation: LSTMs for GRUs.
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section 3.2. Deviation: LSTMs instead of GRUs.
     """
 
     def __init__(self, vocabulary_size: int, embed_dim: int, hidden_dim: int) -> None:
-        """Make the layers.
+        """Create the layers.
 
         Args:
-            vocabulary_size: Of the source words.
-            embed_dim: Size of a word's embedding.
-            hidden_dim: Of each direction; D is twice this.
+            vocabulary_size: Number of source words.
+            embed_dim: Embedding size.
+            hidden_dim: Hidden size of each direction; D is twice this.
         """
         super().__init__()
         self.feature_dim = 2 * hidden_dim
@@ -51,7 +51,7 @@ class TextEncoder(nn.Module):
         self.lstm = nn.LSTM(embed_dim, hidden_dim, batch_first=True, bidirectional=True)
 
     def forward(self, tokens: Tensor) -> EncodedText:
-        """Read texts.
+        """Encode texts.
 
         Args:
             tokens: Words, then padding, (B, L); at least one word each.
@@ -67,29 +67,29 @@ class TextEncoder(nn.Module):
 
 
 class TextModel(nn.Module):
-    """Source words to target words."""
+    """An encoder-decoder from source words to target words."""
 
     def __init__(
         self,
         encoder: TextEncoder,
         config: DecoderConfig,
         vocabulary_size: int,
-        most_words: int,
+        max_words: int,
     ) -> None:
-        """Put encoder and decoder together.
+        """Create the decoder.
 
         Args:
-            encoder: Reads the source.
-            config: The decoder; attention ``fixed`` gives it the summary and nothing else.
-            vocabulary_size: Of the target words.
-            most_words: Longest source (L); ``location`` attention has a row for each.
+            encoder: Encodes the source.
+            config: The decoder; with attention ``fixed`` it sees the summary only.
+            vocabulary_size: Number of target words.
+            max_words: Maximum source length (L), which sizes ``location`` attention.
         """
         super().__init__()
         self.encoder = encoder
-        self.decoder = build_decoder(config, encoder.feature_dim, vocabulary_size, most_words)
+        self.decoder = build_decoder(config, encoder.feature_dim, vocabulary_size, max_words)
 
     def memory(self, source: Tensor) -> Memory:
-        """Read the sources, (B, L), and prepare them for the decoder."""
+        """Encode sources (B, L) for the decoder."""
         text: EncodedText = self.encoder(source)
         return self.decoder.memory(text.features, text.mask, text.summary)
 
@@ -99,6 +99,6 @@ class TextModel(nn.Module):
         Args:
             source: Words, then padding, (B, L).
             target: (B, R, T + 1), see ``caption_losses``.
-            label_smoothing: Share of the target spread evenly over the vocabulary.
+            label_smoothing: See ``caption_losses``.
         """
         return caption_losses(self.decoder, self.memory(source), target, label_smoothing)

@@ -22,7 +22,7 @@ from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.reward import CaptionReward
 from captioner.models.captioner import CaptionModel
-from captioner.models.losses import Weights, scheduled_inputs
+from captioner.models.losses import Advantages, scheduled_inputs
 from captioner.tokenizer import tokenize
 from captioner.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 
@@ -50,8 +50,8 @@ class Task:
     """To be learned, the end tokens included."""
     inputs: Tensor | None = None
     """See ``caption_losses``."""
-    weights: Weights | None = None
-    """See ``caption_losses``."""
+    advantages: Advantages | None = None
+    """See ``policy_gradient_loss``; None: ``caption_losses``."""
     scale: float = 1.0
     """Factor of its loss; other than 1: it is learned beside another task, and not counted."""
 
@@ -160,7 +160,7 @@ class SelfCritical:
         real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others only fill a place
         if not len(real):
             nothing = torch.zeros(len(images), 1)
-            return [Task(images, batch.tokens[:, :1], 0, weights=lambda: nothing)]
+            return [Task(images, batch.tokens[:, :1], 0, advantages=lambda: nothing)]
         images, image_ids = images[real.to(images.device)], [batch.image_ids[i] for i in real]
         features, images = _seen(model, images)
         starts = batch.tokens[real, 0, 0]
@@ -180,7 +180,7 @@ class SelfCritical:
             bool(words) and words[-1] in self._asking for of_photo in samples for words in of_photo
         )
         words = int((tokens[..., 1:] != PAD).sum())
-        tasks = [Task(images, tokens, words, weights=lambda: self._weights(judged))]
+        tasks = [Task(images, tokens, words, advantages=lambda: self._advantages(judged))]
         if self.config.cross_entropy:
             share = self.config.cross_entropy * words / max(1, batch.words)
             tasks.append(Task(images, batch.tokens[real], 0, scale=share))
@@ -202,9 +202,9 @@ class SelfCritical:
         drawing = plain.changed(
             temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
         )
-        keys = [image_id % 2**32 for image_id in image_ids]
+        seeds = [image_id % 2**32 for image_id in image_ids]
         starts = starts.to(features.device)
-        drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, keys=keys)
+        drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, seeds=seeds)
         greedy = None
         if config.baseline == "greedy":
             best = search(DecoderStepper(model.decoder, memory, starts), plain)
@@ -227,7 +227,9 @@ class SelfCritical:
         alone = self.reward(image_ids, [[g.tokens] for g in greedy], [[g.ended] for g in greedy])
         return rewards, np.broadcast_to(alone, rewards.shape)
 
-    def _weights(self, judged: Future[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Tensor:
+    def _advantages(
+        self, judged: Future[tuple[NDArray[np.float64], NDArray[np.float64]]]
+    ) -> Tensor:
         """Advantages, (B, R)."""
         started = time.monotonic()
         rewards, baselines = judged.result()
@@ -251,7 +253,7 @@ class SelfCritical:
 @torch.no_grad()
 def _seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
     """Features without gradient, and what is learned from: these, if the encoder is frozen."""
-    features = model.see(images)
+    features = model.to_features(images)
     learning = any(parameter.requires_grad for parameter in model.encoder.parameters())
     return features, images if learning else features
 

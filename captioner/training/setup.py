@@ -16,9 +16,9 @@ from captioner.data.coco import CaptionedImage, karpathy_ids, read_captions, rea
 from captioner.data.features import FeatureCache, feature_key, read_contents, threads
 from captioner.data.images import image_size
 from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.rules import number_words
+from captioner.decoding.rules import encode_search_words
 from captioner.errors import ConfigError, ImageError
-from captioner.model_folder import StoredModel, halved, load_model
+from captioner.model_folder import StoredModel, load_model, to_float16
 from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder, build_encoder
@@ -107,7 +107,9 @@ def prepare(config: TrainConfig) -> Setup:
     # with it is refused.
     config.decoder = replace(config, decoder=stored.decoder).decoder
     stored.search = config.search
-    number_words(config.search, stored.vocabulary)  # unknown words are told before an epoch is lost
+    encode_search_words(
+        config.search, stored.vocabulary
+    )  # unknown words are told before an epoch is lost
     model = stored.model
     model.encoder.finetune_from(
         config.encoder.finetune_from,
@@ -119,7 +121,7 @@ def prepare(config: TrainConfig) -> Setup:
         stored.vocabulary.start(style)  # one that a first stage has not learned is refused
     encoded = _encode(train, words, stored.vocabulary, config.data.max_words)
     if config.init_from is None:
-        model.decoder.expect_words(_target_counts(encoded, stored.vocabulary))
+        model.decoder.init_output_bias(_target_counts(encoded, stored.vocabulary))
     if config.data.repeats:
         encoded = _repeated(encoded, config.data)
     setup = Setup(encoded, val, stored)
@@ -282,7 +284,7 @@ def _new_encoder(config: EncoderConfig) -> Encoder:
     """
     encoder = build_encoder(config.name, config.weights)
     encoder.load_state_dict(
-        {name: halved(v).to(v.dtype) for name, v in encoder.state_dict().items()}
+        {name: to_float16(v).to(v.dtype) for name, v in encoder.state_dict().items()}
     )
     return encoder
 

@@ -36,8 +36,8 @@ from captioner.frequencies import DocumentFrequencies
 from captioner.hardware import pick_precision
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
-from captioner.models.layout import upload
 from captioner.models.losses import Losses
+from captioner.models.packing import upload
 from captioner.training.objectives import DRAWN, SUMS, Task, build_objective
 from captioner.training.resume_checks import check_resume, resume_settings
 from captioner.training.run_folder import RunFolder
@@ -66,7 +66,11 @@ class _Taught(nn.Module):
     def forward(self, task: Task, label_smoothing: float) -> Losses:
         """Losses of a task."""
         return self.model(  # type: ignore[no-any-return]
-            task.images, task.tokens, label_smoothing, inputs=task.inputs, weights=task.weights
+            task.images,
+            task.tokens,
+            label_smoothing,
+            inputs=task.inputs,
+            advantages=task.advantages,
         )
 
 

@@ -59,8 +59,8 @@ def _from_features(
         features = cache.read([(image.image_id, False) for image in batch])
         preprocessing = captioner.model.preprocessing
         regions = [preprocessing.crop_box(*image_size(image.path)) for image in batch]
-        keys = [image.image_id for image in batch]
-        told = captioner.caption_features(features, regions, search, keys)
+        seeds = [image.image_id for image in batch]
+        told = captioner.caption_features(features, regions, search, seeds)
         yield from (Sentence(image, said[0]) for image, said in zip(batch, told, strict=True))
 
 

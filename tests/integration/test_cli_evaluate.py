@@ -971,7 +971,7 @@ def test_models_that_cannot_work_are_one_line(arguments, named, both, tmp_path, 
 
 def test_models_of_different_words_do_not_caption_together(tiny, both, capsys) -> None:
     assert evaluate(*both, *QUIET, "--model", tiny.stranger) == USAGE
-    assert "model 2 says other words than model 1" in only_line(capsys)
+    assert "vocabularies of model 1 and model 2 differ" in only_line(capsys)
 
 
 def test_a_report_is_replaced_when_asked(scored, tmp_path) -> None:

@@ -190,7 +190,7 @@ def test_models_of_different_words_are_one_line(tiny, capsys) -> None:
 
     assert run("caption", tiny.photos, *models) == USAGE
 
-    assert "model 2 says other words than model 1" in only_line(capsys)
+    assert "vocabularies of model 1 and model 2 differ" in only_line(capsys)
 
 
 # --- pictures ------------------------------------------------------------------------------------

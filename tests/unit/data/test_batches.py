@@ -23,7 +23,7 @@ from captioner.data.batches import (
 )
 from captioner.data.coco import CaptionedImage
 from captioner.data.preprocessing import Preprocessing
-from captioner.models.decoder import Layout
+from captioner.models.packing import PackedLayout
 from captioner.vocabulary import END, PAD, START
 
 
@@ -285,7 +285,7 @@ def padded_share(lengths: list[list[int]], bucket: int) -> float:
     for batch in indices(EpochSampler(lengths, 8, 0, bucket=bucket)):
         captions = [[[4] * words + [END] for words in lengths[n]] for n in batch]
         tokens = collate([Item(0, square(0), of_photo) for of_photo in captions]).tokens
-        run += sum(Layout.of(tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)).sizes)
+        run += sum(PackedLayout.of(tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)).sizes)
         real += int((tokens[..., 1:] != PAD).sum())
     return 1 - real / run
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from table_stepper import END, Prefix, Table, random_table
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import WordNumbers
+from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Hypothesis
 
 
@@ -24,7 +24,7 @@ class Task(NamedTuple):
     """Options, and the numbers of their words."""
 
     options: SearchOptions
-    numbers: WordNumbers = WordNumbers()
+    numbers: SearchTokens = SearchTokens()
 
 
 class Sentence(NamedTuple):
@@ -242,7 +242,7 @@ def tasks(
         banned_words=tuple(f"w{word}" for word in banned),
         guard_endings=bool(endings),
     )
-    return Task(options, WordNumbers(tuple(words[:forced]), banned, endings))
+    return Task(options, SearchTokens(tuple(words[:forced]), banned, endings))
 
 
 @st.composite

@@ -18,7 +18,7 @@ from table_stepper import (
 )
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import Rules, WordNumbers, number_words
+from captioner.decoding.rules import Rules, SearchTokens, encode_search_words
 from captioner.decoding.search import search
 from captioner.errors import ConfigError
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
@@ -48,7 +48,7 @@ def task_of(names: tuple[str, ...], **given: object) -> Task:
     for name in names:
         options |= RULES[name][0]
         numbers |= RULES[name][1]
-    return Task(SearchOptions(**options), WordNumbers(**numbers))  # type: ignore[arg-type]
+    return Task(SearchOptions(**options), SearchTokens(**numbers))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
@@ -119,7 +119,7 @@ def test_a_sentence_that_is_cut_does_not_end_badly_either() -> None:
     table = constant_table(0, 0.9, 0.1)  # no end: every sentence is cut
     options = SearchOptions(beam_size=2, num_captions=2, max_length=3, guard_endings=True)
 
-    (found,) = search(TableStepper([table]), options, WordNumbers(bad_endings=(1,)))
+    (found,) = search(TableStepper([table]), options, SearchTokens(bad_endings=(1,)))
 
     assert [h.tokens for h in found] == [[1, 1, 2], [2, 1, 2]]
 
@@ -128,7 +128,7 @@ def test_no_words_are_no_bad_ending() -> None:
     options = SearchOptions(beam_size=1, guard_endings=True)
 
     ((found,),) = search(
-        TableStepper([constant_table(0.9, 0.1)]), options, WordNumbers(bad_endings=(1,))
+        TableStepper([constant_table(0.9, 0.1)]), options, SearchTokens(bad_endings=(1,))
     )
 
     assert (found.tokens, found.ended) == ([], True)
@@ -137,7 +137,7 @@ def test_no_words_are_no_bad_ending() -> None:
 @pytest.mark.parametrize("rule", [{"block_ngrams": 1}, {"min_length": 3}])
 def test_rules_that_leave_no_sentence_give_none(rule) -> None:
     options = SearchOptions(beam_size=2, max_length=4, **rule)
-    numbers = WordNumbers(banned=(1,) if "min_length" in rule else ())
+    numbers = SearchTokens(banned=(1,) if "min_length" in rule else ())
     table = constant_table(0.9, 0.1) if numbers.banned else constant_table(0, 1.0)
 
     assert search(TableStepper([table]), options, numbers) == [[]]
@@ -147,7 +147,7 @@ def test_a_rule_changes_no_other_number() -> None:
     log_probs = torch.randn(2, 3, 5).log_softmax(dim=-1)
     tokens = torch.tensor([[[1, 2, 1], [2, 2, 2], [3, 4, 1]], [[4, 4, 3], [1, 3, 3], [2, 1, 4]]])
     options = SearchOptions(min_length=2, max_length=9, block_ngrams=2, guard_endings=True)
-    rules = Rules(options, WordNumbers((), (3,), (1,)), END, torch.device("cpu"))
+    rules = Rules(options, SearchTokens((), (3,), (1,)), END, torch.device("cpu"))
 
     ruled = log_probs.clone()
     rules.forbid(ruled, tokens)
@@ -165,8 +165,8 @@ def test_a_rule_changes_no_other_number() -> None:
 VOCABULARY = Vocabulary(["a", "dog", "t-shirt", "the", "of", "n't", "runs"])
 
 
-def numbers_of(**options: object) -> WordNumbers:
-    return number_words(SearchOptions(**options), VOCABULARY)  # type: ignore[arg-type]
+def numbers_of(**options: object) -> SearchTokens:
+    return encode_search_words(SearchOptions(**options), VOCABULARY)  # type: ignore[arg-type]
 
 
 def test_words_get_the_numbers_of_the_vocabulary() -> None:
@@ -175,7 +175,7 @@ def test_words_get_the_numbers_of_the_vocabulary() -> None:
     assert VOCABULARY.decode(found.forced) == ["dog", "runs"]
     assert VOCABULARY.decode(found.banned) == ["t-shirt"]
     assert VOCABULARY.decode(found.bad_endings) == ["a", "the", "of"]
-    assert numbers_of() == WordNumbers()
+    assert numbers_of() == SearchTokens()
 
 
 def test_endings_are_guarded_only_where_it_is_asked_for() -> None:

@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import WordNumbers
+from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Advance, search
 
 
@@ -243,17 +243,17 @@ def test_no_photos_give_no_captions() -> None:
 
 # --- Every strategy ------------------------------------------------------------------------------
 
-FORCED = WordNumbers(forced=(1,))
+FORCED = SearchTokens(forced=(1,))
 STRATEGIES = {
-    "beam": (SearchOptions(beam_size=2, num_captions=2, max_length=6), WordNumbers()),
+    "beam": (SearchOptions(beam_size=2, num_captions=2, max_length=6), SearchTokens()),
     "groups": (
         SearchOptions(beam_size=4, num_captions=2, max_length=6, beam_groups=2),
-        WordNumbers(),
+        SearchTokens(),
     ),
     "forced": (SearchOptions(beam_size=2, num_captions=2, max_length=6), FORCED),
     "draws": (
         SearchOptions(beam_size=1, num_captions=2, max_length=6, temperature=0.1),
-        WordNumbers(),
+        SearchTokens(),
     ),
 }
 every_strategy = pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from table_stepper import (
 )
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import WordNumbers
+from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Hypothesis, search
 
 
@@ -62,7 +62,7 @@ def said(found: list[Hypothesis]) -> list[tuple[int, ...]]:
 def test_forced_words_in_a_wide_beam_are_brute_force(forced, rules, numbers) -> None:
     tables = [random_table(seed, 4, forbidden) for seed, forbidden in ((0, 0), (1, 0), (2, 0.3))]
     options = SearchOptions(beam_size=4**4, num_captions=30, max_length=4, **rules)
-    task = Task(options, WordNumbers(forced=forced, **numbers))
+    task = Task(options, SearchTokens(forced=forced, **numbers))
 
     found = search(TableStepper(tables), *task)
 
@@ -74,7 +74,7 @@ def test_forced_words_in_a_wide_beam_are_brute_force(forced, rules, numbers) -> 
 def test_a_forced_and_a_banned_word_in_a_wide_beam_are_brute_force() -> None:
     table = random_table(3, 4)
     options = SearchOptions(beam_size=4**4, num_captions=30, max_length=4)
-    task = Task(options, WordNumbers(forced=(3,), banned=(1,)))
+    task = Task(options, SearchTokens(forced=(3,), banned=(1,)))
 
     (found,) = search(TableStepper([table]), *task)
 
@@ -102,7 +102,7 @@ def test_unlikely_words_are_said_all_the_same(beam_size) -> None:
     table = constant_table(0.2, 0.8 - 2e-6, 1e-6, 1e-6)
     options = SearchOptions(beam_size=beam_size, num_captions=beam_size, max_length=5)
 
-    (found,) = search(TableStepper([table]), options, WordNumbers(forced=(3, 2)))
+    (found,) = search(TableStepper([table]), options, SearchTokens(forced=(3, 2)))
 
     assert len(found) == beam_size
     assert all({2, 3} <= set(hypothesis.tokens) for hypothesis in found)
@@ -112,7 +112,7 @@ def test_a_forced_word_fills_the_last_place() -> None:
     options = SearchOptions(beam_size=1, max_length=2)
 
     ((found,),) = search(
-        TableStepper([constant_table(0.1, 0.8, 0.1)]), options, WordNumbers(forced=(2,))
+        TableStepper([constant_table(0.1, 0.8, 0.1)]), options, SearchTokens(forced=(2,))
     )
 
     assert 2 in found.tokens
@@ -122,7 +122,7 @@ def test_a_forced_word_that_cannot_be_said_gives_nothing_and_spares_the_others()
     options, never = SearchOptions(beam_size=3, max_length=4), constant_table(0.5, 0.5, 0)
 
     found = search(
-        TableStepper([never, constant_table(0.4, 0.3, 0.3)]), options, WordNumbers(forced=(2,))
+        TableStepper([never, constant_table(0.4, 0.3, 0.3)]), options, SearchTokens(forced=(2,))
     )
 
     assert found[0] == []
@@ -252,7 +252,7 @@ def test_groups_that_meet_give_no_sentence_before_it_has_ended() -> None:
 
 
 def draws_of(table, count: int, seed: int = 0, **given: object) -> list[Hypothesis]:
-    numbers = given.pop("numbers", WordNumbers())
+    numbers = given.pop("numbers", SearchTokens())
     options = SearchOptions(**({"beam_size": 1, "num_captions": count, "seed": seed} | given))
     (found,) = search(TableStepper([table]), options, numbers)
     return found
@@ -310,7 +310,7 @@ def test_sentences_are_drawn_with_the_probabilities_of_the_table(how, forbidden)
 )
 def test_draws_share_what_a_rule_takes(rules, numbers) -> None:
     """What is left at a word is drawn in proportion."""
-    table, numbered = random_table(5, 4), WordNumbers(**numbers)
+    table, numbered = random_table(5, 4), SearchTokens(**numbers)
 
     found = draws_of(table, 3000, temperature=1.0, max_length=3, numbers=numbered, **rules)
 
@@ -381,7 +381,7 @@ def test_draws_are_the_same_again_and_others_with_another_seed_or_key() -> None:
 
     def drawn(seed: int, key: int) -> list[Hypothesis]:
         other = dataclasses.replace(options, seed=seed)
-        return search(TableStepper([table]), other, keys=[key])[0]
+        return search(TableStepper([table]), other, seeds=[key])[0]
 
     assert_identical(drawn(1, 2), drawn(1, 2))
     different = {str(said(drawn(seed, key))) for seed in range(4) for key in range(4)}
@@ -394,19 +394,19 @@ def test_draws_do_not_depend_on_the_photos_beside_them() -> None:
     options = SearchOptions(beam_size=1, num_captions=6, max_length=6, temperature=0.7)
     stepper = TableStepper(tables)
 
-    together = search(stepper, options, keys=keys)
-    turned = search(TableStepper(tables[::-1]), options, keys=keys[::-1])[::-1]
+    together = search(stepper, options, seeds=keys)
+    turned = search(TableStepper(tables[::-1]), options, seeds=keys[::-1])[::-1]
 
     assert stepper.kept  # some photo left before the others
     for table, key, one, two in zip(tables, keys, together, turned, strict=True):
         assert_identical(one, two)
-        assert_identical(one, search(TableStepper([table]), options, keys=[key])[0])
+        assert_identical(one, search(TableStepper([table]), options, seeds=[key])[0])
 
 
 def test_photos_of_one_key_and_table_draw_the_same() -> None:
     options = SearchOptions(beam_size=1, num_captions=6, max_length=6, temperature=1.0)
 
-    one, two, three = search(TableStepper([random_table(1, 4)] * 3), options, keys=[3, 4, 3])
+    one, two, three = search(TableStepper([random_table(1, 4)] * 3), options, seeds=[3, 4, 3])
 
     assert_identical(one, three)
     assert said(one) != said(two)

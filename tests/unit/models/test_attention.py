@@ -182,7 +182,7 @@ def test_a_photo_that_asks_itself_is_its_equation(words: Words, mask: Tensor | N
     attention, (features, summary) = build(words), photos()
     p, equation = numbers(attention.scorer), EQUATIONS[words["attention"]]
 
-    glimpse = attention(asked(words), attention.memory(features, summary, mask))
+    attended = attention(asked(words), attention.memory(features, summary, mask))
 
     for photo in range(B):
         regions = features[photo].numpy()
@@ -197,8 +197,8 @@ def test_a_photo_that_asks_itself_is_its_equation(words: Words, mask: Tensor | N
             context += expected[i] * regions[i]
         for caption in range(R):
             at = (photo, caption)
-            np.testing.assert_allclose(glimpse.alphas[at].detach().numpy(), expected, rtol=1e-10)
-            np.testing.assert_allclose(glimpse.context[at].detach().numpy(), context, rtol=1e-10)
+            np.testing.assert_allclose(attended.alphas[at].detach().numpy(), expected, rtol=1e-10)
+            np.testing.assert_allclose(attended.context[at].detach().numpy(), context, rtol=1e-10)
 
 
 @masked_or_not
@@ -454,7 +454,7 @@ def test_alphas_stay_float32_when_the_features_are_bf16(words: Words) -> None:
 # --- Gradients -----------------------------------------------------------------------------------
 
 
-class _Glimpses(nn.Module):
+class _AttentionOutputs(nn.Module):
     """Makes ``memory`` and ``forward`` one function, for ``functional_call``."""
 
     def __init__(self, attention: Attention, mask: Tensor | None) -> None:
@@ -474,14 +474,14 @@ def test_gradients_are_exact_in_float64(words: Words, mask: Tensor | None) -> No
     features, query, attention_dim, count = 2, query_size(words, 2, 3), 4, 4
     config = config_of(words, attention_dim=attention_dim, heads=2)
     module = randomized(build_attention(config, Sizes(features, query, attention_dim, count)))
-    glimpses = _Glimpses(module, None if mask is None else mask[:, 1:])
-    names = [name for name, _ in glimpses.named_parameters()]
-    values = [value.detach().requires_grad_() for value in glimpses.parameters()]
+    attended = _AttentionOutputs(module, None if mask is None else mask[:, 1:])
+    names = [name for name, _ in attended.named_parameters()]
+    values = [value.detach().requires_grad_() for value in attended.parameters()]
     inputs = [(B, 1, query), (B, count, features), (B, 1, features)]
 
     def both(*parts: Tensor) -> tuple[Tensor, Tensor]:
         weights = dict(zip(names, parts[3:], strict=True))
-        return functional_call(glimpses, weights, parts[:3])
+        return functional_call(attended, weights, parts[:3])
 
     drawn = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in inputs]
     assert torch.autograd.gradcheck(both, (*drawn, *values))

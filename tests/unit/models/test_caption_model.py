@@ -152,11 +152,11 @@ def test_features_are_seen_as_their_pixels(model) -> None:
         torch.manual_seed(3)
         assert_same(model(features, CAPTIONS, **more), live)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        seen = model.see(features.to(dtype))
+        seen = model.to_features(features.to(dtype))
         assert seen.dtype == torch.float32
         assert torch.equal(seen, features.to(dtype).float())
         with torch.autocast("cpu", torch.bfloat16):
-            assert model.see(features.to(dtype)).dtype == torch.bfloat16
+            assert model.to_features(features.to(dtype)).dtype == torch.bfloat16
 
 
 def test_the_grid_is_row_major(model) -> None:

@@ -16,12 +16,12 @@ from captioner.models.attention import masked_mean
 from captioner.models.decoder import (
     BahdanauDecoder,
     Decoder,
-    Layout,
     LuongDecoder,
     PlainDecoder,
     build_decoder,
 )
 from captioner.models.losses import caption_losses, longest_first
+from captioner.models.packing import PackedLayout
 from captioner.vocabulary import END, PAD, START
 
 B, R, T, L, D, V = 2, 3, 4, 5, 8, 9
@@ -130,7 +130,7 @@ class Weights:
         sigma = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
         return self.p[f"{name}.weight"] * (x - x.mean()) / sigma + self.p[f"{name}.bias"]
 
-    def remember(self, gates: Array, c: Array) -> tuple[Array, Array]:
+    def lstm_cell(self, gates: Array, c: Array) -> tuple[Array, Array]:
         gates_by_kind = enumerate(np.split(gates, 4))
         i, f, g, o = (self.norm(f"gate_norms.{number}", part) for number, part in gates_by_kind)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
@@ -146,7 +146,7 @@ def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[A
         beta = sigmoid(linear("gate", h))
         bz = beta * z
         gates = linear("word_gates", ey) + linear("context_gates", bz) + linear("hidden_gates", h)
-        h, c = weights.remember(gates, c)
+        h, c = weights.lstm_cell(gates, c)
         mixed = np.tanh(ey + linear("hidden_output", h) + linear("context_output", bz))
         told.append((linear("word_output", mixed), alpha, beta, h))
     return told
@@ -160,7 +160,7 @@ def luong(weights: Weights, regions: Array, words: list[int], fed: bool) -> list
         gates = linear("word_gates", weights.p["embedding.weight"][y]) + linear("hidden_gates", h)
         if fed:
             gates = gates + linear("fed_gates", f)
-        h, c = weights.remember(gates, c)
+        h, c = weights.lstm_cell(gates, c)
         z, alpha = weights.attend(regions, h)
         f = np.tanh(linear("context_output", z) + linear("hidden_output", h))
         told.append((linear("word_output", f), alpha, np.ones(1), h))
@@ -172,7 +172,7 @@ def plain(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Arra
     h, c = weights.start(regions)
     for y in words:
         ey = weights.p["embedding.weight"][y]
-        h, c = weights.remember(linear("word_gates", ey) + linear("hidden_gates", h), c)
+        h, c = weights.lstm_cell(linear("word_gates", ey) + linear("hidden_gates", h), c)
         logits = linear("word_output", np.tanh(ey + linear("hidden_output", h)))
         told.append((logits, np.full(L, 1 / L), np.zeros(1), h))
     return told
@@ -373,13 +373,13 @@ KNOWN = torch.tensor([[[1, 5, 6, 0], [1, 0, 0, 0]], [[0, 0, 0, 0], [1, 5, 0, 0]]
 
 
 def test_layout_known_answer() -> None:
-    layout = Layout.of(KNOWN)
+    layout = PackedLayout.of(KNOWN)
 
     # Up to which photo and caption there are words; the last step, which has none, runs on one.
     assert layout.extents == ((2, 2), (2, 2), (1, 1), (1, 1))
     assert layout.sizes == [4, 4, 1, 1]
-    assert layout.places().tolist() == [0, 4, 8, 12, 1, 5, 9, 13, 2, 3]
-    there = KNOWN.flatten()[layout.places()]
+    assert layout.indices().tolist() == [0, 4, 8, 12, 1, 5, 9, 13, 2, 3]
+    there = KNOWN.flatten()[layout.indices()]
     assert torch.equal(layout.unpack(there), KNOWN)
     assert layout.unpack(torch.ones(10, 3)).sum().item() == 30
     assert not layout.unpack(torch.ones(10, 3))[1, :, 2:].any()
@@ -393,8 +393,8 @@ def test_sorting_leaves_padding_out_known_answer() -> None:
     sorted_tokens = longest_first(tokens).sort_captions(tokens)
 
     assert (sorted_tokens != PAD).sum(-1).tolist() == [[7, 4], [5, 2]]  # 18 words
-    assert Layout.of(tokens).sizes == [4, 4, 4, 4, 4, 4, 4, 1, 1]
-    assert Layout.of(sorted_tokens).sizes == [4, 4, 4, 4, 2, 1, 1, 1, 1]
+    assert PackedLayout.of(tokens).sizes == [4, 4, 4, 4, 4, 4, 4, 1, 1]
+    assert PackedLayout.of(sorted_tokens).sizes == [4, 4, 4, 4, 2, 1, 1, 1, 1]
 
 
 def test_a_layout_holds_every_word_and_every_step_before_one() -> None:
@@ -402,9 +402,9 @@ def test_a_layout_holds_every_word_and_every_step_before_one() -> None:
         torch.manual_seed(seed)
         lengths = torch.randint(0, 6, (3, 4))
         tokens = (torch.arange(6) < lengths.unsqueeze(-1)).long()
-        layout = Layout.of(tokens)
+        layout = PackedLayout.of(tokens)
 
-        places = layout.places()
+        places = layout.indices()
 
         assert len(places) == len(set(places.tolist())) == sum(layout.sizes)
         assert torch.equal(layout.unpack(tokens.flatten()[places]), tokens)
@@ -416,12 +416,12 @@ def test_a_layout_holds_every_word_and_every_step_before_one() -> None:
 
 def test_packed_outputs_are_the_unpacked_ones(decoder, features, tokens) -> None:
     tokens[0, 0, 2:] = tokens[-1, 1:] = PAD
-    memory, layout = decoder.memory(features), Layout.of(tokens)
+    memory, layout = decoder.memory(features), PackedLayout.of(tokens)
     steps = step_by_step(decoder, features, tokens)
 
     packed = decoder.unroll(memory, tokens, layout)
 
-    places = layout.places()
+    places = layout.indices()
     logits = decoder.readout(packed.embedded, *packed.outputs)
     torch.testing.assert_close(logits, steps.logits.flatten(0, 2)[places])
     torch.testing.assert_close(packed.alphas, steps.alphas.flatten(0, 2)[places])
@@ -613,7 +613,7 @@ def test_before_learning_words_are_as_frequent_as_they_were_counted(kind) -> Non
     counts = torch.tensor([0.0, 0.0, 40.0, 5.0, 39.0, 2.0, 1.0, 0.0, 9.0])
     nn.init.zeros_(decoder.word_output.weight)
 
-    decoder.expect_words(counts)
+    decoder.init_output_bias(counts)
 
     said = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
     torch.testing.assert_close(said, (counts + 1) / (96 + V))
@@ -627,7 +627,7 @@ def test_norms_keep_the_gates_whatever_their_inputs_are(features) -> None:
     decoder = build("bahdanau, norms")
     gates, cell = 10 * torch.randn(B, R, 4 * N), torch.randn(B, R, N)
 
-    once, again = decoder.remember(gates, cell), decoder.remember(1000 * gates + 7, cell)
+    once, again = decoder.lstm_cell(gates, cell), decoder.lstm_cell(1000 * gates + 7, cell)
 
     torch.testing.assert_close(again.hidden, once.hidden, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(again.cell, once.cell, rtol=1e-3, atol=1e-4)

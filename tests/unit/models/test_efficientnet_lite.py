@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from captioner.models.efficientnet_lite import (
     SCALES,
-    TIMMS_MEAN,
-    TIMMS_STD,
+    TIMM_MEAN,
+    TIMM_STD,
     EfficientNetLite,
     lite_size,
 )
@@ -149,7 +149,7 @@ def test_timms_weights_and_how_they_saw_photos_are_taken_over(monkeypatch) -> No
     assert isinstance(encoder.backbone, EfficientNetLite)
     for name, tensor in published.state_dict().items():
         assert torch.equal(encoder.backbone.state_dict()[name], tensor), name
-    assert (encoder.mean, encoder.std) == (TIMMS_MEAN, TIMMS_STD)
+    assert (encoder.mean, encoder.std) == (TIMM_MEAN, TIMM_STD)
 
 
 @pytest.mark.parametrize("size", SCALES)

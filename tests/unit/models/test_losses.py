@@ -20,10 +20,11 @@ from captioner.models.losses import (
     caption_losses,
     longest_first,
     map_entropy,
+    policy_gradient_loss,
     scheduled_inputs,
     score_function,
 )
-from captioner.vocabulary import END, PAD, START, UNKNOWN, UNSPOKEN
+from captioner.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
 
 L, D, V = 3, 4, 8
 
@@ -377,7 +378,7 @@ def test_the_objective_weighs_its_parts_as_the_config_says() -> None:
     assert Losses(*parts).objective(config).item() == 2 + 10 * 3 + 100 * 5 - 1000 * 7
 
 
-# --- Words that the model says itself ------------------------------------------------------------
+# --- Scheduled sampling --------------------------------------------------------------------------
 
 SENTENCES = torch.tensor(
     [
@@ -388,7 +389,7 @@ SENTENCES = torch.tensor(
 
 
 def sure_of(word: int) -> Decoder:
-    """A decoder that always says one word."""
+    """A decoder that always generates one word."""
     decoder = build("soft")
     with torch.no_grad():
         decoder.word_output.weight.zero_()
@@ -396,7 +397,7 @@ def sure_of(word: int) -> Decoder:
     return decoder
 
 
-def test_a_share_of_nothing_leaves_the_true_words() -> None:
+def test_share_0_keeps_the_true_words() -> None:
     decoder, photos = build("soft"), features(2)
 
     inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, 0.0)
@@ -406,7 +407,7 @@ def test_a_share_of_nothing_leaves_the_true_words() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_words_that_the_model_says_are_words(share: float) -> None:
+def test_sampled_inputs_are_ordinary_words(share: float) -> None:
     decoder, photos = build("soft"), features(2)
     with torch.no_grad():  # what it would say first, if it could
         decoder.word_output.bias[[PAD, START, UNKNOWN]] += 30
@@ -423,7 +424,7 @@ def test_words_that_the_model_says_are_words(share: float) -> None:
     assert (changed[..., 1:][real[..., 1:]] > 0).all()
 
 
-def test_a_sure_model_says_its_own_word_at_a_share_of_the_places() -> None:
+def test_the_share_of_positions_is_replaced() -> None:
     photos, tokens = features(2), torch.full((2, 60, 22), 5)
     tokens[..., 0] = START
     decoder = sure_of(6)
@@ -433,7 +434,7 @@ def test_a_sure_model_says_its_own_word_at_a_share_of_the_places() -> None:
         assert (inputs[..., 1:] == 6).double().mean().item() == pytest.approx(share, abs=0.03)
 
 
-def test_words_are_drawn_from_the_distribution_after_what_was_told() -> None:
+def test_inputs_are_sampled_given_the_inputs_before_them() -> None:
     """Two steps on: after START, and after the word that was drawn there."""
     decoder, photo = build("soft").eval(), features(1)
     memory, draws = decoder.memory(photo), 4000
@@ -441,7 +442,7 @@ def test_words_are_drawn_from_the_distribution_after_what_was_told() -> None:
 
     inputs = scheduled_inputs(decoder, memory, tokens, 1.0)[0]
 
-    spoken = [word for word in range(V) if word not in UNSPOKEN]
+    spoken = [word for word in range(V) if word not in NEVER_GENERATED]
 
     def shares(words: list[int]) -> Tensor:
         unrolled = decoder(memory, torch.tensor([[words]]))
@@ -458,7 +459,7 @@ def test_words_are_drawn_from_the_distribution_after_what_was_told() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_saying_words_puts_the_mode_back_and_uses_no_dropout(training: bool) -> None:
+def test_scheduled_sampling_restores_the_mode_and_uses_no_dropout(training: bool) -> None:
     decoder, photos = sure_of(6).train(training), features(2)
     decoder.dropout.p = 0.9
     with torch.no_grad():
@@ -478,7 +479,7 @@ def test_saying_words_puts_the_mode_back_and_uses_no_dropout(training: bool) -> 
     assert torch.equal(said(3), one)
 
 
-def test_words_told_change_what_is_seen_and_not_what_is_to_be_said() -> None:
+def test_inputs_change_the_context_and_not_the_targets() -> None:
     decoder, photos = build("soft").eval(), features(2)
     memory = decoder.memory(photos)
     inputs = SENTENCES[..., :-1].clone()
@@ -497,28 +498,27 @@ def test_words_told_change_what_is_seen_and_not_what_is_to_be_said() -> None:
     assert all(torch.equal(one, other) for one, other in zip(same, told_truth, strict=True))
 
 
-# --- Captions that count differently -------------------------------------------------------------
+# --- Policy gradient -----------------------------------------------------------------------------
 
 
 def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
-    """Minus the log-probability of every caption among words that can be said, (B, R)."""
+    """Negative log-probability of every caption among words that can be generated, (B, R)."""
     true = SENTENCES[..., 1:]
     unrolled = decoder(memory, SENTENCES[..., :-1])
     logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-    logits[..., list(UNSPOKEN)] = -torch.inf
+    logits[..., list(NEVER_GENERATED)] = -torch.inf
     table = logits.log_softmax(-1).gather(-1, true.unsqueeze(-1)).squeeze(-1)
     return -table.masked_fill(true == PAD, 0.0).sum(-1)
 
 
 @pytest.mark.parametrize("weights", [[[1.0, 1.0], [1.0, 1.0]], [[0.5, -2.0], [3.0, 9.0]]])
-def test_weights_are_the_captions_and_unspoken_words_no_choice(weights: list[list[float]]) -> None:
+def test_policy_gradient_is_the_weighted_log_probability(weights: list[list[float]]) -> None:
     decoder, memory_of = build("soft"), features(2)
     told = torch.tensor(weights)
     parameters = list(decoder.parameters())
 
-    ours = caption_losses(
-        decoder, decoder.memory(memory_of), SENTENCES, label_smoothing=0.5, weights=lambda: told
-    ).cross_entropy
+    memory = decoder.memory(memory_of)
+    ours = policy_gradient_loss(decoder, memory, SENTENCES, lambda: told).cross_entropy
     expected = (told * of_captions(decoder, decoder.memory(memory_of))).sum()
 
     torch.testing.assert_close(ours, expected)
@@ -528,13 +528,12 @@ def test_weights_are_the_captions_and_unspoken_words_no_choice(weights: list[lis
         assert one.isfinite().all()
 
 
-def test_losses_are_linear_in_the_weights() -> None:
+def test_policy_gradient_is_linear_in_the_advantages() -> None:
     decoder, photos = build("soft"), features(2)
     memory, one, other = decoder.memory(photos), torch.randn(2, 2), torch.randn(2, 2)
 
     def loss(weights: Tensor) -> Tensor:
-        losses = caption_losses(decoder, memory, SENTENCES, weights=lambda: weights)
-        return losses.cross_entropy
+        return policy_gradient_loss(decoder, memory, SENTENCES, lambda: weights).cross_entropy
 
     torch.testing.assert_close(loss(2 * one - 3 * other), 2 * loss(one) - 3 * loss(other))
     assert loss(torch.zeros(2, 2)).item() == 0.0
@@ -542,8 +541,11 @@ def test_losses_are_linear_in_the_weights() -> None:
 
 @pytest.mark.parametrize("photos", [[0, 1], [1, 0]])
 @pytest.mark.parametrize("captions", [[0, 1], [1, 0]])
-def test_weights_and_inputs_follow_their_captions(photos: list[int], captions: list[int]) -> None:
-    """However photos and captions are ordered: the losses sort them, longest first."""
+@pytest.mark.parametrize("reward", [True, False])
+def test_losses_do_not_depend_on_the_order(
+    photos: list[int], captions: list[int], reward: bool
+) -> None:
+    """Photos and captions are sorted, longest first; advantages and inputs must follow them."""
     decoder, regions = build("soft").eval(), features(2)
     weights, inputs = torch.tensor([[0.5, -2.0], [3.0, 9.0]]), SENTENCES[..., :-1].clone()
     inputs[0, 0, 2], inputs[0, 1, 1], inputs[1, 0, 1] = 7, 4, 5
@@ -552,24 +554,26 @@ def test_weights_and_inputs_follow_their_captions(photos: list[int], captions: l
         tokens, told = SENTENCES[order][:, columns], inputs[order][:, columns]
         memory = decoder.memory(regions[order])
         own = weights[order][:, columns]
-        return caption_losses(decoder, memory, tokens, inputs=told, weights=lambda: own)
+        if reward:
+            return policy_gradient_loss(decoder, memory, tokens, lambda: own)
+        return caption_losses(decoder, memory, tokens, inputs=told)
 
     for one, other in zip(losses(photos, captions), losses([0, 1], [0, 1]), strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_weights_are_asked_for_once_the_words_are_scored() -> None:
-    """So that a reward may be computed meanwhile."""
+def test_advantages_are_computed_after_the_forward_pass() -> None:
+    """So that rewards can be computed in the meantime."""
     decoder, photos, told = build("soft"), features(2), []
     decoder.word_output.register_forward_hook(lambda *_: told.append("scored"))
 
     def weights() -> Tensor:
-        told.append("asked")
+        told.append("advantages")
         return torch.ones(2, 2)
 
-    caption_losses(decoder, decoder.memory(photos), SENTENCES, weights=weights)
+    policy_gradient_loss(decoder, decoder.memory(photos), SENTENCES, weights)
 
-    assert told == ["scored", "asked"]
+    assert told == ["scored", "advantages"]
 
 
 def test_longest_first_known_answer() -> None:

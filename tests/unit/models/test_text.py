@@ -27,7 +27,7 @@ def model(**changes: str) -> TextModel:
     config = DecoderConfig(
         embed_dim=4, hidden_dim=6, attention_dim=4, dropout=0.0, heads=2, **changes
     )
-    return TextModel(encoder(), config, V, most_words=L)
+    return TextModel(encoder(), config, V, max_words=L)
 
 
 def one_direction(lstm: nn.LSTM, suffix: str) -> nn.LSTM:
@@ -126,7 +126,7 @@ def test_attention_learns_to_turn_a_text_round() -> None:
         return torch.cat([ends * START, texts.flip(1), ends * END], dim=1).unsqueeze(1)
 
     config = DecoderConfig(embed_dim=16, hidden_dim=32, attention_dim=16, dropout=0.0)
-    new = TextModel(TextEncoder(S, 16, 16), config, S, most_words=3)
+    new = TextModel(TextEncoder(S, 16, 16), config, S, max_words=3)
     optimizer = torch.optim.AdamW(new.parameters(), lr=1e-2)
     for _ in range(120):
         losses = new(shown, target(shown))

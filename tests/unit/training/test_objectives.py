@@ -174,7 +174,9 @@ class Enumeration:
         """What training minimises when these are drawn."""
         self.drawn = drawn
         task = self.objective.task(self.model, self.batch, self.images, 0)
-        losses = self.model(self.images, task.tokens, inputs=task.inputs, weights=task.weights)
+        losses = self.model(
+            self.images, task.tokens, inputs=task.inputs, advantages=task.advantages
+        )
         return losses.cross_entropy
 
     def gradient(self, value: Tensor) -> Tensor:
@@ -253,7 +255,7 @@ def test_a_better_caption_becomes_more_probable() -> None:
     means = []
     for step in range(40):
         task = objective.task(model, batch, batch.images, step)
-        losses = model(batch.images, task.tokens, weights=task.weights)
+        losses = model(batch.images, task.tokens, advantages=task.advantages)
         optimizer.zero_grad()
         losses.cross_entropy.backward()
         optimizer.step()
@@ -277,7 +279,7 @@ def test_leave_one_out_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     others = [(sum(rewards) - own) / 2 for own in rewards]
     expected = [own - other for own, other in zip(rewards, others, strict=True)]
-    assert task.weights().tolist() == [pytest.approx(expected, rel=1e-6)]
+    assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
     told = game.objective.sums()
     assert told["reward"] == pytest.approx(sum(rewards))
     assert told["baseline"] == pytest.approx(sum(rewards))  # the same mean, always
@@ -293,7 +295,7 @@ def test_greedy_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     task = game.objective.task(game.model, game.batch, game.images, 0)
 
     expected = [own - baseline for own in rewards]
-    assert task.weights().tolist() == [pytest.approx(expected, rel=1e-6)]
+    assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
     told = game.objective.sums()
     assert told["reward"] == pytest.approx(sum(rewards))
     assert told["baseline"] == pytest.approx(2 * baseline)
@@ -321,7 +323,7 @@ def test_the_greedy_baseline_is_what_the_model_would_say() -> None:
     for baseline in ("greedy", "leave_one_out"):
         objective = objective_of(photos, baseline=baseline)
 
-        weights = objective.task(model, batch, batch.images, 0).weights()
+        weights = objective.task(model, batch, batch.images, 0).advantages()
 
         assert not weights.any()
         assert objective.sums()["reward"] > 0
@@ -341,7 +343,7 @@ def test_a_photos_own_captions_are_what_it_is_rewarded_by(monkeypatch: pytest.Mo
     )
     objective = objective_of(photos, samples=2, cider=0.0, bleu=1.0)
 
-    weights = objective.task(model_of(WORDS), batch, batch.images, 0).weights()
+    weights = objective.task(model_of(WORDS), batch, batch.images, 0).advantages()
 
     assert batch.image_ids != tuple(said)
     assert weights[:, 0].min() > 0.9  # every phrase is found, against next to none
@@ -392,7 +394,7 @@ def test_the_models_mode_is_put_back_and_no_random_number_is_taken(training: boo
     modes = {name: module.training for name, module in model.named_modules()}
     before = torch.get_rng_state()
 
-    objective_of(photos).task(model, batch, batch.images, 0).weights()
+    objective_of(photos).task(model, batch, batch.images, 0).advantages()
 
     assert {name: module.training for name, module in model.named_modules()} == modes
     assert torch.equal(torch.get_rng_state(), before)  # no dropout either
@@ -415,7 +417,7 @@ def test_dropout_is_off_in_the_pass_that_learns() -> None:
     task = objective_of(photos).task(model, batch, batch.images, 0)
 
     def gradient() -> Tensor:
-        losses = model(batch.images, task.tokens, weights=task.weights)
+        losses = model(batch.images, task.tokens, advantages=task.advantages)
         return torch.autograd.grad(losses.cross_entropy, model.decoder.embedding.weight)[0]
 
     with_dropout = gradient()
@@ -437,7 +439,7 @@ def test_a_photo_that_only_fills_a_place_adds_nothing() -> None:
         objective, words, gradient = objective_of(photos), 0, 0
         for batch in batches:
             task = objective.task(model, batch, batch.images.double(), 0)
-            losses = model(batch.images.double(), task.tokens, weights=task.weights)
+            losses = model(batch.images.double(), task.tokens, advantages=task.advantages)
             gradient += torch.autograd.grad(
                 losses.cross_entropy, model.decoder.word_output.weight, allow_unused=True
             )[0]
@@ -473,7 +475,7 @@ def test_sums_add_up_and_begin_again() -> None:
     once, twice = objective_of(photos), objective_of(photos)
     for objective, times in ((once, 1), (twice, 2)):
         for _ in range(times):
-            objective.task(model, batch, batch.images, 0).weights()
+            objective.task(model, batch, batch.images, 0).advantages()
 
     first, both = once.sums(), twice.sums()
 
@@ -512,7 +514,7 @@ def test_an_error_in_the_reward_reaches_the_loop() -> None:
     task = objective.task(model, batch, batch.images, 0)
 
     with pytest.raises(RuntimeError, match="no reward today"):
-        model(batch.images, task.tokens, weights=task.weights)
+        model(batch.images, task.tokens, advantages=task.advantages)
 
 
 # --- True captions -------------------------------------------------------------------------------
@@ -527,7 +529,7 @@ def test_true_captions_are_the_batchs_own() -> None:
 
     assert task.tokens is batch.tokens
     assert task.words == batch.words
-    assert task.inputs is task.weights is None
+    assert task.inputs is task.advantages is None
     assert objective.sums() == {}
     assert objective.signature() == ""
 
