@@ -7,9 +7,8 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from captioner.caption import Caption
 from captioner.config import SearchOptions
 from captioner.data.images import open_image
+from captioner.data.prefetch import read_ahead
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
 from captioner.inference import BatchCaptioner, Photo, Prepared
@@ -160,8 +160,10 @@ class Captioner(BatchCaptioner):
             raise ConfigError(f"batch-size is {batch_size}; give 1 or more")
         options = options or self.stored.search
         photos = [photos] if isinstance(photos, str | Path) else photos
-        with ThreadPoolExecutor(max_workers=2) as readers:
-            for batch in _read_ahead(photos, self._try_prepare, readers, batch_size):
+        # While one batch is captioned, the next one is read.
+        read = read_ahead(self._try_prepare, photos, ahead=batch_size + 1, threads=2)
+        with closing(read):
+            while batch := list(islice(read, batch_size)):
                 good = [prepared for _, prepared in batch if isinstance(prepared, Prepared)]
                 found = self.caption_batch(good, options, alternatives=alternatives) if good else []
                 captions = iter(found)
@@ -171,27 +173,8 @@ class Captioner(BatchCaptioner):
                     else:
                         yield Result(photo, next(captions), None)
 
-    def _try_prepare(self, photo: Photo) -> Prepared | ImageError:
+    def _try_prepare(self, photo: Photo) -> tuple[Photo, Prepared | ImageError]:
         try:
-            return self.prepare(photo)
+            return photo, self.prepare(photo)
         except ImageError as error:
-            return error
-
-
-def _read_ahead(
-    photos: Iterable[Photo], prepare: Any, readers: ThreadPoolExecutor, batch_size: int
-) -> Iterator[list[tuple[Photo, Prepared | ImageError]]]:
-    """Batches of prepared photos; while one is out, the next is being read."""
-    source = iter(photos)
-    waiting: deque[tuple[Photo, Future[Prepared | ImageError]]] = deque()
-
-    def fill(size: int) -> None:
-        for photo in islice(source, size - len(waiting)):
-            waiting.append((photo, readers.submit(prepare, photo)))
-
-    while True:
-        fill(2 * batch_size)
-        if not waiting:
-            return
-        taken = [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
-        yield [(photo, future.result()) for photo, future in taken]
+            return photo, error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from captioner.data.batches import (
     EncodedImage,
     EpochSampler,
     Item,
-    choose,
     collate,
     pad_captions,
+    sample_captions,
     training_loader,
 )
 from captioner.data.coco import CaptionedImage
@@ -58,7 +59,7 @@ def make(items: list[EncodedImage]) -> Make:
     return build
 
 
-def mirrored(pixels: Tensor) -> bool:
+def flipped(pixels: Tensor) -> bool:
     return bool(pixels[0, 0, 0] > pixels[0, -1, 0])
 
 
@@ -72,7 +73,7 @@ def test_an_item_is_a_photo_with_its_captions(make: Make, items: list[EncodedIma
     assert image_id == 5
     assert (pixels.shape, pixels.dtype) == ((32, 32, 3), torch.uint8)
     assert captions == list(items[5].tokens)
-    assert not mirrored(pixels)
+    assert not flipped(pixels)
 
 
 def test_captions_beyond_the_most_are_chosen_by_seed_and_epoch(make: Make):
@@ -88,10 +89,10 @@ def test_captions_beyond_the_most_are_chosen_by_seed_and_epoch(make: Make):
     assert few[0, 0].captions == [[10, 4]]  # fewer than the most: all of them
 
 
-def test_half_of_the_photos_are_mirrored(make: Make):
+def test_half_of_the_photos_are_flipped(make: Make):
     def flips(seed: int) -> list[bool]:
         dataset = make(flip=True, seed=seed)
-        return [mirrored(dataset[epoch, index].image) for epoch in range(12) for index in range(7)]
+        return [flipped(dataset[epoch, index].image) for epoch in range(12) for index in range(7)]
 
     assert 25 < sum(flips(0)) < 60
     assert flips(0) == flips(0)
@@ -99,7 +100,7 @@ def test_half_of_the_photos_are_mirrored(make: Make):
     plain, turned = make()[0, 0].image, None
     for epoch in range(12):
         pixels = make(flip=True)[epoch, 0].image
-        turned = pixels if mirrored(pixels) else turned
+        turned = pixels if flipped(pixels) else turned
     assert turned is not None
     assert torch.equal(turned, plain.flip(1))
 
@@ -171,14 +172,17 @@ def test_parts_are_the_batch(size: int):
     assert sum(part.words for part in parts) == whole.words
 
 
-def test_what_a_photo_brings_does_not_depend_on_the_photos_beside_it(items: list[EncodedImage]):
+def test_a_photos_captions_do_not_depend_on_other_photos(items: list[EncodedImage]):
     options = {"max_captions": 2, "horizontal_flip": True}
-    told = [[choose(photo, epoch, 3, **options) for epoch in range(9)] for photo in items]
-    turned = [[choose(photo, epoch, 3, **options) for photo in items[::-1]] for epoch in range(9)]
-    assert [list(of_photo) for of_photo in zip(*turned, strict=True)][::-1] == told
-    assert all(choose(photo, 0, 3, max_captions=9, horizontal_flip=False) == (
-        list(photo.tokens), False
-    ) for photo in items)  # fmt: skip
+
+    def sample(photos: list[EncodedImage], epoch: int) -> list[Any]:
+        return [sample_captions(photo, epoch, 3, **options) for photo in photos]
+
+    for epoch in range(9):
+        assert sample(items[::-1], epoch)[::-1] == sample(items, epoch)
+    for photo in items:
+        everything = sample_captions(photo, 0, 3, max_captions=9, horizontal_flip=False)
+        assert everything == (list(photo.tokens), False)
 
 
 # --- Order ---

@@ -106,8 +106,8 @@ def test_file_names_may_hold_folders(tmp_path: Path):
 def test_ids_choose(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
     assert [i.image_id for i in read_dataset([file], [photos], ids={2, 77})] == [2]
-    refused("a.json holds no captioned photo of this split", [file], [photos], ids={77})
-    refused("a.json holds no captioned photo of this split", [file], [photos], ids=set())
+    refused("a.json has no captioned photos in this split", [file], [photos], ids={77})
+    refused("a.json has no captioned photos in this split", [file], [photos], ids=set())
 
 
 @pytest.mark.parametrize("same", ["caption ids", "image ids"])
@@ -136,7 +136,7 @@ def test_a_file_that_is_given_twice_counts_once(tmp_path: Path, photos: Path):
 
 
 def test_no_annotations(photos: Path):
-    refused("no annotations were given; name one", [], [photos])
+    refused("no annotations were given; give at least one", [], [photos])
 
 
 def test_missing_files_and_folders(tmp_path: Path, photos: Path):
@@ -151,7 +151,7 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
     ("content", "expected"),
     [
         ("", r"a\.json is not JSON"),
-        ('{"images": [', r"a\.json is not JSON .*; give a whole JSON file"),
+        ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
         ([], r"a\.json holds a JSON list; give an object"),
         ({}, r"a\.json has no 'images'"),
         (coco(images=[]), r"has no 'images'"),
@@ -186,7 +186,7 @@ def test_a_file_that_is_no_text(tmp_path: Path, photos: Path):
 def test_only_blank_captions(tmp_path: Path, photos: Path):
     blank = [{"id": 1, "image_id": 2, "caption": "  "}]
     refused(
-        "holds no captioned photo; give",
+        "has no captioned photos; give",
         [put(tmp_path / "a.json", coco(annotations=blank))],
         [photos],
     )
@@ -208,7 +208,7 @@ def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
     refused(r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos])
     (photos / "nine.jpg").unlink()
     refused(r"2 of 2 photos", [file], [photos, tmp_path])
-    refused(r"not in no folder", [file], [])
+    refused(r"2 of 2 photos of a\.json cannot be found without image folders", [file], [])
 
 
 # --- Karpathy's split ---

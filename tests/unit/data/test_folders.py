@@ -67,7 +67,7 @@ def test_every_extension_is_found(tmp_path: Path):
 
 def test_an_empty_folder_is_named_before_any_work(folder: Path):
     (folder / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty: no picture.*\.jpg .*\.tiff.*subfolders"):
+    with pytest.raises(DataError, match=r"empty: no images.*\.jpg .*\.tiff.*subfolders"):
         find_images([folder / "b2.jpg", folder / "empty"])
 
 

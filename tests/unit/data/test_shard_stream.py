@@ -26,8 +26,9 @@ from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
-from captioner.data.shards import Manifest, read_manifest, write_shards
+from captioner.data.shards import Manifest, read_manifest
 from captioner.errors import ConfigError, DataError
+from captioner.prepare.shards import write_shards
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +243,7 @@ def test_photos_meet_their_own_captions(make: Make, images: list[CaptionedImage]
 
 
 def brought(make: Make, **settings: Any) -> dict[int, tuple[bool, list[list[int]]]]:
-    """By photo: mirrored or not, and its captions."""
+    """By photo: flipped or not, and its captions."""
     return {
         captions[0][0]: (bool(pixels[0, 0, 0] > pixels[0, -1, 0]), captions)
         for batch in make(horizontal_flip=True, max_captions=2, **settings)
@@ -275,9 +276,9 @@ def test_photos_from_shards_vary_as_photos_do(make: Make, images: list[Captioned
     assert changed > PHOTOS // 2
 
 
-def test_half_are_mirrored_and_captions_are_drawn(make: Make):
+def test_half_are_flipped_and_captions_are_drawn(make: Make):
     epochs = [brought(make, epoch=epoch) for epoch in range(12)]
-    flips = sum(mirrored for epoch in epochs for mirrored, _ in epoch.values())
+    flips = sum(flipped for epoch in epochs for flipped, _ in epoch.values())
     assert 0.35 < flips / (12 * PHOTOS) < 0.65
     drawn = Counter(words[1] for epoch in epochs for words in epoch[101][1])  # 101: 3 captions
     assert set(drawn) == {4, 5, 6}
@@ -298,7 +299,7 @@ def test_a_broken_photo_is_named_and_has_no_captions(
     ]
     assert sum(map(len, batches)) == PHOTOS
     [record] = caplog.records
-    expected = rf"shard-00000.\.tar: {re.escape(broken.path.name)}: .*goes on without it"
+    expected = rf"shard-00000.\.tar: {re.escape(broken.path.name)}: .*continues without it"
     assert re.search(expected, record.message)
 
 
@@ -311,7 +312,7 @@ def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path):
     content = bytearray((out / "shard-000003.tar").read_bytes())
     content[-1] ^= 1  # behind the last photo: nothing else sees it
     (out / "shard-000003.tar").write_bytes(content)
-    with pytest.raises(DataError, match=r"shard-000003\.tar is broken: its SHA-256"):
+    with pytest.raises(DataError, match=r"shard-000003\.tar is damaged: its SHA-256"):
         list(make(manifest))
 
 
@@ -333,7 +334,7 @@ def test_a_shard_that_goes_while_training_runs(make: Make, folder: Path, tmp_pat
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
     (out / "shard-000003.tar").unlink()
-    with pytest.raises(DataError, match=r"shard-000003\.tar is cut or broken"):
+    with pytest.raises(DataError, match=r"shard-000003\.tar is truncated or damaged"):
         list(make(manifest))
 
 
@@ -343,7 +344,7 @@ def test_a_worker_s_error_is_one_line_and_ends_the_workers(
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
     (out / "shard-000003.tar").write_bytes(b"no tar")
-    with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is cut or broken") as caught:
+    with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is truncated or damaged") as caught:
         list(shard_loader(make(manifest, workers=1)))
     assert "\n" not in str(caught.value)
     assert multiprocessing.active_children() == []  # they would keep the program from exiting
@@ -354,14 +355,16 @@ def test_a_wrong_number_of_photos_is_found(make: Make, folder: Path):
     more = (replace(manifest.shards[0], photos=4), *manifest.shards[1:])
     fewer = (replace(manifest.shards[0], photos=2), *manifest.shards[1:])
     for shards in (more, fewer):
-        with pytest.raises(DataError, match=r"shard-000000\.tar has 3 photos, shards\.json says"):
+        with pytest.raises(
+            DataError, match=r"shard-000000\.tar has 3 photos, but shards\.json lists"
+        ):
             list(make(replace(manifest, shards=shards[:7])))
 
 
 def test_photos_that_no_caption_knows(make: Make, images: list[CaptionedImage]):
     stream = make()
     stream.items = {n: item for n, item in encoded(images).items() if n != 100}
-    with pytest.raises(DataError, match="image id 100, which the training captions do not know"):
+    with pytest.raises(DataError, match="image id 100, which the training captions do not have"):
         list(stream)
 
 
@@ -370,12 +373,12 @@ def test_photos_that_captions_know_under_another_name(make: Make, images: list[C
     stream = make()
     own = encoded(images)
     stream.items = {n: own[n + 1] for n in list(own)[:-1]} | {100 + PHOTOS - 1: own[100]}
-    with pytest.raises(DataError, match=r"the training captions know as a photo\.no"):
+    with pytest.raises(DataError, match=r"the training captions have as a photo\.no"):
         list(stream)
 
 
 def test_more_photos_than_captions(make: Make, images: list[CaptionedImage]):
-    with pytest.raises(DataError, match="hold 23 photos, the training captions 3"):
+    with pytest.raises(DataError, match="hold 23 photos, but the training captions 3"):
         ShardStream(
             make().manifest, encoded(images[:3]), Preprocessing(8), batch_size=2, max_captions=5
         )
@@ -401,7 +404,7 @@ def test_too_few_shards(make: Make, world: int, workers: int, message: str):
 def test_bad_settings(make: Make):
     with pytest.raises(ConfigError, match=r"batch_size is 2 for 3 processes; give 3 or more"):
         make(world=3, batch_size=2)
-    with pytest.raises(ConfigError, match="buffer holds 0 photos; give 1 or more"):
+    with pytest.raises(ConfigError, match="buffer is 0 photos; give 1 or more"):
         make(buffer=0)
 
 
@@ -410,7 +413,7 @@ def test_a_loader_of_other_workers_is_refused(make: Make, monkeypatch: pytest.Mo
         id, num_workers = 0, 3
 
     monkeypatch.setattr("captioner.data.shard_stream.get_worker_info", Info)
-    with pytest.raises(ConfigError, match="made for 2 workers, the loader has 3"):
+    with pytest.raises(ConfigError, match="has 2 workers, but the loader 3"):
         next(iter(make(workers=2)))
 
 

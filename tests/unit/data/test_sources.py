@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from captioner.data.batches import Batch, CaptionDataset, EncodedImage, EpochSam
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
-from captioner.data.sources import AHEAD, FeatureSource, PhotoSource, open_source, read_ahead
+from captioner.data.sources import FeatureSource, PhotoSource, open_source
 from captioner.errors import DataError
 from captioner.vocabulary import PAD
 
@@ -25,7 +25,7 @@ PHOTOS = 11
 
 
 def encode(pixels: Tensor) -> Tensor:
-    """(B, 32, 32, 3) to a grid of (B, 4, 768), not the same for a mirrored photo."""
+    """(B, 32, 32, 3) to a grid of (B, 4, 768), not the same for a flipped photo."""
     cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))
     return cells.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
 
@@ -94,11 +94,11 @@ def test_features_come_as_their_photos_do(make: Make, bucket: int) -> None:
         assert len(pairs) == 3
         for photos, features in pairs:
             assert_same(photos._replace(images=encode(photos.images)), features)
-        mirrored = make("features", bucket=bucket)
-        mirrored.horizontal_flip = False
+        flipped = make("features", bucket=bucket)
+        flipped.horizontal_flip = False
         turned += sum(
             not torch.equal(a, b)
-            for (_, batch), plain in zip(pairs, mirrored.batches(epoch, 0), strict=True)
+            for (_, batch), plain in zip(pairs, flipped.batches(epoch, 0), strict=True)
             for a, b in zip(batch.images, plain.images, strict=True)
         )
     assert 3 * PHOTOS // 4 < turned < 3 * 3 * PHOTOS // 4
@@ -188,38 +188,6 @@ def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
     assert threading.active_count() == before + 1
     batches.close()
     assert threading.active_count() == before
-
-
-# --- Reading ahead -------------------------------------------------------------------------------
-
-
-def test_results_come_in_order_and_only_some_are_read_ahead() -> None:
-    taken: list[int] = []
-
-    def numbers() -> Iterator[int]:
-        for number in range(9):
-            taken.append(number)
-            yield number
-
-    results = read_ahead(lambda number: number * number, numbers())
-
-    for number in range(9):
-        assert next(results) == number * number
-        assert len(taken) <= number + AHEAD
-    with pytest.raises(StopIteration):
-        next(results)
-    assert list(read_ahead(str, iter([]))) == []
-
-
-def test_while_one_is_out_the_next_is_read() -> None:
-    """The loop need not ask for it."""
-    import threading
-
-    done = [threading.Event() for _ in range(3)]
-    results = read_ahead(lambda number: done[number].set() or number, iter(range(3)))
-
-    assert next(results) == 0
-    assert done[1].wait(5)
 
 
 # --- What a config trains on ---------------------------------------------------------------------

@@ -24,9 +24,9 @@ from toy_features import (
 )
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.feature_writer import FeatureWriter
 from captioner.data.features import CONTENTS, JOURNAL, ROWS, FeatureCache
 from captioner.errors import ConfigError, DataError
+from captioner.prepare.feature_writer import FeatureWriter
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def dying(calls: int) -> Callable[[Tensor], Tensor]:
 
 
 ENCODINGS = 7
-"""Four blocks of photos, the first three of them with mirrored ones."""
+"""Four blocks of photos, the first three of them with flipped ones."""
 
 
 @pytest.mark.parametrize("calls", range(ENCODINGS))
@@ -68,8 +68,8 @@ def test_interrupted_and_resumed_is_never_interrupted(tmp_path, plan, calls, tor
     fill(tmp_path / "whole", plan())
     with pytest.raises(Stop):
         fill(tmp_path / "f", plan(), dying(calls))
-    with pytest.raises(DataError, match="is incomplete; go on with: captioner prepare features"):
-        FeatureCache.open(tmp_path / "f", plan().key)
+    with pytest.raises(DataError, match="is incomplete; continue with: captioner prepare features"):
+        FeatureCache.open(tmp_path / "f", plan().fingerprint)
     with (tmp_path / "f" / JOURNAL).open("a") as journal:
         journal.write(torn)
     left = FeatureWriter(tmp_path / "f", plan())
@@ -135,19 +135,19 @@ def test_a_reader_keeps_the_rows_that_it_opened(tmp_path, plan) -> None:
 def test_two_photos_of_one_id_are_refused(tmp_path, images, plan) -> None:
     with pytest.raises(ConfigError, match=r"image id 10 is .*0\.png and .*1\.png"):
         FeatureWriter(
-            tmp_path / "f", plan(images=[images[0], replace(images[1], image_id=10)], mirrored=0)
+            tmp_path / "f", plan(images=[images[0], replace(images[1], image_id=10)], flipped=0)
         )
 
 
 def test_a_folder_of_other_things_is_refused(tmp_path, images, plan) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"other files \(first: thesis\.tex\).*--force to put"):
+    with pytest.raises(ConfigError, match=r"other files \(first: thesis\.tex\).*--force to add"):
         FeatureWriter(tmp_path / "f", plan())
 
     fill(tmp_path / "f", plan(), force=True)
     assert (tmp_path / "f" / "thesis.tex").exists()
-    with pytest.raises(ConfigError, match="holds the features of other photos"):
+    with pytest.raises(ConfigError, match="holds features of other photos"):
         FeatureWriter(tmp_path / "f", plan(images=images[:6]))
     with pytest.raises(ConfigError, match="is a file"):
         FeatureWriter(images[0].path, plan())
@@ -157,7 +157,7 @@ def test_begun_features_of_another_key_are_refused(tmp_path, plan) -> None:
     with pytest.raises(Stop):
         fill(tmp_path / "f", plan(), dying(3))
 
-    with pytest.raises(ConfigError, match="dtype float32, now it is float16"):
+    with pytest.raises(ConfigError, match="dtype float32, not float16"):
         FeatureWriter(tmp_path / "f", plan("float16"))
     fill(tmp_path / "f", plan("float16"), force=True)
 
@@ -174,14 +174,14 @@ def test_two_processes_do_not_fill_one_folder(tmp_path, plan) -> None:
 
 
 def test_features_that_do_not_fit_the_dtype_are_refused(tmp_path, plan) -> None:
-    with pytest.raises(DataError, match=r"0\.png: its features do not fit float16.*bfloat16"):
+    with pytest.raises(DataError, match=r"0\.png: features overflow float16.*bfloat16"):
         fill(tmp_path / "f", plan("float16"), lambda pixels: encode(pixels) * 1e6)
 
     fill(tmp_path / "g", plan("bfloat16"), lambda pixels: encode(pixels) * 1e6)
 
 
 def test_missing_bytes_shrink_as_rows_are_written(tmp_path, plan) -> None:
-    large = plan(mirrored=0, feature_dim=12 * 1024)
+    large = plan(flipped=0, feature_dim=12 * 1024)
 
     def wide(pixels: Tensor) -> Tensor:
         return encode(pixels).repeat(1, 1, 1024)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools.coco import COCO
 
-from captioner.data.dataset_writer import split_randomly, write_coco
-from captioner.data.importers import (
+from captioner.errors import ConfigError, DataError
+from captioner.prepare.dataset import split_randomly, write_coco
+from captioner.prepare.importers import (
     UNSPLIT,
     ImportedPhoto,
     Splits,
@@ -22,7 +23,6 @@ from captioner.data.importers import (
     import_coco,
     import_flickr8k,
 )
-from captioner.errors import ConfigError, DataError
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
@@ -82,7 +82,7 @@ def test_fractions_that_cannot_be(validation: float, test: float):
 
 
 def test_too_few_photos():
-    with pytest.raises(DataError, match="2 photos are too few to be split; 3 are needed"):
+    with pytest.raises(DataError, match="2 photos are too few to split; at least 3 are needed"):
         split_randomly([photo("a"), photo("b")])
 
 
@@ -147,11 +147,11 @@ def test_an_id_below_0_is_refused(tmp_path: Path):
     [
         (
             {"train": [photo("a", image_id=1)], "val": [photo("b", image_id=1)]},
-            "id 1 .* a and to b",
+            "image id 1 is both a and b",
         ),
         ({"train": [photo("a")], "val": [photo("a")]}, "a is in two splits, train and val"),
-        ({"train": [photo("a", " ")]}, "no photo with a caption"),
-        ({}, "no photo with a caption"),
+        ({"train": [photo("a", " ")]}, "no photo has a caption"),
+        ({}, "no photo has a caption"),
     ],
 )
 def test_what_cannot_be_written_is_refused(tmp_path: Path, splits: Splits, expected: str):
@@ -179,7 +179,7 @@ def test_what_is_dropped_is_counted_and_told(tmp_path: Path):
         "train: 1 photos, 1 captions\n"
         "dropped: 12 empty captions\n"
         "dropped: 2 photos without captions\n"
-        "left out: 4 photos missing or unreadable in the image folder (1.jpg, 2.jpg, 3.jpg, ...)"
+        "dropped: 4 photos missing or unreadable in the image folder (1.jpg, 2.jpg, 3.jpg, ...)"
     )
 
 
@@ -197,7 +197,7 @@ def test_the_wrong_image_folder_is_an_error(tmp_path: Path):
 def test_nothing_is_overwritten_without_force(tmp_path: Path):
     (tmp_path / "captions_val.json").write_text("mine")
     splits = {"train": [photo("a")], "val": [photo("b")]}
-    with pytest.raises(DataError, match=r"captions_val.json exists already; .* --force"):
+    with pytest.raises(DataError, match=r"captions_val.json exists; .* --force"):
         write_coco(splits, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["captions_val.json"]
     write_coco(splits, tmp_path, force=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from captioner.data.importers import (
+from captioner.errors import DataError
+from captioner.prepare.importers import (
     IMPORTERS,
     UNSPLIT,
     ImportedPhoto,
@@ -22,7 +23,6 @@ from captioner.data.importers import (
     import_kaggle,
     import_karpathy,
 )
-from captioner.errors import DataError
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
@@ -68,8 +68,6 @@ def test_karpathy_coco(tmp_path: Path):
     ]
     test = [ImportedPhoto("val2014/1.jpg", ("A dog .",), 9)]
     assert import_karpathy(file) == {"test": test, "train": train}
-    apart = import_karpathy(file, restval_in_train=False)
-    assert apart == {"test": test, "train": train[:1], "restval": train[1:]}
 
 
 def test_karpathy_flickr8k_numbers_by_imgid(tmp_path: Path):
@@ -219,26 +217,38 @@ def test_coco(tmp_path: Path):
             {"images": [{"filename": 3}]},
             r"images\[0\] has 3 as 'filename' \(str\)",
         ),
-        (import_karpathy, {"images": [7]}, r"images\[0\] is no object"),
+        (import_karpathy, {"images": [7]}, r"images\[0\] is not an object"),
         (
             import_karpathy,
             {"images": [{"filename": "a", "split": "val", "sentences": [{}]}]},
             r"images\[0\]: sentences\[0\] has no 'raw'",
         ),
-        (import_coco, coco(annotations=[{"image_id": 9}]), r"\[0\]: image_id 9 is not among"),
-        (import_coco, coco(annotations=[{"image_id": 3, "bbox": []}]), r"\[0\] has no 'caption'"),
-        (import_flickr8k, "a.jpg#0\tfine\n\na.jpg no tab\n", r"a:3: not 'name.jpg#0<tab>caption'"),
-        (import_kaggle, "image,caption\na.jpg\n", r"a:2: not 'image,caption'"),
-        (import_kaggle, "image_name,n,text\n", r"a:1: the header is no 'image,caption'"),
-        (import_csv, "a,b\n1,2\n", r"a:1: the header 'a,b' names no file column \(file, .*comment"),
+        (
+            import_coco,
+            coco(annotations=[{"image_id": 9, "caption": "a"}]),
+            r"\[0\]: image_id 9 is not in the file",
+        ),
+        (import_coco, coco(annotations=[{"image_id": 3, "bbox": []}]), r"\[0\] lacks 'caption'"),
+        (
+            import_flickr8k,
+            "a.jpg#0\tfine\n\na.jpg no tab\n",
+            r"a:3: expected 'name.jpg#0<tab>caption'",
+        ),
+        (import_kaggle, "image,caption\na.jpg\n", r"a:2: expected 'image,caption'"),
+        (import_kaggle, "image_name,n,text\n", r"a:1: expected the header 'image,caption'"),
+        (import_csv, "a,b\n1,2\n", r"a:1: the header 'a,b' lacks a file column \(file, .*comment"),
         (
             import_csv,
             "file,caption\na.jpg,one, two\n",
-            r"a:2: 3 fields where the header has 2; put",
+            r"a:2: 3 fields, but the header has 2; put",
         ),
         (import_csv, 'file,caption\na.jpg,"one\n', r"a:\d: not valid CSV"),
-        (import_csv, "file,caption\n,one\n", r"a:2: the file column is empty"),
-        (import_csv, "file,caption,split\na.jpg,one,x\n", r"a:2: the split 'x' is none of train"),
+        (import_csv, "file,caption\n,one\n", r"a:2: the file name is empty"),
+        (
+            import_csv,
+            "file,caption,split\na.jpg,one,x\n",
+            r"a:2: unknown split 'x'; allowed: train",
+        ),
         (
             import_csv,
             "file,caption,split\na.jpg,one,train\na.jpg,two,val\n",
@@ -295,7 +305,7 @@ def test_a_folder_stands_for_its_captions(tmp_path: Path):
     with pytest.raises(DataError, match=r"2 token files in this folder; give one"):
         find_source(tmp_path)
     assert find_source(tmp_path, "kaggle") == find_source(tmp_path, "csv") == table
-    with pytest.raises(DataError, match=r"give the file"):
+    with pytest.raises(DataError, match=r"give the captions file"):
         find_source(tmp_path, "coco")
     published = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     assert find_source(tmp_path) == published
