@@ -1,4 +1,4 @@
-"""The feature cache: what was encoded comes back, and nothing else passes for it."""
+"""The feature cache: cached features equal live ones; anything else is refused."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def plan(images: list[CaptionedImage]) -> Plan:
     return planner(images)
 
 
-# --- what comes back -----------------------------------------------------------------------------
+# --- Reading -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cached_is_live(tmp_path, images, plan, dtype) -> None:
+def test_cached_features_equal_live_ones(tmp_path, images, plan, dtype) -> None:
     cache = fill(tmp_path / "f", plan(dtype))
 
     read = cache.read([(image.image_id, False) for image in images])
@@ -73,14 +73,14 @@ def test_flipped_rows_are_features_of_flipped_pixels(tmp_path, images, plan) -> 
         cache.read([(15, True)])
 
 
-def test_rows_come_in_any_order_and_more_than_once(tmp_path, plan) -> None:
+def test_rows_can_be_read_in_any_order_and_repeatedly(tmp_path, plan) -> None:
     cache = fill(tmp_path / "f", plan())
     rows = [(14, True), (10, False), (14, True), (16, False)]
 
     together = cache.read(rows)
 
     assert torch.equal(together, torch.cat([cache.read([one]) for one in rows]))
-    together.zero_()  # a copy: the cache is as it was
+    together.zero_()  # a copy: the cache is unchanged
     assert cache.read(rows).any()
 
 
@@ -208,7 +208,7 @@ def test_a_flipped_byte_is_refused_by_the_photos_name(tmp_path, images, plan) ->
             cache.read([(12, False), (13, False)])
 
 
-def test_cut_rows_are_refused(tmp_path, plan) -> None:
+def test_truncated_rows_are_refused(tmp_path, plan) -> None:
     fill(tmp_path / "f", plan())
     os.truncate(tmp_path / "f" / ROWS, 1000)
     with pytest.raises(DataError, match=r"1,000 bytes, expected 2,304.*--force"):
@@ -228,7 +228,7 @@ def test_cut_rows_are_refused(tmp_path, plan) -> None:
         (lambda _: [], "damaged"),
     ],
 )
-def test_contents_that_are_not_ours_are_refused(tmp_path, plan, change, message) -> None:
+def test_invalid_contents_are_refused(tmp_path, plan, change, message) -> None:
     fill(tmp_path / "f", plan())
     contents = tmp_path / "f" / CONTENTS
     contents.write_text(json.dumps(change(json.loads(contents.read_text()))))
@@ -237,7 +237,7 @@ def test_contents_that_are_not_ours_are_refused(tmp_path, plan, change, message)
         FeatureCache.open(tmp_path / "f", plan().fingerprint)
 
 
-def test_torn_contents_are_refused_and_can_be_replaced(tmp_path, plan) -> None:
+def test_truncated_contents_are_refused_and_can_be_replaced(tmp_path, plan) -> None:
     fill(tmp_path / "f", plan())
     whole = contents_of(tmp_path / "f")
     os.truncate(tmp_path / "f" / CONTENTS, 100)
@@ -293,7 +293,7 @@ def test_a_copied_data_set_is_accepted(tmp_path, images, plan) -> None:
         cache.check(copies)
 
 
-def test_photos_that_are_gone_are_accepted(tmp_path, images, plan) -> None:
+def test_missing_photos_are_accepted(tmp_path, images, plan) -> None:
     cache = fill(tmp_path / "f", plan())
     kept = cache.read([(image.image_id, False) for image in images])
     shutil.rmtree(tmp_path / "photos")
@@ -314,7 +314,7 @@ def test_unknown_photos_are_refused(tmp_path, images, plan) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", None])
-def test_a_photo_that_cannot_be_read_is_left_out(tmp_path, images, plan, data) -> None:
+def test_an_unreadable_photo_is_skipped(tmp_path, images, plan, data) -> None:
     images[3].path.unlink()
     if data is not None:
         images[3].path.write_bytes(data)
@@ -332,6 +332,6 @@ def test_a_photo_that_cannot_be_read_is_left_out(tmp_path, images, plan, data) -
     assert not cache.read([(13, False), (13, True)]).any()
     for image in images[:3] + images[4:]:
         assert torch.equal(cache.read([(image.image_id, False)]), encode(pixels_of(image)))
-    Image.new("RGB", (40, 36)).save(images[3].path)  # mended: now its row is missed
+    Image.new("RGB", (40, 36)).save(images[3].path)  # repaired: now its row is missing
     with pytest.raises(DataError, match=r"3\.png"):
         cache.check(images)

@@ -43,7 +43,7 @@ def _without(key: str) -> Callable[[dict[str, Any]], None]:
         (lambda data: data["shards"][0].update(bytes=7), "bytes, but shards.json lists 7"),
     ],
 )
-def test_a_manifest_that_is_not_right(
+def test_invalid_manifests(
     folder: Path, tmp_path: Path, change: Callable[[Any], None], message: str
 ):
     out = copied(folder, tmp_path / "out")
@@ -60,13 +60,13 @@ def test_a_folder_without_a_manifest(tmp_path: Path):
         read_manifest(tmp_path)
 
 
-def test_a_manifest_that_is_cut(folder: Path, tmp_path: Path):
+def test_a_truncated_manifest(folder: Path, tmp_path: Path):
     (tmp_path / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:200])
     with pytest.raises(DataError, match=r"shards\.json is not JSON"):
         read_manifest(tmp_path)
 
 
-def test_a_shard_that_is_missing_or_cut(folder: Path, tmp_path: Path):
+def test_a_missing_or_truncated_shard(folder: Path, tmp_path: Path):
     out = copied(folder, tmp_path / "out")
     content = (out / "shard-000003.tar").read_bytes()
     (out / "shard-000003.tar").write_bytes(content[:-512])

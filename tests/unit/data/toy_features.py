@@ -1,4 +1,4 @@
-"""A toy encoder, photos of noise, and their features, for the tests beside this file."""
+"""A toy encoder, photos of noise, and their features."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encode(pixels: Tensor) -> Tensor:
 
 
 def noise_photos(folder: Path) -> list[CaptionedImage]:
-    """Seven photos of noise; the last two are for validation, so never flipped."""
+    """Seven photos of noise; the last two are for validation, and therefore not flipped."""
     folder.mkdir()
     noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 36, 40, 3), dtype=np.uint8)
     paths = [folder / f"{number}.png" for number in range(PHOTOS)]

@@ -1,4 +1,4 @@
-"""Imported photos become COCO captions: split, numbered, checked, written."""
+"""Writing imported photos as COCO captions: splits, ids, checks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def photo(name: str, *captions: str, image_id: int | None = None) -> ImportedPho
     seed=st.integers(0, 5),
     order=st.randoms(),
 )
-def test_splits_part_the_photos_whatever_their_order(names: set[str], seed: int, order: Any):
+def test_splits_do_not_depend_on_the_order(names: set[str], seed: int, order: Any):
     photos = [photo(name, "one", "two") for name in sorted(names)]
     splits = split_randomly(photos, validation=0.2, test=0.2, seed=seed)
     parts = [{photo.file_name for photo in part} for part in splits.values()]
@@ -64,19 +64,19 @@ def test_splits_are_the_same_on_every_machine():
     assert split_randomly(photos, seed=1) != split_randomly(photos, seed=2)
 
 
-def test_one_file_never_lies_in_two_splits():
+def test_photos_of_one_file_stay_together():
     photos = [photo(f"{number // 2}.jpg", image_id=number) for number in range(40)]
     splits = split_randomly(photos, validation=0.3, test=0.3)
     parts = [{photo.file_name for photo in part} for part in splits.values()]
     assert sum(map(len, parts)) == 20
 
 
-def test_a_part_with_fraction_0_is_not_made():
+def test_a_split_with_fraction_0_is_omitted():
     assert list(split_randomly([photo("a"), photo("b")], test=0)) == ["train", "val"]
 
 
 @pytest.mark.parametrize(("validation", "test"), [(0.5, 0.5), (-0.1, 0.1), (float("nan"), 0)])
-def test_fractions_that_cannot_be(validation: float, test: float):
+def test_invalid_fractions(validation: float, test: float):
     with pytest.raises(ConfigError, match="below 1"):
         split_randomly([photo("a")], validation=validation, test=test)
 
@@ -111,14 +111,14 @@ def test_what_is_written_can_be_imported_again(tmp_path: Path):
     assert import_coco(tmp_path / "captions_all.json") == {UNSPLIT: photos}
 
 
-def test_text_that_is_no_valid_unicode_is_carried_through(tmp_path: Path):
+def test_invalid_unicode_is_kept(tmp_path: Path):
     photos = [photo("\udcff.jpg", "a \ud83d dog"), photo("b.jpg"), photo("c.jpg")]
     write_coco(split_randomly(photos), tmp_path)
     found = [p for file in tmp_path.iterdir() for p in import_coco(file)[UNSPLIT]]
     assert {(p.file_name, p.captions) for p in found} == {(p.file_name, p.captions) for p in photos}
 
 
-def test_ids_stay_and_missing_ones_follow_the_largest(tmp_path: Path):
+def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
     write_coco(
         {"train": [photo("a", image_id=0), photo("b")], "val": [photo("c", image_id=8)]}, tmp_path
     )
@@ -127,16 +127,14 @@ def test_ids_stay_and_missing_ones_follow_the_largest(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("first", "ids"), [(1, [7, 8, 9]), (8, [7, 8, 9]), (100, [7, 100, 101])])
-def test_photos_without_ids_are_numbered_from_where_it_is_said(
-    tmp_path: Path, first: int, ids: list[int]
-):
+def test_photos_without_ids_are_numbered_from_first_id(tmp_path: Path, first: int, ids: list[int]):
     splits = {"train": [photo("a", "x"), photo("b", "y", image_id=7)], "val": [photo("c", "z")]}
     write_coco(splits, tmp_path, first_id=first)
     given = [load(tmp_path / f"captions_{split}.json").getImgIds() for split in splits]
     assert sorted(given[0] + given[1]) == ids
 
 
-def test_an_id_below_0_is_refused(tmp_path: Path):
+def test_a_negative_first_id_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="first_id is -1; give 0 or more"):
         write_coco({"train": [photo("a", "x")]}, tmp_path / "out", first_id=-1)
     assert not (tmp_path / "out").exists()
@@ -154,13 +152,13 @@ def test_an_id_below_0_is_refused(tmp_path: Path):
         ({}, "no photo has a caption"),
     ],
 )
-def test_what_cannot_be_written_is_refused(tmp_path: Path, splits: Splits, expected: str):
+def test_invalid_splits_are_refused(tmp_path: Path, splits: Splits, expected: str):
     with pytest.raises(DataError, match=expected):
         write_coco(splits, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_dropped_is_counted_and_told(tmp_path: Path):
+def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
     folder = tmp_path / "images"
     folder.mkdir()
     exif = Image.Exif()
@@ -204,10 +202,10 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path):
     assert len(load(tmp_path / "captions_val.json").imgs) == 1
 
 
-def test_a_split_of_another_call_holds_none_of_the_photos(tmp_path: Path):
+def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     write_coco({"test": [photo("b"), photo("c")]}, tmp_path)
     before = (tmp_path / "captions_test.json").read_bytes()
-    write_coco({"train": [photo("a")]}, tmp_path)  # one after the other is no matter
+    write_coco({"train": [photo("a")]}, tmp_path)  # splits may be written one by one
     with pytest.raises(DataError, match=r"captions_test.json .* holds 1 of these photos \(b\)"):
         write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
     assert (tmp_path / "captions_test.json").read_bytes() == before
@@ -216,7 +214,7 @@ def test_a_split_of_another_call_holds_none_of_the_photos(tmp_path: Path):
     write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
 
 
-# --- The data that is here ---
+# --- Real data ---
 
 
 @pytest.mark.data

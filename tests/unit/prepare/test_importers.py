@@ -1,4 +1,4 @@
-"""Layouts of others are read: known small files in, known photos out."""
+"""Importers: known small files in, known photos out."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ TOKENS = (
 )
 
 
-def test_flickr8k_with_the_lists_that_are_there(tmp_path: Path):
+def test_flickr8k_with_split_lists(tmp_path: Path):
     file = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     put(tmp_path / "Flickr_8k.trainImages.txt", "a.jpg\r\n\r\n")
     put(tmp_path / "Flickr_8k.devImages.txt", "b.jpg\nnowhere.jpg\n")
@@ -99,12 +99,12 @@ def test_a_token_file_alone_has_no_splits(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("own", "expected"), [("", ("stray .",)), ("2258277193_586949ec62.jpg#0\town .\n", ("own .",))]
+    ("own", "expected"), [("", ("copy .",)), ("2258277193_586949ec62.jpg#0\town .\n", ("own .",))]
 )
-def test_a_stray_copy_lends_its_captions_only_where_they_lack(
+def test_a_duplicate_files_captions_are_used_if_the_photo_has_none(
     tmp_path: Path, own: str, expected: tuple[str, ...]
 ):
-    lines = "2258277193_586949ec62.jpg.1#0\tstray .\n" + own
+    lines = "2258277193_586949ec62.jpg.1#0\tcopy .\n" + own
     file = put(tmp_path / "Flickr8k.token.txt", lines)
     assert captions_of(import_flickr8k(file)) == {"2258277193_586949ec62.jpg": expected}
     put(tmp_path / "Flickr_8k.trainImages.txt", "2258277193_586949ec62.jpg.1\n")
@@ -115,7 +115,7 @@ def test_a_stray_copy_lends_its_captions_only_where_they_lack(
 # --- Tables ---
 
 
-def test_kaggle_takes_all_behind_the_first_comma(tmp_path: Path):
+def test_kaggle_captions_follow_the_first_comma(tmp_path: Path):
     lines = [
         "",
         "image,caption",
@@ -259,7 +259,7 @@ def test_coco(tmp_path: Path):
         (import_csv, "file,caption\n".encode("utf-16"), r"a:1: not UTF-8"),
     ],
 )
-def test_what_cannot_be_read_is_named(
+def test_invalid_files(
     tmp_path: Path, importer: Callable[[Path], Splits], content: Any, expected: str
 ):
     with pytest.raises(DataError, match=expected) as caught:
@@ -268,7 +268,7 @@ def test_what_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize("importer", IMPORTERS.values(), ids=IMPORTERS)
-def test_a_missing_file_is_named(tmp_path: Path, importer: Callable[[Path], Splits]):
+def test_missing_files(tmp_path: Path, importer: Callable[[Path], Splits]):
     with pytest.raises(DataError, match=r"none.txt(: cannot be read \(No such| does not exist)"):
         importer(tmp_path / "none.txt")
 
@@ -288,13 +288,13 @@ def test_a_missing_file_is_named(tmp_path: Path, importer: Callable[[Path], Spli
         ("csv", "file\tcaption\na.jpg\tA dog .\n"),
     ],
 )
-def test_every_layout_is_told_and_read(tmp_path: Path, layout: str, content: str, mark: str):
+def test_layouts_are_detected(tmp_path: Path, layout: str, content: str, mark: str):
     file = put(tmp_path / "a", mark + content)
     assert detect_layout(file) == layout
     assert sum(len(photos) for photos in IMPORTERS[layout](file).values()) > 0
 
 
-def test_a_folder_stands_for_its_captions(tmp_path: Path):
+def test_the_captions_file_of_a_folder(tmp_path: Path):
     with pytest.raises(DataError, match=r"no Flickr8k.token.txt and no captions.txt in this"):
         find_source(tmp_path)
     table = put(tmp_path / "captions.txt", TOKENS)
@@ -311,24 +311,24 @@ def test_a_folder_stands_for_its_captions(tmp_path: Path):
     assert find_source(tmp_path) == published
 
 
-def test_captions_txt_is_what_its_header_says(tmp_path: Path):
+def test_captions_txt_with_another_header_is_csv(tmp_path: Path):
     put(tmp_path / "captions.txt", "image_name,comment_number,comment\na.jpg,0,A dog .\n")
     file = find_source(tmp_path)
     assert detect_layout(file) == "csv"
     assert captions_of(import_csv(file)) == {"a.jpg": ("A dog .",)}
 
 
-def test_a_token_file_is_known_by_its_name_too(tmp_path: Path):
+def test_a_token_file_is_detected_by_its_name(tmp_path: Path):
     assert detect_layout(put(tmp_path / "my.token.txt", "no token line\n")) == "flickr8k"
 
 
 @pytest.mark.parametrize("content", ["some text", "{}", '{"images": [1]}', '{"images": {}}'])
-def test_what_is_supported_is_listed(tmp_path: Path, content: str):
+def test_unknown_layouts(tmp_path: Path, content: str):
     with pytest.raises(DataError, match=r"Karpathy's .* Flickr8k.* Kaggle's .* CSV .* COCO"):
         detect_layout(put(tmp_path / "a", content))
 
 
-# --- The data that is here ---
+# --- Real data ---
 
 
 @pytest.mark.data

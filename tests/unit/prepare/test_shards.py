@@ -1,4 +1,4 @@
-"""Shards: what is written, byte by byte, and what is left after a stop."""
+"""Writing shards: their bytes, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[CaptionedImage]:
 
 @pytest.fixture(scope="module")
 def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The photos in shards; not to be written to."""
+    """Read-only shards."""
     made = tmp_path_factory.mktemp("shards") / "train"
     write_shards(images, made, photos_per_shard=PER_SHARD)
     return made
@@ -71,14 +71,14 @@ def test_the_members_keep_the_file_s_own_extension(folder: Path):
 
 
 @pytest.mark.parametrize("name", ["bare", "strange.json"])
-def test_a_photo_of_no_extension_gets_one(tmp_path: Path, name: str):
+def test_photos_without_a_usable_extension(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b"photo")
     write_shards([CaptionedImage(7, tmp_path / name, ("a",))], tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "shard-000000.tar") as tar:
         assert tar.getnames() == ["000000000007.img", "000000000007.json"]
 
 
-def test_the_manifest_tells_of_every_shard(folder: Path):
+def test_the_manifest_lists_every_shard(folder: Path):
     manifest = read_manifest(folder)
     assert [shard.photos for shard in manifest.shards] == [3] * 7 + [2]
     assert manifest.photos == PHOTOS
@@ -100,11 +100,11 @@ def test_the_same_seed_gives_the_same_bytes(
 
 
 class Stopped(BaseException):
-    """As Ctrl-C is."""
+    """An interruption, like KeyboardInterrupt."""
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 4, 10, PHOTOS])
-def test_a_stopped_run_goes_on(
+def test_an_interrupted_run_resumes(
     images: list[CaptionedImage], folder: Path, tmp_path: Path, after: int
 ):
     done = 0
@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on(
     assert all(path.stat().st_mtime_ns == time for path, time in left.items())
 
 
-def test_a_photo_that_cannot_be_read_is_left_out(images: list[CaptionedImage], tmp_path: Path):
+def test_an_unreadable_photo_is_skipped(images: list[CaptionedImage], tmp_path: Path):
     (tmp_path / "a folder.jpg").mkdir()
     gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
     unreadable = CaptionedImage(2, tmp_path / "a folder.jpg", ("a",))
@@ -153,14 +153,14 @@ def test_a_photo_that_cannot_be_read_is_left_out(images: list[CaptionedImage], t
     assert contents(tmp_path / "out").items() >= whole.items()
 
 
-def test_nothing_that_can_be_read_is_an_error(tmp_path: Path):
+def test_no_readable_photo_is_an_error(tmp_path: Path):
     gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
     with pytest.raises(DataError, match=r"none of 1 photos.*gone\.jpg"):
         write_shards([gone], tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
-def test_a_full_disk_is_not_the_photo_s_fault(
+def test_a_full_disk_is_an_error(
     images: list[CaptionedImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(*_: object) -> None:
@@ -172,7 +172,7 @@ def test_a_full_disk_is_not_the_photo_s_fault(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_finished_shards_are_replaced_only_when_asked(
+def test_complete_shards_are_replaced_only_with_force(
     images: list[CaptionedImage], folder: Path, tmp_path: Path
 ):
     out = copied(folder, tmp_path / "out")
@@ -188,7 +188,7 @@ def test_finished_shards_are_replaced_only_when_asked(
 
 
 @pytest.mark.parametrize("change", ["seed", "size", "fewer", "caption", "photo", "cut", "foreign"])
-def test_unfinished_shards_of_something_else_are_refused(
+def test_incomplete_shards_of_other_content_are_refused(
     images: list[CaptionedImage], folder: Path, tmp_path: Path, change: str
 ):
     out = copied(folder, tmp_path / "out")
@@ -220,12 +220,14 @@ def test_unfinished_shards_of_something_else_are_refused(
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_shard_holds_a_photo_or_more(images: list[CaptionedImage], tmp_path: Path, number: int):
+def test_photos_per_shard_must_be_positive(
+    images: list[CaptionedImage], tmp_path: Path, number: int
+):
     with pytest.raises(ConfigError, match=f"photos-per-shard is {number}; give 1 or more"):
         write_shards(images, tmp_path / "out", photos_per_shard=number)
 
 
-def test_a_file_is_no_folder(images: list[CaptionedImage], tmp_path: Path):
+def test_the_output_must_not_be_a_file(images: list[CaptionedImage], tmp_path: Path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(ConfigError, match="is a file; give a folder"):
         write_shards(images, tmp_path / "out", force=True)
