@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -23,6 +22,7 @@ from torch import Tensor
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.images import open_image
+from captioner.data.prefetch import read_ahead
 from captioner.decoding.rules import encode_search_words
 from captioner.decoding.search import Hypothesis
 from captioner.errors import ConfigError, ImageError
@@ -211,8 +211,10 @@ class Captioner:
             raise ConfigError(f"batch-size is {batch_size}; give 1 or more")
         options = options or self.stored.search
         photos = [photos] if isinstance(photos, str | Path) else photos
-        with ThreadPoolExecutor(max_workers=2) as readers:
-            for batch in _read_ahead(photos, self._try_prepare, readers, batch_size):
+        # While one batch is captioned, the next one is read.
+        read = read_ahead(self._try_prepare, photos, ahead=batch_size + 1, threads=2)
+        with closing(read):
+            while batch := list(islice(read, batch_size)):
                 good = [prepared for _, prepared in batch if isinstance(prepared, Prepared)]
                 captions = iter(self.caption_batch(good, options, alternatives=alternatives))
                 for photo, prepared in batch:
@@ -375,26 +377,8 @@ class Captioner:
             alternatives=alternatives[: len(alphas)],
         )
 
-    def _try_prepare(self, photo: Photo) -> Prepared | ImageError:
+    def _try_prepare(self, photo: Photo) -> tuple[Photo, Prepared | ImageError]:
         try:
-            return self.prepare(open_image(photo))
+            return photo, self.prepare(open_image(photo))
         except ImageError as error:
-            return error
-
-
-def _read_ahead(
-    photos: Iterable[Photo],
-    prepare: Callable[[Photo], Prepared | ImageError],
-    readers: ThreadPoolExecutor,
-    batch_size: int,
-) -> Iterator[list[tuple[Photo, Prepared | ImageError]]]:
-    """Batches of prepared photos; threads read the next batch meanwhile."""
-    source = iter(photos)
-    waiting: deque[tuple[Photo, Future[Prepared | ImageError]]] = deque()
-    while True:
-        for photo in islice(source, 2 * batch_size - len(waiting)):
-            waiting.append((photo, readers.submit(prepare, photo)))
-        if not waiting:
-            return
-        batch = [waiting.popleft() for _ in range(min(batch_size, len(waiting)))]
-        yield [(photo, future.result()) for photo, future in batch]
+            return photo, error

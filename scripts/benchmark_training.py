@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.config import DataConfig, DecoderConfig, TrainConfig, TrainingConfig
-from captioner.data.batches import EncodedImage, EpochSampler, choose, pad_captions
+from captioner.data.batches import EncodedImage, EpochSampler, pad_captions, sample_captions
 from captioner.data.coco import CaptionedImage, read_captions
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.sources import PhotoSource, open_source
@@ -230,8 +230,9 @@ def padding_of_epochs(annotations: list[str], photos: int) -> None:
         source = open_source(config, spoken, Preprocessing(), None)
         assert isinstance(source, PhotoSource)
         chosen = [
-            [choose(spoken[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False)[0]
-             for _, i in batch]
+            [sample_captions(
+                spoken[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False
+            )[0] for _, i in batch]
             for batch in source.sampler
         ]  # fmt: skip
         share = padding(*map(pad_captions, chosen))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 from captioner.cli.main import OK
 from captioner.cli.options import Parser, new_parser
-from captioner.data.dataset_writer import split_randomly, write_coco
-from captioner.data.importers import IMPORTERS, UNSPLIT, detect_layout, find_source
-from captioner.errors import DataError
+from captioner.prepare.dataset import prepare_dataset
+from captioner.prepare.importers import IMPORTERS
 
 
 @functools.cache
@@ -55,24 +53,17 @@ def parser() -> Parser:
 
 
 def run(options: Any) -> int:
-    """Read, split where needed, write."""
-    source = Path(options.source)
-    if not source.exists():
-        raise DataError(f"{source} does not exist; give the file or folder with the captions")
-    source = find_source(source, options.layout)
-    layout = detect_layout(source) if options.layout == "auto" else options.layout
-    splits = IMPORTERS[layout](source)
-    if set(splits) == {UNSPLIT}:
-        splits = split_randomly(
-            splits[UNSPLIT], validation=options.val, test=options.test, seed=options.seed
-        )
-    images = Path(options.images) if options.images else None
-    summary = write_coco(
-        splits,
-        Path(options.output),
-        images=images,
-        force=options.force,
+    """Convert and print a summary."""
+    summary = prepare_dataset(
+        options.source,
+        options.output,
+        layout=options.layout,
+        images=options.images or None,
+        validation=options.val,
+        test=options.test,
+        seed=options.seed,
         first_id=options.first_id,
+        force=options.force,
     )
     print(summary)
     return OK

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +11,11 @@ from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.cli.options import Parser, warn
 from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from captioner.data.coco import CaptionedImage
-    from captioner.data.feature_writer import FeaturePlan, FeatureWriter
-    from captioner.data.preprocessing import Preprocessing
+    from captioner.prepare.feature_writer import FeaturePlan, FeatureWriter
+    from captioner.prepare.features import FeatureJob
 
 
 @functools.cache
@@ -48,100 +42,42 @@ def parser() -> Parser:
 
 
 def run(options: Any) -> int:
-    """Encode what is missing."""
+    """Encode the photos that are missing."""
     config, own = read_train_config(parser(), options)
     folder = Path(own["output"])
     if own["batch_size"] < 1:
         raise ConfigError(f"batch-size is {own['batch_size']}; give 1 or more")
 
-    from captioner.data.feature_writer import FeatureWriter
+    from captioner.prepare.feature_writer import FeatureWriter
+    from captioner.prepare.features import check_disk_space, plan_features
 
-    plan, preprocessing, encode = _plan(config, own["dtype"], own["device"])
-    writer = FeatureWriter(folder, plan, force=own["force"])
+    job = plan_features(config, dtype=own["dtype"], device=own["device"])
+    writer = FeatureWriter(folder, job.plan, force=own["force"])
     if writer.complete and not own["force"]:
-        return _tell(folder, plan)
-    _check_room(writer)
+        return _report(folder, job.plan)
+    _print_size(folder, job.plan)
+    check_disk_space(writer)
     try:
-        _fill(writer, encode, preprocessing, own["batch_size"])
+        _fill(writer, job, own["batch_size"])
     except KeyboardInterrupt:
-        warn("interrupted; the same command goes on from here")
+        warn("interrupted; run the same command again to continue")
         return INTERRUPTED
-    except OSError as error:  # a disk that has become full does not say which
+    except OSError as error:  # without a file name when the disk is full
         error.filename = error.filename or str(folder)
         raise
-    return _tell(folder, plan)
+    return _report(folder, job.plan)
 
 
-def _plan(
-    config: TrainConfig, dtype: str, device_name: str
-) -> tuple[FeaturePlan, Preprocessing, Callable[[Tensor], Tensor]]:
-    """What is to be encoded, and by what."""
-    import torch
-
-    from captioner.data.feature_writer import FeaturePlan
-    from captioner.data.features import feature_key
-    from captioner.hardware import autocast, pick_device, pick_precision
-    from captioner.training.setup import open_encoder, read_data
-
-    device = pick_device(device_name)
-    train, val = read_data(replace(config.data, shards=None))
-    torch.manual_seed(config.training.seed)  # random weights are those of the run
-    encoder, preprocessing = open_encoder(config)
-    stage = config.encoder.finetune_from  # what lies before it never changes
-    feature_dim, grid = encoder.measure(preprocessing.image_size, stage)
-    precision = pick_precision(config.training.precision, device)
-    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
-    key = feature_key(
-        encoder.name, state, preprocessing, dtype=dtype, precision=precision, stage=stage
-    )
-    encoder.to(device).to(memory_format=torch.channels_last)
-
-    def encode(pixels: Tensor) -> Tensor:
-        with torch.inference_mode(), autocast(precision, device):
-            images = preprocessing.normalize(pixels.to(device))
-            found = encoder(images) if stage is None else encoder.run_until(images, stage)
-            features: Tensor = found[0]
-            return features
-
-    mirrored = len(train) if config.data.horizontal_flip else 0
-    plan = FeaturePlan(_together(train, val), mirrored, grid, feature_dim, key)
-    return plan, preprocessing, encode
-
-
-def _together(
-    train: Sequence[CaptionedImage], val: Sequence[CaptionedImage]
-) -> list[CaptionedImage]:
-    """Training photos, then the validation photos that are not among them."""
-    known = {(image.image_id, image.path) for image in train}
-    return [*train, *(image for image in val if (image.image_id, image.path) not in known)]
-
-
-def _check_room(writer: FeatureWriter) -> None:
-    """Say how large the features will be; stop where the disk has less room."""
-    plan, folder = writer.plan, writer.folder.absolute()
-    above = next(path for path in (folder, *folder.parents) if path.exists())
-    needed, free = writer.missing_bytes, shutil.disk_usage(above).free
-    rows = f"{len(plan.images)} photos" + (
-        f" and {plan.mirrored} mirrored" if plan.mirrored else ""
-    )
+def _print_size(folder: Path, plan: FeaturePlan) -> None:
+    flipped = f" and {plan.flipped} flipped" if plan.flipped else ""
     print(
-        f"{rows}, each {plan.grid[0]} x {plan.grid[1]} regions of {plan.feature_dim} "
-        f"{plan.key['dtype']}: {plan.bytes:,} bytes in {writer.folder}",
+        f"{len(plan.images)} photos{flipped}, each {plan.grid[0]} x {plan.grid[1]} regions of "
+        f"{plan.feature_dim} {plan.fingerprint['dtype']}: {plan.bytes:,} bytes in {folder}",
         file=sys.stderr,
     )
-    if needed > free:
-        raise DataError(
-            f"{writer.folder}: {needed:,} bytes are needed and {free:,} are free; make room, or "
-            "give a folder on another disk or a smaller --dtype"
-        )
 
 
-def _fill(
-    writer: FeatureWriter,
-    encode: Callable[[Tensor], Tensor],
-    preprocessing: Preprocessing,
-    batch_size: int,
-) -> None:
+def _fill(writer: FeatureWriter, job: FeatureJob, batch_size: int) -> None:
     from tqdm import tqdm
 
     bar = tqdm(
@@ -152,19 +88,19 @@ def _fill(
         dynamic_ncols=True,
     )
     with bar:
-        for count, errors in writer.fill(encode, preprocessing, batch_size):
+        for count, errors in writer.fill(job.encode, job.preprocessing, batch_size):
             for error in errors:
-                warn(f"{error}; left out")
+                warn(f"{error}; skipped")
             bar.update(count)
 
 
-def _tell(folder: Path, plan: FeaturePlan) -> int:
-    """Open what is there as training will, and say what it holds."""
+def _report(folder: Path, plan: FeaturePlan) -> int:
+    """Open the folder as training will, and print what it holds."""
     from captioner.data.features import FeatureCache
 
-    cache = FeatureCache.open(folder, plan.key)
+    cache = FeatureCache.open(folder, plan.fingerprint)
     cache.check(plan.images)
     missing = [image for image in plan.images if not cache.has(image.image_id)]
-    left_out = f"; {len(missing)} left out (first: {missing[0].path})" if missing else ""
-    print(f"{folder}: features of {len(plan.images) - len(missing)} photos{left_out}")
+    skipped = f"; {len(missing)} skipped (first: {missing[0].path})" if missing else ""
+    print(f"{folder}: features of {len(plan.images) - len(missing)} photos{skipped}")
     return FAILED if missing else OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,13 @@ def parser() -> Parser:
 
 
 def run(options: Any) -> int:
-    """Read the captions, write the shards, name the photos that were left out."""
+    """Write the shards, and print the photos that were skipped."""
     config, own = read_train_config(parser(), options)
     folder, force = Path(own["output"]), own["force"]
-    from captioner.data.shards import write_shards
+    from captioner.prepare.shards import write_shards
     from captioner.training.setup import read_data
 
-    images, _ = read_data(replace(config.data, shards=None))  # where the photos are files
+    images, _ = read_data(replace(config.data, shards=None))
     bar = tqdm(
         total=len(images), desc="writing shards", unit="photo", smoothing=0.05, dynamic_ncols=True
     )
@@ -60,17 +59,14 @@ def run(options: Any) -> int:
                 progress=bar.update,
             )
     except KeyboardInterrupt:
-        print(
-            "captioner: interrupted; complete shards are kept, go on with the same command"
-            + (" without --force" if force else ""),
-            file=sys.stderr,
-        )
+        again = "the same command without --force" if force else "the same command"
+        warn(f"interrupted, complete shards are kept; run {again} to continue")
         return INTERRUPTED
-    for line in written.left_out:
-        warn(line)
+    for problem in written.skipped:
+        warn(problem)
     manifest = written.manifest
     gigabytes = sum(shard.size for shard in manifest.shards) / 1e9
     print(
         f"{folder}: {manifest.photos} photos in {len(manifest.shards)} shards, {gigabytes:.2f} GB"
     )
-    return FAILED if written.left_out else OK
+    return FAILED if written.skipped else OK

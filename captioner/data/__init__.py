@@ -1,1 +1,1 @@
-"""Photos and captions: reading, importing, preprocessing, batches."""
+"""What runs read: photos, COCO captions, cached features, shards, and batches of them."""

@@ -1,8 +1,7 @@
-"""Batches for training: a photo and its captions are one item.
+"""Training batches: a photo and its captions are one item.
 
-What an item holds in an epoch (which captions, mirrored or not) depends on the seed, the epoch and
-the photo alone, never on the process that reads it, so that a run that was stopped goes on as if
-it had not been.
+An item (which captions, flipped or not) depends only on seed, epoch and photo, not on the process
+that reads it, so that a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -30,73 +29,73 @@ from captioner.vocabulary import PAD, START
 
 
 class Batch(NamedTuple):
-    """Photos, or their features, and their captions: what reaches furthest comes first."""
+    """Photos, or their features, and their captions."""
 
     images: Tensor
     """(B, H, W, 3) bytes, or features (B, L, D)."""
     tokens: Tensor
     """(B, R, T + 1) start token, words, end token (see ``EncodedImage``), padding; a photo with
-    fewer than R captions has rows of padding alone. Longest captions, and photos with the longest,
-    come first, so that little of what a decoder runs on is padding."""
+    fewer than R captions has rows of padding. The longest captions, and the photos with the longest
+    captions, come first, which minimises the padding that a decoder processes."""
     image_ids: tuple[int, ...]
     """(B,)."""
 
     @property
     def words(self) -> int:
-        """Words to be learned, the end tokens included."""
+        """Number of target words, end tokens included."""
         return int((self.tokens[..., 1:] != PAD).sum())
 
     def parts(self, size: int) -> list[Batch]:
-        """The same photos in parts of at most so many; 0: in one."""
+        """Split the batch into parts of at most ``size`` photos; 0: one part."""
         starts = range(0, len(self.images), size or len(self.images))
         spans = [slice(start, start + size) if size else slice(None) for start in starts]
         return [Batch(self.images[span], self.tokens[span], self.image_ids[span]) for span in spans]
 
 
 class Item(NamedTuple):
-    """One photo as it goes into a batch."""
+    """One photo in a batch."""
 
     image_id: int
     image: Tensor
     """(H, W, 3) bytes, or features (L, D)."""
     captions: list[list[int]]
-    """See ``EncodedImage``; none: the photo only fills a place."""
+    """See ``EncodedImage``; empty: the photo is a filler and adds nothing to the loss."""
     start: int = START
-    """Start token of its captions."""
+    """Start token of the captions."""
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A photo and its captions."""
+    """A photo and its captions as token ids."""
 
     image: CaptionedImage
     tokens: tuple[list[int], ...]
-    """Each caption's words as numbers, then the end token; a caption that was cut has none, so that
-    nobody learns to end there."""
+    """Word ids of each caption, then the end token; truncated captions have no end token, so that
+    truncation is not learned as an ending."""
     start: int = START
-    """Start token of its style."""
+    """Start token of the photo's style."""
 
 
-def choose(
+def sample_captions(
     photo: EncodedImage, epoch: int, seed: int, *, max_captions: int, horizontal_flip: bool
 ) -> tuple[list[list[int]], bool]:
-    """What a photo brings in an epoch: a function of seed, epoch and photo alone.
+    """Sample a photo's captions and flip for an epoch; depends only on seed, epoch and photo.
 
     Returns:
-        Its captions, at most ``max_captions``, and whether it is mirrored.
+        At most ``max_captions`` captions, and whether to flip the photo.
     """
-    chance = random.Random(f"{seed} {epoch} {photo.image.image_id}")
+    rng = random.Random(f"{seed} {epoch} {photo.image.image_id}")
     captions = list(photo.tokens)
     if len(captions) > max_captions:
-        captions = chance.sample(captions, max_captions)
-    return captions, horizontal_flip and chance.random() < 0.5
+        captions = rng.sample(captions, max_captions)
+    return captions, horizontal_flip and rng.random() < 0.5
 
 
-AS_THEY_ARE = Augmentation()
+NO_AUGMENTATION = Augmentation()
 
 
 class CaptionDataset(Dataset[Item]):
-    """Photos with their captions; ``epoch`` chooses captions, mirroring and augmentation."""
+    """Photos with their captions; captions, flip and augmentation vary by epoch."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class CaptionDataset(Dataset[Item]):
         *,
         max_captions: int,
         horizontal_flip: bool = False,
-        augmentation: Augmentation = AS_THEY_ARE,
+        augmentation: Augmentation = NO_AUGMENTATION,
         seed: int = 0,
     ) -> None:
         self.items = items
@@ -118,11 +117,11 @@ class CaptionDataset(Dataset[Item]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, key: tuple[int, int]) -> Item:
-        """Item ``key[1]`` in epoch ``key[0]``; -1: no captions."""
-        epoch, index = key
+    def __getitem__(self, epoch_and_index: tuple[int, int]) -> Item:
+        """An item of an epoch; epoch -1: without captions."""
+        epoch, index = epoch_and_index
         photo = self.items[index]
-        captions, mirrored = choose(
+        captions, flipped = sample_captions(
             photo,
             epoch,
             self.seed,
@@ -131,40 +130,40 @@ class CaptionDataset(Dataset[Item]):
         )
         try:
             image = open_image(photo.image.path)
-        except ImageError as error:  # one broken photo among thousands: named, and left out
-            warn_of(error)
+        except ImageError as error:
+            warn_skipped(error)
             image, captions = Image.new("RGB", (32, 32)), []
         image_id = photo.image.image_id
         image = self.augmentation.augmented(image, seed=self.seed, epoch=epoch, image_id=image_id)
         return Item(
             image_id,
-            photo_tensor(self.preprocessing, image, mirrored),
+            photo_tensor(self.preprocessing, image, flipped),
             captions if epoch >= 0 else [],
             photo.start,
         )
 
 
-def photo_tensor(preprocessing: Preprocessing, image: Image.Image, mirrored: bool) -> Tensor:
-    """A photo as the encoder sees it, (H, W, 3) bytes."""
+def photo_tensor(preprocessing: Preprocessing, image: Image.Image, flipped: bool) -> Tensor:
+    """A preprocessed photo, (H, W, 3) bytes."""
     pixels = preprocessing.pixels(image)
-    return torch.from_numpy(np.array(pixels[:, ::-1] if mirrored else pixels))
+    return torch.from_numpy(np.array(pixels[:, ::-1] if flipped else pixels))
 
 
-def warn_of(error: ImageError) -> None:
-    """One broken photo among thousands is named, and left out."""
-    logging.getLogger(__name__).warning("%s; training goes on without it", error)
+def warn_skipped(error: ImageError) -> None:
+    """Log a photo that cannot be read; one of thousands should not stop training."""
+    logging.getLogger(__name__).warning("%s; training continues without it", error)
 
 
 class EpochSampler(Sampler[list[tuple[int, int]]]):
-    """Batches of one epoch after another, shuffled by seed and epoch; can start anywhere.
+    """Batches of (epoch, index), shuffled by seed and epoch; can start at any batch.
 
-    Every process takes its share of each batch, so that a batch holds the same photos however
-    many processes there are.
+    Each process takes its share of each batch, so a batch holds the same photos for any number of
+    processes.
 
-    With ``bucket`` above 1, photos with as many captions of like lengths share a batch: so many
-    batches' photos at a time, as they follow each other in the shuffled order, are sorted by their
-    number of captions, then by their shortest caption, then the next, and cut into batches, whose
-    order is shuffled again.
+    With ``bucket`` above 1, photos with the same number of captions of similar lengths share a
+    batch: the photos of ``bucket`` consecutive batches in shuffled order are sorted by number of
+    captions, then by their caption lengths in ascending order, and cut into batches. The order of
+    the batches is shuffled again.
     """
 
     def __init__(
@@ -177,15 +176,15 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
         *,
         bucket: int = 1,
     ) -> None:
-        """Over photos.
+        """Sample from ``len(lengths)`` photos.
 
         Args:
-            lengths: Of every photo's captions, words.
-            batch_size: Photos in one step, over all processes.
-            seed: Of the order.
-            rank: Number of this process.
-            world: Processes that train together.
-            bucket: See above.
+            lengths: Caption lengths of each photo (words).
+            batch_size: Photos per step, over all processes.
+            seed: Seed of the order.
+            rank: Index of this process.
+            world: Number of processes.
+            bucket: Number of batches that are sorted together.
         """
         self.size, self.batch_size, self.seed = len(lengths), batch_size, seed
         self.lengths = [(len(of_photo), *sorted(of_photo)) for of_photo in lengths]
@@ -194,21 +193,21 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
 
     @property
     def batches(self) -> int:
-        """Batches in a whole epoch."""
+        """Number of batches in an epoch."""
         return -(-self.size // self.batch_size)
 
     def __len__(self) -> int:
         return self.batches - self.start
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for batch in self._cut()[self.start :]:
-            mine = batch[self.rank :: self.world]
-            # A last batch with fewer photos than processes: a photo without captions keeps this
-            # process in step and adds nothing to the loss.
-            yield [(self.epoch, index) for index in mine] or [(-1, batch[0])]
+        for batch in self._all_batches()[self.start :]:
+            share = batch[self.rank :: self.world]
+            # If the last batch has fewer photos than processes, a filler without captions keeps
+            # this process in step and adds nothing to the loss.
+            yield [(self.epoch, index) for index in share] or [(-1, batch[0])]
 
-    def _cut(self) -> list[list[int]]:
-        """Every batch of the epoch."""
+    def _all_batches(self) -> list[list[int]]:
+        """The epoch's batches over all processes."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.size, generator=generator).tolist()
         if self.bucket > 1:
@@ -218,14 +217,15 @@ class EpochSampler(Sampler[list[tuple[int, int]]]):
                 for start in range(0, self.size, window)
                 for index in sorted(order[start : start + window], key=self.lengths.__getitem__)
             ]
-        cut = [order[i : i + self.batch_size] for i in range(0, self.size, self.batch_size)]
+        batches = [order[i : i + self.batch_size] for i in range(0, self.size, self.batch_size)]
         if self.bucket > 1:
-            cut = [cut[i] for i in torch.randperm(len(cut), generator=generator).tolist()]
-        return cut
+            shuffled = torch.randperm(len(batches), generator=generator).tolist()
+            batches = [batches[i] for i in shuffled]
+        return batches
 
 
 def collate(items: Sequence[Item]) -> Batch:
-    """Stack photos and pad captions, the longest first."""
+    """Stack photos and pad captions, longest first."""
     captions = [sorted(item.captions, key=len, reverse=True) for item in items]
     order = sorted(range(len(items)), key=lambda b: -len(captions[b][0]) if captions[b] else 1)
     return Batch(
@@ -238,11 +238,11 @@ def collate(items: Sequence[Item]) -> Batch:
 def pad_captions(
     captions: Sequence[Sequence[Sequence[int]]], starts: Sequence[int] | None = None
 ) -> Tensor:
-    """One tensor of all captions.
+    """Pad captions to one tensor.
 
     Args:
-        captions: Of every photo; see ``EncodedImage.tokens``.
-        starts: Start token of every photo; None: of the only style.
+        captions: Captions of each photo; see ``EncodedImage.tokens``.
+        starts: Start token of each photo; None: ``START``.
 
     Returns:
         (B, R, T + 1), see ``Batch.tokens``.
@@ -258,7 +258,7 @@ def pad_captions(
 
 
 def leave_signals_to_parent(worker: int) -> None:
-    """Ctrl-C and termination reach every process of a group; the parent alone decides."""
+    """Ignore Ctrl-C and SIGTERM, which reach the whole process group: the parent handles them."""
     del worker
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -267,28 +267,28 @@ def leave_signals_to_parent(worker: int) -> None:
 def training_loader(
     dataset: CaptionDataset, sampler: EpochSampler, workers: int
 ) -> Iterator[Batch]:
-    """Batches in the sampler's order, read ahead by ``workers`` processes."""
+    """Batches in the sampler's order, prefetched by ``workers`` processes."""
     return load_ahead(dataset, workers, batch_sampler=sampler, collate_fn=collate)
 
 
 def load_ahead(dataset: Dataset[Any], workers: int, **options: Any) -> Iterator[Batch]:
-    """A loader's batches; whatever goes wrong, its workers end with it.
+    """Iterate over a ``DataLoader`` whose workers end with the iteration, even after an error.
 
-    They ignore SIGTERM (see `leave_signals_to_parent`), so that one that is left keeps the program
-    from ever exiting. An error that a worker raises comes out of the loader's own frames; while its
-    traceback lives, so do they, and with them the workers.
+    Workers ignore SIGTERM (see `leave_signals_to_parent`), so a leaked worker would keep the
+    program from exiting. An error keeps the loader's frames alive through its traceback, and with
+    them the workers; the frames are therefore cleared.
 
     Args:
-        dataset: What the workers read.
-        workers: Processes; 0: this one reads.
-        options: Of ``DataLoader``, what makes batches of the data set. An error of ours that comes
-            in place of a batch is raised here, as one line.
+        dataset: What the workers read. It may yield a ``CaptionerError`` in place of a batch, which
+            is raised here.
+        workers: Number of worker processes; 0: load in this process.
+        options: Further options of ``DataLoader``.
     """
     loader: DataLoader[Batch | CaptionerError] = DataLoader(
         dataset,
         num_workers=workers,
         worker_init_fn=leave_signals_to_parent,
-        generator=torch.Generator().manual_seed(0),  # the loader draws nothing from the global one
+        generator=torch.Generator().manual_seed(0),  # keeps the global generator unchanged
         pin_memory=torch.cuda.is_available(),
         **options,
     )

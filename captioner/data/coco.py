@@ -1,23 +1,29 @@
-"""Captions in COCO's format, read with pycocotools, joined with the photos on disk."""
+"""COCO annotation files: checked reading, and captions joined with the photos on disk."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from captioner.errors import DataError
+
+Fields: TypeAlias = Mapping[str, Mapping[str, tuple[type, ...]]]
+"""The fields that a reader needs: list in the file -> field -> accepted types."""
+
+CAPTION_FIELDS: Fields = {
+    "images": {"id": (int,), "file_name": (str,)},
+    "annotations": {"id": (int,), "image_id": (int,), "caption": (str,)},
+}
 
 
 @dataclass(frozen=True)
 class CaptionedImage:
-    """One photo and all its captions: one item, so that the encoder sees a photo once a step."""
+    """One photo with all its captions, so that a step encodes each photo once."""
 
     image_id: int
     path: Path
@@ -26,25 +32,70 @@ class CaptionedImage:
     """See ``Vocabulary.start``."""
 
 
+def read_coco(
+    path: str | Path, fields: Fields, content: Literal["captions", "instances"]
+) -> dict[str, Any]:
+    """Read a COCO file and check the fields that the caller relies on.
+
+    Args:
+        path: JSON file.
+        fields: Required fields of the entries of each list.
+        content: Kind of file, for error messages.
+
+    Returns:
+        The file's content.
+
+    Raises:
+        DataError: The file is missing or not JSON, a list is missing or empty, an entry lacks a
+            field or has one of another type, or two images share an id.
+    """
+    data = read_json(Path(path))
+    for part, types in fields.items():
+        entries = data.get(part)
+        if not isinstance(entries, list) or not entries:
+            raise DataError(f"{path} has no {part!r}; give a COCO {content} file")
+        for number, entry in enumerate(entries):
+            if problem := _problem(entry, types):
+                raise DataError(f"{path}: {part}[{number}] {problem}; give a COCO {content} file")
+    counts = Counter(image["id"] for image in data["images"])
+    if repeated := [image_id for image_id, count in counts.items() if count > 1]:
+        raise DataError(f"{path}: image id {repeated[0]} occurs twice; give each image its own id")
+    return data
+
+
+_TYPE_NAMES = {int: "an integer", str: "a string", list: "polygons or run lengths"}
+
+
+def _problem(entry: Any, types: Mapping[str, tuple[type, ...]]) -> str | None:
+    """What is wrong with one entry."""
+    for key, accepted in types.items():
+        if not isinstance(entry, dict) or key not in entry:
+            caption = isinstance(entry, dict) and "caption" in entry and "caption" not in types
+            return f"lacks {key!r}{' (it is a caption)' if caption else ''}"
+        if type(entry[key]) not in accepted:
+            return f"has a {key!r} that is not {_TYPE_NAMES[accepted[0]]}"
+    return None
+
+
 def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], dict[int, list[str]]]:
     """Read COCO captions files.
 
     Args:
-        annotations: One or more COCO captions JSON files.
+        annotations: One or more COCO captions files; a file given twice is read once.
 
     Returns:
         File name by image id, and captions by image id (every image has an entry).
 
     Raises:
-        DataError: A file is missing, is not JSON or not COCO captions, or two files disagree about
-            an image id.
+        DataError: A file is missing or not COCO captions, or two files give different file names
+            for an image id.
     """
     names: dict[int, str] = {}
     captions: dict[int, list[str]] = {}
     for annotation in dict.fromkeys(Path(path).resolve() for path in annotations):
-        coco = _load(annotation)
-        for image_id, image in coco.imgs.items():
-            name = image["file_name"]
+        data = read_coco(annotation, CAPTION_FIELDS, "captions")
+        for image in data["images"]:
+            image_id, name = image["id"], image["file_name"]
             if names.setdefault(image_id, name) != name:
                 raise DataError(
                     f"{annotation}: image id {image_id} is {name} here but {names[image_id]} in an "
@@ -52,8 +103,7 @@ def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], di
                     "--first-id)"
                 )
             captions.setdefault(image_id, [])
-        # Not coco.anns: some files number their captions twice, and those would be lost there.
-        for entry in coco.dataset["annotations"]:
+        for entry in data["annotations"]:
             if entry["image_id"] not in names:
                 raise DataError(
                     f"{annotation}: caption {entry['id']} belongs to image {entry['image_id']}, "
@@ -73,33 +123,34 @@ def read_dataset(
     """Join captions with the photos on disk.
 
     Args:
-        annotations: COCO captions JSON files.
-        images: Folders that hold the photos, searched in order. None: the photos are elsewhere (in
-            shards), and their paths are their names.
-        ids: Take these image ids only, e.g. one part of ``karpathy_ids``.
+        annotations: COCO captions files.
+        images: Image folders, searched in order. None: the photos are in shards, and their paths
+            are their file names.
+        ids: Image ids to keep, e.g. one split of ``karpathy_ids``; None: all.
 
     Returns:
-        The photos that have captions, by image id.
+        The photos that have captions, sorted by image id.
 
     Raises:
-        DataError: Nothing to read, a folder is missing, or photos are missing from the folders.
+        DataError: No annotations or no captioned photos, or a folder or photos are missing.
     """
     if not annotations:
-        raise DataError("no annotations were given; name one COCO captions JSON file or more")
+        raise DataError("no annotations were given; give at least one COCO captions file")
     names, captions = read_captions(annotations)
-    wanted = {
+    selected = {
         image_id: names[image_id]
         for image_id in sorted(names)
         if captions[image_id] and (ids is None or image_id in ids)
     }
+    source = ", ".join(Path(path).name for path in annotations)
     if images is None:
-        paths = {image_id: Path(name) for image_id, name in wanted.items()}
+        paths = {image_id: Path(name) for image_id, name in selected.items()}
     else:
-        paths = locate_photos(wanted, images, _names(annotations))
+        paths = locate_photos(selected, images, source)
     if not paths:
         raise DataError(
-            f"{_names(annotations)} holds no captioned photo"
-            f"{' of this split' if ids is not None else ''}; give a COCO captions file"
+            f"{source} has no captioned photos{' in this split' if ids is not None else ''}; "
+            "give a COCO captions file"
         )
     return [
         CaptionedImage(image_id, path, tuple(captions[image_id]))
@@ -114,11 +165,11 @@ def locate_photos(
 
     Args:
         names: File name by image id.
-        images: Folders that hold the photos, searched in order.
-        source: The file that names them, for the error.
+        images: Image folders, searched in order.
+        source: The annotation file, for error messages.
 
     Returns:
-        Path by image id, in the order given.
+        Path by image id, in the order of ``names``.
 
     Raises:
         DataError: A folder is missing, or photos are missing from the folders.
@@ -132,10 +183,11 @@ def locate_photos(
     }
     missing = [names[image_id] for image_id, path in found.items() if path is None]
     if missing:
-        where = ", ".join(str(folder) for folder in images) or "no folder"
+        searched = ", ".join(str(folder) for folder in images)
+        problem = f"are not in {searched}" if searched else "cannot be found without image folders"
         raise DataError(
-            f"{len(missing)} of {len(found)} photos of {source} are not in {where} "
-            f"(first: {missing[0]}); name the folder(s) that hold them"
+            f"{len(missing)} of {len(found)} photos of {source} {problem} "
+            f"(first: {missing[0]}); give the image folders"
         )
     return {image_id: path for image_id, path in found.items() if path is not None}
 
@@ -147,7 +199,7 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
         path: Karpathy's ``dataset_coco.json``.
 
     Returns:
-        ``train`` (with ``restval``, as is usual), ``val`` and ``test``.
+        Image ids of ``train`` (including ``restval``, as is usual), ``val`` and ``test``.
 
     Raises:
         DataError: The file is missing or is not Karpathy's.
@@ -158,19 +210,20 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
         for image in data["images"]:
             split = "train" if image["split"] == "restval" else image["split"]
             splits.setdefault(split, set()).add(int(image["cocoid"]))
-    except (KeyError, TypeError, ValueError) as error:
-        problem = (
-            f"an image lacks {error}" if isinstance(error, KeyError) else "its form is another"
-        )
-        raise DataError(f"{path} is not Karpathy's dataset_coco.json: {problem}") from error
+    except KeyError as error:
+        raise DataError(
+            f"{path} is not Karpathy's dataset_coco.json: an image lacks {error}"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path} is not Karpathy's dataset_coco.json ({error})") from error
     return splits
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object, with or without a byte order mark.
+    """Read a JSON object, with or without a byte order mark.
 
     Raises:
-        DataError: It is missing, cannot be read, or holds something else.
+        DataError: The file is missing, cannot be read, or holds something else.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -179,7 +232,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; give a JSON file") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); give a whole JSON file") from error
+        raise DataError(f"{path} is not JSON ({error}); give a complete JSON file") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if not isinstance(data, dict):
@@ -187,45 +240,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-_FIELDS: dict[str, dict[str, type]] = {
-    "images": {"id": int, "file_name": str},
-    "annotations": {"id": int, "image_id": int, "caption": str},
-}
-_KINDS = {int: "a whole number", str: "text"}
-
-
-def _load(path: Path):  # type: ignore[no-untyped-def]  # pycocotools has no types
-    """A pycocotools index of one file, checked, without its prints."""
-    from pycocotools.coco import COCO
-
-    data = read_json(path)
-    for part, kinds in _FIELDS.items():
-        entries = data.get(part)
-        if not isinstance(entries, list) or not entries:
-            raise DataError(f"{path} has no {part!r}; give a COCO captions file")
-        for number, entry in enumerate(entries):
-            for key, kind in kinds.items():
-                if not isinstance(entry, dict) or key not in entry:
-                    problem = f"lacks {key!r}"
-                elif type(entry[key]) is not kind:
-                    problem = f"has a {key!r} that is not {_KINDS[kind]}"
-                else:
-                    continue
-                raise DataError(f"{path}: {part}[{number}] {problem}; give a COCO captions file")
-    twice = [
-        i for i, count in Counter(image["id"] for image in data["images"]).items() if count > 1
-    ]
-    if twice:
-        raise DataError(f"{path}: image id {twice[0]} stands twice; give every image its own")
-    coco = COCO()
-    coco.dataset = data
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco.createIndex()
-    return coco
-
-
 def _listing(folder: Path) -> tuple[Path, set[str]]:
-    """A folder and its file names: one listing instead of a question for every photo."""
+    """A folder and its file names: one listing is faster than a stat call per photo."""
     try:
         return folder, set(os.listdir(folder))  # noqa: PTH208 - names, not paths
     except FileNotFoundError as error:
@@ -236,7 +252,3 @@ def _listing(folder: Path) -> tuple[Path, set[str]]:
 
 def _holds(folder: Path, files: set[str], name: str) -> bool:
     return name in files if "/" not in name else (folder / name).is_file()
-
-
-def _names(annotations: Sequence[str | Path]) -> str:
-    return ", ".join(Path(path).name for path in annotations)

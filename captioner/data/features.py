@@ -1,8 +1,8 @@
-"""Features of a frozen encoder: computed once, read in every epoch.
+"""Cached features of a frozen encoder: computed once, read in every epoch.
 
-    FOLDER/features.bin      rows of (L, D): the photos, then the first of them mirrored
-    FOLDER/features.json     written last: what the rows come from, checksums of files and rows
-    FOLDER/features.journal  while it is filled, see `captioner.data.feature_writer`
+    FOLDER/features.bin      rows of (L, D): the photos, then flipped versions of the first ones
+    FOLDER/features.json     written last: what the rows were made from, checksums
+    FOLDER/features.journal  only until the folder is complete, see captioner.prepare.feature_writer
 
 Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
 """
@@ -35,7 +35,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 COMMAND = "captioner prepare features CONFIG.yaml"
 
 
-def feature_key(
+def feature_fingerprint(
     encoder_name: str,
     state: Mapping[str, Tensor],
     preprocessing: Preprocessing,
@@ -49,59 +49,57 @@ def feature_key(
     Args:
         encoder_name: As in the config.
         state: The encoder's ``state_dict()``.
-        preprocessing: How the encoder sees a photo; each of its fields is a part of the key.
-        dtype: What rows are kept in; None leaves the part out, so that any will do.
-        precision: What the encoder computed in, ``fp32`` or ``bf16``; None as above.
-        stage: The encoder's stage whose input is kept; None: the encoder's output.
+        preprocessing: The encoder's preprocessing; every field is included.
+        dtype: Storage type of the rows; None: left out, so that any type matches.
+        precision: Precision of the encoder, ``fp32`` or ``bf16``; None: left out, any matches.
+        stage: Encoder stage whose input is cached; None: the encoder's output.
 
     Returns:
-        Parts by name; the weights as their SHA-256.
+        Values by name; the weights as their SHA-256.
     """
     weights = hashlib.sha256()
     for name, tensor in state.items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         weights.update(flat.view(torch.uint8).numpy().data)
-    seen = {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in asdict(preprocessing).items()
-    }
-    key = {"encoder": encoder_name, "weights": weights.hexdigest(), **seen}
-    asked = {"dtype": dtype, "precision": precision, "stage": stage}
-    return key | {name: value for name, value in asked.items() if value is not None}
+    fingerprint = {"encoder": encoder_name, "weights": weights.hexdigest()}
+    for name, value in asdict(preprocessing).items():
+        fingerprint[name] = value if isinstance(value, str) else json.dumps(value)
+    optional = {"dtype": dtype, "precision": precision, "stage": stage}
+    return fingerprint | {name: value for name, value in optional.items() if value is not None}
 
 
 class Record(NamedTuple):
     """A photo's file as it was read, and the checksums of its rows."""
 
     size: int
-    """Bytes of the file; -1: it could not be opened."""
+    """File size (bytes); -1: the file could not be opened."""
     mtime_ns: int
-    """When it was changed (nanoseconds)."""
+    """Modification time (nanoseconds)."""
     sha256: str
-    """Of its bytes."""
+    """Of the file's bytes."""
     crc: int | None
-    """CRC-32 of its row; None: the photo could not be read, there is no row."""
-    mirrored_crc: int | None
-    """The same of its mirrored row; None: not asked for, or not to be had."""
+    """CRC-32 of the row; None: no row, because the photo could not be read."""
+    flipped_crc: int | None
+    """CRC-32 of the flipped photo's row; None: no such row."""
 
 
 class FeatureCache:
-    """The rows of a finished folder, mapped into memory; threads may share it."""
+    """The rows of a complete folder, memory-mapped; safe to share between threads."""
 
     def __init__(self, folder: Path, contents: Mapping[str, Any], rows: NDArray[np.uint8]) -> None:
-        """From what `open` has checked."""
+        """Use `open`, which checks the folder."""
         self.folder = folder
-        self.key: dict[str, str] = contents["key"]
-        self.dtype = DTYPES[self.key["dtype"]]
-        self.stage = self.key.get("stage")
-        """The encoder's stage whose input the rows are; None: they are its output."""
+        self.fingerprint: dict[str, str] = contents["key"]
+        self.dtype = DTYPES[self.fingerprint["dtype"]]
+        self.stage = self.fingerprint.get("stage")
+        """Encoder stage whose input is cached; None: the encoder's output."""
         self.shape: tuple[int, int, int] = tuple(contents["shape"])
         """N, L, D."""
         self.grid: tuple[int, int] = tuple(contents["grid"])
         """Gh, Gw."""
-        self.mirrored: int = contents["mirrored"]
-        """So many photos have a mirrored row; 0: none."""
+        self.flipped: int = contents["mirrored"]
+        """Number of photos, from the first, that also have a flipped row."""
         self.records = [Record(*record) for record in contents["records"]]
         self._names: list[str] = [name for _, name in contents["photos"]]
         self._index = {image_id: row for row, (image_id, _) in enumerate(contents["photos"])}
@@ -109,108 +107,110 @@ class FeatureCache:
         self._verified = np.zeros(self.shape[0], dtype=bool)
 
     @classmethod
-    def open(cls, folder: str | Path, key: Mapping[str, str]) -> FeatureCache:
-        """Open a folder for an encoder.
+    def open(cls, folder: str | Path, fingerprint: Mapping[str, str]) -> FeatureCache:
+        """Open a folder that ``captioner prepare features`` has written.
 
         Args:
-            folder: What ``captioner prepare features`` has written.
-            key: From `feature_key`; parts that it leaves out may be any.
+            folder: The folder.
+            fingerprint: From `feature_fingerprint`; values that it leaves out match any.
 
         Raises:
-            DataError: There are no features, they are incomplete or damaged, or were made with
-                another key.
+            DataError: The folder has no features, is incomplete or damaged, or was made with
+                another fingerprint.
         """
         folder = Path(folder)
         if not (folder / CONTENTS).exists():
             begun = (folder / JOURNAL).exists()
-            problem = "is incomplete; go on" if begun else "holds no features; make them"
+            problem = "is incomplete; continue" if begun else "has no features; create them"
             raise DataError(f"{folder} {problem} with: {COMMAND} -o {folder}")
-        contents = _whole_contents(folder)
-        if other := difference(contents["key"], key):
-            raise DataError(f"{folder} was made with {other}; {_anew(folder)}")
+        contents = _checked_contents(folder)
+        if other := difference(contents["key"], fingerprint):
+            raise DataError(f"{folder} was made with {other}; {_recreate(folder)}")
         count, regions, feature_dim = contents["shape"]
         row_bytes = regions * feature_dim * DTYPES[contents["key"]["dtype"]].itemsize
         if (found := file_size(folder / ROWS)) != count * row_bytes:
             raise DataError(
-                f"{folder / ROWS} has {max(0, found):,} bytes where {count * row_bytes:,} are "
-                f"expected; {_anew(folder)}"
+                f"{folder / ROWS} has {max(0, found):,} bytes, expected {count * row_bytes:,}; "
+                f"{_recreate(folder)}"
             )
         rows = np.memmap(folder / ROWS, np.uint8, "r", shape=(count, row_bytes))
         return cls(folder, contents, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:  # another process maps the file itself
-        return FeatureCache.open, (self.folder, self.key)
+        return FeatureCache.open, (self.folder, self.fingerprint)
 
     def has(self, image_id: int) -> bool:
-        """Whether there is a row; not for an unknown photo, nor for one that cannot be read."""
+        """Whether the photo has a row; False if it is unknown or could not be read."""
         row = self._index.get(image_id)
         return row is not None and self.records[row].crc is not None
 
-    def check(self, images: Sequence[CaptionedImage], *, mirrored: bool = False) -> None:
-        """Make sure that the rows are those of these photos as they are now.
+    def check(self, images: Sequence[CaptionedImage], *, flipped: bool = False) -> None:
+        """Check that the rows belong to these photos as they are now.
 
-        A file of the same size and time is taken for unchanged; where the time differs (a copied
-        data set) its bytes are compared by checksum. A file that is not there any more is no
-        error: its features are. A photo that could not be read counts as known (see `has`).
+        A file of the same size and modification time counts as unchanged; if only the time differs
+        (a copied data set), its checksum is compared. Missing files are not an error, since their
+        features are cached. A photo that could not be read counts as known (see `has`).
 
         Args:
             images: The photos to be read.
-            mirrored: Whether they are to be read mirrored too.
+            flipped: Whether their flipped rows are needed too.
 
         Raises:
             DataError: Photos are not in the cache, or their files have changed.
         """
         unknown = [image for image in images if not self._knows(image)]
         self._refuse(unknown, images, "are not in")
-        if mirrored:
-            flat = [image for image in images if self._index[image.image_id] >= self.mirrored]
-            self._refuse(flat, images, "have no mirrored row (data.horizontal_flip) in")
-        with ThreadPoolExecutor(threads()) as readers:
-            changes = list(readers.map(self._changed, images))
+        if flipped:
+            lacking = [image for image in images if self._index[image.image_id] >= self.flipped]
+            self._refuse(lacking, images, "have no flipped row (data.horizontal_flip) in")
+        with ThreadPoolExecutor(reader_threads()) as pool:
+            changes = list(pool.map(self._changed, images))
         changed = [image for image, other in zip(images, changes, strict=True) if other]
-        self._refuse(changed, images, "are no longer what they were for")
+        self._refuse(changed, images, "have changed since they were encoded for")
 
     def read(self, photos: Sequence[tuple[int, bool]]) -> Tensor:
         """Gather rows.
 
-        A row's checksum is verified when this process reads it first.
+        A row's checksum is verified when this process first reads it.
 
         Args:
-            photos: Image ids, each with whether its mirrored row is meant.
+            photos: Image ids, each with whether to read the flipped row.
 
         Returns:
             (B, L, D) in the cache's dtype; zeros for a photo that could not be read (see `has`).
-            In pinned memory where there is a GPU, except in a worker of a ``DataLoader``: a forked
-            process cannot ask for it.
+            Pinned if there is a GPU, except in a ``DataLoader`` worker: a forked process cannot
+            initialise CUDA.
 
         Raises:
-            DataError: There is no such row, or it is damaged.
+            DataError: A row does not exist or is damaged.
         """
         pin = torch.cuda.is_available() and get_worker_info() is None
         shape = (len(photos), *self.shape[1:])
         features = torch.empty(shape, dtype=self.dtype, pin_memory=pin)
         target = features.view(torch.uint8).numpy().reshape(len(photos), self._rows.shape[1])
-        for number, (image_id, mirrored) in enumerate(photos):
-            row, record = self._find(image_id, mirrored)
+        for number, (image_id, flipped) in enumerate(photos):
+            row, record = self._find(image_id, flipped)
             target[number] = 0 if record.crc is None else self._rows[row]
             if not self._verified[row] and record.crc is not None:
-                crc = record.mirrored_crc if mirrored else record.crc
+                crc = record.flipped_crc if flipped else record.crc
                 if zlib.crc32(target[number].data) != crc:
                     name = self._names[self._index[image_id]]
                     raise DataError(
                         f"{self.folder / ROWS}: the features of {name} are damaged; "
-                        f"{_anew(self.folder)}"
+                        f"{_recreate(self.folder)}"
                     )
                 self._verified[row] = True
         return features
 
-    def _find(self, image_id: int, mirrored: bool) -> tuple[int, Record]:
-        """A row's number, and what is known of its photo."""
+    def _find(self, image_id: int, flipped: bool) -> tuple[int, Record]:
+        """A photo's row number and record."""
         photo = self._index.get(image_id)
-        if photo is None or (mirrored and photo >= self.mirrored):
-            kind = "mirrored photo" if mirrored else "photo"
-            raise DataError(f"{self.folder} has no row of {kind} {image_id}; {_anew(self.folder)}")
-        return photo + len(self.records) if mirrored else photo, self.records[photo]
+        if photo is None or (flipped and photo >= self.flipped):
+            kind = "flipped photo" if flipped else "photo"
+            raise DataError(
+                f"{self.folder} has no row for {kind} {image_id}; {_recreate(self.folder)}"
+            )
+        return photo + len(self.records) if flipped else photo, self.records[photo]
 
     def _knows(self, image: CaptionedImage) -> bool:
         row = self._index.get(image.image_id)
@@ -220,7 +220,7 @@ class FeatureCache:
         record = self.records[self._index[image.image_id]]
         try:
             status = image.path.stat()
-        except OSError:  # not there, or out of sight
+        except OSError:
             return False
         if (status.st_size, status.st_mtime_ns) == (record.size, record.mtime_ns):
             return False
@@ -234,15 +234,35 @@ class FeatureCache:
         if wrong:
             raise DataError(
                 f"{len(wrong)} of {len(images)} photos {problem} {self.folder} "
-                f"(first: {wrong[0].path}); {_anew(self.folder)}"
+                f"(first: {wrong[0].path}); {_recreate(self.folder)}"
             )
 
 
-# --- what the writer asks too ---
+def _checked_contents(folder: Path) -> dict[str, Any]:
+    contents = read_contents(folder) or {}
+    if contents.get("version", VERSION) != VERSION:
+        raise DataError(f"{folder} was made by another version of captioner; {_recreate(folder)}")
+    try:
+        rows, _, _ = contents["shape"]
+        photos = rows - contents["mirrored"]
+        complete = len(contents["photos"]) == len(contents["records"]) == photos
+        complete = complete and contents["key"]["dtype"] in DTYPES
+    except (KeyError, TypeError, ValueError):
+        complete = False
+    if not complete:
+        raise DataError(f"{folder / CONTENTS} is damaged; {_recreate(folder)}")
+    return contents
+
+
+def _recreate(folder: Path) -> str:
+    return f"recreate them with: {COMMAND} -o {folder} --force"
+
+
+# --- Shared with the writer -----------------------------------------------------------------------
 
 
 def read_contents(folder: Path) -> dict[str, Any] | None:
-    """What stands in a finished folder's contents; None: nothing that can be read."""
+    """The content of ``features.json``; None if it cannot be read."""
     try:
         contents = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -250,18 +270,18 @@ def read_contents(folder: Path) -> dict[str, Any] | None:
     return contents if isinstance(contents, dict) else None
 
 
-def difference(held: Mapping[str, str], asked: Mapping[str, str]) -> str | None:
-    """The first part of a key that differs, in words."""
-    for part, value in asked.items():
-        if held.get(part) != value:
-            if part == "weights":
-                return "other weights of the encoder"
-            return f"{part} {held.get(part)}, now it is {value}"
+def difference(held: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
+    """The first value of a fingerprint that differs, for error messages."""
+    for name, value in expected.items():
+        if held.get(name) != value:
+            if name == "weights":
+                return "other encoder weights"
+            return f"{name} {held.get(name)}, not {value}"
     return None
 
 
 def read_file(path: Path) -> tuple[tuple[int, int, str], bytes | None]:
-    """Size, time and SHA-256 of a photo's file as in `Record`, and its bytes; None: no file."""
+    """Size, time and SHA-256 as in `Record`, and the bytes; None if the file cannot be read."""
     try:
         with path.open("rb") as file:
             status, data = os.fstat(file.fileno()), file.read()
@@ -270,35 +290,11 @@ def read_file(path: Path) -> tuple[tuple[int, int, str], bytes | None]:
     return (status.st_size, status.st_mtime_ns, hashlib.sha256(data).hexdigest()), data
 
 
-def threads() -> int:
-    """How many threads read files at a time."""
+def reader_threads() -> int:
+    """Number of threads that read files."""
     return min(16, os.cpu_count() or 2)
 
 
 def file_size(path: Path) -> int:
-    """Bytes; -1 where there is no file."""
+    """File size (bytes); -1 if there is no file."""
     return path.stat().st_size if path.is_file() else -1
-
-
-# --- what only the reader asks ---
-
-
-def _whole_contents(folder: Path) -> dict[str, Any]:
-    """A finished folder's contents, of this version and whole."""
-    contents = read_contents(folder) or {}
-    if contents.get("version", VERSION) != VERSION:
-        raise DataError(f"{folder} was made by another version of captioner; {_anew(folder)}")
-    try:
-        rows, _, _ = contents["shape"]
-        photos = rows - contents["mirrored"]
-        whole = len(contents["photos"]) == len(contents["records"]) == photos
-        whole = whole and contents["key"]["dtype"] in DTYPES
-    except (KeyError, TypeError, ValueError):
-        whole = False
-    if not whole:
-        raise DataError(f"{folder / CONTENTS} is damaged; {_anew(folder)}")
-    return contents
-
-
-def _anew(folder: Path) -> str:
-    return f"make them anew: {COMMAND} -o {folder} --force"

@@ -1,4 +1,4 @@
-"""The pictures of the files and folders that a person names, in natural order."""
+"""Finds the images in files and folders, in natural order."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from pathlib import Path
 from captioner.errors import DataError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""The file name endings (in any case) by which a folder's pictures are found."""
+"""File name extensions of images, in lower case; matched in any case."""
 
 
 def find_images(paths: Iterable[str | Path], *, recursive: bool = False) -> Iterator[Path]:
-    """List pictures in the order given; a folder stands for the pictures in it.
+    """List images in the order given; a folder is replaced by its images.
 
-    Files, and paths where nothing is, come out as they are: `open_image` says what is wrong with
-    one, and the others go on. A folder's pictures are known by their extension and come in natural
-    order (``2.jpg`` before ``10.jpg``), hidden ones left out. The folders are checked before the
-    first picture is yielded, so that a mistake costs no work.
+    Files and missing paths are returned as they are; `open_image` reports what is wrong with them.
+    A folder's images are found by their extension and sorted naturally (``2.jpg`` before
+    ``10.jpg``); hidden files are skipped. Folders are checked before the first image is yielded.
 
     Args:
         paths: Files and folders.
-        recursive: Go into subfolders too, after a folder's own pictures; not through links.
+        recursive: Also search subfolders, after the folder's own images; links are not followed.
 
     Returns:
-        The pictures, one by one.
+        An iterator over the images.
 
     Raises:
-        DataError: A folder holds no picture or cannot be listed.
+        DataError: A folder has no images or cannot be listed.
     """
     given = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
     for path in given:
         if path.is_dir() and next(_walk(path, recursive), None) is None:
             raise DataError(
-                f"{path}: no picture in this folder (looked for {' '.join(EXTENSIONS)})"
+                f"{path}: no images in this folder (looked for {' '.join(EXTENSIONS)})"
                 + ("" if recursive else "; subfolders are not searched")
             )
     return (
@@ -44,29 +43,29 @@ def find_images(paths: Iterable[str | Path], *, recursive: bool = False) -> Iter
 
 
 def _walk(folder: Path, recursive: bool) -> Iterator[Path]:
-    pictures, folders = [], []
+    images, folders = [], []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.name.lower().endswith(EXTENSIONS) and not entry.is_dir():
-                    pictures.append(entry.name)
+                    images.append(entry.name)
                 elif recursive and entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
     except OSError as error:
         raise DataError(f"{folder}: this folder cannot be listed ({error.strerror})") from error
-    for name in sorted(pictures, key=_natural):
+    for name in sorted(images, key=_natural):
         yield folder / name
     for name in sorted(folders, key=_natural):
         yield from _walk(folder / name, recursive)
 
 
 def _natural(name: str) -> str:
-    """Sort key: digits count as numbers, letters without case; the name itself settles a tie.
+    """Sort key: numbers by value, letters without case, ties by the name itself.
 
-    A string and not a list of parts, for folders of a million names. Each number is led by its
-    length (three digits; a name has 255 characters at most), so that 9 comes before 10.
+    A string, which takes less memory than a list of parts for a million names. Each number is
+    preceded by its length (three digits; names have at most 255 characters), so 9 sorts before 10.
     """
     return re.sub("0*([0-9]+)", _with_length, name.casefold()) + "\0" + name
 

@@ -1,8 +1,7 @@
-"""From a photo to the encoder's input.
+"""Converts photos to encoder inputs.
 
-How a photo is resized and normalised belongs to the model: the same weights see something else
-under another mean. A ``Preprocessing`` is therefore saved inside the model folder and is the only
-way into the encoder, in training and in use.
+Resizing and normalisation are part of the model: weights only fit the preprocessing that they were
+trained with. A ``Preprocessing`` is therefore saved in the model folder and used everywhere.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ class Preprocessing:
     """Resize, channel order, mean and standard deviation."""
 
     image_size: int = 224
-    """Height and width that the encoder sees (pixels)."""
+    """Height and width of the encoder's input (pixels)."""
     resize: Literal["squash", "crop"] = "crop"
-    """crop: shorter side to image_size, then the centre; squash: both sides, aspect lost."""
+    """crop: resize the shorter side, then crop the centre; squash: resize both sides."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Channel means, for pixels in 0..1."""
     std: tuple[float, float, float] = IMAGENET_STD
     """Channel standard deviations, for pixels in 0..1."""
     channel_order: Literal["RGB", "BGR"] = "RGB"
-    """Order of the channels that the encoder expects; mean and std are given in this order."""
+    """Channel order of the encoder's input, and of mean and std."""
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
@@ -47,12 +46,12 @@ class Preprocessing:
             raise ConfigError(f"channel_order is {self.channel_order!r}; give RGB or BGR")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ConfigError(
-                f"mean {self.mean} and std {self.std}: give 3 numbers each, std above 0"
+                f"mean is {self.mean} and std is {self.std}; give 3 numbers each, std above 0"
             )
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Preprocessing:
-        """From what JSON made of one: lists for tuples."""
+        """From parsed JSON, which has lists instead of tuples."""
         tuples: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in settings.items()
@@ -60,7 +59,7 @@ class Preprocessing:
         return cls(**tuples)
 
     def crop_box(self, width: int, height: int) -> CropBox:
-        """The part of a photo of this size (pixels) that the encoder sees."""
+        """The part of a photo of this size (pixels) that the encoder receives."""
         if self.resize == "squash":
             return CropBox()
         side = min(width, height)
@@ -70,8 +69,7 @@ class Preprocessing:
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """Resize one photo.
 
-        Bytes, not floats, leave this function: they are a quarter of the traffic between the
-        processes that read photos and the one that encodes them.
+        Returns bytes rather than floats: a quarter of the traffic between processes.
 
         Args:
             image: An RGB photo of any size.
@@ -89,7 +87,7 @@ class Preprocessing:
         return array if self.channel_order == "RGB" else array[:, :, ::-1]
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Bytes to the encoder's input.
+        """Normalise pixels.
 
         Args:
             pixels: (B, H, W, 3) bytes.

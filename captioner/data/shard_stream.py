@@ -1,12 +1,12 @@
-"""Shards as training reads them: dealt out, shuffled, in batches.
+"""Streams shuffled batches from shards.
 
-The shards of an epoch, in an order drawn from seed and epoch, are dealt out:
+The shards of an epoch, shuffled by seed and epoch, are divided among processes and workers:
 
     stream p of S = processes x workers:  shards p, p + S, p + 2 S, ...
     one stream:                           shards -> shuffle buffer -> batches
 
-with p = rank + processes x worker. The order of the photos therefore depends on how many processes
-and workers there are, and never on timing.
+with p = rank + processes x worker. The order of the photos depends on the number of processes and
+workers, but not on timing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from captioner.data.augmentation import Augmentation
 from captioner.data.batches import (
-    AS_THEY_ARE,
+    NO_AUGMENTATION,
     Batch,
     EncodedImage,
     Item,
-    choose,
     collate,
     load_ahead,
     photo_tensor,
-    warn_of,
+    sample_captions,
+    warn_skipped,
 )
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
@@ -40,13 +40,13 @@ from captioner.errors import ConfigError, DataError, ImageError
 
 
 class ShardStream(IterableDataset[list[Item]]):
-    """Batches of this process's photos in one epoch, read from shards.
+    """This process's batches of one epoch, read from shards.
 
-    ``epoch`` says which epoch, ``start`` how many of its batches are done already: those are passed
-    over without decoding a photo. All processes make equally many batches; one that runs out makes
-    batches of a single black photo without captions, which adds nothing to the loss.
+    The first ``start`` batches of ``epoch`` are skipped without decoding their photos. All
+    processes yield the same number of batches: one that runs out yields fillers, a black photo
+    without captions, which add nothing to the loss.
 
-    A photo that cannot be decoded is named in a warning and has no captions.
+    A photo that cannot be decoded is logged and replaced by a filler.
     """
 
     def __init__(
@@ -58,32 +58,32 @@ class ShardStream(IterableDataset[list[Item]]):
         batch_size: int,
         max_captions: int,
         horizontal_flip: bool = False,
-        augmentation: Augmentation = AS_THEY_ARE,
+        augmentation: Augmentation = NO_AUGMENTATION,
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
         workers: int = 0,
         buffer: int = 1000,
     ) -> None:
-        """Check that there are shards for everyone.
+        """Check the settings.
 
         Args:
             manifest: From `read_manifest`.
-            items: Captions as numbers by image id; those inside the shards are not used.
-            preprocessing: The model's.
-            batch_size: Photos in one step, over all processes.
-            max_captions: Captions of one photo in one step; of more, some are drawn.
-            horizontal_flip: Mirror half of the photos.
-            augmentation: How else they vary.
-            seed: Of every choice.
-            rank: Number of this process.
-            world: Processes that train together.
-            workers: Processes that read for this one, as the loader has them; 0: it reads itself.
-            buffer: Photos that each worker holds (undecoded) to draw the next one from.
+            items: Encoded captions by image id; the captions in the shards are not used.
+            preprocessing: The model's preprocessing.
+            batch_size: Photos per step, over all processes.
+            max_captions: Captions of a photo per step; of more, a sample is used.
+            horizontal_flip: Flip half of the photos.
+            augmentation: Further augmentation.
+            seed: Seed of shuffling and sampling.
+            rank: Index of this process.
+            world: Number of processes.
+            workers: Worker processes of this process's loader; 0: none.
+            buffer: Size of each worker's shuffle buffer (photos, not decoded).
 
         Raises:
-            ConfigError: There are fewer shards than workers, or a batch is too small.
-            DataError: There are photos in the shards that ``items`` does not know.
+            ConfigError: There are fewer shards than workers, or the batch or buffer is too small.
+            DataError: The shards hold more photos than ``items``.
         """
         streams = world * max(1, workers)
         if len(manifest.shards) < streams:
@@ -93,11 +93,11 @@ class ShardStream(IterableDataset[list[Item]]):
                 f"training.batch_size is {batch_size} for {world} processes; give {world} or more"
             )
         if buffer < 1:
-            raise ConfigError(f"the shuffle buffer holds {buffer} photos; give 1 or more")
+            raise ConfigError(f"the shuffle buffer is {buffer} photos; give 1 or more")
         if manifest.photos > len(items):
             raise DataError(
-                f"the shards in {manifest.folder} hold {manifest.photos} photos, the training "
-                f"captions {len(items)}; give the captions that the shards were made with"
+                f"the shards in {manifest.folder} hold {manifest.photos} photos, but the training "
+                f"captions {len(items)}; give the captions that the shards were made from"
             )
         self.manifest, self.items, self.preprocessing = manifest, items, preprocessing
         self.max_captions, self.horizontal_flip, self.seed = max_captions, horizontal_flip, seed
@@ -108,11 +108,11 @@ class ShardStream(IterableDataset[list[Item]]):
 
     @property
     def batches(self) -> int:
-        """Batches in the whole epoch, the same for all processes."""
+        """Number of batches in the epoch, the same for all processes."""
         return self.batches_in(self.epoch)
 
     def batches_in(self, epoch: int) -> int:
-        """Batches in an epoch; where shards are of unequal size, epochs can differ a little."""
+        """Number of batches in an epoch; differs slightly if shards have unequal sizes."""
         order = self._order(epoch)
         return max(sum(self._counts(order, rank)) for rank in range(self.world))
 
@@ -122,7 +122,7 @@ class ShardStream(IterableDataset[list[Item]]):
         turns = list(_turns(counts))
         done = Counter(turns[: self.start])
         left = turns[self.start :]
-        order = list(dict.fromkeys(left))  # whose turn it is now is the first
+        order = list(dict.fromkeys(left))  # the first worker has the next turn
         info = get_worker_info()
         if info is None:
             streams = {
@@ -132,25 +132,25 @@ class ShardStream(IterableDataset[list[Item]]):
                 yield next(streams[worker])
         elif info.num_workers != self.workers:
             raise ConfigError(
-                f"the stream was made for {self.workers} workers, the loader has "
-                f"{info.num_workers}; give both the same number"
+                f"the stream has {self.workers} workers, but the loader {info.num_workers}; "
+                "give both the same number"
             )
         elif info.id < len(order):
             worker = order[info.id]
             yield from self._batches(worker, counts[worker], done[worker])
 
     def _order(self, epoch: int) -> list[Shard]:
-        """All shards, as they follow each other in an epoch."""
+        """All shards in an epoch's order."""
         order = list(self.manifest.shards)
         random.Random(f"{self.seed} {epoch} shards").shuffle(order)
         return order
 
     def _part(self, order: list[Shard], rank: int, worker: int) -> list[Shard]:
-        """What one worker of a process reads of them."""
+        """The shards that one worker of a process reads."""
         return order[rank + self.world * worker :: self.world * max(1, self.workers)]
 
     def _counts(self, order: list[Shard], rank: int) -> list[int]:
-        """Batches that each worker of a process makes of them."""
+        """Number of batches of each worker of a process."""
         share = self._share(rank)
         return [
             -(-sum(shard.photos for shard in self._part(order, rank, worker)) // share)
@@ -158,37 +158,37 @@ class ShardStream(IterableDataset[list[Item]]):
         ]
 
     def _share(self, rank: int) -> int:
-        """A process's photos in one batch."""
+        """Photos of a process per batch."""
         return len(range(rank, self.batch_size, self.world))
 
     def _batches(self, worker: int, total: int, skip: int) -> Iterator[list[Item]]:
-        """One worker's batches, without the first ``skip``."""
+        """One worker's batches from batch ``skip``."""
         position = self.rank + self.world * worker
-        chance = random.Random(f"{self.seed} {self.epoch} {position}")
-        photos = _shuffled(self._photos(worker), self.buffer, chance)
+        rng = random.Random(f"{self.seed} {self.epoch} {position}")
+        photos = _shuffled(self._photos(worker), self.buffer, rng)
         made = 0
         while batch := list(islice(photos, self._share(self.rank))):
             made += 1
             if made > skip:
                 yield [self._item(photo) for photo in batch]
-        for _ in range(max(made, skip), total):  # others have more
-            yield [self._nothing()]
+        for _ in range(max(made, skip), total):
+            yield [self._filler()]
 
     def _photos(self, worker: int) -> Iterator[ShardPhoto]:
         for shard in self._part(self._order(self.epoch), self.rank, worker):
             yield from read_shard(self.manifest.folder / shard.name, shard)
 
     def _item(self, photo: ShardPhoto) -> Item:
-        """What a photo brings in this epoch."""
+        """Decode a photo and sample its captions."""
         known = self.items.get(photo.image_id)
         if known is None or known.image.path.name != Path(photo.file_name).name:
-            called = "do not know" if known is None else f"know as {known.image.path.name}"
+            other = "do not have" if known is None else f"have as {known.image.path.name}"
             raise DataError(
                 f"{photo.name} has image id {photo.image_id}, which the training captions "
-                f"{called}; give the captions that the shards were made with"
+                f"{other}; give the captions that the shards were made from"
             )
-        captions, mirrored = choose(
-            self.items[photo.image_id],
+        captions, flipped = sample_captions(
+            known,
             self.epoch,
             self.seed,
             max_captions=self.max_captions,
@@ -197,30 +197,31 @@ class ShardStream(IterableDataset[list[Item]]):
         try:
             image = open_image(io.BytesIO(photo.data), name=photo.name)
         except ImageError as error:
-            warn_of(error)
-            return self._nothing()
-        place = {"seed": self.seed, "epoch": self.epoch, "image_id": photo.image_id}
-        image = self.augmentation.augmented(image, **place)
-        pixels = photo_tensor(self.preprocessing, image, mirrored)
+            warn_skipped(error)
+            return self._filler()
+        image = self.augmentation.augmented(
+            image, seed=self.seed, epoch=self.epoch, image_id=photo.image_id
+        )
+        pixels = photo_tensor(self.preprocessing, image, flipped)
         return Item(photo.image_id, pixels, captions, known.start)
 
-    def _nothing(self) -> Item:
-        """A photo without captions, which only fills a place."""
+    def _filler(self) -> Item:
+        """A black photo without captions."""
         black = Image.new("RGB", (32, 32))
         return Item(-1, photo_tensor(self.preprocessing, black, False), [])
 
 
 def shard_loader(stream: ShardStream) -> Iterator[Batch]:
-    """What is left of the stream's epoch, read ahead by its workers.
+    """The stream's batches, prefetched by its workers.
 
     Raises:
-        DataError: A shard is cut or broken.
+        DataError: A shard is damaged.
     """
-    return load_ahead(_Told(stream), stream.workers, batch_size=None, collate_fn=_collate)
+    return load_ahead(_ErrorAsItem(stream), stream.workers, batch_size=None, collate_fn=_collate)
 
 
-class _Told(IterableDataset[list[Item] | DataError]):
-    """A stream whose error is its last item: raised in a worker, it would be a whole traceback."""
+class _ErrorAsItem(IterableDataset[list[Item] | DataError]):
+    """Yields a stream's error as its last item: raised in a worker, it would carry a traceback."""
 
     def __init__(self, stream: ShardStream) -> None:
         self.stream = stream
@@ -237,24 +238,24 @@ def _collate(batch: list[Item] | DataError) -> Batch | DataError:
 
 
 def _turns(counts: Sequence[int]) -> Iterator[int]:
-    """Whose batch comes when: a loader asks its workers in turn and passes over who has no more."""
+    """The worker of each batch: a loader takes turns and skips workers that are exhausted."""
     for turn in range(max(counts)):
         yield from (worker for worker, count in enumerate(counts) if turn < count)
 
 
 def _shuffled(
-    photos: Iterator[ShardPhoto], buffer: int, chance: random.Random
+    photos: Iterator[ShardPhoto], buffer: int, rng: random.Random
 ) -> Iterator[ShardPhoto]:
-    """Each next one drawn from so many; memory: their files' bytes."""
+    """Shuffle through a buffer of that many photos."""
     held: list[ShardPhoto] = []
     for photo in photos:
         if len(held) < buffer:
             held.append(photo)
             continue
-        place = chance.randrange(buffer)
-        drawn, held[place] = held[place], photo
-        yield drawn
-    chance.shuffle(held)
+        index = rng.randrange(buffer)
+        yield held[index]
+        held[index] = photo
+    rng.shuffle(held)
     yield from held
 
 
@@ -262,7 +263,7 @@ def _too_few_shards(manifest: Manifest, world: int, workers: int) -> str:
     shards, streams = len(manifest.shards), world * max(1, workers)
     fewer = f"give data.workers {shards // world}, or " if shards >= world and workers > 1 else ""
     return (
-        f"{manifest.folder} holds {shards} shards, but {world} processes with {max(1, workers)} "
+        f"{manifest.folder} has {shards} shards, but {world} processes with {max(1, workers)} "
         f"workers each need {streams}; {fewer}make smaller shards with captioner prepare shards "
         f"--photos-per-shard {max(1, manifest.photos // streams)}"
     )

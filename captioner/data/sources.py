@@ -1,17 +1,14 @@
-"""Where a run's batches come from: photos, a cache of their features, or shards of photos.
+"""Sources of a run's batches: photos, a cache of their features, or shards of photos.
 
-All three deal out the same thing, epoch after epoch, and can start anywhere in one: which captions
-a photo brings and whether it is mirrored is a function of seed, epoch and photo. Photos and
-features come in the same order; shards have an order of their own.
+All three give the same items and can start at any batch of an epoch: a photo's captions and flip
+depend only on seed, epoch and photo. Photos and features come in the same order; shards have their
+own.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -23,27 +20,28 @@ from captioner.data.batches import (
     EncodedImage,
     EpochSampler,
     Item,
-    choose,
     collate,
+    sample_captions,
     training_loader,
 )
 from captioner.data.features import FeatureCache
+from captioner.data.prefetch import read_ahead
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import read_manifest
 
 AHEAD = 2
-"""Batches of features that are read while the model works on one."""
+"""Batches of features that are read ahead."""
 
 
 class Source(Protocol):
     """Batches of one process."""
 
     def batches_in(self, epoch: int) -> int:
-        """How many the epoch has, the same for all processes."""
+        """Number of batches in an epoch, the same for all processes."""
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """An epoch's batches without the first ``start``."""
+        """An epoch's batches from batch ``start``."""
 
 
 class PhotoSource:
@@ -64,7 +62,7 @@ class PhotoSource:
 
 
 class FeatureSource:
-    """Features from a cache; a thread reads ahead."""
+    """Features from a cache, which a thread reads ahead."""
 
     def __init__(
         self,
@@ -87,15 +85,15 @@ class FeatureSource:
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """See ``Source``."""
         self.sampler.epoch, self.sampler.start = epoch, start
-        yield from read_ahead(self._batch, iter(self.sampler))
+        yield from read_ahead(self._batch, self.sampler, ahead=AHEAD)
 
-    def _batch(self, keys: list[tuple[int, int]]) -> Batch:
-        """Collated before the features are read, so that these are copied once."""
-        items, mirrored = [], {}
-        for epoch, index in keys:
+    def _batch(self, indices: list[tuple[int, int]]) -> Batch:
+        """A batch of (epoch, index); collated before reading, so that features are copied once."""
+        items, flipped = [], {}
+        for epoch, index in indices:
             photo = self.photos[index]
             image_id = photo.image.image_id
-            captions, mirrored[image_id] = choose(
+            captions, flipped[image_id] = sample_captions(
                 photo,
                 epoch,
                 self.seed,
@@ -105,7 +103,7 @@ class FeatureSource:
             captions = captions if epoch >= 0 else []
             items.append(Item(image_id, torch.empty(0), captions, photo.start))
         batch = collate(items)
-        images = self.cache.read([(i, mirrored[i]) for i in batch.image_ids])
+        images = self.cache.read([(i, flipped[i]) for i in batch.image_ids])
         return batch._replace(images=images)
 
 
@@ -134,19 +132,19 @@ def open_source(
     rank: int = 0,
     world: int = 1,
 ) -> Source:
-    """What a config trains on.
+    """Open the source of a training run.
 
     Args:
-        config: ``data.shards`` names shards.
+        config: The run's config.
         photos: The training photos.
-        preprocessing: The model's.
-        cache: Their features, if they are to be read instead; checked.
-        rank: Number of this process.
-        world: Processes that train together.
+        preprocessing: The model's preprocessing.
+        cache: The photos' features, to read instead of the photos.
+        rank: Index of this process.
+        world: Number of processes.
 
     Raises:
         DataError: The shards cannot be read.
-        ConfigError: They are too few for the processes.
+        ConfigError: There are too few shards for the processes.
     """
     data, seed, batch_size = config.data, config.training.seed, config.training.batch_size
     augmentation = Augmentation(data.min_crop, data.color_jitter)
@@ -166,7 +164,7 @@ def open_source(
                 workers=data.workers,
             )
         )
-    # At most a quarter of the epoch: sorted whole, it would be cut into the same batches each time.
+    # At most a quarter of the epoch: a bucket over all of it gives the same batches every epoch.
     quarter = len(photos) // (4 * batch_size)
     sampler = EpochSampler(
         [[len(words) for words in photo.tokens] for photo in photos],
@@ -194,18 +192,3 @@ def open_source(
         seed=seed,
     )
     return PhotoSource(dataset, sampler, data.workers)
-
-
-Given = TypeVar("Given")
-Made = TypeVar("Made")
-
-
-def read_ahead(make: Callable[[Given], Made], source: Iterator[Given]) -> Iterator[Made]:
-    """``map``, of which a thread works some results ahead."""
-    with ThreadPoolExecutor(1) as reader:
-        waiting: deque[Future[Made]] = deque()
-        while True:
-            waiting.extend(reader.submit(make, one) for one in islice(source, AHEAD - len(waiting)))
-            if not waiting:
-                return
-            yield waiting.popleft().result()

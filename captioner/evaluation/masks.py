@@ -6,7 +6,6 @@ Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the part of it
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.caption import CropBox
-from captioner.data.coco import read_json
+from captioner.data.coco import Fields, read_coco
 from captioner.errors import ConfigError, DataError
 
 
@@ -111,8 +110,13 @@ def read_instances(path: str | Path) -> Instances:
         DataError: The file is missing, is not JSON or not COCO instances (captions, for one).
     """
     path = Path(path)
-    data = read_json(path)
-    _check(path, data)
+    data = read_coco(path, _FIELDS, "instances")
+    for image in data["images"]:
+        if image["height"] < 1 or image["width"] < 1:
+            raise DataError(
+                f"{path}: image {image['id']} has {image['width']} x {image['height']} pixels; "
+                "give its width and height, 1 or more"
+            )
     names = {category["id"]: category["name"] for category in data["categories"]}
     sizes = {image["id"]: (image["height"], image["width"]) for image in data["images"]}
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
@@ -128,48 +132,13 @@ def read_instances(path: str | Path) -> Instances:
     return Instances(path, files, sizes, frozenset(names.values()), found)
 
 
-_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+_FIELDS: Fields = {
     "images": {"id": (int,), "file_name": (str,), "height": (int,), "width": (int,)},
     "annotations": {
         "id": (int,), "image_id": (int,), "category_id": (int,), "segmentation": (list, dict),
     },
     "categories": {"id": (int,), "name": (str,)},
 }  # fmt: skip
-_KINDS = {int: "a whole number", str: "text", list: "polygons or run lengths"}
-
-
-def _check(path: Path, data: dict[str, Any]) -> None:
-    """Refuse a file in which something is missing, of another type, or twice."""
-    for part, fields in _FIELDS.items():
-        entries = data.get(part)
-        if not isinstance(entries, list) or not entries:
-            raise DataError(f"{path} has no {part!r}; give a COCO instances file")
-        for number, entry in enumerate(entries):
-            problem = _problem(entry, fields)
-            if problem:
-                raise DataError(f"{path}: {part}[{number}] {problem}; give a COCO instances file")
-    twice = [i for i, n in Counter(image["id"] for image in data["images"]).items() if n > 1]
-    if twice:
-        raise DataError(f"{path}: image id {twice[0]} stands twice; give every image its own")
-    for image in data["images"]:
-        if image["height"] < 1 or image["width"] < 1:
-            raise DataError(
-                f"{path}: image {image['id']} has {image['width']} x {image['height']} pixels; "
-                "give its width and height, 1 or more"
-            )
-
-
-def _problem(entry: Any, fields: dict[str, tuple[type, ...]]) -> str | None:
-    """What is wrong with one entry."""
-    for key, kinds in fields.items():
-        if not isinstance(entry, dict) or key not in entry:
-            captions = (
-                " (it is a caption)" if isinstance(entry, dict) and "caption" in entry else ""
-            )
-            return f"lacks {key!r}{captions}"
-        if type(entry[key]) not in kinds:
-            return f"has a {key!r} that is not {_KINDS[kinds[0]]}"
-    return None
 
 
 class Seen(NamedTuple):

@@ -11,9 +11,14 @@ import torch
 from torch import nn
 
 from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig, TrainingConfig
-from captioner.data.batches import EncodedImage, warn_of
+from captioner.data.batches import EncodedImage, warn_skipped
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_captions, read_dataset
-from captioner.data.features import FeatureCache, feature_key, read_contents, threads
+from captioner.data.features import (
+    FeatureCache,
+    feature_fingerprint,
+    read_contents,
+    reader_threads,
+)
 from captioner.data.images import image_size
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import encode_search_words
@@ -213,15 +218,15 @@ def _open_features(config: TrainConfig, setup: Setup) -> FeatureCache:
     # Of any dtype and precision: the key tells other encoders, weights and preprocessing.
     encoder = model.encoder
     state = encoder.state_dict() if stage is None else encoder.state_until(stage)
-    key = feature_key(encoder.name, state, model.preprocessing, stage=stage)
-    cache = FeatureCache.open(config.data.features, key)
+    fingerprint = feature_fingerprint(encoder.name, state, model.preprocessing, stage=stage)
+    cache = FeatureCache.open(config.data.features, fingerprint)
     model.features_stage = cache.stage
     images = [photo.image for photo in setup.train]
-    cache.check(images, mirrored=config.data.horizontal_flip)
+    cache.check(images, flipped=config.data.horizontal_flip)
     cache.check(setup.val)
     for image in images:
         if not cache.has(image.image_id):
-            warn_of(ImageError(f"{image.path}: it could not be read when its features were made"))
+            warn_skipped(ImageError(f"{image.path}: could not be read when it was encoded"))
     setup.train = [photo for photo in setup.train if cache.has(photo.image.image_id)]
     return cache
 
@@ -237,7 +242,7 @@ def _refuse_unreadable(images: Sequence[CaptionedImage], cache: FeatureCache | N
                 f"{image.path}: this photo could not be read when its features were made; mend "
                 "it or take it out of the validation captions, and make the features again"
             )
-    with ThreadPoolExecutor(threads()) as readers:
+    with ThreadPoolExecutor(reader_threads()) as readers:
         for _ in readers.map(image_size, (image.path for image in images)):
             pass  # its error is raised here
 

@@ -120,7 +120,7 @@ def test_what_the_server_refuses_is_told_and_can_be_mended(visit, served, tiny, 
     status = tab.get_by_role("status")
 
     upload(tab, tmp_path / "notes.jpg")
-    expect(status).to_contain_text("not a picture that can be read")
+    expect(status).to_contain_text("not a supported image")
     expect(status).to_have_class(re.compile("wrong"))
 
     upload(tab, tiny.photos / "1.png")

@@ -19,9 +19,16 @@ from PIL import Image
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
 from captioner.config import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
-from captioner.data.feature_writer import FeatureWriter
-from captioner.data.features import CONTENTS, JOURNAL, ROWS, FeatureCache, Record, feature_key
+from captioner.data.features import (
+    CONTENTS,
+    JOURNAL,
+    ROWS,
+    FeatureCache,
+    Record,
+    feature_fingerprint,
+)
 from captioner.data.images import open_image
+from captioner.prepare.feature_writer import FeatureWriter
 from captioner.training.setup import open_encoder, prepare, read_data
 
 SETTINGS: dict[str, Any] = {
@@ -33,12 +40,12 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture
 def data(tiny, tmp_path: Path) -> dict[str, Any]:
     """Three training photos, two validation photos; photo 3 is in both."""
-    told = json.loads(tiny.captions.read_text())
+    data = json.loads(tiny.captions.read_text())
     shutil.copytree(tiny.photos, tmp_path / "photos")
     for name, ids in (("train", (1, 2, 3)), ("val", (3, 4))):
         part = {
-            "images": [image for image in told["images"] if image["id"] in ids],
-            "annotations": [one for one in told["annotations"] if one["image_id"] in ids],
+            "images": [image for image in data["images"] if image["id"] in ids],
+            "annotations": [one for one in data["annotations"] if one["image_id"] in ids],
         }
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
     return {
@@ -98,18 +105,18 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("encoder", FEATURES)
-def test_cached_features_are_the_runs_own(encoder, data, run, tmp_path, capsys) -> None:
+def test_cached_features_equal_those_of_the_run(encoder, data, run, tmp_path, capsys) -> None:
     """The model of the run, with its random weights, makes bit for bit what the cache holds."""
     assert run("--encoder.name", encoder) == OK
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'f'}: features of 4 photos\n"
-    assert f"4 photos and 3 mirrored, each 2 x 2 regions of {FEATURES[encoder]}" in err
+    assert f"4 photos and 3 flipped, each 2 x 2 regions of {FEATURES[encoder]}" in err
 
     model = prepare(whole(data, name=encoder)).stored.model.eval()
-    key = feature_key(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
+    key = feature_fingerprint(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
     cache = FeatureCache.open(tmp_path / "f", key)
     train, val = read_data(whole(data).data)
-    cache.check(train, mirrored=True)
+    cache.check(train, flipped=True)
     cache.check(val)
 
     paths = {image.image_id: image.path for image in [*train, *val]}
@@ -117,10 +124,10 @@ def test_cached_features_are_the_runs_own(encoder, data, run, tmp_path, capsys) 
     pixels = torch.stack([torch.from_numpy(photo) for photo in photos])
     with torch.inference_mode():
         live = model.encode(pixels)
-        mirrored = model.encode(pixels[:3].flip(2))
+        flipped = model.encode(pixels[:3].flip(2))
     assert torch.equal(cache.read([(i, False) for i in (1, 2, 3, 4)]), live)
-    assert torch.equal(cache.read([(i, True) for i in (1, 2, 3)]), mirrored)
-    assert not torch.equal(live[:3], mirrored)
+    assert torch.equal(cache.read([(i, True) for i in (1, 2, 3)]), flipped)
+    assert not torch.equal(live[:3], flipped)
 
 
 def test_the_seed_gives_the_weights_of_the_run(data) -> None:
@@ -134,11 +141,11 @@ def test_the_seed_gives_the_weights_of_the_run(data) -> None:
         assert torch.equal(tensor, encoder.state_dict()[name]), name
 
 
-def test_settings_on_the_command_line_count(run, tmp_path) -> None:
+def test_settings_on_the_command_line_apply(run, tmp_path) -> None:
     assert run("--data.horizontal_flip", "false", "--encoder.image-size", "64") == OK
 
     cache = FeatureCache.open(tmp_path / "f", {"image_size": "64"})
-    assert cache.mirrored == 0
+    assert cache.flipped == 0
     assert cache.shape == (4, 4, 96)
 
 
@@ -158,12 +165,12 @@ def test_the_same_command_again_changes_nothing(run, tmp_path, capsys) -> None:
     assert capsys.readouterr().out == f"{tmp_path / 'f'}: features of 4 photos\n"
 
 
-def test_another_key_needs_force(run, tmp_path, capsys) -> None:
+def test_another_fingerprint_needs_force(run, tmp_path, capsys) -> None:
     assert run() == OK
     capsys.readouterr()
 
     assert run("--training.seed", "4") == USAGE
-    assert "other weights of the encoder" in only_line(capsys)
+    assert "other encoder weights" in only_line(capsys)
     assert run("--training.seed", "4", "--force") == OK
 
 
@@ -179,13 +186,13 @@ def test_a_changed_photo_needs_force(run, tmp_path, capsys) -> None:
     assert run("--force") == OK
 
 
-def test_a_photo_that_cannot_be_read_is_named_and_the_rest_goes_on(run, tmp_path, capsys) -> None:
+def test_a_photo_that_cannot_be_read_is_skipped(run, tmp_path, capsys) -> None:
     (tmp_path / "photos" / "2.png").write_text("no picture")
 
     for _ in range(2):  # the second time, it is still missing
         assert run() == FAILED
         out = capsys.readouterr().out
-        assert out.startswith(f"{tmp_path / 'f'}: features of 3 photos; 1 left out")
+        assert out.startswith(f"{tmp_path / 'f'}: features of 3 photos; 1 skipped")
         assert "2.png" in out
     cache = FeatureCache.open(tmp_path / "f", {})
     assert [cache.has(i) for i in (1, 2, 3, 4)] == [True, False, True, True]
@@ -197,13 +204,13 @@ def test_an_encoder_that_learns_is_refused(run, tmp_path, capsys) -> None:
     assert not (tmp_path / "f").exists()
 
 
-def test_a_full_disk_is_told_before_the_work(run, tmp_path, monkeypatch, capsys) -> None:
+def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch, capsys) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 0, 10_000))
 
     assert run() == FAILED
     line = only_line(capsys)
-    assert "10,752 bytes are needed and 10,000 are free" in line
+    assert "10,752 bytes are needed, but 10,000 are free" in line
     assert not (tmp_path / "f").exists()
     assert run("--dtype", "bfloat16") == OK
 
@@ -213,8 +220,8 @@ def test_a_disk_that_becomes_full_is_named(run, tmp_path, monkeypatch, capsys) -
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("captioner.data.feature_writer.os.fsync", full)
-        patch.setattr("captioner.data.feature_writer.atomic_write", Path.write_text)
+        patch.setattr("captioner.prepare.feature_writer.os.fsync", full)
+        patch.setattr("captioner.prepare.feature_writer.atomic_write", Path.write_text)
         assert run() == FAILED
 
     assert only_line(capsys) == f"captioner: {tmp_path / 'f'}: No space left on device"
@@ -231,18 +238,18 @@ def test_a_disk_that_becomes_full_is_named(run, tmp_path, monkeypatch, capsys) -
         (("--data.images", "[nowhere]"), ["nowhere"]),
     ],
 )
-def test_wrong_use_is_one_line(run, capsys, arguments, words) -> None:
+def test_usage_errors_are_one_line(run, capsys, arguments, words) -> None:
     assert run(*arguments) in (FAILED, USAGE)
     line = only_line(capsys)
     assert all(word in line for word in words), line
 
 
-def test_an_output_is_asked_for(config, capsys) -> None:
+def test_the_output_is_required(config, capsys) -> None:
     assert main(["prepare", "features", config]) == USAGE
     assert "output" in only_line(capsys)
 
 
-def test_ctrl_c_is_gone_on_from(run, tmp_path, monkeypatch, capsys) -> None:
+def test_an_interrupted_run_can_be_continued(run, tmp_path, monkeypatch, capsys) -> None:
     assert run("--batch-size", "1") == OK
     expected = contents_of(tmp_path / "f")
     shutil.rmtree(tmp_path / "f")
@@ -258,7 +265,7 @@ def test_ctrl_c_is_gone_on_from(run, tmp_path, monkeypatch, capsys) -> None:
         patch.setattr(FeatureWriter, "_write", interrupted)
         capsys.readouterr()
         assert run("--batch-size", "1") == INTERRUPTED
-    assert "the same command goes on" in only_line(capsys)
+    assert "run the same command again" in only_line(capsys)
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
 
     assert run("--batch-size", "1") == OK
@@ -268,7 +275,7 @@ def test_ctrl_c_is_gone_on_from(run, tmp_path, monkeypatch, capsys) -> None:
 KILLED = """
 import os, signal, sys, torch
 from captioner.cli.main import main
-from captioner.data import feature_writer
+from captioner.prepare import feature_writer
 
 torch.set_num_threads(1)  # as in the tests: another number rounds otherwise
 blocks, fsync = int(sys.argv.pop(1)), os.fsync

@@ -65,7 +65,7 @@ def test_what_is_written_can_be_streamed(tiny, config, tmp_path, capsys):
     assert batches[0].images.shape == (2, 32, 32, 3)
 
 
-def test_settings_change_as_for_train(tiny, config, tmp_path, capsys):
+def test_settings_on_the_command_line_apply(tiny, config, tmp_path, capsys):
     """The config may be named with --config, and what it says be changed."""
     assert run(config, "-o", tmp_path / "one") == OK
     assert run("--config", config, "-o", tmp_path / "same", "--training.seed", 3) == OK
@@ -78,7 +78,7 @@ def test_settings_change_as_for_train(tiny, config, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_photo_that_cannot_be_read_is_named(tiny, config, tmp_path, capsys):
+def test_a_photo_that_cannot_be_read_is_skipped(tiny, config, tmp_path, capsys):
     photos = tmp_path / "photos"
     photos.mkdir()
     for path in tiny.photos.iterdir():
@@ -91,14 +91,14 @@ def test_a_photo_that_cannot_be_read_is_named(tiny, config, tmp_path, capsys):
 
     printed = capsys.readouterr()
     assert "3 photos in 1 shards" in printed.out
-    assert printed.err.count("2.png: cannot be read (No such file or directory); left out") == 1
+    assert printed.err.count("2.png: cannot be read (No such file or directory); skipped") == 1
     with tarfile.open(out / "shard-000000.tar") as tar:
         assert sorted(name for name in tar.getnames() if name.endswith("png")) == [
             f"{number:012d}.png" for number in (1, 3, 4)
         ]
 
 
-def test_a_stopped_run_is_taken_up_again(config, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_can_be_continued(config, tmp_path, capsys, monkeypatch):
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert run(config, "-o", whole, "--photos-per-shard", 1) == OK
     real = prepare_shards.tqdm
@@ -111,7 +111,7 @@ def test_a_stopped_run_is_taken_up_again(config, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(prepare_shards, "tqdm", Stopping)
     assert run(config, "-o", out, "--photos-per-shard", 1) == INTERRUPTED
-    assert "go on with the same command" in last_line(capsys)
+    assert "run the same command to continue" in last_line(capsys)
     assert sorted(contents(out)) == ["shard-000000.tar", "shard-000001.tar"]
     monkeypatch.setattr(prepare_shards, "tqdm", real)
     assert run(config, "-o", out, "--photos-per-shard", 1) == OK
@@ -125,7 +125,8 @@ def test_finished_shards_are_replaced_only_with_force(config, tmp_path, capsys):
     capsys.readouterr()
     assert run(config, "-o", out, "--training.seed", 5) == USAGE
     assert last_line(capsys) == (
-        f"captioner: {out} holds finished shards; give --force to replace them, or another folder"
+        f"captioner: {out} already holds complete shards; give --force to replace them, or another"
+        " folder"
     )
     assert contents(out) == before
     assert run(config, "-o", out, "--training.seed", 5, "--force") == OK

@@ -101,7 +101,7 @@ BAD = [
     # body, query, status, what is told
     (b"<html>no photo</html>", {}, 415, "a web page"),
     (b"", {}, 415, "empty"),
-    (GOOD[6][:-500], {}, 422, "breaks off"),
+    (GOOD[6][:-500], {}, 422, "truncated"),
     (b"x" * 300_000, {}, 413, "300,000 bytes"),
     (GOOD[0], {"beam_size": 99}, 422, "beam_size is 99; give a whole number from 1 to 20"),
     (GOOD[0], {"beem": 1}, 422, "no such parameter"),

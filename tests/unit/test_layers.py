@@ -28,6 +28,7 @@ FLOORS = [
     ["api"],
     ["evaluation"],
     ["training"],
+    ["prepare"],
     ["serving"],
     ["cli"],
     ["__main__"],

@@ -1,4 +1,4 @@
-"""Photos that vary: within bounds, by seed, epoch and photo alone."""
+"""Augmentation: bounds, and dependence on seed, epoch and photo only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WIDTH, HEIGHT = 240, 160
 
 
 @pytest.fixture(scope="module")
-def places() -> Image.Image:
-    """Red tells the column, green the row: a crop tells where it was taken."""
+def gradient() -> Image.Image:
+    """Red encodes the column, green the row, so that a crop's position can be read."""
     across = np.broadcast_to(np.linspace(0, 255, WIDTH), (HEIGHT, WIDTH))
     down = np.broadcast_to(np.linspace(0, 255, HEIGHT)[:, None], (HEIGHT, WIDTH))
     pixels = np.stack([across, down, np.full_like(across, 90)], axis=2)
@@ -34,49 +34,49 @@ def augmented(
     return augmentation.augmented(image, seed=0, epoch=epoch, image_id=photo)
 
 
-def sides(image: Image.Image) -> NDArray[np.float64]:
-    """Left, upper, right and lower side of a crop of ``places``, as shares of the photo."""
+def edges(image: Image.Image) -> NDArray[np.float64]:
+    """Left, upper, right and lower edge of a crop of ``gradient``, as shares of the photo."""
     pixels = np.asarray(image).astype(np.float64) / 255
     middle = pixels[HEIGHT // 2, :, 0], pixels[:, WIDTH // 2, 1]
     return np.array([middle[0][0], middle[1][0], middle[0][-1], middle[1][-1]])
 
 
-def test_by_default_nothing_varies(places: Image.Image) -> None:
-    assert augmented(Augmentation(), places) is places
+def test_the_default_changes_nothing(gradient: Image.Image) -> None:
+    assert augmented(Augmentation(), gradient) is gradient
 
 
-def test_outside_of_epochs_nothing_varies(places: Image.Image) -> None:
-    assert augmented(Augmentation(0.5, 0.5), places, epoch=-1) is places
+def test_epoch_minus_one_changes_nothing(gradient: Image.Image) -> None:
+    assert augmented(Augmentation(0.5, 0.5), gradient, epoch=-1) is gradient
 
 
 @given(least=st.floats(0.2, 0.99), epoch=st.integers(0, 10**6), photo=st.integers(0, 10**9))
-def test_a_crop_is_a_part_of_the_photo_that_is_large_enough(
-    places: Image.Image, least: float, epoch: int, photo: int
+def test_crops_are_large_enough(
+    gradient: Image.Image, least: float, epoch: int, photo: int
 ) -> None:
-    cropped = augmented(Augmentation(min_crop=least), places, epoch, photo)
+    cropped = augmented(Augmentation(min_crop=least), gradient, epoch, photo)
 
-    left, upper, right, lower = sides(cropped)
-    assert cropped.size == places.size
+    left, upper, right, lower = edges(cropped)
+    assert cropped.size == gradient.size
     width, height = right - left, lower - upper
     assert width * height > least - 0.02  # bytes, and centres of pixels
     assert 0.78 < width / height < 1.28
     assert np.all(np.asarray(cropped)[..., 2] == 90)
 
 
-def test_crops_lie_everywhere(places: Image.Image) -> None:
-    found = np.array([sides(augmented(Augmentation(0.5), places, epoch)) for epoch in range(200)])
+def test_crops_cover_the_whole_photo(gradient: Image.Image) -> None:
+    found = np.array([edges(augmented(Augmentation(0.5), gradient, epoch)) for epoch in range(200)])
 
     width, height = found[:, 2] - found[:, 0], found[:, 3] - found[:, 1]
     area = width * height
     assert 0.49 < area.min() < 0.55  # a byte is 0.4% of the width
     assert 0.95 < area.max() <= 1.0
-    # Uniform on what is left over at both sides: half of it on average.
+    # Positions are uniform, so the mean offset is half of the free space.
     free = (1 - width) > 0.1
     assert 0.4 < (found[free, 0] / (1 - width[free])).mean() < 0.6
     assert (width > height).mean() == pytest.approx(0.5, abs=0.12)
 
 
-def test_colours_vary_within_their_share() -> None:
+def test_brightness_stays_in_range() -> None:
     grey = Image.new("RGB", (4, 4), (100, 100, 100))
     shades = []
     for epoch in range(100):
@@ -88,7 +88,7 @@ def test_colours_vary_within_their_share() -> None:
     assert 116 < max(shades) <= 120
 
 
-def test_contrast_and_saturation_vary_too() -> None:
+def test_contrast_and_saturation_vary() -> None:
     half = Image.fromarray(np.array([[[60, 60, 60], [180, 60, 60]]], dtype=np.uint8))
     found = [
         np.asarray(augmented(Augmentation(color_jitter=0.3), half, epoch)).astype(float)
@@ -101,33 +101,33 @@ def test_contrast_and_saturation_vary_too() -> None:
     assert np.std(saturation) > 0.05
 
 
-def test_colours_are_torchvisions(places: Image.Image) -> None:
-    """Brightness, then contrast, then saturation, by the factors that are drawn."""
-    chance = random.Random("variation 0 3 1")
-    factors = [chance.uniform(0.6, 1.4) for _ in range(3)]
-    expected = functional.adjust_brightness(places, factors[0])
+def test_colours_equal_torchvisions(gradient: Image.Image) -> None:
+    """Brightness, then contrast, then saturation, by the sampled factors."""
+    rng = random.Random("variation 0 3 1")
+    factors = [rng.uniform(0.6, 1.4) for _ in range(3)]
+    expected = functional.adjust_brightness(gradient, factors[0])
     expected = functional.adjust_contrast(expected, factors[1])
     expected = functional.adjust_saturation(expected, factors[2])
 
-    found = augmented(Augmentation(color_jitter=0.4), places, epoch=3)
+    found = augmented(Augmentation(color_jitter=0.4), gradient, epoch=3)
 
-    assert found.tobytes() == expected.tobytes() != places.tobytes()
+    assert found.tobytes() == expected.tobytes() != gradient.tobytes()
 
 
-def test_it_is_a_function_of_seed_epoch_and_photo(places: Image.Image) -> None:
+def test_it_depends_only_on_seed_epoch_and_photo(gradient: Image.Image) -> None:
     augmentation = Augmentation(0.5, 0.3)
-    asked = [(seed, epoch, photo) for seed in (0, 1) for epoch in (0, 1) for photo in (1, 2)]
+    settings = [(seed, epoch, photo) for seed in (0, 1) for epoch in (0, 1) for photo in (1, 2)]
 
-    made = [
-        augmentation.augmented(places, seed=s, epoch=e, image_id=i).tobytes()
-        for s, e, i in asked * 2
+    results = [
+        augmentation.augmented(gradient, seed=s, epoch=e, image_id=i).tobytes()
+        for s, e, i in settings * 2
     ]
 
-    assert made[:8] == made[8:]
-    assert len(set(made)) == 8
+    assert results[:8] == results[8:]
+    assert len(set(results)) == 8
 
 
-def test_a_tiny_photo_is_a_photo() -> None:
+def test_one_pixel() -> None:
     assert augmented(Augmentation(0.3, 0.3), Image.new("RGB", (1, 1))).size == (1, 1)
 
 
@@ -138,7 +138,7 @@ def test_a_tiny_photo_is_a_photo() -> None:
         ({"color_jitter": 0.1, "features": "f"}, r"data\.features .* as they are; leave out"),
     ],
 )
-def test_features_of_photos_as_they_are_are_refused(
+def test_augmentation_with_cached_features_is_refused(
     options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -1,9 +1,10 @@
-"""Batches: what an item holds depends on seed, epoch and photo alone."""
+"""Batches: an item depends only on seed, epoch and photo."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from captioner.data.batches import (
     EncodedImage,
     EpochSampler,
     Item,
-    choose,
     collate,
     pad_captions,
+    sample_captions,
     training_loader,
 )
 from captioner.data.coco import CaptionedImage
@@ -58,7 +59,7 @@ def make(items: list[EncodedImage]) -> Make:
     return build
 
 
-def mirrored(pixels: Tensor) -> bool:
+def flipped(pixels: Tensor) -> bool:
     return bool(pixels[0, 0, 0] > pixels[0, -1, 0])
 
 
@@ -68,14 +69,14 @@ def mirrored(pixels: Tensor) -> bool:
 def test_an_item_is_a_photo_with_its_captions(make: Make, items: list[EncodedImage]):
     dataset = make()
     assert len(dataset) == 7
-    image_id, pixels, captions = dataset[0, 5]
+    image_id, pixels, captions, _ = dataset[0, 5]
     assert image_id == 5
     assert (pixels.shape, pixels.dtype) == ((32, 32, 3), torch.uint8)
     assert captions == list(items[5].tokens)
-    assert not mirrored(pixels)
+    assert not flipped(pixels)
 
 
-def test_captions_beyond_the_most_are_chosen_by_seed_and_epoch(make: Make):
+def test_captions_are_sampled_by_seed_and_epoch(make: Make):
     few = make(max_captions=2)
     chosen = [few[epoch, 2].captions for epoch in range(20)]
     assert all(len(captions) == 2 for captions in chosen)
@@ -85,13 +86,13 @@ def test_captions_beyond_the_most_are_chosen_by_seed_and_epoch(make: Make):
     }  # fmt: skip
     assert [make(max_captions=2)[epoch, 2].captions for epoch in range(20)] == chosen
     assert [make(max_captions=2, seed=1)[epoch, 2].captions for epoch in range(20)] != chosen
-    assert few[0, 0].captions == [[10, 4]]  # fewer than the most: all of them
+    assert few[0, 0].captions == [[10, 4]]  # fewer than max_captions: all of them
 
 
-def test_half_of_the_photos_are_mirrored(make: Make):
+def test_half_of_the_photos_are_flipped(make: Make):
     def flips(seed: int) -> list[bool]:
         dataset = make(flip=True, seed=seed)
-        return [mirrored(dataset[epoch, index].image) for epoch in range(12) for index in range(7)]
+        return [flipped(dataset[epoch, index].image) for epoch in range(12) for index in range(7)]
 
     assert 25 < sum(flips(0)) < 60
     assert flips(0) == flips(0)
@@ -99,7 +100,7 @@ def test_half_of_the_photos_are_mirrored(make: Make):
     plain, turned = make()[0, 0].image, None
     for epoch in range(12):
         pixels = make(flip=True)[epoch, 0].image
-        turned = pixels if mirrored(pixels) else turned
+        turned = pixels if flipped(pixels) else turned
     assert turned is not None
     assert torch.equal(turned, plain.flip(1))
 
@@ -133,7 +134,7 @@ def test_known_batch():
     assert items[1].captions == [[4, END], [5, 4, END], [END]]  # as they were
 
 
-def test_captions_that_hold_no_word():
+def test_captions_without_words():
     batch = collate([Item(1, square(0), [[END]])])
     assert batch.tokens.tolist() == [[[START, END]]]
     assert batch.words == 1
@@ -145,13 +146,13 @@ def test_photos_without_captions():
     assert batch.words == 0
 
 
-def test_equally_long_captions_and_photos_stay_in_their_order():
+def test_captions_and_photos_of_equal_length_keep_their_order():
     items = [Item(n, square(n), [[n, 9], [9, n]]) for n in (4, 5, 6)]
     assert collate(items).image_ids == (4, 5, 6)
     assert collate(items).tokens[:, :, 1].tolist() == [[4, 9], [5, 9], [6, 9]]
 
 
-def test_a_caption_that_was_cut_has_no_end():
+def test_truncated_captions_have_no_end_token():
     tokens = pad_captions([[[4, 5], [6, END]], [[7, 8, 9, END]]])
     assert tokens.tolist() == [
         [[START, 4, 5, PAD, PAD], [START, 6, END, PAD, PAD]],
@@ -160,7 +161,7 @@ def test_a_caption_that_was_cut_has_no_end():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 99])
-def test_parts_are_the_batch(size: int):
+def test_parts_together_are_the_batch(size: int):
     whole = collate([Item(n, square(n), [[4] * (6 - n)] * (1 + n % 2)) for n in range(5)])
     parts = whole.parts(size)
     assert len(parts) == (1 if size == 0 else -(-5 // size))
@@ -171,21 +172,24 @@ def test_parts_are_the_batch(size: int):
     assert sum(part.words for part in parts) == whole.words
 
 
-def test_what_a_photo_brings_does_not_depend_on_the_photos_beside_it(items: list[EncodedImage]):
+def test_a_photos_captions_do_not_depend_on_other_photos(items: list[EncodedImage]):
     options = {"max_captions": 2, "horizontal_flip": True}
-    told = [[choose(photo, epoch, 3, **options) for epoch in range(9)] for photo in items]
-    turned = [[choose(photo, epoch, 3, **options) for photo in items[::-1]] for epoch in range(9)]
-    assert [list(of_photo) for of_photo in zip(*turned, strict=True)][::-1] == told
-    assert all(choose(photo, 0, 3, max_captions=9, horizontal_flip=False) == (
-        list(photo.tokens), False
-    ) for photo in items)  # fmt: skip
+
+    def sample(photos: list[EncodedImage], epoch: int) -> list[Any]:
+        return [sample_captions(photo, epoch, 3, **options) for photo in photos]
+
+    for epoch in range(9):
+        assert sample(items[::-1], epoch)[::-1] == sample(items, epoch)
+    for photo in items:
+        everything = sample_captions(photo, 0, 3, max_captions=9, horizontal_flip=False)
+        assert everything == (list(photo.tokens), False)
 
 
 # --- Order ---
 
 
 def lengths_of(size: int) -> list[list[int]]:
-    """One to five captions a photo, 6 to 20 words each; captions of a photo are of like lengths."""
+    """One to five captions per photo of 6 to 20 words, of similar lengths within a photo."""
     generator = np.random.default_rng(1)
     middles = generator.integers(8, 18, size)
     return [
@@ -220,7 +224,7 @@ def test_an_epoch_holds_every_photo_once(size: int, batch_size: int, bucket: int
         assert batches[: len(full)] == full
 
 
-def test_what_is_left_over_comes_anywhere_in_an_epoch_of_buckets():
+def test_with_buckets_the_smaller_batch_can_come_anywhere():
     sampler, places = sampler_of(10, 4, bucket=2), set()
     for sampler.epoch in range(30):
         places.add([len(batch) for batch in indices(sampler)].index(2))
@@ -228,7 +232,7 @@ def test_what_is_left_over_comes_anywhere_in_an_epoch_of_buckets():
 
 
 @in_buckets_or_not
-def test_seed_and_epoch_shuffle(bucket: int):
+def test_the_order_depends_on_seed_and_epoch(bucket: int):
     orders = []
     for seed in (0, 1):
         for epoch in (0, 1):
@@ -245,7 +249,7 @@ def test_seed_and_epoch_shuffle(bucket: int):
 
 @in_buckets_or_not
 @pytest.mark.parametrize("start", [0, 1, 5, 6, 7])
-def test_an_epoch_goes_on_where_it_stopped(start: int, bucket: int):
+def test_an_epoch_can_start_at_any_batch(start: int, bucket: int):
     sampler = sampler_of(50, 8, 3, bucket=bucket)
     sampler.epoch = 2
     whole = indices(sampler)
@@ -256,8 +260,8 @@ def test_an_epoch_goes_on_where_it_stopped(start: int, bucket: int):
 
 @in_buckets_or_not
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_part_every_batch(world: int, bucket: int):
-    # What is left over: 4, enough for every process.
+def test_processes_share_every_batch(world: int, bucket: int):
+    # The last batch has 4 photos, enough for every process.
     whole = indices(sampler_of(52, 8, bucket=bucket))
     shares = [indices(sampler_of(52, 8, 0, rank, world, bucket=bucket)) for rank in range(world)]
     for number, batch in enumerate(whole):
@@ -267,8 +271,8 @@ def test_processes_part_every_batch(world: int, bucket: int):
 
 
 @in_buckets_or_not
-def test_no_process_is_left_without_photos(make: Make, bucket: int):
-    """One batch holds one photo, and there are two processes: both must make a step."""
+def test_every_process_gets_a_photo_in_every_batch(make: Make, bucket: int):
+    """The last batch has one photo for two processes: both must make a step."""
     numbers = []
     for rank in (0, 1):
         sampler = sampler_of(7, 3, 0, rank, 2, bucket=bucket)
@@ -280,7 +284,7 @@ def test_no_process_is_left_without_photos(make: Make, bucket: int):
 
 
 def padded_share(lengths: list[list[int]], bucket: int) -> float:
-    """Of what a decoder runs on."""
+    """Share of padding in what a decoder processes."""
     run, real = 0, 0
     for batch in indices(EpochSampler(lengths, 8, 0, bucket=bucket)):
         captions = [[[4] * words + [END] for words in lengths[n]] for n in batch]
@@ -309,10 +313,10 @@ def test_a_bucket_is_sorted_and_batches_are_shuffled():
     assert len({tuple(order) for order in found}) > 3
 
 
-def test_photos_are_sorted_by_their_shortest_caption_then_the_next():
+def test_photos_are_sorted_by_number_of_captions_then_by_lengths():
     sampler = EpochSampler([[9, 2], [3, 3], [8, 2], [1], [], [2, 7, 1]], 2, 0, bucket=3)
     assert {frozenset(batch) for batch in indices(sampler)} == {
-        frozenset(pair) for pair in ([4, 3], [5, 2], [0, 1])
+        frozenset(pair) for pair in ([4, 3], [2, 0], [1, 5])
     }
 
 
@@ -323,7 +327,7 @@ def test_batches_do_not_depend_on_the_workers(make: Make):
     def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
         sampler = sampler_of(7, 3)
         sampler.epoch = 1
-        torch.manual_seed(workers)  # nor on what was drawn before
+        torch.manual_seed(workers)  # nor on the global random state
         return [b[:2] for b in training_loader(make(2, True), sampler, workers)]
 
     alone = batches(0)
@@ -336,14 +340,14 @@ def test_batches_do_not_depend_on_the_workers(make: Make):
             assert torch.equal(one[1], other[1])
 
 
-def test_loading_draws_no_random_numbers(make: Make):
+def test_loading_keeps_the_global_random_state(make: Make):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     list(training_loader(make(2, True), sampler_of(7, 3), workers=0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_photos_meet_their_own_captions(make: Make, items: list[EncodedImage]):
+def test_photos_come_with_their_own_captions(make: Make, items: list[EncodedImage]):
     for batch in training_loader(make(), sampler_of(7, 3), workers=0):
         for photo, captions, number in zip(*batch, strict=True):
             assert {int(caption[1]) for caption in captions} <= {number + 10, PAD}
@@ -352,10 +356,10 @@ def test_photos_meet_their_own_captions(make: Make, items: list[EncodedImage]):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_photo_that_cannot_be_read_is_left_out(
+def test_an_unreadable_photo_is_skipped(
     items: list[EncodedImage], make: Make, tmp_path: Path, workers: int
 ):
-    """With a worker the error used to kill the run, and the process never ended."""
+    """With a worker, the error used to end the run, and the process hung."""
     dataset = make()
     broken = CaptionedImage(99, tmp_path / "gone.jpg", ("a photo",))
     dataset.items = [*items, EncodedImage(broken, ([4],))]
@@ -368,7 +372,7 @@ def test_a_photo_that_cannot_be_read_is_left_out(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_in_a_worker_ends_the_program(workers: int):
-    """The workers ignore SIGTERM, and the program used to wait for them for ever."""
+    """Workers ignore SIGTERM; the program used to wait for them forever."""
     import subprocess
     import sys
 

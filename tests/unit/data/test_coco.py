@@ -45,7 +45,7 @@ def refused(expected: str, *arguments: Any, **options: Any) -> None:
 # --- Reading ---
 
 
-def test_photos_come_by_id_with_all_their_captions(tmp_path: Path, photos: Path):
+def test_photos_are_sorted_by_id_and_have_all_captions(tmp_path: Path, photos: Path):
     found = read_dataset([put(tmp_path / "a.json", coco())], [photos])
     assert found == [
         CaptionedImage(2, photos / "two.jpg", ("A dog.", "Two dogs?")),
@@ -103,16 +103,16 @@ def test_file_names_may_hold_folders(tmp_path: Path):
     assert [image.path for image in found] == [tmp_path / "train/1.jpg", tmp_path / "val/1.jpg"]
 
 
-def test_ids_choose(tmp_path: Path, photos: Path):
+def test_ids_select_photos(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
     assert [i.image_id for i in read_dataset([file], [photos], ids={2, 77})] == [2]
-    refused("a.json holds no captioned photo of this split", [file], [photos], ids={77})
-    refused("a.json holds no captioned photo of this split", [file], [photos], ids=set())
+    refused("a.json has no captioned photos in this split", [file], [photos], ids={77})
+    refused("a.json has no captioned photos in this split", [file], [photos], ids=set())
 
 
 @pytest.mark.parametrize("same", ["caption ids", "image ids"])
-def test_numbers_that_stand_twice_in_a_file_lose_nothing(tmp_path: Path, photos: Path, same: str):
-    """Files written by hand often number all captions 0; none may vanish without a word."""
+def test_repeated_ids_lose_nothing(tmp_path: Path, photos: Path, same: str):
+    """Files written by hand often number all captions 0; none may be lost silently."""
     if same == "caption ids":
         file = put(tmp_path / "a.json", coco(annotations=[{**c, "id": 0} for c in CAPTIONS]))
         try:
@@ -125,18 +125,18 @@ def test_numbers_that_stand_twice_in_a_file_lose_nothing(tmp_path: Path, photos:
         refused("image id 2", [file], [photos])
 
 
-def test_a_file_that_is_given_twice_counts_once(tmp_path: Path, photos: Path):
-    """As happens with one file for training and validation, and Karpathy's split."""
+def test_a_file_given_twice_is_read_once(tmp_path: Path, photos: Path):
+    """For example, one file for training and validation with Karpathy's split."""
     file = put(tmp_path / "a.json", coco())
     found = read_dataset([file, str(file)], [photos])
     assert [len(image.captions) for image in found] == [2, 1]
 
 
-# --- What cannot be used ---
+# --- Errors ---
 
 
 def test_no_annotations(photos: Path):
-    refused("no annotations were given; name one", [], [photos])
+    refused("no annotations were given; give at least one", [], [photos])
 
 
 def test_missing_files_and_folders(tmp_path: Path, photos: Path):
@@ -151,7 +151,7 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
     ("content", "expected"),
     [
         ("", r"a\.json is not JSON"),
-        ('{"images": [', r"a\.json is not JSON .*; give a whole JSON file"),
+        ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
         ([], r"a\.json holds a JSON list; give an object"),
         ({}, r"a\.json has no 'images'"),
         (coco(images=[]), r"has no 'images'"),
@@ -174,11 +174,11 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
         (coco(annotations=[{"id": 1, "image_id": [2], "caption": "A"}]), r"annotations\[0\]"),
     ],
 )
-def test_files_that_are_no_captions(tmp_path: Path, photos: Path, content: Any, expected: str):
+def test_files_that_are_not_captions(tmp_path: Path, photos: Path, content: Any, expected: str):
     refused(expected, [put(tmp_path / "a.json", content)], [photos])
 
 
-def test_a_file_that_is_no_text(tmp_path: Path, photos: Path):
+def test_a_binary_file(tmp_path: Path, photos: Path):
     (tmp_path / "a.json").write_bytes(b"\xff\xd8\xff\xe0")
     refused(r"a\.json is not JSON", [tmp_path / "a.json"], [photos])
 
@@ -186,7 +186,7 @@ def test_a_file_that_is_no_text(tmp_path: Path, photos: Path):
 def test_only_blank_captions(tmp_path: Path, photos: Path):
     blank = [{"id": 1, "image_id": 2, "caption": "  "}]
     refused(
-        "holds no captioned photo; give",
+        "has no captioned photos; give",
         [put(tmp_path / "a.json", coco(annotations=blank))],
         [photos],
     )
@@ -208,7 +208,7 @@ def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
     refused(r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos])
     (photos / "nine.jpg").unlink()
     refused(r"2 of 2 photos", [file], [photos, tmp_path])
-    refused(r"not in no folder", [file], [])
+    refused(r"2 of 2 photos of a\.json cannot be found without image folders", [file], [])
 
 
 # --- Karpathy's split ---
@@ -261,7 +261,7 @@ def test_a_coco_file_in_karpathys_order(tmp_path: Path):
         ({"images": [{"cocoid": 1, "split": []}]}, "is not Karpathy's"),
     ],
 )
-def test_files_that_are_no_split(tmp_path: Path, content: Any, expected: str):
+def test_files_that_are_not_karpathys(tmp_path: Path, content: Any, expected: str):
     with pytest.raises(DataError, match=expected) as caught:
         karpathy_ids(put(tmp_path / "a.json", content))
     assert "\n" not in str(caught.value)

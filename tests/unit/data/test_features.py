@@ -1,4 +1,4 @@
-"""The feature cache: what was encoded comes back, and nothing else passes for it."""
+"""The feature cache: cached features equal live ones; anything else is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from toy_features import (
     BLOCK,
-    MIRRORED,
+    FLIPPED,
     PHOTOS,
     SEEN,
     STATE,
@@ -31,9 +31,9 @@ from toy_features import (
 )
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.feature_writer import FeatureWriter
-from captioner.data.features import CONTENTS, DTYPES, ROWS, FeatureCache, feature_key
+from captioner.data.features import CONTENTS, DTYPES, ROWS, FeatureCache, feature_fingerprint
 from captioner.errors import ConfigError, DataError
+from captioner.prepare.feature_writer import FeatureWriter
 
 
 @pytest.fixture
@@ -46,51 +46,51 @@ def plan(images: list[CaptionedImage]) -> Plan:
     return planner(images)
 
 
-# --- what comes back -----------------------------------------------------------------------------
+# --- Reading -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cached_is_live(tmp_path, images, plan, dtype) -> None:
+def test_cached_features_equal_live_ones(tmp_path, images, plan, dtype) -> None:
     cache = fill(tmp_path / "f", plan(dtype))
 
     read = cache.read([(image.image_id, False) for image in images])
 
     live = torch.cat([encode(pixels_of(image)) for image in images])
     assert read.dtype == cache.dtype == DTYPES[dtype]
-    assert cache.shape == (PHOTOS + MIRRORED, 4, 12)
+    assert cache.shape == (PHOTOS + FLIPPED, 4, 12)
     assert cache.grid == (2, 2)
     assert torch.equal(read, live.to(DTYPES[dtype]))
 
 
-def test_mirrored_rows_are_features_of_mirrored_pixels(tmp_path, images, plan) -> None:
+def test_flipped_rows_are_features_of_flipped_pixels(tmp_path, images, plan) -> None:
     cache = fill(tmp_path / "f", plan())
 
-    for image in images[:MIRRORED]:
+    for image in images[:FLIPPED]:
         live = encode(pixels_of(image).flip(2))
         assert torch.equal(cache.read([(image.image_id, True)]), live)
         assert not torch.equal(cache.read([(image.image_id, False)]), live)
-    with pytest.raises(DataError, match="mirrored photo 15"):
+    with pytest.raises(DataError, match="flipped photo 15"):
         cache.read([(15, True)])
 
 
-def test_rows_come_in_any_order_and_more_than_once(tmp_path, plan) -> None:
+def test_rows_can_be_read_in_any_order_and_repeatedly(tmp_path, plan) -> None:
     cache = fill(tmp_path / "f", plan())
-    asked = [(14, True), (10, False), (14, True), (16, False)]
+    rows = [(14, True), (10, False), (14, True), (16, False)]
 
-    together = cache.read(asked)
+    together = cache.read(rows)
 
-    assert torch.equal(together, torch.cat([cache.read([one]) for one in asked]))
-    together.zero_()  # a copy: the cache is as it was
-    assert cache.read(asked).any()
+    assert torch.equal(together, torch.cat([cache.read([one]) for one in rows]))
+    together.zero_()  # a copy: the cache is unchanged
+    assert cache.read(rows).any()
 
 
 def test_threads_read_the_same(tmp_path, plan) -> None:
     cache = fill(tmp_path / "f", plan())
-    asked = rows_of(plan())
-    expected = FeatureCache.open(tmp_path / "f", {}).read(asked)
+    rows = rows_of(plan())
+    expected = FeatureCache.open(tmp_path / "f", {}).read(rows)
 
     with ThreadPoolExecutor(4) as pool:
-        read = list(pool.map(cache.read, [asked] * 16))
+        read = list(pool.map(cache.read, [rows] * 16))
 
     assert all(torch.equal(one, expected) for one in read)
 
@@ -100,16 +100,16 @@ def test_threads_read_the_same(tmp_path, plan) -> None:
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_loader_read_the_same(tmp_path, plan, start) -> None:
     cache = fill(tmp_path / "f", plan())
-    asked = rows_of(plan())
+    rows = rows_of(plan())
     loader = DataLoader(
-        asked,  # type: ignore[arg-type]
+        rows,  # type: ignore[arg-type]
         batch_size=4,
         collate_fn=cache.read,
         num_workers=1,
         multiprocessing_context=start,
     )
 
-    assert torch.equal(torch.cat(list(loader)), cache.read(asked))
+    assert torch.equal(torch.cat(list(loader)), cache.read(rows))
 
 
 def test_another_process_maps_the_file_itself(tmp_path, plan) -> None:
@@ -118,75 +118,75 @@ def test_another_process_maps_the_file_itself(tmp_path, plan) -> None:
     pickled = pickle.dumps(cache)
 
     assert len(pickled) < 2000
-    asked = rows_of(plan())
-    assert torch.equal(pickle.loads(pickled).read(asked), cache.read(asked))
+    rows = rows_of(plan())
+    assert torch.equal(pickle.loads(pickled).read(rows), cache.read(rows))
 
 
-def test_without_mirrored_photos_there_are_no_mirrored_rows(tmp_path, images, plan) -> None:
-    cache = fill(tmp_path / "f", plan(mirrored=0))
+def test_without_flipped_photos_there_are_no_flipped_rows(tmp_path, images, plan) -> None:
+    cache = fill(tmp_path / "f", plan(flipped=0))
 
-    assert cache.mirrored == 0
+    assert cache.flipped == 0
     cache.check(images)
-    with pytest.raises(DataError, match=r"7 of 7 photos have no mirrored row .*horizontal_flip"):
-        cache.check(images, mirrored=True)
+    with pytest.raises(DataError, match=r"7 of 7 photos have no flipped row .*horizontal_flip"):
+        cache.check(images, flipped=True)
 
 
-# --- the key -------------------------------------------------------------------------------------
+# --- the fingerprint -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
-        ({"encoder_name": "other"}, "encoder toy, now it is other"),
-        ({"state": STATE | {"weight": STATE["weight"] + torch.eye(2, 3)}}, "other weights"),
-        ({"state": STATE | {"count": torch.tensor(4)}}, "other weights"),
-        ({"state": STATE | {"weight": STATE["weight"].reshape(3, 2)}}, "other weights"),
-        ({"state": {"w": STATE["weight"], "count": STATE["count"]}}, "other weights"),
-        ({"preprocessing": replace(SEEN, image_size=64)}, "image_size 32, now it is 64"),
+        ({"encoder_name": "other"}, "encoder toy, not other"),
+        ({"state": STATE | {"weight": STATE["weight"] + torch.eye(2, 3)}}, "other encoder weights"),
+        ({"state": STATE | {"count": torch.tensor(4)}}, "other encoder weights"),
+        ({"state": STATE | {"weight": STATE["weight"].reshape(3, 2)}}, "other encoder weights"),
+        ({"state": {"w": STATE["weight"], "count": STATE["count"]}}, "other encoder weights"),
+        ({"preprocessing": replace(SEEN, image_size=64)}, "image_size 32, not 64"),
         ({"preprocessing": replace(SEEN, resize="squash")}, "resize"),
         ({"preprocessing": replace(SEEN, mean=(0.5, 0.5, 0.5))}, "mean"),
         ({"preprocessing": replace(SEEN, std=(0.5, 0.5, 0.5))}, "std"),
         ({"preprocessing": replace(SEEN, channel_order="BGR")}, "channel_order"),
-        ({"dtype": "float16"}, "dtype float32, now it is float16"),
-        ({"precision": "bf16"}, "precision fp32, now it is bf16"),
+        ({"dtype": "float16"}, "dtype float32, not float16"),
+        ({"precision": "bf16"}, "precision fp32, not bf16"),
     ],
 )
-def test_another_key_is_refused_by_what_differs(tmp_path, plan, changes, told) -> None:
+def test_another_fingerprint_is_refused(tmp_path, plan, changes, message) -> None:
     fill(tmp_path / "f", plan())
-    asked = {"encoder_name": "toy", "state": STATE, "preprocessing": SEEN, "dtype": "float32"}
-    key = feature_key(**(asked | {"precision": "fp32"} | changes))
+    arguments = {"encoder_name": "toy", "state": STATE, "preprocessing": SEEN, "dtype": "float32"}
+    fingerprint = feature_fingerprint(**(arguments | {"precision": "fp32"} | changes))
 
-    with pytest.raises(DataError, match=told) as caught:
-        FeatureCache.open(tmp_path / "f", key)
+    with pytest.raises(DataError, match=message) as caught:
+        FeatureCache.open(tmp_path / "f", fingerprint)
 
     assert "captioner prepare features" in str(caught.value)
-    with pytest.raises(ConfigError, match=told):
-        FeatureWriter(tmp_path / "f", plan(key=key))
+    with pytest.raises(ConfigError, match=message):
+        FeatureWriter(tmp_path / "f", plan(fingerprint=fingerprint))
 
 
-def test_every_field_of_the_preprocessing_is_in_the_key() -> None:
-    key = feature_key("toy", STATE, SEEN)
+def test_the_fingerprint_has_every_field_of_the_preprocessing() -> None:
+    fingerprint = feature_fingerprint("toy", STATE, SEEN)
 
-    assert set(key) == {"encoder", "weights", *vars(SEEN)}
+    assert set(fingerprint) == {"encoder", "weights", *vars(SEEN)}
 
 
-def test_parts_that_the_key_leaves_out_may_be_any(tmp_path, plan) -> None:
+def test_values_left_out_of_the_fingerprint_match_any(tmp_path, plan) -> None:
     fill(tmp_path / "f", plan("bfloat16"))
 
-    assert FeatureCache.open(tmp_path / "f", feature_key("toy", STATE, SEEN)).dtype == (
+    assert FeatureCache.open(tmp_path / "f", feature_fingerprint("toy", STATE, SEEN)).dtype == (
         torch.bfloat16
     )
 
 
-def test_the_layout_of_weights_in_memory_is_not_in_the_key() -> None:
+def test_the_memory_format_of_weights_does_not_change_the_fingerprint() -> None:
     weights = torch.randn(4, 3, 2, 2)
 
-    keys = [
-        feature_key("toy", {"w": laid}, SEEN)
+    fingerprints = [
+        feature_fingerprint("toy", {"w": laid}, SEEN)
         for laid in (weights, weights.to(memory_format=torch.channels_last))
     ]
 
-    assert keys[0] == keys[1]
+    assert fingerprints[0] == fingerprints[1]
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_flipped_byte_is_refused_by_the_photos_name(tmp_path, images, plan) ->
         byte = file.read(1)[0]
         file.seek(3 * row + 17)
         file.write(bytes([byte ^ 1]))
-    cache = FeatureCache.open(tmp_path / "f", plan().key)
+    cache = FeatureCache.open(tmp_path / "f", plan().fingerprint)
 
     cache.read([(12, False), (14, False), (13, True)])
     for _ in range(2):
@@ -208,49 +208,49 @@ def test_a_flipped_byte_is_refused_by_the_photos_name(tmp_path, images, plan) ->
             cache.read([(12, False), (13, False)])
 
 
-def test_cut_rows_are_refused(tmp_path, plan) -> None:
+def test_truncated_rows_are_refused(tmp_path, plan) -> None:
     fill(tmp_path / "f", plan())
     os.truncate(tmp_path / "f" / ROWS, 1000)
-    with pytest.raises(DataError, match=r"1,000 bytes where 2,304 are expected.*--force"):
-        FeatureCache.open(tmp_path / "f", plan().key)
+    with pytest.raises(DataError, match=r"1,000 bytes, expected 2,304.*--force"):
+        FeatureCache.open(tmp_path / "f", plan().fingerprint)
 
     (tmp_path / "f" / ROWS).unlink()
     with pytest.raises(DataError, match="0 bytes"):
-        FeatureCache.open(tmp_path / "f", plan().key)
+        FeatureCache.open(tmp_path / "f", plan().fingerprint)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        (lambda told: told | {"version": 2}, "another version"),
-        (lambda told: told | {"records": told["records"][1:]}, "damaged"),
-        (lambda told: {}, "damaged"),
-        (lambda told: [], "damaged"),
+        (lambda old: old | {"version": 2}, "another version"),
+        (lambda old: old | {"records": old["records"][1:]}, "damaged"),
+        (lambda _: {}, "damaged"),
+        (lambda _: [], "damaged"),
     ],
 )
-def test_contents_that_are_not_ours_are_refused(tmp_path, plan, change, told) -> None:
+def test_invalid_contents_are_refused(tmp_path, plan, change, message) -> None:
     fill(tmp_path / "f", plan())
     contents = tmp_path / "f" / CONTENTS
     contents.write_text(json.dumps(change(json.loads(contents.read_text()))))
 
-    with pytest.raises(DataError, match=told):
-        FeatureCache.open(tmp_path / "f", plan().key)
+    with pytest.raises(DataError, match=message):
+        FeatureCache.open(tmp_path / "f", plan().fingerprint)
 
 
-def test_torn_contents_are_refused_and_can_be_replaced(tmp_path, plan) -> None:
+def test_truncated_contents_are_refused_and_can_be_replaced(tmp_path, plan) -> None:
     fill(tmp_path / "f", plan())
     whole = contents_of(tmp_path / "f")
     os.truncate(tmp_path / "f" / CONTENTS, 100)
 
     with pytest.raises(DataError, match="damaged"):
-        FeatureCache.open(tmp_path / "f", plan().key)
+        FeatureCache.open(tmp_path / "f", plan().fingerprint)
     with pytest.raises(ConfigError, match="--force"):
         FeatureWriter(tmp_path / "f", plan())
     fill(tmp_path / "f", plan(), force=True)
     assert contents_of(tmp_path / "f") == whole
 
 
-def test_nothing_there_names_the_command(tmp_path) -> None:
+def test_a_missing_folder_names_the_command(tmp_path) -> None:
     with pytest.raises(DataError, match="captioner prepare features"):
         FeatureCache.open(tmp_path / "f", {})
 
@@ -263,7 +263,7 @@ def test_a_changed_photo_is_refused(tmp_path, images, plan) -> None:
     cache.check(images)
     Image.new("RGB", (40, 36)).save(images[2].path)
 
-    with pytest.raises(DataError, match=r"1 of 7 photos are no longer.*2\.png.*--force"):
+    with pytest.raises(DataError, match=r"1 of 7 photos have changed.*2\.png.*--force"):
         cache.check(images)
     cache.check(images[:2] + images[3:])
 
@@ -283,17 +283,17 @@ def test_a_copied_data_set_is_accepted(tmp_path, images, plan) -> None:
     cache = fill(tmp_path / "f", plan())
     for image in images:
         os.utime(image.path, ns=(1, 1))
-    cache.check(images, mirrored=False)
+    cache.check(images, flipped=False)
 
     shutil.copytree(tmp_path / "photos", tmp_path / "copy")
     copies = [replace(image, path=tmp_path / "copy" / image.path.name) for image in images]
     cache.check(copies)
     copies[3].path.write_bytes(copies[2].path.read_bytes())
-    with pytest.raises(DataError, match=r"1 of 7 photos are no longer.*3\.png"):
+    with pytest.raises(DataError, match=r"1 of 7 photos have changed.*3\.png"):
         cache.check(copies)
 
 
-def test_photos_that_are_gone_are_accepted(tmp_path, images, plan) -> None:
+def test_missing_photos_are_accepted(tmp_path, images, plan) -> None:
     cache = fill(tmp_path / "f", plan())
     kept = cache.read([(image.image_id, False) for image in images])
     shutil.rmtree(tmp_path / "photos")
@@ -314,7 +314,7 @@ def test_unknown_photos_are_refused(tmp_path, images, plan) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", None])
-def test_a_photo_that_cannot_be_read_is_left_out(tmp_path, images, plan, data) -> None:
+def test_an_unreadable_photo_is_skipped(tmp_path, images, plan, data) -> None:
     images[3].path.unlink()
     if data is not None:
         images[3].path.write_bytes(data)
@@ -324,7 +324,7 @@ def test_a_photo_that_cannot_be_read_is_left_out(tmp_path, images, plan, data) -
         for error in found
     ]
 
-    cache = FeatureCache.open(tmp_path / "f", plan().key)
+    cache = FeatureCache.open(tmp_path / "f", plan().fingerprint)
 
     assert [str(images[3].path) in str(error) for error in errors] == [True]
     assert [cache.has(image.image_id) for image in images] == [True] * 3 + [False] + [True] * 3
@@ -332,6 +332,6 @@ def test_a_photo_that_cannot_be_read_is_left_out(tmp_path, images, plan, data) -
     assert not cache.read([(13, False), (13, True)]).any()
     for image in images[:3] + images[4:]:
         assert torch.equal(cache.read([(image.image_id, False)]), encode(pixels_of(image)))
-    Image.new("RGB", (40, 36)).save(images[3].path)  # mended: now its row is missed
+    Image.new("RGB", (40, 36)).save(images[3].path)  # repaired: now its row is missing
     with pytest.raises(DataError, match=r"3\.png"):
         cache.check(images)

@@ -1,4 +1,4 @@
-"""From a photo to the encoder's input: known answers, and the crop is what it says it is."""
+"""Preprocessing: known answers, and the crop box matches the pixels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.models.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD
 
 
-def test_lite_sees_what_it_was_trained_on():
+def test_lite_normalises_as_in_its_training():
     """(255 x - 127) / 128 for x in 0..1, as its authors wrote it."""
     preprocessing = Preprocessing(32, mean=PACKAGES_MEAN, std=PACKAGES_STD)
     values = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
@@ -25,13 +25,13 @@ def test_lite_sees_what_it_was_trained_on():
     torch.testing.assert_close(preprocessing.normalize(values), expected, rtol=0, atol=1e-6)
 
 
-def test_every_channel_has_its_own_mean_and_deviation():
+def test_channels_have_their_own_mean_and_std():
     preprocessing = Preprocessing(32, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 0.25))
     found = preprocessing.normalize(torch.tensor([[[[255, 0, 51]]]], dtype=torch.uint8))
     torch.testing.assert_close(found.flatten(), torch.tensor([1.0, -1.0, -3.2]))
 
 
-def test_what_the_encoder_gets():
+def test_the_encoders_input():
     pixels = torch.zeros(2, 32, 40, 3, dtype=torch.uint8)
     found = Preprocessing(32).normalize(pixels)
     assert found.shape == (2, 3, 32, 40)
@@ -40,7 +40,7 @@ def test_what_the_encoder_gets():
 
 
 @pytest.mark.parametrize("size", [(32, 32), (100, 70), (7, 9)])
-def test_nothing_is_divided_twice(size: tuple[int, int]):
+def test_pixels_are_scaled_once(size: tuple[int, int]):
     """White stays 255 bytes through resizing, and becomes (1 - mean) / std once."""
     preprocessing = Preprocessing(32, mean=(0.5,) * 3, std=(0.5,) * 3)
     pixels = preprocessing.pixels(Image.new("RGB", size, "white"))
@@ -51,8 +51,8 @@ def test_nothing_is_divided_twice(size: tuple[int, int]):
 
 
 @pytest.mark.parametrize("size", [(40, 40), (80, 40), (40, 80), (400, 40), (53, 37), (1000, 999)])
-def test_the_region_is_what_the_pixels_show(size: tuple[int, int]):
-    """Red where the region says the encoder looks, blue elsewhere: red is what is seen.
+def test_the_crop_box_is_what_the_pixels_show(size: tuple[int, int]):
+    """Red inside the crop box, blue elsewhere: only red is visible.
 
     The bicubic kernel reaches a little over the edge, as it does inside the photo.
     """
@@ -67,7 +67,7 @@ def test_the_region_is_what_the_pixels_show(size: tuple[int, int]):
     pixels = preprocessing.pixels(Image.fromarray(photo))
     assert (pixels[2:-2, 2:-2] == (255, 0, 0)).all()
     assert (pixels[..., 0] > 240).all()
-    photo[rows, columns] = (0, 255, 0)  # and all that is red is seen
+    photo[rows, columns] = (0, 255, 0)  # and all of it is visible
     photo[rows.start, columns.start] = photo[rows.stop - 1, columns.stop - 1] = (255, 0, 0)
     if max(size) < 100:
         pixels = preprocessing.pixels(Image.fromarray(photo))
@@ -75,7 +75,7 @@ def test_the_region_is_what_the_pixels_show(size: tuple[int, int]):
         assert pixels[-1, -1, 0] > 30
 
 
-def test_a_marker_lies_where_the_region_puts_it():
+def test_a_marker_is_where_the_crop_box_puts_it():
     photo = Image.new("RGB", (200, 100), "black")
     photo.paste("white", (120, 20, 130, 30))  # its middle at (125, 25)
     pixels = Preprocessing(64).pixels(photo)[..., 0].astype(float)
@@ -86,7 +86,7 @@ def test_a_marker_lies_where_the_region_puts_it():
     assert (x * 200, y * 100) == (pytest.approx(125, abs=0.3), pytest.approx(25, abs=0.3))
 
 
-def test_known_regions():
+def test_known_crop_boxes():
     crop, squash = Preprocessing(32), Preprocessing(32, "squash")
     assert crop.crop_box(100, 100) == CropBox()
     assert crop.crop_box(200, 100) == CropBox(0.25, 0, 0.75, 1)
@@ -94,7 +94,7 @@ def test_known_regions():
     assert squash.crop_box(200, 100) == CropBox()
 
 
-def test_squash_shows_all_of_the_photo():
+def test_squash_keeps_the_whole_photo():
     photo = Image.new("RGB", (120, 40), "black")
     photo.paste("white", (0, 0, 60, 40))
     pixels = Preprocessing(32, "squash").pixels(photo)
@@ -113,7 +113,7 @@ def test_bgr_is_rgb_backwards(size: tuple[int, int]):
 
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (2, 3)])
-def test_photos_of_hardly_any_pixels(size: tuple[int, int], resize: str):
+def test_tiny_photos(size: tuple[int, int], resize: str):
     preprocessing = Preprocessing(32, resize)  # type: ignore[arg-type]
     pixels = preprocessing.pixels(Image.new("RGB", size, (10, 20, 30)))
     assert pixels.shape == (32, 32, 3)
@@ -121,7 +121,7 @@ def test_photos_of_hardly_any_pixels(size: tuple[int, int], resize: str):
 
 
 @given(width=st.integers(1, 300), height=st.integers(1, 300), size=st.integers(1, 64))
-def test_every_size_gives_a_square_from_inside_the_photo(width: int, height: int, size: int):
+def test_every_size_gives_a_square_inside_the_photo(width: int, height: int, size: int):
     preprocessing = Preprocessing(size)
     assert preprocessing.pixels(Image.new("RGB", (width, height))).shape == (size, size, 3)
     left, top, right, bottom = preprocessing.crop_box(width, height)

@@ -1,4 +1,4 @@
-"""Streams of shards: every photo once, the same wherever an epoch is taken up again."""
+"""Streams of shards: every photo once per epoch, which can start at any batch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
-from captioner.data.shards import Manifest, read_manifest, write_shards
+from captioner.data.shards import Manifest, read_manifest
 from captioner.errors import ConfigError, DataError
+from captioner.prepare.shards import write_shards
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +38,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[CaptionedImage]:
 
 @pytest.fixture(scope="module")
 def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The photos in shards; not to be written to."""
+    """Read-only shards."""
     made = tmp_path_factory.mktemp("shards") / "train"
     write_shards(images, made, photos_per_shard=PER_SHARD)
     return made
 
 
 def encoded(images: list[CaptionedImage]) -> dict[int, EncodedImage]:
-    """Captions as numbers: the photo's, then the caption's."""
+    """Captions of two tokens: the photo's, then the caption's."""
     return {
         one.image_id: EncodedImage(
             one, tuple([one.image_id, 4 + r] for r in range(len(one.captions)))
@@ -73,8 +74,8 @@ def make(images: list[CaptionedImage], folder: Path) -> Make:
 
 
 def photos(batch: list[Item]) -> list[int]:
-    """The photos of a batch by their captions; one without captions is no photo."""
-    return [captions[0][0] for _, _, captions in batch if captions]
+    """Image ids of a batch, from the captions; fillers have none."""
+    return [captions[0][0] for _, _, captions, _ in batch if captions]
 
 
 def order(stream: ShardStream) -> list[list[int]]:
@@ -110,18 +111,18 @@ def test_an_epoch_holds_every_photo_once(make: Make, world: int, workers: int, b
             assert any(photos(batch) for batch in step)
 
 
-def test_one_that_runs_out_makes_photos_without_captions(make: Make):
+def test_a_process_that_runs_out_yields_fillers(make: Make):
     """Eight shards for three processes: one has two shards, the others three."""
     ranks = [list(make(rank=rank, world=3, batch_size=3)) for rank in range(3)]
     empty = [batch for rank in ranks for batch in rank if not photos(batch)]
     assert empty
-    for [(_, pixels, captions)] in empty:
+    for [(_, pixels, captions, _)] in empty:
         assert (pixels.shape, pixels.dtype) == ((8, 8, 3), torch.uint8)
         assert not pixels.any()
         assert captions == []
 
 
-def test_seed_and_epoch_shuffle(make: Make):
+def test_the_order_depends_on_seed_and_epoch(make: Make):
     orders = []
     for seed, epoch in itertools.product((0, 1), (0, 1, 2)):
         orders.append(order(make(seed=seed, epoch=epoch)))
@@ -130,7 +131,7 @@ def test_seed_and_epoch_shuffle(make: Make):
 
 
 def test_the_buffer_mixes_the_shards(make: Make):
-    """With a buffer of one the shards come one after another; with more they meet in a batch."""
+    """A buffer of one keeps shards apart; a larger one mixes them in a batch."""
     where = {}
     for shard in make().manifest.shards:
         with tarfile.open(make().manifest.folder / shard.name) as tar:
@@ -144,23 +145,23 @@ def test_the_buffer_mixes_the_shards(make: Make):
     assert runs(10) > 12
 
 
-def test_the_batches_of_an_epoch_are_known_before(make: Make):
-    """They can differ: it matters who gets the shard of two photos."""
+def test_the_number_of_batches_is_known_in_advance(make: Make):
+    """Epochs differ: it matters which process gets the shard of two photos."""
     settings = {"world": 2, "workers": 2, "batch_size": 4}
     counts = [make(**settings).batches_in(epoch) for epoch in range(20)]
     assert counts == [len(list(make(**settings, epoch=epoch, rank=1))) for epoch in range(20)]
     assert make(**settings, epoch=3).batches == counts[3]
 
 
-# --- Going on ---
+# --- Resuming ---
 
 
 def same(ones: list[list[Item]], others: list[list[Item]]) -> bool:
     return len(ones) == len(others) and all(
         len(a) == len(b)
         and all(
-            torch.equal(pixels, other) and words == said
-            for (_, pixels, words), (_, other, said) in zip(a, b, strict=True)
+            torch.equal(one.image, other.image) and one.captions == other.captions
+            for one, other in zip(a, b, strict=True)
         )
         for a, b in zip(ones, others, strict=True)
     )
@@ -169,7 +170,7 @@ def same(ones: list[list[Item]], others: list[list[Item]]) -> bool:
 @pytest.mark.parametrize(
     ("world", "workers"), [(1, 0), (1, 1), (1, 2), (1, 3), (1, 8), (2, 0), (2, 3), (3, 2)]
 )
-def test_an_epoch_goes_on_where_it_stopped(make: Make, world: int, workers: int):
+def test_an_epoch_can_start_at_any_batch(make: Make, world: int, workers: int):
     for rank in range(world):
         settings = {"rank": rank, "world": world, "workers": workers, "horizontal_flip": True}
         settings |= {"batch_size": 2 * world, "max_captions": 2, "epoch": 1}
@@ -178,7 +179,7 @@ def test_an_epoch_goes_on_where_it_stopped(make: Make, world: int, workers: int)
             assert same(list(make(**settings, start=start)), whole[start:])
 
 
-def test_batches_that_are_done_are_not_decoded(make: Make, monkeypatch: pytest.MonkeyPatch):
+def test_skipped_batches_are_not_decoded(make: Make, monkeypatch: pytest.MonkeyPatch):
     opened = []
     real = ShardStream._item
     monkeypatch.setattr(
@@ -194,14 +195,14 @@ def loaded(stream: ShardStream) -> list[tuple[list[Any], list[Any]]]:
 
 
 def alone(make: Make, **settings: Any) -> list[tuple[list[Any], list[Any]]]:
-    """The batches of so many workers, made one after another in this process."""
+    """The same batches, made in this process."""
     from captioner.data.batches import collate
 
     batches = [collate(batch) for batch in make(**settings)]
     return [(batch.images.tolist(), batch.tokens.tolist()) for batch in batches]
 
 
-def test_a_loader_gives_batches(make: Make):
+def test_a_loader_yields_the_streams_batches(make: Make):
     settings = {"epoch": 1, "start": 1}
     assert loaded(make(**settings)) == alone(make, **settings)
     before = torch.get_rng_state()
@@ -210,9 +211,8 @@ def test_a_loader_gives_batches(make: Make):
 
 
 @pytest.mark.parametrize(("workers", "start"), [(1, 2), (2, 0), (2, 3)])
-def test_worker_processes_give_what_one_process_does(make: Make, workers: int, start: int):
-    """Their batches come in turn; who has no more is passed over. Seven photos and two in shards:
-    the workers end at different times."""
+def test_worker_processes_yield_the_same_batches(make: Make, workers: int, start: int):
+    """Workers take turns until they are exhausted, at different times as shards differ in size."""
     settings = {"workers": workers, "batch_size": 1, "buffer": 3, "start": start}
     assert loaded(make(**settings)) == alone(make, **settings)
 
@@ -220,20 +220,20 @@ def test_worker_processes_give_what_one_process_does(make: Make, workers: int, s
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_three_worker_processes_at_many_starts(make: Make):
-    """With three, it matters after whom the one that has no more is passed over."""
+    """With three workers, the turn of the one that is exhausted matters."""
     for start in range(0, 14, 2):
         settings = {"workers": 3, "batch_size": 2, "start": start, "epoch": 2}
         assert loaded(make(**settings)) == alone(make, **settings)
 
 
-# --- What a photo brings ---
+# --- Items ---
 
 
-def test_photos_meet_their_own_captions(make: Make, images: list[CaptionedImage]):
+def test_photos_come_with_their_own_captions(make: Make, images: list[CaptionedImage]):
     by_id = {one.image_id: one for one in images}
     known = encoded(images)
     for batch in make(workers=2):
-        for _, pixels, captions in batch:
+        for _, pixels, captions, _ in batch:
             number = captions[0][0]
             assert captions == list(known[number].tokens)
             photo = Image.open(by_id[number].path)
@@ -241,32 +241,32 @@ def test_photos_meet_their_own_captions(make: Make, images: list[CaptionedImage]
             assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
 
 
-def brought(make: Make, **settings: Any) -> dict[int, tuple[bool, list[list[int]]]]:
-    """By photo: mirrored or not, and its captions."""
+def sampled(make: Make, **settings: Any) -> dict[int, tuple[bool, list[list[int]]]]:
+    """By photo: flipped or not, and its captions."""
     return {
         captions[0][0]: (bool(pixels[0, 0, 0] > pixels[0, -1, 0]), captions)
         for batch in make(horizontal_flip=True, max_captions=2, **settings)
-        for _, pixels, captions in batch
+        for _, pixels, captions, _ in batch
         if captions
     }
 
 
-def test_choices_are_a_function_of_seed_epoch_and_photo(make: Make):
-    """Never of who reads the photo, or when."""
-    first = brought(make)
-    assert brought(make, workers=4, buffer=1, batch_size=7) == first
-    halves = [brought(make, rank=rank, world=2, workers=2) for rank in (0, 1)]
+def test_samples_depend_only_on_seed_epoch_and_photo(make: Make):
+    """Not on the process that reads the photo, or when."""
+    first = sampled(make)
+    assert sampled(make, workers=4, buffer=1, batch_size=7) == first
+    halves = [sampled(make, rank=rank, world=2, workers=2) for rank in (0, 1)]
     assert halves[0] | halves[1] == first
-    assert brought(make, epoch=1) != first
-    assert brought(make, seed=1) != first
+    assert sampled(make, epoch=1) != first
+    assert sampled(make, seed=1) != first
 
 
-def test_photos_from_shards_vary_as_photos_do(make: Make, images: list[CaptionedImage]):
+def test_photos_from_shards_are_augmented_like_files(make: Make, images: list[CaptionedImage]):
     augmentation = Augmentation(0.5, 0.3)
     by_id = {one.image_id: one for one in images}
     changed = 0
     for batch in make(epoch=2, augmentation=augmentation):
-        for number, pixels, _ in batch:
+        for number, pixels, _, _ in batch:
             plain = open_image(by_id[number].path)
             image = augmentation.augmented(plain, seed=0, epoch=2, image_id=number)
             expected = Preprocessing(8, resize="squash").pixels(image)
@@ -275,17 +275,17 @@ def test_photos_from_shards_vary_as_photos_do(make: Make, images: list[Captioned
     assert changed > PHOTOS // 2
 
 
-def test_half_are_mirrored_and_captions_are_drawn(make: Make):
-    epochs = [brought(make, epoch=epoch) for epoch in range(12)]
-    flips = sum(mirrored for epoch in epochs for mirrored, _ in epoch.values())
+def test_half_are_flipped_and_captions_are_sampled(make: Make):
+    epochs = [sampled(make, epoch=epoch) for epoch in range(12)]
+    flips = sum(flipped for epoch in epochs for flipped, _ in epoch.values())
     assert 0.35 < flips / (12 * PHOTOS) < 0.65
-    drawn = Counter(words[1] for epoch in epochs for words in epoch[101][1])  # 101: 3 captions
-    assert set(drawn) == {4, 5, 6}
-    assert drawn.total() == 24
+    counts = Counter(words[1] for epoch in epochs for words in epoch[101][1])  # 101: 3 captions
+    assert set(counts) == {4, 5, 6}
+    assert counts.total() == 24
     assert all(len({words[1] for words in epoch[101][1]}) == 2 for epoch in epochs)
 
 
-def test_a_broken_photo_is_named_and_has_no_captions(
+def test_a_damaged_photo_is_logged_and_skipped(
     images: list[CaptionedImage], tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ):
     broken = replace(images[4], path=tmp_path / images[4].path.name)
@@ -298,7 +298,7 @@ def test_a_broken_photo_is_named_and_has_no_captions(
     ]
     assert sum(map(len, batches)) == PHOTOS
     [record] = caplog.records
-    expected = rf"shard-00000.\.tar: {re.escape(broken.path.name)}: .*goes on without it"
+    expected = rf"shard-00000.\.tar: {re.escape(broken.path.name)}: .*continues without it"
     assert re.search(expected, record.message)
 
 
@@ -311,13 +311,13 @@ def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path):
     content = bytearray((out / "shard-000003.tar").read_bytes())
     content[-1] ^= 1  # behind the last photo: nothing else sees it
     (out / "shard-000003.tar").write_bytes(content)
-    with pytest.raises(DataError, match=r"shard-000003\.tar is broken: its SHA-256"):
+    with pytest.raises(DataError, match=r"shard-000003\.tar is damaged: its SHA-256"):
         list(make(manifest))
 
 
 @pytest.mark.parametrize("keep", [0, 100, 512, 700, 1600, -600])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_shard_that_is_cut_while_training_runs(
+def test_a_shard_truncated_during_training(
     make: Make, folder: Path, tmp_path: Path, keep: int, workers: int
 ):
     out = copied(folder, tmp_path / "out")
@@ -329,11 +329,11 @@ def test_a_shard_that_is_cut_while_training_runs(
     assert "\n" not in str(caught.value)
 
 
-def test_a_shard_that_goes_while_training_runs(make: Make, folder: Path, tmp_path: Path):
+def test_a_shard_removed_during_training(make: Make, folder: Path, tmp_path: Path):
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
     (out / "shard-000003.tar").unlink()
-    with pytest.raises(DataError, match=r"shard-000003\.tar is cut or broken"):
+    with pytest.raises(DataError, match=r"shard-000003\.tar is truncated or damaged"):
         list(make(manifest))
 
 
@@ -343,7 +343,7 @@ def test_a_worker_s_error_is_one_line_and_ends_the_workers(
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
     (out / "shard-000003.tar").write_bytes(b"no tar")
-    with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is cut or broken") as caught:
+    with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is truncated or damaged") as caught:
         list(shard_loader(make(manifest, workers=1)))
     assert "\n" not in str(caught.value)
     assert multiprocessing.active_children() == []  # they would keep the program from exiting
@@ -354,34 +354,36 @@ def test_a_wrong_number_of_photos_is_found(make: Make, folder: Path):
     more = (replace(manifest.shards[0], photos=4), *manifest.shards[1:])
     fewer = (replace(manifest.shards[0], photos=2), *manifest.shards[1:])
     for shards in (more, fewer):
-        with pytest.raises(DataError, match=r"shard-000000\.tar has 3 photos, shards\.json says"):
+        with pytest.raises(
+            DataError, match=r"shard-000000\.tar has 3 photos, but shards\.json lists"
+        ):
             list(make(replace(manifest, shards=shards[:7])))
 
 
-def test_photos_that_no_caption_knows(make: Make, images: list[CaptionedImage]):
+def test_photos_without_training_captions(make: Make, images: list[CaptionedImage]):
     stream = make()
     stream.items = {n: item for n, item in encoded(images).items() if n != 100}
-    with pytest.raises(DataError, match="image id 100, which the training captions do not know"):
+    with pytest.raises(DataError, match="image id 100, which the training captions do not have"):
         list(stream)
 
 
-def test_photos_that_captions_know_under_another_name(make: Make, images: list[CaptionedImage]):
-    """Another data set may count its photos alike."""
+def test_photos_with_another_file_name(make: Make, images: list[CaptionedImage]):
+    """Another data set may use the same ids."""
     stream = make()
     own = encoded(images)
     stream.items = {n: own[n + 1] for n in list(own)[:-1]} | {100 + PHOTOS - 1: own[100]}
-    with pytest.raises(DataError, match=r"the training captions know as a photo\.no"):
+    with pytest.raises(DataError, match=r"the training captions have as a photo\.no"):
         list(stream)
 
 
 def test_more_photos_than_captions(make: Make, images: list[CaptionedImage]):
-    with pytest.raises(DataError, match="hold 23 photos, the training captions 3"):
+    with pytest.raises(DataError, match="hold 23 photos, but the training captions 3"):
         ShardStream(
             make().manifest, encoded(images[:3]), Preprocessing(8), batch_size=2, max_captions=5
         )
 
 
-# --- Who takes what ---
+# --- Settings ---
 
 
 @pytest.mark.parametrize(
@@ -401,21 +403,21 @@ def test_too_few_shards(make: Make, world: int, workers: int, message: str):
 def test_bad_settings(make: Make):
     with pytest.raises(ConfigError, match=r"batch_size is 2 for 3 processes; give 3 or more"):
         make(world=3, batch_size=2)
-    with pytest.raises(ConfigError, match="buffer holds 0 photos; give 1 or more"):
+    with pytest.raises(ConfigError, match="buffer is 0 photos; give 1 or more"):
         make(buffer=0)
 
 
-def test_a_loader_of_other_workers_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch):
+def test_a_loader_with_other_workers_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch):
     class Info:
         id, num_workers = 0, 3
 
     monkeypatch.setattr("captioner.data.shard_stream.get_worker_info", Info)
-    with pytest.raises(ConfigError, match="made for 2 workers, the loader has 3"):
+    with pytest.raises(ConfigError, match="has 2 workers, but the loader 3"):
         next(iter(make(workers=2)))
 
 
-def test_a_shard_may_come_through_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is asked of the file but to be read on."""
+def test_a_shard_can_be_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """The file is only read forward."""
     expected = order(make())
     real = Path.open
 

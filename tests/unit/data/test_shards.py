@@ -1,240 +1,27 @@
-"""Shards: what is written, byte by byte, and what is left after a stop."""
+"""The manifest of a folder of shards."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_shards import PER_SHARD, PHOTOS, contents, copied, grey_photos
+from toy_shards import PER_SHARD, copied, grey_photos
 
-from captioner.data.coco import CaptionedImage
-from captioner.data.shards import MANIFEST, read_manifest, write_shards
-from captioner.errors import ConfigError, DataError
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> list[CaptionedImage]:
-    return grey_photos(tmp_path_factory.mktemp("photos"))
+from captioner.data.shards import MANIFEST, read_manifest
+from captioner.errors import DataError
+from captioner.prepare.shards import write_shards
 
 
 @pytest.fixture(scope="module")
-def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The photos in shards; not to be written to."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read-only shards."""
     made = tmp_path_factory.mktemp("shards") / "train"
-    write_shards(images, made, photos_per_shard=PER_SHARD)
+    write_shards(grey_photos(tmp_path_factory.mktemp("photos")), made, photos_per_shard=PER_SHARD)
     return made
-
-
-# --- Writing ---
-
-
-def test_a_shard_is_what_webdataset_reads(images: list[CaptionedImage], folder: Path):
-    """Grouped as webdataset.tariterators groups: the name up to the first dot, lower case."""
-    by_id = {one.image_id: one for one in images}
-    seen = []
-    for path in sorted(folder.glob("*.tar")):
-        samples: dict[str, dict[str, bytes]] = {}
-        last = ""
-        with tarfile.open(path, "r:") as tar:  # "r:": not compressed
-            for member in tar:
-                found = re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name)
-                assert found is not None
-                key, extension = found[1], found[2].lower()
-                assert key == last or key not in samples  # a sample's files follow each other
-                assert extension not in samples.setdefault(key, {})
-                samples[key][extension] = tar.extractfile(member).read()  # type: ignore[union-attr]
-                last = key
-                assert (member.mtime, member.uid, member.uname, member.mode) == (0, 0, "", 0o644)
-        for key, sample in samples.items():
-            about = json.loads(sample["json"])
-            image = by_id[about["image_id"]]
-            assert int(key) == image.image_id
-            assert about["file_name"] == image.path.name
-            assert about["captions"] == list(image.captions)
-            assert sample["png"] == image.path.read_bytes()  # not encoded again
-            seen.append(image.image_id)
-    assert sorted(seen) == sorted(by_id)
-    assert seen != sorted(seen)  # shuffled
-
-
-def test_the_members_keep_the_file_s_own_extension(folder: Path):
-    with tarfile.open(folder / "shard-000000.tar") as tar:
-        names = tar.getnames()
-        for photo, about in zip(names[::2], names[1::2], strict=True):
-            number = int(photo.partition(".")[0])
-            assert photo == f"{number:012d}.{'png' if number % 2 else 'PNG'}"
-            assert about == f"{number:012d}.json"
-
-
-@pytest.mark.parametrize("name", ["bare", "strange.json"])
-def test_a_photo_of_no_extension_gets_one(tmp_path: Path, name: str):
-    (tmp_path / name).write_bytes(b"photo")
-    write_shards([CaptionedImage(7, tmp_path / name, ("a",))], tmp_path / "out")
-    with tarfile.open(tmp_path / "out" / "shard-000000.tar") as tar:
-        assert tar.getnames() == ["000000000007.img", "000000000007.json"]
-
-
-def test_the_manifest_tells_of_every_shard(folder: Path):
-    manifest = read_manifest(folder)
-    assert [shard.photos for shard in manifest.shards] == [3] * 7 + [2]
-    assert manifest.photos == PHOTOS
-    for shard in manifest.shards:
-        content = (folder / shard.name).read_bytes()
-        assert shard.size == len(content)
-        assert shard.sha256 == hashlib.sha256(content).hexdigest()
-    assert set(contents(folder)) == {MANIFEST} | {shard.name for shard in manifest.shards}
-    assert json.loads((folder / MANIFEST).read_text())["version"] == 1
-
-
-def test_the_same_seed_gives_the_same_bytes(
-    images: list[CaptionedImage], folder: Path, tmp_path: Path
-):
-    write_shards(images, tmp_path / "same", photos_per_shard=PER_SHARD)
-    write_shards(images, tmp_path / "other", photos_per_shard=PER_SHARD, seed=1)
-    assert contents(tmp_path / "same") == contents(folder)
-    assert contents(tmp_path / "other") != contents(folder)
-
-
-class Stopped(BaseException):
-    """As Ctrl-C is."""
-
-
-@pytest.mark.parametrize("after", [0, 1, 3, 4, 10, PHOTOS])
-def test_a_stopped_run_goes_on(
-    images: list[CaptionedImage], folder: Path, tmp_path: Path, after: int
-):
-    done = 0
-
-    def stop(more: int) -> None:
-        nonlocal done
-        done += more
-        if done >= after:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=stop)
-    left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert len(left) == max(0, after - 1) // PER_SHARD  # whole shards, and nothing else
-    (tmp_path / "out" / ".shard-000007.tar.tmp-0123abcd").write_bytes(b"of a run that was killed")
-
-    reported: list[int] = []
-    written = write_shards(
-        images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=reported.append
-    )
-
-    assert contents(tmp_path / "out") == contents(folder)
-    assert written.manifest.photos == sum(reported) == PHOTOS
-    assert all(path.stat().st_mtime_ns == time for path, time in left.items())
-
-
-def test_a_photo_that_cannot_be_read_is_left_out(images: list[CaptionedImage], tmp_path: Path):
-    (tmp_path / "a folder.jpg").mkdir()
-    gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
-    unreadable = CaptionedImage(2, tmp_path / "a folder.jpg", ("a",))
-    given = [gone, unreadable, *images[:6]]
-
-    written = write_shards(given, tmp_path / "out", photos_per_shard=2)
-
-    assert len(written.left_out) == 2
-    assert not any("\n" in line for line in written.left_out)
-    assert any("gone.jpg" in line for line in written.left_out)
-    assert any("a folder.jpg" in line for line in written.left_out)
-    assert written.manifest.photos == 6
-    assert len(written.manifest.shards) == 4
-
-    (tmp_path / "out" / MANIFEST).unlink()  # stopped before the end: named again, not forgotten
-    whole = contents(tmp_path / "out")
-    again = write_shards(given, tmp_path / "out", photos_per_shard=2)
-    assert again == written
-    assert contents(tmp_path / "out").items() >= whole.items()
-
-
-def test_nothing_that_can_be_read_is_an_error(tmp_path: Path):
-    gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
-    with pytest.raises(DataError, match=r"none of 1 photos.*gone\.jpg"):
-        write_shards([gone], tmp_path / "out")
-    assert not (tmp_path / "out" / MANIFEST).exists()
-
-
-def test_a_full_disk_is_not_the_photo_s_fault(
-    images: list[CaptionedImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("captioner.data.shards._Hashed.write", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_shards(images, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_finished_shards_are_replaced_only_when_asked(
-    images: list[CaptionedImage], folder: Path, tmp_path: Path
-):
-    out = copied(folder, tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"holds finished shards.*--force"):
-        write_shards(images, out, photos_per_shard=PER_SHARD)
-    assert contents(out) == contents(folder)
-    (out / "my notes.txt").write_text("mine")
-
-    write_shards(images, out, photos_per_shard=10, force=True)
-
-    assert len(read_manifest(out).shards) == len(list(out.glob("*.tar"))) == 3
-    assert (out / "my notes.txt").exists()
-
-
-@pytest.mark.parametrize("change", ["seed", "size", "fewer", "caption", "photo", "cut", "foreign"])
-def test_unfinished_shards_of_something_else_are_refused(
-    images: list[CaptionedImage], folder: Path, tmp_path: Path, change: str
-):
-    out = copied(folder, tmp_path / "out")
-    (out / MANIFEST).unlink()
-    settings: dict[str, Any] = {"photos_per_shard": PER_SHARD}
-    given = images
-    first = out / "shard-000000.tar"
-    if change == "seed":
-        settings["seed"] = 1
-    elif change == "size":
-        settings["photos_per_shard"] = 4
-    elif change == "fewer":
-        given = images[:4]
-    elif change == "caption":
-        given = [replace(one, captions=(*one.captions, "more")) for one in images]
-    elif change == "photo":
-        (tmp_path / "larger.png").write_bytes(images[0].path.read_bytes() + b".")
-        given = [replace(images[0], path=tmp_path / "larger.png"), *images[1:]]
-    elif change == "cut":
-        first.write_bytes(first.read_bytes()[:700])
-    elif change == "foreign":
-        first.write_bytes(b"something else")
-    before = contents(out)
-
-    with pytest.raises(ConfigError, match="--force"):
-        write_shards(given, out, **settings)
-
-    assert contents(out) == before
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_a_shard_holds_a_photo_or_more(images: list[CaptionedImage], tmp_path: Path, number: int):
-    with pytest.raises(ConfigError, match=f"photos-per-shard is {number}; give 1 or more"):
-        write_shards(images, tmp_path / "out", photos_per_shard=number)
-
-
-def test_a_file_is_no_folder(images: list[CaptionedImage], tmp_path: Path):
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(ConfigError, match="is a file; give a folder"):
-        write_shards(images, tmp_path / "out", force=True)
-
-
-# --- The manifest ---
 
 
 def _without(key: str) -> Callable[[dict[str, Any]], None]:
@@ -244,19 +31,19 @@ def _without(key: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.update(version=2), "is of version 2, this captioner reads 1"),
-        (lambda data: data.pop("version"), "is of version None"),
-        (lambda data: data.pop("shards"), "is no list of shards"),
-        (lambda data: data.update(shards=[]), "tells of no shard"),
-        (lambda data: data.update(shards=[3]), "is no list of shards"),
-        (_without("sha256"), "is no list of shards"),
-        (lambda data: data["shards"][0].update(photos="many"), "is no list of shards"),
-        (lambda data: data["shards"][0].update(name="../../etc/passwd"), "which is no shard"),
+        (lambda data: data.update(version=2), "has version 2, expected 1"),
+        (lambda data: data.pop("version"), "has version None"),
+        (lambda data: data.pop("shards"), "is not a list of shards"),
+        (lambda data: data.update(shards=[]), "lists no shards"),
+        (lambda data: data.update(shards=[3]), "is not a list of shards"),
+        (_without("sha256"), "is not a list of shards"),
+        (lambda data: data["shards"][0].update(photos="many"), "is not a list of shards"),
+        (lambda data: data["shards"][0].update(name="../../etc/passwd"), "which is not a shard"),
         (lambda data: data["shards"][0].update(name="shard-000099.tar"), "is missing"),
-        (lambda data: data["shards"][0].update(bytes=7), "bytes, shards.json says 7"),
+        (lambda data: data["shards"][0].update(bytes=7), "bytes, but shards.json lists 7"),
     ],
 )
-def test_a_manifest_that_is_not_right(
+def test_invalid_manifests(
     folder: Path, tmp_path: Path, change: Callable[[Any], None], message: str
 ):
     out = copied(folder, tmp_path / "out")
@@ -273,13 +60,13 @@ def test_a_folder_without_a_manifest(tmp_path: Path):
         read_manifest(tmp_path)
 
 
-def test_a_manifest_that_is_cut(folder: Path, tmp_path: Path):
+def test_a_truncated_manifest(folder: Path, tmp_path: Path):
     (tmp_path / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:200])
     with pytest.raises(DataError, match=r"shards\.json is not JSON"):
         read_manifest(tmp_path)
 
 
-def test_a_shard_that_is_missing_or_cut(folder: Path, tmp_path: Path):
+def test_a_missing_or_truncated_shard(folder: Path, tmp_path: Path):
     out = copied(folder, tmp_path / "out")
     content = (out / "shard-000003.tar").read_bytes()
     (out / "shard-000003.tar").write_bytes(content[:-512])

@@ -1,8 +1,8 @@
-"""Photos and their cached features come as the same batches, from anywhere, in any share."""
+"""Photos and cached features give the same batches, from any start, for any process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from captioner.data.batches import Batch, CaptionDataset, EncodedImage, EpochSam
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
-from captioner.data.sources import AHEAD, FeatureSource, PhotoSource, open_source, read_ahead
+from captioner.data.sources import FeatureSource, PhotoSource, open_source
 from captioner.errors import DataError
 from captioner.vocabulary import PAD
 
@@ -25,22 +25,22 @@ PHOTOS = 11
 
 
 def encode(pixels: Tensor) -> Tensor:
-    """(B, 32, 32, 3) to a grid of (B, 4, 768), not the same for a mirrored photo."""
+    """(B, 32, 32, 3) to a grid of (B, 4, 768), not the same for a flipped photo."""
     cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))
     return cells.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
 
 
 class Cache:
-    """In the place of ``FeatureCache``: encodes when it is asked."""
+    """Replaces ``FeatureCache``: encodes on reading."""
 
     def __init__(self, photos: Sequence[EncodedImage]) -> None:
         self.paths = {photo.image.image_id: photo.image.path for photo in photos}
         self.broken: set[int] = set()
 
-    def read(self, asked: Sequence[tuple[int, bool]]) -> Tensor:
-        if self.broken & {image_id for image_id, _ in asked}:
+    def read(self, rows: Sequence[tuple[int, bool]]) -> Tensor:
+        if self.broken & {image_id for image_id, _ in rows}:
             raise DataError("features of 3.png are damaged")
-        pixels = [photo_tensor(SEEN, open_image(self.paths[i]), turned) for i, turned in asked]
+        pixels = [photo_tensor(SEEN, open_image(self.paths[i]), turned) for i, turned in rows]
         return encode(torch.stack(pixels))
 
 
@@ -85,7 +85,7 @@ in_buckets_or_not = pytest.mark.parametrize("bucket", [1, 2])
 
 
 @in_buckets_or_not
-def test_features_come_as_their_photos_do(make: Make, bucket: int) -> None:
+def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> None:
     live, cached = make("photos", bucket=bucket), make("features", bucket=bucket)
     turned = 0
     for epoch in (0, 1, 2):
@@ -94,11 +94,11 @@ def test_features_come_as_their_photos_do(make: Make, bucket: int) -> None:
         assert len(pairs) == 3
         for photos, features in pairs:
             assert_same(photos._replace(images=encode(photos.images)), features)
-        mirrored = make("features", bucket=bucket)
-        mirrored.horizontal_flip = False
+        unflipped = make("features", bucket=bucket)
+        unflipped.horizontal_flip = False
         turned += sum(
             not torch.equal(a, b)
-            for (_, batch), plain in zip(pairs, mirrored.batches(epoch, 0), strict=True)
+            for (_, batch), plain in zip(pairs, unflipped.batches(epoch, 0), strict=True)
             for a, b in zip(batch.images, plain.images, strict=True)
         )
     assert 3 * PHOTOS // 4 < turned < 3 * 3 * PHOTOS // 4
@@ -121,10 +121,10 @@ def test_an_epoch_holds_every_photo_once_and_epochs_differ(
 @each_kind
 @in_buckets_or_not
 @pytest.mark.parametrize("start", [1, 2, 3])
-def test_an_epoch_goes_on_where_it_stopped(make: Make, kind: str, bucket: int, start: int) -> None:
+def test_an_epoch_can_start_at_any_batch(make: Make, kind: str, bucket: int, start: int) -> None:
     whole = list(make(kind, bucket=bucket).batches(1, 0))
     source = make(kind, bucket=bucket)
-    next(source.batches(0, 0))  # what was read before does not matter
+    next(source.batches(0, 0))  # what was read before has no effect
 
     tail = list(source.batches(1, start))
 
@@ -135,12 +135,12 @@ def test_an_epoch_goes_on_where_it_stopped(make: Make, kind: str, bucket: int, s
 
 
 def by_photo(batches: Sequence[Batch]) -> dict[int, tuple[list[list[int]], Tensor]]:
-    """What is to be learned of each photo."""
+    """Captions and image of each photo."""
     found = {}
     for batch in batches:
         for image, tokens, image_id in zip(*batch, strict=True):
             captions = [[t for t in row if t != PAD] for row in tokens.tolist() if any(row)]
-            if captions:  # the others only fill a place
+            if captions:  # the others are fillers
                 assert image_id not in found
                 found[image_id] = (captions, image)
     return found
@@ -149,8 +149,10 @@ def by_photo(batches: Sequence[Batch]) -> dict[int, tuple[list[list[int]], Tenso
 @each_kind
 @in_buckets_or_not
 @pytest.mark.parametrize("world", [2, 4])
-def test_processes_together_are_one(make: Make, kind: str, bucket: int, world: int) -> None:
-    """With four, some of the last three photos' processes have none: a photo fills the place."""
+def test_processes_together_equal_one_process(
+    make: Make, kind: str, bucket: int, world: int
+) -> None:
+    """With four processes, one gets a filler in the last batch of three photos."""
     whole = list(make(kind, bucket=bucket).batches(2, 0))
     shares = [list(make(kind, rank, world, bucket).batches(2, 0)) for rank in range(world)]
 
@@ -190,42 +192,10 @@ def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
     assert threading.active_count() == before
 
 
-# --- Reading ahead -------------------------------------------------------------------------------
+# --- Opening --------------- ---------------------------------------------------------------------
 
 
-def test_results_come_in_order_and_only_some_are_read_ahead() -> None:
-    taken: list[int] = []
-
-    def numbers() -> Iterator[int]:
-        for number in range(9):
-            taken.append(number)
-            yield number
-
-    results = read_ahead(lambda number: number * number, numbers())
-
-    for number in range(9):
-        assert next(results) == number * number
-        assert len(taken) <= number + AHEAD
-    with pytest.raises(StopIteration):
-        next(results)
-    assert list(read_ahead(str, iter([]))) == []
-
-
-def test_while_one_is_out_the_next_is_read() -> None:
-    """The loop need not ask for it."""
-    import threading
-
-    done = [threading.Event() for _ in range(3)]
-    results = read_ahead(lambda number: done[number].set() or number, iter(range(3)))
-
-    assert next(results) == 0
-    assert done[1].wait(5)
-
-
-# --- What a config trains on ---------------------------------------------------------------------
-
-
-def test_the_config_says_where_batches_come_from(photos: list[EncodedImage]) -> None:
+def test_open_source_follows_the_config(photos: list[EncodedImage]) -> None:
     config = TrainConfig(
         data=DataConfig(max_captions=2, horizontal_flip=True, workers=0, bucket_batches=2),
         training=TrainingConfig(batch_size=3, seed=8),
@@ -246,7 +216,7 @@ def test_the_config_says_where_batches_come_from(photos: list[EncodedImage]) -> 
         assert_same(one._replace(images=encode(one.images)), other)
 
 
-def test_photos_vary_as_the_config_says(photos: list[EncodedImage]) -> None:
+def test_augmentation_follows_the_config(photos: list[EncodedImage]) -> None:
     plain = TrainConfig(data=DataConfig(workers=0), training=TrainingConfig(batch_size=3))
     augmented = TrainConfig(
         data=DataConfig(workers=0, min_crop=0.5, color_jitter=0.2),

@@ -1,4 +1,4 @@
-"""Photos of grey and folders of their shards, for the tests beside this file."""
+"""Grey photos and helpers for their shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PER_SHARD = 3  # eight shards, the last of two photos
 
 
 def grey_photos(folder: Path) -> list[CaptionedImage]:
-    """Photos 100, 101, ...: each of its own grey, darker on the left; photo n has n % 3 + 1
+    """Photos 100, 101, ...: each with its own grey, darker on the left; photo n has n % 3 + 1
     captions."""
     ramp = np.linspace(0, 200, 12).astype(np.uint8)[None, :, None].repeat(8, 0).repeat(3, 2)
     images = []

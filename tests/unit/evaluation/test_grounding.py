@@ -176,7 +176,7 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
     ("content", "expected"),
     [
         ("", r"a\.json is not JSON"),
-        ('{"images": [', r"a\.json is not JSON .*; give a whole JSON file"),
+        ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
         ([], r"a\.json holds a JSON list"),
         ({}, r"a\.json has no 'images'; give a COCO instances file"),
         (coco(DOG, images=[]), r"has no 'images'"),
@@ -185,7 +185,7 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
         (coco(CAPTION), r"annotations\[0\] lacks 'category_id' \(it is a caption\); give a COCO"),
         (coco(DOG, 7), r"annotations\[1\] lacks 'id'"),
         (coco({**DOG, "segmentation": "x"}), r"\[0\] has a 'segmentation' that is not polygons"),
-        (coco({**DOG, "category_id": "1"}), r"\[0\] has a 'category_id' that is not a whole"),
+        (coco({**DOG, "category_id": "1"}), r"\[0\] has a 'category_id' that is not an integer"),
         (
             coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8}]),
             r"images\[0\] lacks 'width'",
@@ -196,9 +196,9 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
         ),
         (
             coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 12}] * 2),
-            r"image id 1 stands twice",
+            r"image id 1 occurs twice",
         ),
-        (coco(DOG, categories=[{"id": 1, "name": 5}]), r"categories\[0\] has a 'name' .* text"),
+        (coco(DOG, categories=[{"id": 1, "name": 5}]), r"categories\[0\] has a 'name' .* a string"),
         (coco({**DOG, "image_id": 9}), r"annotation 7 has the image_id 9, which is not in the"),
         (coco({**DOG, "category_id": 9}), r"annotation 7 has the category_id 9, which is not"),
     ],

@@ -100,12 +100,12 @@ def test_the_bytes_decide_what_a_photo_is(serve, declared):
     ("body", "status", "told"),
     [
         (b"", 415, "the body is empty; send a photo's bytes"),
-        (b"hello", 415, "not a picture"),
-        (b"%PDF-1.7", 415, "a PDF, which cannot be read; give JPEG"),
+        (b"hello", 415, "not a supported image"),
+        (b"%PDF-1.7", 415, "a PDF, which is not supported; give JPEG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 415, "a PostScript drawing"),
         (b"GIF89a\x01", 422, "header is broken"),
-        (JPEG.getvalue()[:-300], 422, "breaks off before its end"),
-        (PNG.getvalue()[:-300], 422, "breaks off before its end"),
+        (JPEG.getvalue()[:-300], 422, "the image is truncated"),
+        (PNG.getvalue()[:-300], 422, "the image is truncated"),
     ],
 )
 def test_what_is_no_photo(serve, model, body, status, told):

@@ -1,14 +1,14 @@
-"""Other people's layouts are read into one shape: photos with their captions, by split.
+"""Readers of caption data sets in several layouts: photos with their captions, by split.
 
-    layout      what is read                                                      splits
+    layout      source                                                            splits
     karpathy    dataset_coco.json, dataset_flickr8k.json, dataset_flickr30k.json  train, val, test
     flickr8k    Flickr8k.token.txt with Flickr_8k.*Images.txt beside it           those listed
     kaggle      captions.txt of Kaggle's Flickr8k (``image,caption``)             none
-    csv         a table with a file, a caption and perhaps a split column         if it says so
-    coco        a COCO captions file, to be split                                 none
+    csv         table with a file, a caption and an optional split column         if it has them
+    coco        COCO captions file                                                none
 
-An importer reads what is there and judges nothing; `dataset_writer` splits photos of a layout
-without splits (they come under ``"all"``), drops what cannot be used and writes COCO's layout.
+Photos of a layout without splits are returned under ``"all"``. Importers return everything, empty
+captions included; `captioner.prepare.dataset` splits, filters and writes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from captioner.data.coco import read_json
+from captioner.data.coco import Fields, read_coco, read_json
 from captioner.errors import DataError
 
 UNSPLIT = "all"
-"""The split name of photos whose layout knows no splits."""
+"""Split name for layouts without splits."""
 
 
 @dataclass(frozen=True)
 class ImportedPhoto:
-    """One photo and what people wrote about it."""
+    """One photo and its captions."""
 
     file_name: str
-    """Its path below the image folder."""
+    """Path relative to the image folder."""
     captions: tuple[str, ...]
-    """As they stand in the source, empty ones too."""
+    """As in the source, including empty ones."""
     image_id: int | None = None
-    """The source's own number, where it has one."""
+    """Id in the source, if any."""
 
 
 Splits: TypeAlias = dict[str, list[ImportedPhoto]]
@@ -46,30 +46,29 @@ Splits: TypeAlias = dict[str, list[ImportedPhoto]]
 # --- Karpathy's splits ----------------------------------------------------------------------------
 
 
-def import_karpathy(path: str | Path, *, restval_in_train: bool = True) -> Splits:
-    """Read the dataset_*.json files of Karpathy and Fei-Fei (2015).
+def import_karpathy(path: str | Path) -> Splits:
+    """Read a dataset_*.json file of Karpathy and Fei-Fei (2015).
 
     Args:
-        path: The JSON file.
-        restval_in_train: Count COCO's ``restval`` photos as training photos, as nearly everybody
-            does; otherwise they stay a split of their own.
+        path: JSON file.
 
     Returns:
-        Photos of train, val and test; the number is ``cocoid``, else ``imgid``.
+        Photos of train (including COCO's ``restval``, as is usual), val and test; the id is
+        ``cocoid`` or else ``imgid``.
 
     Raises:
-        DataError: The file is missing, no JSON, or of another shape.
+        DataError: The file is missing, not JSON, or of another form.
     """
     splits: Splits = {}
-    for place, image in _records(read_json(Path(path)), "images", str(path)):
-        name = _get(image, "filename", str, place)
+    for where, image in _records(read_json(Path(path)), "images", str(path)):
+        name = _get(image, "filename", str, where)
         if image.get("filepath"):
-            name = f"{_get(image, 'filepath', str, place)}/{name}"
-        split = _get(image, "split", str, place)
-        split = "train" if split == "restval" and restval_in_train else split
-        sentences = [_get(s, "raw", str, where) for where, s in _records(image, "sentences", place)]
+            name = f"{_get(image, 'filepath', str, where)}/{name}"
+        split = _get(image, "split", str, where)
+        split = "train" if split == "restval" else split
+        sentences = [_get(s, "raw", str, at) for at, s in _records(image, "sentences", where)]
         number = next((key for key in ("cocoid", "imgid") if image.get(key) is not None), None)
-        image_id = None if number is None else _get(image, number, int, place)
+        image_id = None if number is None else _get(image, number, int, where)
         splits.setdefault(split, []).append(ImportedPhoto(name, tuple(sentences), image_id))
     return splits
 
@@ -82,28 +81,28 @@ _FLICKR8K_LISTS = {
     "test": "Flickr_8k.testImages.txt",
 }
 _TOKEN_FILES = (".token.txt", ".token")
-_STRAY_COPY = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
+_DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
 
 def import_flickr8k(path: str | Path) -> Splits:
-    """Read Flickr8k as published; Flickr30k's .token file has the same lines.
+    """Read Flickr8k as published; Flickr30k's .token file has the same format.
 
-    A stray copy (``2258277193_586949ec62.jpg.1``) lends its captions to its photo only when that
-    has none of its own. Photos that no list names are left out, unless there is no list at all.
+    Captions of a duplicate file (``2258277193_586949ec62.jpg.1``) are used only if its photo has
+    none. If there are split lists, photos that are in none of them are left out.
 
     Args:
-        path: The token file (``name.jpg#0<tab>caption``).
+        path: Token file (``name.jpg#0<tab>caption``).
 
     Returns:
-        Photos of the splits whose lists lie beside the token file, otherwise all of them.
+        Photos of the splits whose lists are beside the token file; without lists, all photos.
 
     Raises:
-        DataError: A file is missing, or a line cannot be read.
+        DataError: A file is missing, or a line cannot be parsed.
     """
     token_file = Path(path)
-    captions, strays = _read_tokens(token_file)
-    for name, borrowed in strays.items():
-        captions.setdefault(name, borrowed)
+    captions, duplicates = _read_tokens(token_file)
+    for name, texts in duplicates.items():
+        captions.setdefault(name, texts)
     lists = {
         split: token_file.with_name(name)
         for split, name in _FLICKR8K_LISTS.items()
@@ -113,7 +112,7 @@ def import_flickr8k(path: str | Path) -> Splits:
         return {UNSPLIT: [ImportedPhoto(name, tuple(texts)) for name, texts in captions.items()]}
     splits: Splits = {}
     for split, file in lists.items():
-        names = [_STRAY_COPY.sub(r"\1", line.strip()) for _, line in _lines(file)]
+        names = [_DUPLICATE.sub(r"\1", line.strip()) for _, line in _lines(file)]
         splits[split] = [
             ImportedPhoto(name, tuple(captions.get(name, ()))) for name in dict.fromkeys(names)
         ]
@@ -121,17 +120,19 @@ def import_flickr8k(path: str | Path) -> Splits:
 
 
 def _read_tokens(path: Path) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Captions by photo: of the photos themselves, and of stray copies by the name of the photo."""
+    """Captions by photo: of the photos, and of their duplicate files."""
     captions: dict[str, list[str]] = {}
-    strays: dict[str, list[str]] = {}
+    duplicates: dict[str, list[str]] = {}
     for number, line in _lines(path):
         key, tab, caption = line.partition("\t")
         name, _, index = key.rpartition("#")
         if not tab or not name or not index.isdigit():
-            raise DataError(f"{path}:{number}: not 'name.jpg#0<tab>caption' ({line[:40]!r})")
-        photo = _STRAY_COPY.sub(r"\1", name)
-        (captions if photo == name else strays).setdefault(photo, []).append(caption)
-    return captions, strays
+            raise DataError(
+                f"{path}:{number}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}"
+            )
+        photo = _DUPLICATE.sub(r"\1", name)
+        (captions if photo == name else duplicates).setdefault(photo, []).append(caption)
+    return captions, duplicates
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -146,72 +147,74 @@ _SPLIT_NAMES = {
 
 
 def import_kaggle(path: str | Path) -> Splits:
-    """Read Kaggle's captions.txt: all behind a line's first comma is the caption, quoted or not.
+    """Read Kaggle's captions.txt, where the caption is all that follows a line's first comma.
 
     Args:
-        path: The file; its header is ``image,caption``.
+        path: File with the header ``image,caption``; captions may be quoted.
 
     Returns:
         All photos, without splits.
 
     Raises:
-        DataError: The file is missing, or a line cannot be read.
+        DataError: The file is missing, or a line cannot be parsed.
     """
     captions: dict[str, list[str]] = {}
     lines = _lines(Path(path))
     number, header = next(lines)
     if not _is_kaggle(header):
-        raise DataError(f"{path}:{number}: the header is no 'image,caption' ({header[:40]!r})")
+        raise DataError(
+            f"{path}:{number}: expected the header 'image,caption', got {header[:40]!r}"
+        )
     for number, line in lines:
         name, comma, caption = line.partition(",")
         if not comma or not name.strip():
-            raise DataError(f"{path}:{number}: not 'image,caption' ({line[:40]!r})")
+            raise DataError(f"{path}:{number}: expected 'image,caption', got {line[:40]!r}")
         captions.setdefault(name.strip(), []).append(_unquote(caption.strip()))
     return {UNSPLIT: [ImportedPhoto(name, tuple(texts)) for name, texts in captions.items()]}
 
 
 def import_csv(path: str | Path) -> Splits:
-    """Read a table with one caption a row; its header tells the columns and what separates them.
+    """Read a table with one caption per row.
 
-    The first of tab, ``|``, ``;`` and ``,`` that parts the header into a file column (file,
-    filename, file_name, image, image_name, path) and a caption column (caption, text, sentence,
-    comment) is taken; a ``split`` column is optional. Comma and semicolon: quotes as in RFC 4180.
-    Tab and ``|``: a quote is a character like others unless it encloses a field, as in Flickr30k's
+    The separator is the first of tab, ``|``, ``;`` and ``,`` that splits the header into a file
+    column (file, filename, file_name, image, image_name, path) and a caption column (caption, text,
+    sentence, comment); a ``split`` column is optional. With comma and semicolon, quotes work as in
+    RFC 4180; with tab and ``|`` they matter only around a whole field, as in Flickr30k's
     results.csv.
 
     Args:
         path: The table.
 
     Returns:
-        The photos by split, or all of them when the table has no such column.
+        The photos by split; without a split column, all photos.
 
     Raises:
-        DataError: The file is missing, the columns are not there, a row cannot be read, or a photo
-            is in two splits.
+        DataError: The file or a column is missing, a row cannot be parsed, or a photo is in two
+            splits.
     """
     text = _read_text(path)
     first = text.split("\n", 1)[0]
     separator, columns = _columns(first)
     if not separator:
         raise DataError(
-            f"{path}:1: the header {first.strip()[:60]!r} names no file column"
-            f" ({', '.join(_FILE_COLUMNS)}) or no caption column ({', '.join(_CAPTION_COLUMNS)})"
+            f"{path}:1: the header {first.strip()[:60]!r} lacks a file column"
+            f" ({', '.join(_FILE_COLUMNS)}) or a caption column ({', '.join(_CAPTION_COLUMNS)})"
         )
     captions: dict[str, list[str]] = {}
     split_of: dict[str, str] = {}
     for number, row in _rows(text, separator, columns["count"], path):
-        place = f"{path}:{number}"
+        where = f"{path}:{number}"
         if len(row) != columns["count"]:
             raise DataError(
-                f"{place}: {len(row)} fields where the header has {columns['count']};"
+                f"{where}: {len(row)} fields, but the header has {columns['count']};"
                 f" put quotes around a field that holds {separator!r}"
             )
         name = row[columns["file"]].strip()
         if not name:
-            raise DataError(f"{place}: the file column is empty")
-        split = _split_name(row[columns["split"]], place) if "split" in columns else UNSPLIT
+            raise DataError(f"{where}: the file name is empty")
+        split = _split_name(row[columns["split"]], where) if "split" in columns else UNSPLIT
         if split_of.setdefault(name, split) != split:
-            raise DataError(f"{place}: {name} is in two splits, {split_of[name]} and {split}")
+            raise DataError(f"{where}: {name} is in two splits, {split_of[name]} and {split}")
         captions.setdefault(name, []).append(row[columns["caption"]])
     splits: Splits = {}
     for name, texts in captions.items():
@@ -220,33 +223,33 @@ def import_csv(path: str | Path) -> Splits:
 
 
 def _columns(header: str) -> tuple[str, dict[str, int]]:
-    """The separator and the place of each column (and their count); "" where none fits."""
+    """The separator, and the index of each column (and their count); "" if none fits."""
     for separator in "\t|;,":
         names = [_unquote(name.strip()).strip().lower() for name in header.split(separator)]
-        places = {"count": len(names)}
+        columns = {"count": len(names)}
         for key, accepted in (
             ("file", _FILE_COLUMNS),
             ("caption", _CAPTION_COLUMNS),
             ("split", ("split",)),
         ):
             if found := [name for name in accepted if name in names]:
-                places[key] = names.index(found[0])
-        if "file" in places and "caption" in places:
-            return separator, places
+                columns[key] = names.index(found[0])
+        if "file" in columns and "caption" in columns:
+            return separator, columns
     return "", {}
 
 
 def _rows(
     text: str, separator: str, count: int, path: str | Path
 ) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of every row behind the header that is not blank."""
+    """Line number and fields of every non-blank row after the header."""
     if separator in "\t|":
         for number, line in enumerate(text.split("\n")[1:], start=2):
             row = [_unquote(cell.strip()) for cell in line.rstrip("\r").split(separator)]
             # Flickr30k's results.csv has three columns, and lacks one '|' in one line.
             lacks_one = separator == "|" and (count, len(row)) == (3, 2)
-            if lacks_one and (lost := re.match(r"(\d+)\s+(.*)", row[1])):
-                row[1:] = lost.groups()
+            if lacks_one and (fields := re.match(r"(\d+)\s+(.*)", row[1])):
+                row[1:] = fields.groups()
             if any(row):
                 yield number, row
         return
@@ -261,16 +264,18 @@ def _rows(
 
 
 def _unquote(text: str) -> str:
-    """Take off quotes that enclose a whole field (``"a ""b"" c"``); others belong to the text."""
+    """Remove quotes around a whole field (``"a ""b"" c"``); others belong to the text."""
     inner = text[1:-1]
     enclosed = len(text) >= 2 and text[0] == text[-1] == '"'
     return inner.replace('""', '"') if enclosed and '"' not in inner.replace('""', "") else text
 
 
-def _split_name(text: str, place: str) -> str:
+def _split_name(text: str, where: str) -> str:
     name = _SPLIT_NAMES.get(text.strip().lower())
     if name is None:
-        raise DataError(f"{place}: the split {text.strip()!r} is none of {', '.join(_SPLIT_NAMES)}")
+        raise DataError(
+            f"{where}: unknown split {text.strip()!r}; allowed: {', '.join(_SPLIT_NAMES)}"
+        )
     return name
 
 
@@ -281,30 +286,38 @@ def _is_kaggle(header: str) -> bool:
 # --- COCO -----------------------------------------------------------------------------------------
 
 
+_FIELDS: Fields = {
+    "images": {"id": (int,), "file_name": (str,)},
+    "annotations": {"image_id": (int,), "caption": (str,)},
+}
+
+
 def import_coco(path: str | Path) -> Splits:
-    """Read a COCO captions file, so that it can be split.
+    """Read a COCO captions file, for splitting it.
 
     Args:
-        path: The JSON file.
+        path: JSON file.
 
     Returns:
         All photos with their ids, without splits.
 
     Raises:
-        DataError: The file is missing, no JSON, or holds no captions.
+        DataError: The file is missing or not COCO captions.
     """
-    data = read_json(Path(path))
-    names = {
-        _get(image, "id", int, place): _get(image, "file_name", str, place)
-        for place, image in _records(data, "images", str(path))
+    data = read_coco(path, _FIELDS, "captions")
+    captions: dict[int, list[str]] = {image["id"]: [] for image in data["images"]}
+    for number, entry in enumerate(data["annotations"]):
+        if entry["image_id"] not in captions:
+            raise DataError(
+                f"{path}: annotations[{number}]: image_id {entry['image_id']} is not in the file"
+            )
+        captions[entry["image_id"]].append(entry["caption"])
+    return {
+        UNSPLIT: [
+            ImportedPhoto(image["file_name"], tuple(captions[image["id"]]), image["id"])
+            for image in data["images"]
+        ]
     }
-    captions: dict[int, list[str]] = {image_id: [] for image_id in names}
-    for place, annotation in _records(data, "annotations", str(path)):
-        image_id = _get(annotation, "image_id", int, place)
-        if image_id not in captions:
-            raise DataError(f"{place}: image_id {image_id} is not among the images")
-        captions[image_id].append(_get(annotation, "caption", str, place))
-    return {UNSPLIT: [ImportedPhoto(names[i], tuple(texts), i) for i, texts in captions.items()]}
 
 
 # --- All layouts ----------------------------------------------------------------------------------
@@ -316,22 +329,22 @@ IMPORTERS: dict[str, Callable[[str | Path], Splits]] = {
     "csv": import_csv,
     "coco": import_coco,
 }
-"""Layout, as `detect_layout` names it -> its importer."""
+"""Importer by layout."""
 
 
 def find_source(path: str | Path, layout: str = "auto") -> Path:
-    """The file that a folder stands for.
+    """Find the captions file in a folder.
 
     Args:
-        path: What the user gave.
+        path: File or folder.
         layout: A key of `IMPORTERS`, or auto.
 
     Returns:
-        A folder's Flickr8k.token.txt, else its only token file, else its captions.txt, as far as
-        the layout may be in one; a file is itself.
+        In a folder: Flickr8k.token.txt, or else its only token file, or else captions.txt, if the
+        layout has such a file. A file is returned as it is.
 
     Raises:
-        DataError: The folder holds none of them, or several token files.
+        DataError: The folder has none of them, or several token files.
     """
     path = Path(path)
     if not path.is_dir():
@@ -344,14 +357,14 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     table = layout in ("auto", "kaggle", "csv") and (path / "captions.txt").is_file()
     if not tokens and not table:
         raise DataError(
-            f"{path}: no Flickr8k.token.txt and no captions.txt in this folder; give the file"
-            " with the captions"
+            f"{path}: no Flickr8k.token.txt and no captions.txt in this folder; give the captions"
+            " file"
         )
     return tokens[0] if tokens else path / "captions.txt"
 
 
 def detect_layout(path: str | Path) -> str:
-    """Tell which importer fits a file.
+    """Detect the layout of a file from its name and content.
 
     Args:
         path: The file.
@@ -360,12 +373,12 @@ def detect_layout(path: str | Path) -> str:
         A key of `IMPORTERS`.
 
     Raises:
-        DataError: None fits, or the file cannot be read.
+        DataError: The layout is unknown, or the file cannot be read.
     """
     layout = _layout_of_file(Path(path))
     if layout is None:
         raise DataError(
-            f"{path}: no layout that is known; give Karpathy's dataset_*.json, Flickr8k.token.txt"
+            f"{path}: unknown layout; give Karpathy's dataset_*.json, Flickr8k.token.txt"
             " or its folder, Kaggle's captions.txt, a CSV with a file and a caption column, or a"
             " COCO captions file"
         )
@@ -411,23 +424,23 @@ def _read_text(path: str | Path) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Line number from 1 and text of every line that is not blank."""
+    """Line number from 1 and text of every non-blank line."""
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if line.strip():
             yield number, line.rstrip("\r")
 
 
-def _records(data: dict[str, Any], key: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a list in a JSON object, each with its place for messages."""
-    for index, record in enumerate(_get(data, key, list, place)):
+def _records(data: dict[str, Any], key: str, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a list in a JSON object, each with its location for messages."""
+    for index, record in enumerate(_get(data, key, list, where)):
         if not isinstance(record, dict):
-            raise DataError(f"{place}: {key}[{index}] is no object")
-        yield f"{place}: {key}[{index}]", record
+            raise DataError(f"{where}: {key}[{index}] is not an object")
+        yield f"{where}: {key}[{index}]", record
 
 
-def _get(record: dict[str, Any], key: str, kind: type, place: str) -> Any:
+def _get(record: dict[str, Any], key: str, kind: type, where: str) -> Any:
     value = record.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
-        what = "has no" if value is None else f"has {value!r:.30} as"
-        raise DataError(f"{place} {what} {key!r} ({kind.__name__})")
+        problem = "has no" if value is None else f"has {value!r:.30} as"
+        raise DataError(f"{where} {problem} {key!r} ({kind.__name__})")
     return value

@@ -1,4 +1,4 @@
-"""Imported photos become COCO captions: split, numbered, checked, written."""
+"""Writing imported photos as COCO captions: splits, ids, checks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools.coco import COCO
 
-from captioner.data.dataset_writer import split_randomly, write_coco
-from captioner.data.importers import (
+from captioner.errors import ConfigError, DataError
+from captioner.prepare.dataset import split_randomly, write_coco
+from captioner.prepare.importers import (
     UNSPLIT,
     ImportedPhoto,
     Splits,
@@ -22,7 +23,6 @@ from captioner.data.importers import (
     import_coco,
     import_flickr8k,
 )
-from captioner.errors import ConfigError, DataError
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
@@ -45,7 +45,7 @@ def photo(name: str, *captions: str, image_id: int | None = None) -> ImportedPho
     seed=st.integers(0, 5),
     order=st.randoms(),
 )
-def test_splits_part_the_photos_whatever_their_order(names: set[str], seed: int, order: Any):
+def test_splits_do_not_depend_on_the_order(names: set[str], seed: int, order: Any):
     photos = [photo(name, "one", "two") for name in sorted(names)]
     splits = split_randomly(photos, validation=0.2, test=0.2, seed=seed)
     parts = [{photo.file_name for photo in part} for part in splits.values()]
@@ -64,25 +64,25 @@ def test_splits_are_the_same_on_every_machine():
     assert split_randomly(photos, seed=1) != split_randomly(photos, seed=2)
 
 
-def test_one_file_never_lies_in_two_splits():
+def test_photos_of_one_file_stay_together():
     photos = [photo(f"{number // 2}.jpg", image_id=number) for number in range(40)]
     splits = split_randomly(photos, validation=0.3, test=0.3)
     parts = [{photo.file_name for photo in part} for part in splits.values()]
     assert sum(map(len, parts)) == 20
 
 
-def test_a_part_with_fraction_0_is_not_made():
+def test_a_split_with_fraction_0_is_omitted():
     assert list(split_randomly([photo("a"), photo("b")], test=0)) == ["train", "val"]
 
 
 @pytest.mark.parametrize(("validation", "test"), [(0.5, 0.5), (-0.1, 0.1), (float("nan"), 0)])
-def test_fractions_that_cannot_be(validation: float, test: float):
+def test_invalid_fractions(validation: float, test: float):
     with pytest.raises(ConfigError, match="below 1"):
         split_randomly([photo("a")], validation=validation, test=test)
 
 
 def test_too_few_photos():
-    with pytest.raises(DataError, match="2 photos are too few to be split; 3 are needed"):
+    with pytest.raises(DataError, match="2 photos are too few to split; at least 3 are needed"):
         split_randomly([photo("a"), photo("b")])
 
 
@@ -111,14 +111,14 @@ def test_what_is_written_can_be_imported_again(tmp_path: Path):
     assert import_coco(tmp_path / "captions_all.json") == {UNSPLIT: photos}
 
 
-def test_text_that_is_no_valid_unicode_is_carried_through(tmp_path: Path):
+def test_invalid_unicode_is_kept(tmp_path: Path):
     photos = [photo("\udcff.jpg", "a \ud83d dog"), photo("b.jpg"), photo("c.jpg")]
     write_coco(split_randomly(photos), tmp_path)
     found = [p for file in tmp_path.iterdir() for p in import_coco(file)[UNSPLIT]]
     assert {(p.file_name, p.captions) for p in found} == {(p.file_name, p.captions) for p in photos}
 
 
-def test_ids_stay_and_missing_ones_follow_the_largest(tmp_path: Path):
+def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
     write_coco(
         {"train": [photo("a", image_id=0), photo("b")], "val": [photo("c", image_id=8)]}, tmp_path
     )
@@ -127,16 +127,14 @@ def test_ids_stay_and_missing_ones_follow_the_largest(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("first", "ids"), [(1, [7, 8, 9]), (8, [7, 8, 9]), (100, [7, 100, 101])])
-def test_photos_without_ids_are_numbered_from_where_it_is_said(
-    tmp_path: Path, first: int, ids: list[int]
-):
+def test_photos_without_ids_are_numbered_from_first_id(tmp_path: Path, first: int, ids: list[int]):
     splits = {"train": [photo("a", "x"), photo("b", "y", image_id=7)], "val": [photo("c", "z")]}
     write_coco(splits, tmp_path, first_id=first)
     given = [load(tmp_path / f"captions_{split}.json").getImgIds() for split in splits]
     assert sorted(given[0] + given[1]) == ids
 
 
-def test_an_id_below_0_is_refused(tmp_path: Path):
+def test_a_negative_first_id_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="first_id is -1; give 0 or more"):
         write_coco({"train": [photo("a", "x")]}, tmp_path / "out", first_id=-1)
     assert not (tmp_path / "out").exists()
@@ -147,20 +145,20 @@ def test_an_id_below_0_is_refused(tmp_path: Path):
     [
         (
             {"train": [photo("a", image_id=1)], "val": [photo("b", image_id=1)]},
-            "id 1 .* a and to b",
+            "image id 1 is both a and b",
         ),
         ({"train": [photo("a")], "val": [photo("a")]}, "a is in two splits, train and val"),
-        ({"train": [photo("a", " ")]}, "no photo with a caption"),
-        ({}, "no photo with a caption"),
+        ({"train": [photo("a", " ")]}, "no photo has a caption"),
+        ({}, "no photo has a caption"),
     ],
 )
-def test_what_cannot_be_written_is_refused(tmp_path: Path, splits: Splits, expected: str):
+def test_invalid_splits_are_refused(tmp_path: Path, splits: Splits, expected: str):
     with pytest.raises(DataError, match=expected):
         write_coco(splits, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_dropped_is_counted_and_told(tmp_path: Path):
+def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
     folder = tmp_path / "images"
     folder.mkdir()
     exif = Image.Exif()
@@ -179,7 +177,7 @@ def test_what_is_dropped_is_counted_and_told(tmp_path: Path):
         "train: 1 photos, 1 captions\n"
         "dropped: 12 empty captions\n"
         "dropped: 2 photos without captions\n"
-        "left out: 4 photos missing or unreadable in the image folder (1.jpg, 2.jpg, 3.jpg, ...)"
+        "dropped: 4 photos missing or unreadable in the image folder (1.jpg, 2.jpg, 3.jpg, ...)"
     )
 
 
@@ -197,17 +195,17 @@ def test_the_wrong_image_folder_is_an_error(tmp_path: Path):
 def test_nothing_is_overwritten_without_force(tmp_path: Path):
     (tmp_path / "captions_val.json").write_text("mine")
     splits = {"train": [photo("a")], "val": [photo("b")]}
-    with pytest.raises(DataError, match=r"captions_val.json exists already; .* --force"):
+    with pytest.raises(DataError, match=r"captions_val.json exists; .* --force"):
         write_coco(splits, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["captions_val.json"]
     write_coco(splits, tmp_path, force=True)
     assert len(load(tmp_path / "captions_val.json").imgs) == 1
 
 
-def test_a_split_of_another_call_holds_none_of_the_photos(tmp_path: Path):
+def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     write_coco({"test": [photo("b"), photo("c")]}, tmp_path)
     before = (tmp_path / "captions_test.json").read_bytes()
-    write_coco({"train": [photo("a")]}, tmp_path)  # one after the other is no matter
+    write_coco({"train": [photo("a")]}, tmp_path)  # splits may be written one by one
     with pytest.raises(DataError, match=r"captions_test.json .* holds 1 of these photos \(b\)"):
         write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
     assert (tmp_path / "captions_test.json").read_bytes() == before
@@ -216,7 +214,7 @@ def test_a_split_of_another_call_holds_none_of_the_photos(tmp_path: Path):
     write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
 
 
-# --- The data that is here ---
+# --- Real data ---
 
 
 @pytest.mark.data

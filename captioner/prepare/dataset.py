@@ -1,7 +1,7 @@
-"""Imported photos become COCO captions files, one a split.
+"""Writes imported photos as COCO captions files, one per split.
 
-What cannot be used (empty captions, photos without captions, photos that are not on disk) is left
-out and counted, never dropped in silence. Nothing is written before everything has been checked.
+Empty captions, photos without captions and photos that are not on disk are left out and counted.
+Nothing is written before everything has been checked.
 """
 
 from __future__ import annotations
@@ -15,25 +15,32 @@ from typing import Any, TypeAlias
 
 from captioner.data.coco import read_captions
 from captioner.data.images import image_size
-from captioner.data.importers import ImportedPhoto, Splits
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
+from captioner.prepare.importers import (
+    IMPORTERS,
+    UNSPLIT,
+    ImportedPhoto,
+    Splits,
+    detect_layout,
+    find_source,
+)
 
 
 @dataclass
 class ImportSummary:
-    """What `write_coco` wrote and what it left out; ``str()`` of it is for people."""
+    """What `write_coco` wrote and what it left out; ``str()`` formats it."""
 
     files: dict[str, Path] = field(default_factory=dict)
-    """Split -> the file written; a split that ended up empty has none."""
+    """File by split; an empty split has none."""
     photos: dict[str, int] = field(default_factory=dict)
     captions: dict[str, int] = field(default_factory=dict)
     empty_captions: int = 0
-    """Dropped: nothing but white space."""
+    """Dropped captions: only white space."""
     photos_without_captions: int = 0
-    """Dropped: no caption, or only empty ones."""
+    """Dropped photos: no captions, or only empty ones."""
     missing_photos: list[str] = field(default_factory=list)
-    """Left out: not in the image folder, or no readable picture there."""
+    """Dropped photos: not in the image folder, or not readable."""
 
     def __str__(self) -> str:
         lines = [
@@ -46,10 +53,50 @@ class ImportSummary:
             lines.append(f"dropped: {self.photos_without_captions} photos without captions")
         if self.missing_photos:
             lines.append(
-                f"left out: {len(self.missing_photos)} photos missing or unreadable in the image"
+                f"dropped: {len(self.missing_photos)} photos missing or unreadable in the image"
                 f" folder ({_first_three(self.missing_photos)})"
             )
         return "\n".join(lines)
+
+
+def prepare_dataset(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    layout: str = "auto",
+    images: str | Path | None = None,
+    validation: float = 0.1,
+    test: float = 0.0,
+    seed: int = 0,
+    first_id: int = 1,
+    force: bool = False,
+) -> ImportSummary:
+    """Convert captions in another layout to COCO captions files.
+
+    Args:
+        source: File or folder with the captions.
+        folder: Output folder.
+        layout: A key of `IMPORTERS`, or auto.
+        images: See `write_coco`.
+        validation: Fraction of the photos for val, if the source has no splits.
+        test: Fraction of the photos for test, if the source has no splits.
+        seed: See `split_randomly`.
+        first_id: See `write_coco`.
+        force: Replace existing files.
+
+    Returns:
+        What was written and what was left out.
+
+    Raises:
+        CaptionerError: See `find_source`, `detect_layout`, `split_randomly` and `write_coco`.
+    """
+    if not Path(source).exists():
+        raise DataError(f"{source} does not exist; give the file or folder with the captions")
+    source = find_source(source, layout)
+    splits = IMPORTERS[detect_layout(source) if layout == "auto" else layout](source)
+    if set(splits) == {UNSPLIT}:
+        splits = split_randomly(splits[UNSPLIT], validation=validation, test=test, seed=seed)
+    return write_coco(splits, folder, images=images, force=force, first_id=first_id)
 
 
 def split_randomly(
@@ -59,29 +106,28 @@ def split_randomly(
     test: float = 0.1,
     seed: int = 0,
 ) -> Splits:
-    """Part photos into train, val and test by a hash of seed and file name.
+    """Split photos into train, val and test by a hash of seed and file name.
 
-    The same photos and seed give the same splits whatever their order, on every machine. All
-    captions of a photo, and photos of one file name, stay together. A part that is asked for gets
-    at least one photo; one with fraction 0 is not made.
+    The same photos and seed give the same splits, in any order and on any machine. Photos that
+    share a file name stay together. A split gets at least one photo, unless its fraction is 0.
 
     Args:
         photos: All photos.
         validation: Fraction of the photos for val.
         test: Fraction of the photos for test.
-        seed: Another seed gives other splits.
+        seed: Seed of the split.
 
     Returns:
-        The splits, each in the order of its file names.
+        The non-empty splits, each sorted by file name.
 
     Raises:
-        ConfigError: The fractions are not in 0..1 or leave nothing for training.
+        ConfigError: A fraction is not in 0..1, or nothing is left for training.
         DataError: There are too few photos.
     """
     if not (0 <= validation <= 1 and 0 <= test <= 1 and validation + test < 1):
         raise ConfigError(
-            f"validation {validation} and test {test}: fractions of the photos from 0 on, together"
-            " below 1; give smaller ones"
+            f"validation is {validation} and test is {test}; give fractions of the photos, 0 or"
+            " more and together below 1"
         )
     photos = sorted(photos, key=lambda photo: photo.file_name)
     names = sorted(
@@ -94,7 +140,7 @@ def split_randomly(
         split_of.update(dict.fromkeys(names[ends : ends + count], split))
         ends += count
     if ends >= len(names):
-        raise DataError(f"{len(names)} photos are too few to be split; {ends + 1} are needed")
+        raise DataError(f"{len(names)} photos are too few to split; at least {ends + 1} are needed")
     splits: Splits = {s: [] for s in ("train", "val", "test") if s in split_of.values()}
     for photo in photos:
         splits[split_of[photo.file_name]].append(photo)
@@ -105,37 +151,37 @@ def write_coco(
     splits: Splits,
     folder: str | Path,
     *,
-    images: Path | None = None,
+    images: str | Path | None = None,
     force: bool = False,
     first_id: int = 1,
 ) -> ImportSummary:
-    """Write captions_SPLIT.json for every split, as pycocotools reads them.
+    """Write captions_SPLIT.json for each split, in the format that pycocotools reads.
 
-    Image ids stay where the source has them; other photos get the numbers from ``first_id`` on, or
-    from the largest id there is. Captions are stripped. Another split that is in the folder already
-    stays, unless it holds a photo of these: it could be tested on what was learned.
+    Image ids of the source are kept; other photos are numbered from ``first_id``, or from the
+    largest id of the source + 1 if that is greater. Captions are stripped. The folder may already
+    hold other splits, but not with any of these photos: the test set must not leak into training.
 
     Args:
-        splits: What an importer returned.
-        folder: Where the files go; made when missing.
-        images: The image folder: photos that are not there are left out, the others get their width
-            and height in pixels (upright, as `open_image` returns them).
-        force: Replace files that exist.
-        first_id: Of the photos that have none; sets that are learned from together need other ids.
+        splits: From an importer.
+        folder: Output folder; created if missing.
+        images: Image folder; photos that are not in it are left out, the others get their width and
+            height in pixels (upright, as `open_image` returns them).
+        force: Replace existing files.
+        first_id: First id for photos without one; data sets used together need distinct ids.
 
     Returns:
         What was written and what was left out.
 
     Raises:
-        ConfigError: ``first_id`` is below 0.
-        DataError: A file exists, another split that is there holds one of the photos, a photo is
-            in two splits, two photos have one id, no photo is left, or writing fails.
+        ConfigError: ``first_id`` is negative.
+        DataError: A file exists, a photo is in two splits or in an existing split, two photos
+            share an id, no photo is left, or writing fails.
     """
     if first_id < 0:
         raise ConfigError(f"first_id is {first_id}; give 0 or more")
     files = {split: Path(folder, f"captions_{split}.json") for split in splits}
     if existing := [str(file) for file in files.values() if file.exists() and not force]:
-        raise DataError(f"{existing[0]} exists already; give another folder or --force")
+        raise DataError(f"{existing[0]} exists; give another folder or --force")
     _refuse_overlap(splits)
     for split in {"train", "val", "test"} - splits.keys():
         _refuse_leak(Path(folder, f"captions_{split}.json"), splits)
@@ -170,25 +216,27 @@ def _refuse_overlap(splits: Splits) -> None:
 
 
 def _refuse_leak(other: Path, splits: Splits) -> None:
-    """Another call's split must hold none of these photos."""
+    """Refuse an existing split that holds some of these photos."""
     try:
         names, _ = read_captions([other])
     except DataError:
-        return  # not there, or no captions
+        return  # missing, or not captions
     held = set(names.values())
     shared = [p.file_name for photos in splits.values() for p in photos if p.file_name in held]
     if shared:
         raise DataError(
-            f"{other} is there already and holds {len(shared)} of these photos "
-            f"({_first_three(shared)}); remove it, or give another folder"
+            f"{other} exists and holds {len(shared)} of these photos ({_first_three(shared)}); "
+            "remove it, or give another folder"
         )
 
 
 _Kept: TypeAlias = list[tuple[dict[str, Any], list[str]]]
 
 
-def _usable(photos: list[ImportedPhoto], images: Path | None, summary: ImportSummary) -> _Kept:
-    """Image records (the id may be None yet) with captions; what is dropped goes to the summary."""
+def _usable(
+    photos: list[ImportedPhoto], images: str | Path | None, summary: ImportSummary
+) -> _Kept:
+    """Image records (ids may be None) with captions; counts what is dropped in the summary."""
     kept: _Kept = []
     for photo in photos:
         captions = [caption.strip() for caption in photo.captions if caption.strip()]
@@ -208,13 +256,16 @@ def _usable(photos: list[ImportedPhoto], images: Path | None, summary: ImportSum
 
 
 def _number(records: dict[str, _Kept], first: int) -> None:
-    """Give every image record an id of its own, over all splits."""
+    """Give each image record a unique id over all splits."""
     images = [image for kept in records.values() for image, _ in kept]
     names: dict[int, str] = {}
     for image in images:
         if image["id"] is not None:
             if other := names.get(image["id"]):
-                raise DataError(f"id {image['id']} belongs to {other} and to {image['file_name']}")
+                raise DataError(
+                    f"image id {image['id']} is both {other} and {image['file_name']}; "
+                    "give each photo its own"
+                )
             names[image["id"]] = image["file_name"]
     following = max([first - 1, *names])
     for image in images:
@@ -238,13 +289,14 @@ def _write_split(
         raise DataError(f"{file}: cannot be written ({error.strerror})") from error
 
 
-def _nothing_left(summary: ImportSummary, images: Path | None) -> str:
+def _nothing_left(summary: ImportSummary, images: str | Path | None) -> str:
     if summary.missing_photos:
         return (
             f"{images}: none of the {len(summary.missing_photos)} photos is in this folder"
-            f" ({_first_three(summary.missing_photos)}); give the folder their names start from"
+            f" ({_first_three(summary.missing_photos)}); give the folder that their names are"
+            " relative to"
         )
-    return "no photo with a caption is left to write; check the captions"
+    return "no photo has a caption; check the captions"
 
 
 def _first_three(names: list[str]) -> str:

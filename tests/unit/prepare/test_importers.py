@@ -1,4 +1,4 @@
-"""Layouts of others are read: known small files in, known photos out."""
+"""Importers: known small files in, known photos out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from captioner.data.importers import (
+from captioner.errors import DataError
+from captioner.prepare.importers import (
     IMPORTERS,
     UNSPLIT,
     ImportedPhoto,
@@ -22,7 +23,6 @@ from captioner.data.importers import (
     import_kaggle,
     import_karpathy,
 )
-from captioner.errors import DataError
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
@@ -68,8 +68,6 @@ def test_karpathy_coco(tmp_path: Path):
     ]
     test = [ImportedPhoto("val2014/1.jpg", ("A dog .",), 9)]
     assert import_karpathy(file) == {"test": test, "train": train}
-    apart = import_karpathy(file, restval_in_train=False)
-    assert apart == {"test": test, "train": train[:1], "restval": train[1:]}
 
 
 def test_karpathy_flickr8k_numbers_by_imgid(tmp_path: Path):
@@ -85,7 +83,7 @@ TOKENS = (
 )
 
 
-def test_flickr8k_with_the_lists_that_are_there(tmp_path: Path):
+def test_flickr8k_with_split_lists(tmp_path: Path):
     file = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     put(tmp_path / "Flickr_8k.trainImages.txt", "a.jpg\r\n\r\n")
     put(tmp_path / "Flickr_8k.devImages.txt", "b.jpg\nnowhere.jpg\n")
@@ -101,12 +99,12 @@ def test_a_token_file_alone_has_no_splits(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("own", "expected"), [("", ("stray .",)), ("2258277193_586949ec62.jpg#0\town .\n", ("own .",))]
+    ("own", "expected"), [("", ("copy .",)), ("2258277193_586949ec62.jpg#0\town .\n", ("own .",))]
 )
-def test_a_stray_copy_lends_its_captions_only_where_they_lack(
+def test_a_duplicate_files_captions_are_used_if_the_photo_has_none(
     tmp_path: Path, own: str, expected: tuple[str, ...]
 ):
-    lines = "2258277193_586949ec62.jpg.1#0\tstray .\n" + own
+    lines = "2258277193_586949ec62.jpg.1#0\tcopy .\n" + own
     file = put(tmp_path / "Flickr8k.token.txt", lines)
     assert captions_of(import_flickr8k(file)) == {"2258277193_586949ec62.jpg": expected}
     put(tmp_path / "Flickr_8k.trainImages.txt", "2258277193_586949ec62.jpg.1\n")
@@ -117,7 +115,7 @@ def test_a_stray_copy_lends_its_captions_only_where_they_lack(
 # --- Tables ---
 
 
-def test_kaggle_takes_all_behind_the_first_comma(tmp_path: Path):
+def test_kaggle_captions_follow_the_first_comma(tmp_path: Path):
     lines = [
         "",
         "image,caption",
@@ -219,26 +217,38 @@ def test_coco(tmp_path: Path):
             {"images": [{"filename": 3}]},
             r"images\[0\] has 3 as 'filename' \(str\)",
         ),
-        (import_karpathy, {"images": [7]}, r"images\[0\] is no object"),
+        (import_karpathy, {"images": [7]}, r"images\[0\] is not an object"),
         (
             import_karpathy,
             {"images": [{"filename": "a", "split": "val", "sentences": [{}]}]},
             r"images\[0\]: sentences\[0\] has no 'raw'",
         ),
-        (import_coco, coco(annotations=[{"image_id": 9}]), r"\[0\]: image_id 9 is not among"),
-        (import_coco, coco(annotations=[{"image_id": 3, "bbox": []}]), r"\[0\] has no 'caption'"),
-        (import_flickr8k, "a.jpg#0\tfine\n\na.jpg no tab\n", r"a:3: not 'name.jpg#0<tab>caption'"),
-        (import_kaggle, "image,caption\na.jpg\n", r"a:2: not 'image,caption'"),
-        (import_kaggle, "image_name,n,text\n", r"a:1: the header is no 'image,caption'"),
-        (import_csv, "a,b\n1,2\n", r"a:1: the header 'a,b' names no file column \(file, .*comment"),
+        (
+            import_coco,
+            coco(annotations=[{"image_id": 9, "caption": "a"}]),
+            r"\[0\]: image_id 9 is not in the file",
+        ),
+        (import_coco, coco(annotations=[{"image_id": 3, "bbox": []}]), r"\[0\] lacks 'caption'"),
+        (
+            import_flickr8k,
+            "a.jpg#0\tfine\n\na.jpg no tab\n",
+            r"a:3: expected 'name.jpg#0<tab>caption'",
+        ),
+        (import_kaggle, "image,caption\na.jpg\n", r"a:2: expected 'image,caption'"),
+        (import_kaggle, "image_name,n,text\n", r"a:1: expected the header 'image,caption'"),
+        (import_csv, "a,b\n1,2\n", r"a:1: the header 'a,b' lacks a file column \(file, .*comment"),
         (
             import_csv,
             "file,caption\na.jpg,one, two\n",
-            r"a:2: 3 fields where the header has 2; put",
+            r"a:2: 3 fields, but the header has 2; put",
         ),
         (import_csv, 'file,caption\na.jpg,"one\n', r"a:\d: not valid CSV"),
-        (import_csv, "file,caption\n,one\n", r"a:2: the file column is empty"),
-        (import_csv, "file,caption,split\na.jpg,one,x\n", r"a:2: the split 'x' is none of train"),
+        (import_csv, "file,caption\n,one\n", r"a:2: the file name is empty"),
+        (
+            import_csv,
+            "file,caption,split\na.jpg,one,x\n",
+            r"a:2: unknown split 'x'; allowed: train",
+        ),
         (
             import_csv,
             "file,caption,split\na.jpg,one,train\na.jpg,two,val\n",
@@ -249,7 +259,7 @@ def test_coco(tmp_path: Path):
         (import_csv, "file,caption\n".encode("utf-16"), r"a:1: not UTF-8"),
     ],
 )
-def test_what_cannot_be_read_is_named(
+def test_invalid_files(
     tmp_path: Path, importer: Callable[[Path], Splits], content: Any, expected: str
 ):
     with pytest.raises(DataError, match=expected) as caught:
@@ -258,7 +268,7 @@ def test_what_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize("importer", IMPORTERS.values(), ids=IMPORTERS)
-def test_a_missing_file_is_named(tmp_path: Path, importer: Callable[[Path], Splits]):
+def test_missing_files(tmp_path: Path, importer: Callable[[Path], Splits]):
     with pytest.raises(DataError, match=r"none.txt(: cannot be read \(No such| does not exist)"):
         importer(tmp_path / "none.txt")
 
@@ -278,13 +288,13 @@ def test_a_missing_file_is_named(tmp_path: Path, importer: Callable[[Path], Spli
         ("csv", "file\tcaption\na.jpg\tA dog .\n"),
     ],
 )
-def test_every_layout_is_told_and_read(tmp_path: Path, layout: str, content: str, mark: str):
+def test_layouts_are_detected(tmp_path: Path, layout: str, content: str, mark: str):
     file = put(tmp_path / "a", mark + content)
     assert detect_layout(file) == layout
     assert sum(len(photos) for photos in IMPORTERS[layout](file).values()) > 0
 
 
-def test_a_folder_stands_for_its_captions(tmp_path: Path):
+def test_the_captions_file_of_a_folder(tmp_path: Path):
     with pytest.raises(DataError, match=r"no Flickr8k.token.txt and no captions.txt in this"):
         find_source(tmp_path)
     table = put(tmp_path / "captions.txt", TOKENS)
@@ -295,30 +305,30 @@ def test_a_folder_stands_for_its_captions(tmp_path: Path):
     with pytest.raises(DataError, match=r"2 token files in this folder; give one"):
         find_source(tmp_path)
     assert find_source(tmp_path, "kaggle") == find_source(tmp_path, "csv") == table
-    with pytest.raises(DataError, match=r"give the file"):
+    with pytest.raises(DataError, match=r"give the captions file"):
         find_source(tmp_path, "coco")
     published = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     assert find_source(tmp_path) == published
 
 
-def test_captions_txt_is_what_its_header_says(tmp_path: Path):
+def test_captions_txt_with_another_header_is_csv(tmp_path: Path):
     put(tmp_path / "captions.txt", "image_name,comment_number,comment\na.jpg,0,A dog .\n")
     file = find_source(tmp_path)
     assert detect_layout(file) == "csv"
     assert captions_of(import_csv(file)) == {"a.jpg": ("A dog .",)}
 
 
-def test_a_token_file_is_known_by_its_name_too(tmp_path: Path):
+def test_a_token_file_is_detected_by_its_name(tmp_path: Path):
     assert detect_layout(put(tmp_path / "my.token.txt", "no token line\n")) == "flickr8k"
 
 
 @pytest.mark.parametrize("content", ["some text", "{}", '{"images": [1]}', '{"images": {}}'])
-def test_what_is_supported_is_listed(tmp_path: Path, content: str):
+def test_unknown_layouts(tmp_path: Path, content: str):
     with pytest.raises(DataError, match=r"Karpathy's .* Flickr8k.* Kaggle's .* CSV .* COCO"):
         detect_layout(put(tmp_path / "a", content))
 
 
-# --- The data that is here ---
+# --- Real data ---
 
 
 @pytest.mark.data

@@ -1,0 +1,1 @@
+"""What ``captioner prepare`` writes: COCO captions files, cached features and shards."""

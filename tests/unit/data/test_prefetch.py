@@ -1,0 +1,64 @@
+"""Results of `read_ahead`: order, laziness, errors, threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from captioner.data.prefetch import read_ahead
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_keep_their_order_and_items_are_consumed_lazily(threads: int) -> None:
+    taken: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(9):
+            taken.append(number)
+            yield number
+
+    results = read_ahead(lambda number: number * number, numbers(), ahead=2, threads=threads)
+
+    assert taken == []
+    for number in range(9):
+        assert next(results) == number * number
+        assert len(taken) <= number + 2
+    with pytest.raises(StopIteration):
+        next(results)
+    assert list(read_ahead(str, [], ahead=2)) == []
+
+
+def test_the_next_item_is_read_while_one_is_out() -> None:
+    done = [threading.Event() for _ in range(3)]
+    results = read_ahead(lambda number: done[number].set() or number, range(3), ahead=2)
+
+    assert next(results) == 0
+    assert done[1].wait(5)
+
+
+def test_an_error_is_raised_in_place_of_its_result() -> None:
+    results = read_ahead(lambda number: 6 // number, [3, 2, 0, 1], ahead=4)
+
+    assert [next(results), next(results)] == [2, 3]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_closing_cancels_calls_and_ends_the_threads() -> None:
+    before, calls, go = threading.active_count(), [], threading.Event()
+
+    def wait(number: int) -> int:
+        calls.append(number)
+        if number:
+            go.wait(5)
+        return number
+
+    results = read_ahead(wait, range(9), ahead=5)
+    next(results)
+    go.set()
+    results.close()
+
+    assert len(calls) < 9
+    assert threading.active_count() == before
