@@ -23,8 +23,7 @@ from safetensors.torch import load_file, save
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ModelError
-from captioner.files import atomic_folder, complete_folder
-from captioner.frequencies import FREQUENCIES
+from captioner.files import FREQUENCIES, atomic_folder, complete_folder
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
@@ -48,7 +47,7 @@ class StoredModel:
     """Where it was trained and how it scored: free text and numbers for people."""
     frequencies: bytes | None = None
     """The file of its training captions' document frequencies, as it is; see
-    ``captioner.frequencies``. None: they were not counted."""
+    ``captioner.evaluation.frequencies``. None: they were not counted."""
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:

@@ -46,16 +46,15 @@ Splits: TypeAlias = dict[str, list[ImportedPhoto]]
 # --- Karpathy's splits ----------------------------------------------------------------------------
 
 
-def import_karpathy(path: str | Path, *, restval_in_train: bool = True) -> Splits:
+def import_karpathy(path: str | Path) -> Splits:
     """Read the dataset_*.json files of Karpathy and Fei-Fei (2015).
 
     Args:
         path: The JSON file.
-        restval_in_train: Count COCO's ``restval`` photos as training photos, as nearly everybody
-            does; otherwise they stay a split of their own.
 
     Returns:
-        Photos of train, val and test; the number is ``cocoid``, else ``imgid``.
+        Photos of train (including COCO's ``restval``), val and test; the number is ``cocoid``,
+        else ``imgid``.
 
     Raises:
         DataError: The file is missing, no JSON, or of another shape.
@@ -66,7 +65,7 @@ def import_karpathy(path: str | Path, *, restval_in_train: bool = True) -> Split
         if image.get("filepath"):
             name = f"{_get(image, 'filepath', str, place)}/{name}"
         split = _get(image, "split", str, place)
-        split = "train" if split == "restval" and restval_in_train else split
+        split = "train" if split == "restval" else split
         sentences = [_get(s, "raw", str, where) for where, s in _records(image, "sentences", place)]
         number = next((key for key in ("cocoid", "imgid") if image.get(key) is not None), None)
         image_id = None if number is None else _get(image, number, int, place)

@@ -68,8 +68,6 @@ def test_karpathy_coco(tmp_path: Path):
     ]
     test = [ImportedPhoto("val2014/1.jpg", ("A dog .",), 9)]
     assert import_karpathy(file) == {"test": test, "train": train}
-    apart = import_karpathy(file, restval_in_train=False)
-    assert apart == {"test": test, "train": train[:1], "restval": train[1:]}
 
 
 def test_karpathy_flickr8k_numbers_by_imgid(tmp_path: Path):
