@@ -137,8 +137,8 @@ def test_missing_and_invalid_files(tmp_path: Path) -> None:
     text.write_text("{}")
     deep.write_bytes(gzip.compress(b"[" * 200_000))
     for path, message in [
-        (tmp_path / "none", "none does not exist; give a file"),
-        (tmp_path, "is a folder; give a file"),
+        (tmp_path / "none", "none does not exist; give a document"),
+        (tmp_path, "is a folder; give a document"),
         (whole / "inside", "whole/inside cannot be read: Not a directory"),
         (cut, "cut is truncated or damaged; count"),
         (text, "text is not a document frequencies file; give"),
