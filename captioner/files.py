@@ -35,6 +35,9 @@ from typing import IO, Any, Literal, overload
 if sys.platform != "win32":
     import fcntl
 
+FREQUENCIES = "document_frequencies.json.gz"
+"""Usual name of a document frequencies file, also in a model folder."""
+
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.

@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ModelError
-from captioner.files import atomic_folder, complete_folder
-from captioner.frequencies import FREQUENCIES
+from captioner.files import FREQUENCIES, atomic_folder, complete_folder
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
@@ -46,7 +45,7 @@ class StoredModel:
     info: dict[str, Any] = field(default_factory=dict)
     """Training data and scores, for people to read."""
     frequencies: bytes | None = None
-    """Contents of the document frequency file; see ``captioner.frequencies``. None: no file."""
+    """Contents of the document frequency file; see ``captioner.evaluation.frequencies``. None: no file."""
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:

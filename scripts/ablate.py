@@ -1,15 +1,16 @@
-"""Train stage 1 in short, once for each choice, and tabulate what each is worth.
+"""Ablation of stage 1: train it briefly with one setting changed at a time, and tabulate.
 
     python scripts/ablate.py FLICKR8K COCO_MINI COCO128 [--work runs/ablation] [--only base ...]
     python scripts/ablate.py --table [--work runs/ablation] > docs/ablation_table.md
 
-A row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options that the table shows,
-from features that ``captioner prepare features`` makes once for the photos, an encoder and a size
-(2 GB at 256 pixels) or, where crops and colours make every photo new in every epoch, from the
-photos (slower). The command can be stopped and given again: rows that are done stay, one that was
-begun goes on. COCO128: photos with instance masks, on which a row's attention is measured at its
-end. COCO_MINI: photos of COCO with captions; one row learns from those that are not in COCO128. No
-model that has may be told to be measured on COCO_MINI, as the one that ships is.
+Each row is ``captioner train configs/flickr8k.yaml`` with SHORT and the options shown in the table.
+It trains from features that ``captioner prepare features`` computes once per data set, encoder and
+image size (2 GB at 256 pixels) or, with random crops and colours, from the photos (slower). An
+interrupted command can be repeated: finished rows are kept, an unfinished one is resumed.
+
+COCO128: photos with instance masks, used to measure the attention of each row. COCO_MINI: COCO
+photos with captions. One row trains on those that are not in COCO128, so it must not be evaluated
+on COCO_MINI.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ SHORT = (
 PHOTOS = "--data.images [FLICKR8K/images] --data.train_annotations [DATA/captions_train.json]"
 VALIDATION = "--data.val_annotations [DATA/captions_val.json]"
 COCO_IDS = 1_000_000_000
-"""Added to COCO's: ``captioner prepare dataset`` numbers Flickr8k's photos from 1."""
+"""Added to COCO image ids, since ``captioner prepare dataset`` numbers Flickr8k from 1."""
 BASE = "base"
 ATTENTION = "attention.json"
 
 
 class Row(NamedTuple):
-    """One choice."""
+    """One row of the table."""
 
-    told: str
+    description: str
     options: str = ""
     encoder: str = "--encoder.image_size 256"
-    """What decides the features, beside the photos."""
+    """Options that the features depend on, besides the photos."""
     photos: str = PHOTOS
-    """What is learned from; words in capitals stand for the script's arguments."""
+    """Training data; names in capitals are replaced by the script's arguments."""
     from_photos: bool = False
-    """Encoded anew in every epoch: photos that never look the same twice."""
+    """Encode the photos in every epoch, because they are augmented randomly."""
 
 
 LITE0 = (
@@ -69,18 +70,18 @@ ROWS = {
     "crops": Row(
         "random crops and colours", "--data.min_crop 0.7 --data.color_jitter 0.3", from_photos=True
     ),
-    "hidden_1024": Row("twice the LSTM", "--decoder.hidden_dim 1024"),
+    "hidden_1024": Row("LSTM of twice the size", "--decoder.hidden_dim 1024"),
     "dropout_0.3": Row("less dropout", "--decoder.dropout 0.3"),
     "no_smoothing": Row("no label smoothing", "--training.label_smoothing 0"),
     "sampling": Row("scheduled sampling", "--training.scheduled_sampling 0.25"),
     "no_average": Row("no weight averaging", "--training.ema_decay 0"),
     "no_penalty": Row("no attention penalty", "--training.attention_penalty 0"),
-    "penalty_0.1": Row("five times the penalty", "--training.attention_penalty 0.1"),
+    "penalty_0.1": Row("5 x attention penalty", "--training.attention_penalty 0.1"),
 }
 
 
 def main() -> None:
-    """Train what is missing, or print the table of what is done."""
+    """Train the missing rows, or print the table of the finished ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("flickr8k", type=Path, nargs="?", help="photos in images/")
     parser.add_argument("coco_mini", type=Path, nargs="?", help="and annotations/captions.json")
@@ -88,11 +89,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default="data/flickr8k", help="captions of the photos")
     parser.add_argument("--work", type=Path, default="runs/ablation")
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--table", action="store_true", help="print it; nothing is trained")
+    parser.add_argument("--table", action="store_true", help="print the table, train nothing")
     options = parser.parse_args()
     if options.table:
         if not any((options.work / name / ATTENTION).exists() for name in ROWS):
-            parser.error(f"{options.work} holds no row that is done; train them, or give --work")
+            parser.error(f"{options.work} has no finished row; train one or give another --work")
         print(table(options.work))
         return
     if options.coco128 is None:
@@ -104,15 +105,15 @@ def main() -> None:
         options.data / "captions_train.json",
     ):
         if not needed.exists():
-            parser.error(f"{needed} is not there; see the arguments and --data in --help")
+            parser.error(f"{needed} does not exist; see --help")
     write_coco(options)
     for name in options.only:
-        print(f"{name}: {ROWS[name].told}", file=sys.stderr)
+        print(f"{name}: {ROWS[name].description}", file=sys.stderr)
         train(ROWS[name], options.work / name, options)
 
 
 def write_coco(options: Any) -> None:
-    """COCO_MINI's captions without COCO128's photos, under ids that Flickr8k does not use."""
+    """Write COCO_MINI's captions without COCO128's photos, with ids that Flickr8k does not use."""
     masks = options.coco128 / "annotations" / "instances.json"
     measured = {image["file_name"] for image in json.loads(masks.read_bytes())["images"]}
     found = json.loads((options.coco_mini / "annotations" / "captions.json").read_bytes())
@@ -120,15 +121,15 @@ def write_coco(options: Any) -> None:
     kept = {image["id"] for image in images}
     for image in images:
         image["id"] += COCO_IDS
-    captions = [said for said in found["annotations"] if said["image_id"] in kept]
-    for said in captions:
-        said["image_id"] += COCO_IDS
+    captions = [one for one in found["annotations"] if one["image_id"] in kept]
+    for caption in captions:
+        caption["image_id"] += COCO_IDS
     written = json.dumps({"images": images, "annotations": captions})
     atomic_write(options.work / "coco_captions.json", written)
 
 
 def train(row: Row, run: Path, options: Any) -> None:
-    """Train a row as far as it is not yet, and measure its attention."""
+    """Train a row or resume it, and measure its attention."""
     chosen = f"{SHORT} {row.encoder} {row.photos} {VALIDATION}".split()
     shared = [CONFIG, *(_with_paths(option, options) for option in chosen)]
     own = ["--run-folder", str(run), *row.options.split()]
@@ -159,37 +160,37 @@ def _with_paths(option: str, options: Any) -> str:
 
 def _captioner(*arguments: str) -> None:
     code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
-    if code:  # it has said why
+    if code:  # the command has printed the error
         sys.exit(code)
 
 
 def table(work: Path) -> str:
-    """The rows that are done (their attention is measured last), in Markdown."""
+    """The finished rows (those with measured attention) as Markdown."""
     best = {
         name: max(read_metrics(work / name), key=lambda row: float(row["CIDEr"]))
         for name in ROWS
         if (work / name / ATTENTION).exists()
     }
-    head = "| | options | CIDEr | to the base | BLEU-4 | attention | best epoch |"
-    told = [head, "|---" * 7 + "|"]
+    head = "| | options | CIDEr | vs. base | BLEU-4 | attention | best epoch |"
+    lines = [head, "|---" * 7 + "|"]
     for name, found in best.items():
         row = ROWS[name]
-        usual = ("", Row("").encoder, PHOTOS)
-        given = " ".join(o for o in (row.encoder, row.photos, row.options) if o not in usual)
-        apart = f"{100 * (found['CIDEr'] - best[BASE]['CIDEr']):+.1f}" if BASE in best else ""
-        told.append(
-            f"| {row.told} | {f'`{given}`' if given else ''} | {100 * found['CIDEr']:.1f} "
-            f"| {apart} | {100 * found['Bleu_4']:.1f} | {_ratio(work / name)} | {found['epoch']} |"
+        defaults = ("", Row("").encoder, PHOTOS)
+        given = " ".join(o for o in (row.encoder, row.photos, row.options) if o not in defaults)
+        change = f"{100 * (found['CIDEr'] - best[BASE]['CIDEr']):+.1f}" if BASE in best else ""
+        lines.append(
+            f"| {row.description} | {f'`{given}`' if given else ''} | {100 * found['CIDEr']:.1f} "
+            f"| {change} | {100 * found['Bleu_4']:.1f} | {_ratio(work / name)} | {found['epoch']} |"
         )
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def _ratio(run: Path) -> str:
-    """Correctness of attention over that of an even map, with its interval."""
+    """Correctness of attention / uniform, with its interval."""
     found = json.loads((run / ATTENTION).read_text(encoding="utf-8"))["attention"]
     ends = found["intervals"]["ratio"]
-    told = "" if found["ratio"] is None else f"{found['ratio']:.2f}"
-    return told + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
+    ratio = "" if found["ratio"] is None else f"{found['ratio']:.2f}"
+    return ratio + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Measure captioning against its floor, the bare encoder, side by side in one run.
+"""Benchmark captioning relative to the bare encoder, its upper bound.
 
     python scripts/benchmark.py FOLDER_OF_PHOTOS [--beam-size 3] [--rounds 5]
 
 Each round encodes the same prepared batches, captions them, and captions the files they came from;
-the order changes from round to round. Printed are medians over the rounds and of the ratios in a
-round. Peak memory is that of captioning the first quarter of the photos, then all of them, each in
-a process of its own.
+the order rotates. Prints medians over rounds of the speeds and of the ratios within a round. Peak
+memory is measured for the first quarter of the photos and for all, each in its own process.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def folders(options: argparse.Namespace) -> list[str]:
-    """The model folder that was given; none: the model that ships."""
+    """Arguments of ``load``; empty for the default model."""
     return [options.model] if options.model else []
 
 

@@ -1,19 +1,19 @@
-"""Measure decoding from stored features: beams and batches against the loop that tutorials use.
+"""Benchmark decoding from stored features against the loop that tutorials use.
 
     python scripts/benchmark_decoding.py FOLDER_OF_PHOTOS [--beams 1 5] [--batches 1 64]
     python scripts/benchmark_decoding.py --sizes 196 2048 512 9490 [...]
 
-The photos are encoded once; then only the decoder works. The loop takes one photo at a time, copies
-its features for every beam, projects them again at every word, and keeps its sentences in Python
-lists. Both run on the CPU, with the same weights and the same number of threads. All cells of a
-row are measured in turn, round after round; printed are medians.
+The photos are encoded once, then only the decoder runs. The loop decodes one photo at a time,
+copies its features for every beam, projects them again at every word, and keeps sentences in Python
+lists. Both run on the CPU with the same weights and threads. All cells of a row are measured in
+each round; medians are printed.
 
-With ``--sizes`` (of the regions, their features, the layers and the vocabulary; above are the
-tutorials' own) a decoder with random weights works on random features.
+``--sizes`` (regions, feature size, layer size, vocabulary; the values above are those of the
+tutorials) uses a decoder with random weights on random features.
 
-The floor is the time that the matrix products alone would take at the speed that one large product
-reaches here, measured in the same run. Operations are counted by torch; everything else (look-ups,
-tanh, the choice of beams, memory traffic) is taken for nothing.
+The bound is the time that the matrix products alone would take at the speed of one large product,
+measured in the same run. Operations are counted by torch; look-ups, tanh, beam selection and memory
+traffic are ignored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
 LOOP_PHOTOS = 16
-"""Photos a round where they go one by one: enough for a median, and it takes no minutes."""
+"""Photos per round of the loop; enough for a median within seconds."""
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
         model = load(*([options.model] if options.model else []), device="cpu")
         photos = list(find_images([options.folder]))[:needed]
         if len(photos) < needed:
-            parser.error(f"{options.folder} holds {len(photos)} photos; {needed} are needed")
+            parser.error(f"{options.folder} has {len(photos)} photos; {needed} are needed")
         features = encode(model, photos)
         with autocast(model.precision, model.device):
             report(model.model.decoder, features, model.stored.search.max_length, options)
@@ -74,7 +74,7 @@ def main() -> None:
 def at_random(
     photos: int, regions: int, size: int, layers: int, words: int
 ) -> tuple[Decoder, Tensor]:
-    """A decoder and features of these sizes."""
+    """A random decoder and random features of these sizes."""
     torch.manual_seed(0)
     config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers)
     decoder = build_decoder(config, size, words, regions).eval()
@@ -96,7 +96,7 @@ def encode(model: Captioner, photos: list[Path]) -> Tensor:
 def report(
     decoder: Decoder, features: Tensor, max_length: int, options: argparse.Namespace
 ) -> None:
-    """Measure everything and print it."""
+    """Measure and print everything."""
     peak = peak_product(features.dtype if features.dtype == torch.bfloat16 else torch.float32)
     dtype = str(features.dtype).removeprefix("torch.")
     print(
@@ -104,7 +104,7 @@ def report(
         f"{torch.get_num_threads()} threads; one large product: {peak / 1e9:.0f} GFLOP/s"
     )
     batches = "".join(f" {batch} |" for batch in options.batches)
-    print(f"\nphotos a second\n\n| beam | loop |{batches} best/loop |")
+    print(f"\nphotos per second\n\n| beam | loop |{batches} best/loop |")
     print("|---" * (len(options.batches) + 3) + "|")
     notes = []
     for beam in options.beams:
@@ -126,7 +126,7 @@ def report(
 def measure(
     jobs: dict[str, Callable[[], None]], counts: dict[str, int], rounds: int
 ) -> dict[str, float]:
-    """Photos a second of every job, the median over rounds; the first round warms up."""
+    """Photos per second of each job, median over rounds; the first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds + 1):
         for name, job in jobs.items():
@@ -139,7 +139,7 @@ def measure(
 def batch_job(
     decoder: Decoder, features: Tensor, options: SearchOptions, batch: int
 ) -> Callable[[], None]:
-    """Decode in batches; what depends on the photo alone is part of it."""
+    """Decode in batches, including the projections of the features."""
 
     def job() -> None:
         for part in features.split(batch):
@@ -159,9 +159,9 @@ def loop_job(decoder: Decoder, features: Tensor, options: SearchOptions) -> Call
 
 
 def tutorial_loop(decoder: Decoder, features: Tensor, options: SearchOptions) -> list[int]:
-    """One photo (L, D), as tutorials decode it; the sentence without start and end."""
+    """Decode one photo (L, D) as tutorials do; return the tokens without start and end."""
     beams = options.beam_size
-    features = features.expand(beams, *features.shape)  # a copy for every beam, once they are used
+    features = features.expand(beams, *features.shape)  # a copy per beam once used
     state = decoder.start(decoder.memory(features))
     sentences, maps = [[START] for _ in range(beams)], [[] for _ in range(beams)]
     scores = torch.zeros(beams)
@@ -194,7 +194,7 @@ def tutorial_loop(decoder: Decoder, features: Tensor, options: SearchOptions) ->
 
 
 def peak_product(dtype: torch.dtype) -> float:
-    """Operations a second of one large product, the best of several."""
+    """Operations per second of one large matrix product, best of several runs."""
     left, right = torch.randn(1024, 2048, dtype=dtype), torch.randn(2048, 2048, dtype=dtype)
     times = []
     for _ in range(12):
@@ -207,7 +207,7 @@ def peak_product(dtype: torch.dtype) -> float:
 def floor_note(
     decoder: Decoder, features: Tensor, options: SearchOptions, speed: float, peak: float
 ) -> str:
-    """How near the best batch comes to the time that its products alone would take."""
+    """Compare the speed of the best batch with the bound of its matrix products."""
     with FlopCounterMode(display=False) as ours:
         search(DecoderStepper(decoder, decoder.memory(features)), options)
     few = features[:LOOP_PHOTOS]
@@ -218,14 +218,14 @@ def floor_note(
     loop_work = loops.get_total_flops() / len(few)
     floor = peak / work
     return (
-        f"beam {options.beam_size}: {work / 1e6:.0f} MFLOP a photo in products (the loop: "
-        f"{loop_work / 1e6:.0f}, {loop_work / work:.1f} times as many); at the large product's "
-        f"speed {floor:.0f} photos/s, of which {100 * speed / floor:.0f}% are reached"
+        f"beam {options.beam_size}: {work / 1e6:.0f} MFLOP per photo in products (the loop: "
+        f"{loop_work / 1e6:.0f}, {loop_work / work:.1f} times as many); bound by the speed of a "
+        f"large product: {floor:.0f} photos/s, {100 * speed / floor:.0f}% reached"
     )
 
 
 def agreement(decoder: Decoder, features: Tensor, max_length: int) -> str:
-    """Whether the loop and the search say the same: greedily they must."""
+    """Count equal captions of the loop and of greedy search."""
     options = SearchOptions(beam_size=1, max_length=max_length)
     ours = search(DecoderStepper(decoder, decoder.memory(features)), options)
     same = [
@@ -236,10 +236,10 @@ def agreement(decoder: Decoder, features: Tensor, max_length: int) -> str:
     weights = sum(
         p.numel() * p.element_size()
         for name, p in decoder.named_parameters()
-        if not name.startswith(beside)  # looked up, or used once a photo
+        if not name.startswith(beside)  # looked up, or used once per photo
     )
     return (
-        f"weights that a step multiplies with: {weights / 1e6:.0f} MB; "
+        f"weights used in each step: {weights / 1e6:.0f} MB; "
         f"greedy captions equal to the loop's: {sum(same)} of {len(same)}"
     )
 

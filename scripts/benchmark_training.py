@@ -1,25 +1,24 @@
-"""Measure a training step of the decoder against the textbook's, with the same weights.
+"""Benchmark a training step of the decoder against a textbook implementation.
 
     python scripts/benchmark_training.py [--sizes 196 2048 512 9490] [--photos 32] [--captions 5]
                                          [--compile] [--project]
 
-The textbook's step is the one that tutorials teach: every caption is an item with features of its
-own, sorted by length; at every word all regions are projected anew, the score is taken whole, the
-LSTM reads word and context through one matrix, and the vocabulary is scored; float32 throughout.
-Ours shares the photo among its captions. Both start from stored features (frozen encoder), end with
-an optimizer step, and are given the same weights: the script checks that loss and gradients agree.
-Captions have the lengths of COCO's (3,431 captions of 2017's training photos), in a batch as
-training makes it, of photos with captions of like lengths.
+The textbook step follows common tutorials: each caption has its own copy of the features, captions
+are sorted by length, and each word projects all regions again, runs the LSTM on word and context
+through one matrix, and scores the vocabulary, in float32. Our step shares the photo among its
+captions. Both start from stored features (frozen encoder), end with an optimizer step and use the
+same weights; the script checks that loss and gradients agree. Caption lengths are those of COCO
+(3,431 captions of train2017), batched by length as in training.
 
-The floor is the longer of two times: the products that our step needs, at the speed of one large
-product, and the bytes that it cannot but move (features, weights, their gradients and moments), at
-the speed of one large copy; both speeds are measured in the same run.
+The lower bound on the time is the larger of two: the matrix products of our step at the speed of
+one large product, and its unavoidable memory traffic (features, weights, gradients, moments) at the
+speed of one large copy. Both speeds are measured in the same run.
 
-``--padding CAPTIONS.json ...`` measures nothing but what share of an epoch's work is padding, with
-batches drawn at random and with those of like lengths.
+``--padding CAPTIONS.json ...`` only measures the share of an epoch's work that is padding, with
+random batches and with batches of similar lengths.
 
-``--project`` adds what configs/coco_resnet101.yaml would take on this machine, from these steps and
-from the encoder's speed at 448 pixels.
+``--project`` adds an estimate of the time of configs/coco_resnet101.yaml on this machine, from
+these steps and from the speed of the encoder at 448 pixels.
 """
 
 from __future__ import annotations
@@ -49,21 +48,21 @@ from captioner.models.packing import PackedLayout
 from captioner.tokenizer import tokenize
 from captioner.vocabulary import END, PAD, START
 
-# How many of COCO's captions have so many tokens, without start and end.
+# Number of COCO captions by length in tokens, without start and end.
 LENGTHS = {7: 29, 8: 563, 9: 754, 10: 721, 11: 518, 12: 367, 13: 185, 14: 106, 15: 60, 16: 41,
            17: 33, 18: 10, 19: 12, 20: 5, 21: 7, 22: 6, 23: 3, 24: 3, 25: 4, 26: 1}  # fmt: skip
 PENALTY = 0.02
 BUCKET = 64
-"""Batches whose photos are sorted by their captions' lengths, as ``data.bucket_batches``."""
+"""Batches that are sorted by caption length together, as ``data.bucket_batches``."""
 
 COCO = {"photos": 113_287, "validation": 5_000, "epochs": 20, "image_size": 448}
 """Karpathy's split and configs/coco_resnet101.yaml."""
 
 
 class Textbook(nn.Module):
-    """The decoder of the tutorials, over the weights of one of ours.
+    """The decoder of the tutorials with the weights of one of ours.
 
-    The same function as ``BahdanauDecoder`` under ``caption_losses``, computed the plain way.
+    Computes the same loss as ``caption_losses`` with a ``BahdanauDecoder``.
     """
 
     def __init__(self, decoder: BahdanauDecoder) -> None:
@@ -78,14 +77,14 @@ class Textbook(nn.Module):
             self.lstm.bias_ih.copy_(decoder.word_gates.bias)
             self.lstm.bias_hh.zero_()
 
-    def learned(self) -> list[nn.Parameter]:
-        """What an optimizer of this model holds: the LSTM's weights are its own."""
+    def trainable(self) -> list[nn.Parameter]:
+        """Parameters for the optimizer; the LSTM has its own weights."""
         ours = ("word_gates", "context_gates", "hidden_gates")
         rest = [p for n, p in self.decoder.named_parameters() if not n.startswith(ours)]
         return [*self.lstm.parameters(), *rest]
 
     def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Loss of captions (n, T + 1), each with its own features (n, L, D); the sum."""
+        """Summed loss of captions (n, T + 1) with features (n, L, D)."""
         decoder = self.decoder
         scorer = decoder.attention.scorer
         lengths = (tokens[:, 1:] != PAD).sum(dim=1)
@@ -100,7 +99,7 @@ class Textbook(nn.Module):
         for t in range(int(lengths[0])):
             n = int((lengths > t).sum())
             words, h = embedded[:n, t], hidden[:n]
-            keys = scorer.key(features[:n])  # every region of every caption, at every word
+            keys = scorer.key(features[:n])  # for every region and caption at every word
             scores = scorer.energy(torch.tanh(keys + scorer.query(h).unsqueeze(1))).squeeze(2)
             alpha = scores.softmax(dim=1)
             context = (features[:n] * alpha.unsqueeze(2)).sum(dim=1)
@@ -126,10 +125,10 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
-    parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="and nothing else")
+    parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="padding only")
     parser.add_argument("--compile", action="store_true", help="measure training.compile too")
-    parser.add_argument("--project", action="store_true", help="the whole of COCO")
-    parser.add_argument("--only", help=argparse.SUPPRESS)  # one formulation's peak memory
+    parser.add_argument("--project", action="store_true", help="estimate the time for COCO")
+    parser.add_argument("--only", help=argparse.SUPPRESS)  # peak memory of one implementation
     options = parser.parse_args()
     keep_freed_memory()  # as the command line does
     if options.padding:
@@ -152,14 +151,14 @@ def main() -> None:
         f"{options.photos} photos x {options.captions} captions; L, D, A = E = N, V: "
         f"{', '.join(map(str, options.sizes))}; {device}, {torch.get_num_threads()} threads"
     )
-    print(f"padding: {100 * padding(captions(options)):.1f}% of what the steps run on")
+    print(f"padding: {100 * padding(captions(options)):.1f}% of the decoder's steps")
     agreement(options, device)
     jobs = {name: make_job(name, options, device) for name in names}
     times = measure(jobs, options.rounds, device)
     floors = {name: floor(name, options, device) for name in names[1:]}
     count = options.photos * options.captions
     print(
-        "\n| step | captions/s | times the textbook | peak memory (MB) | share of it | of floor |"
+        "\n| step | captions/s | times the textbook | peak memory (MB) | share of it | of bound |"
     )
     print("|---|---|---|---|---|---|")
     memory = {name: memory_of(name) for name in names}
@@ -178,7 +177,7 @@ def main() -> None:
 
 
 def captions(options: argparse.Namespace) -> Tensor:
-    """Captions of COCO's lengths and random words, (B, R, T + 1); a batch of a bucketed epoch."""
+    """A batch of captions of random words with COCO's lengths, (B, R, T + 1)."""
     generator = torch.Generator().manual_seed(0)
     shape = (BUCKET * options.photos, options.captions)
     pool = torch.tensor([n for n, count in LENGTHS.items() for _ in range(count)])
@@ -188,59 +187,58 @@ def captions(options: argparse.Namespace) -> Tensor:
     lengths = sorted(batches, key=lambda batch: int(batch.sum()))[BUCKET // 2]  # the median
     shape = (options.photos, options.captions, int(lengths.max()) + 2)
     tokens = torch.randint(4, options.sizes[3], shape, generator=generator)
-    places = torch.arange(shape[2])
+    positions = torch.arange(shape[2])
     tokens[..., 0] = START
-    tokens[places == lengths.unsqueeze(2) + 1] = END
-    tokens[places > lengths.unsqueeze(2) + 1] = PAD
+    tokens[positions == lengths.unsqueeze(2) + 1] = END
+    tokens[positions > lengths.unsqueeze(2) + 1] = PAD
     return tokens
 
 
 def padding(*batches: Tensor) -> float:
-    """Share of what the decoder's steps run on that is no word."""
-    words = places = 0
+    """Share of the decoder's steps that is padding."""
+    words = steps = 0
     for batch in batches:
         tokens = longest_first(batch).sort_captions(batch)
         real = tokens[..., 1:] != PAD
         words += int(real.sum())
-        places += sum(PackedLayout.of(tokens[..., :-1].masked_fill(~real, PAD)).sizes)
-    return 1 - words / places
+        steps += sum(PackedLayout.of(tokens[..., :-1].masked_fill(~real, PAD)).sizes)
+    return 1 - words / steps
 
 
-def _told(words: int, most: int) -> list[int]:
-    """Tokens of a caption: its end follows unless it is cut."""
-    return [END] * (min(words, most) + (words <= most))
+def _tokens(words: int, max_words: int) -> list[int]:
+    """Dummy tokens of a caption, with an end token unless it is truncated."""
+    return [END] * (min(words, max_words) + (words <= max_words))
 
 
 def padding_of_epochs(annotations: list[str], photos: int) -> None:
-    """Print it for an epoch of these captions, in batches of so many photos."""
+    """Print the share of padding in an epoch of these captions."""
     data = DataConfig()
-    _, told = read_captions(annotations)
-    spoken = [
+    _, captions_of = read_captions(annotations)
+    images = [
         EncodedImage(
             CaptionedImage(number, Path(), tuple(captions)),
-            tuple(_told(len(tokenize(caption)), data.max_words) for caption in captions),
+            tuple(_tokens(len(tokenize(caption)), data.max_words) for caption in captions),
         )
-        for number, captions in told.items()
+        for number, captions in captions_of.items()
         if captions
     ]
     for bucket in (1, data.bucket_batches):
         config = TrainConfig(
             data=DataConfig(bucket_batches=bucket), training=TrainingConfig(batch_size=photos)
         )
-        source = open_source(config, spoken, Preprocessing(), None)
+        source = open_source(config, images, Preprocessing(), None)
         assert isinstance(source, PhotoSource)
         chosen = [
-            [sample_captions(
-                spoken[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False
-            )[0] for _, i in batch]
+            [sample_captions(images[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False)[0]
+             for _, i in batch]
             for batch in source.sampler
         ]  # fmt: skip
         share = padding(*map(pad_captions, chosen))
-        print(f"bucket_batches {bucket}: {100 * share:.1f}% of what the steps run on is padding")
+        print(f"bucket_batches {bucket}: {100 * share:.1f}% of the steps are padding")
 
 
 def at_random(options: argparse.Namespace, device: torch.device) -> tuple[BahdanauDecoder, Tensor]:
-    """A decoder and features of these sizes."""
+    """A random decoder and random features of these sizes."""
     torch.manual_seed(0)
     regions, size, layers, words = options.sizes
     config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers, dropout=0.0)
@@ -250,15 +248,15 @@ def at_random(options: argparse.Namespace, device: torch.device) -> tuple[Bahdan
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
-    """One whole training step: forward, backward, clip, optimizer."""
+    """One training step: forward, backward, clip, optimizer."""
     decoder, features = at_random(options, device)
     tokens = captions(options)
     precision, _, compiled = name.partition(" ")
     if compiled:
         decoder.compile_scores()
     model = Textbook(decoder) if name == "textbook" else None
-    learned = list(model.learned() if model else decoder.parameters())
-    # Every caption is an item, as a loader of (photo, caption) pairs gives it.
+    learned = list(model.trainable() if model else decoder.parameters())
+    # One item per caption, as from a loader of (photo, caption) pairs.
     apart = features.repeat_interleave(options.captions, 0) if model else features
     optimizer = torch.optim.AdamW(learned, lr=1e-4, fused=True)
 
@@ -277,13 +275,13 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
 
 
 def ours(decoder: BahdanauDecoder, features: Tensor, tokens: Tensor) -> Tensor:
-    """The same loss as the textbook's, as training takes it."""
+    """The loss as computed in training."""
     losses = caption_losses(decoder, decoder.memory(features), tokens)
     return losses.objective(TrainingConfig(attention_penalty=PENALTY))
 
 
 def agreement(options: argparse.Namespace, device: torch.device) -> None:
-    """Loss and gradients of both, float32: a comparison of two different things says nothing."""
+    """Print the relative differences of loss and gradients of both in float32."""
     decoder, features = at_random(options, device)
     tokens = captions(options)
     textbook = Textbook(decoder)
@@ -305,7 +303,7 @@ def agreement(options: argparse.Namespace, device: torch.device) -> None:
 def project(
     options: argparse.Namespace, device: torch.device, name: str, step: float, memory: float
 ) -> None:
-    """Hours and bytes of the COCO recipe."""
+    """Print estimated hours and memory for the COCO recipe."""
     encoder = build_encoder("resnet101", "none").to(device, memory_format=torch.channels_last)
     size = COCO["image_size"]
     pixels = torch.randn(8, 3, size, size, device=device).to(memory_format=torch.channels_last)
@@ -331,7 +329,7 @@ def project(
 def measure(
     jobs: dict[str, Callable[[], None]], rounds: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Seconds of every job in every round; the first round warms up."""
+    """Seconds of each job in each round; the first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds + 1):
         for name, job in jobs.items():
@@ -344,14 +342,14 @@ def measure(
 
 
 def floor(name: str, options: argparse.Namespace, device: torch.device) -> float:
-    """Seconds that nobody can go below: operations at full speed, or bytes at full speed."""
+    """Lower bound of a step in seconds, from operations or from memory traffic."""
     decoder, features = at_random(options, device)
     dtype = torch.bfloat16 if name.startswith("bf16") else torch.float32
     with FlopCounterMode(display=False) as counter:
         ours(decoder, features, captions(options)).backward()
     weights = sum(p.numel() for p in decoder.parameters())
-    # Features are read forward and for the keys' weights backward at least; a weight is read twice,
-    # its gradient written and read, AdamW reads and writes it and two moments.
+    # Features are read in the forward pass and for the gradient of the keys; a weight is read
+    # twice, its gradient written and read, and AdamW reads and writes it and two moments.
     moved = 2 * features.numel() * features.element_size() + weights * 4 * 10
     operations = counter.get_total_flops() / large_product(dtype, device)
     print(
@@ -362,13 +360,13 @@ def floor(name: str, options: argparse.Namespace, device: torch.device) -> float
 
 
 def large_product(dtype: torch.dtype, device: torch.device) -> float:
-    """Operations a second of one large product, the best of several."""
+    """Operations per second of one large matrix product, best of several runs."""
     left = torch.randn(2048, 2048, dtype=dtype, device=device)
     return 2 * 2048**3 / best(lambda: left @ left, device)
 
 
 def large_copy(device: torch.device) -> float:
-    """Bytes a second, read and written, of one large copy, the best of several."""
+    """Bytes per second, read and written, of one large copy, best of several runs."""
     source = torch.zeros(64 << 20, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * 4 / best(lambda: target.copy_(source), device)
@@ -380,7 +378,7 @@ def best(job: Callable[[], object], device: torch.device) -> float:
 
 
 def memory_of(name: str) -> float:
-    """Peak memory of two steps in a process of their own, imports included, MB."""
+    """Peak memory of two steps in a separate process, including imports, in MB."""
     command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -1,10 +1,10 @@
-"""Score a model, or an ensemble, at every beam size and length penalty; the best one comes last.
+"""Score a model or an ensemble for each beam size and length penalty, and print the best.
 
     python scripts/choose_search.py [--model FOLDER ...] --images FLICKR8K/images \
         --annotations data/flickr8k/captions_val.json \
         [--beam-sizes 1 3 5 10] [--length-penalties 0 0.5 1]
 
-Prints a table (CIDEr / BLEU-4). Photos are encoded anew for every cell, as a user's are.
+Prints a table (CIDEr / BLEU-4). Photos are encoded again for every cell.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from captioner.training.validation import decode, score_sentences
 
 
 def main() -> None:
-    """Print a row for each beam size."""
+    """Print a row per beam size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", default=[], help="twice or more: an ensemble")
+    parser.add_argument("--model", action="append", default=[], help="repeat for an ensemble")
     parser.add_argument("--annotations", required=True)
     parser.add_argument("--images", required=True)
     parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 3, 5, 10])
@@ -36,9 +36,10 @@ def main() -> None:
     print("|---" * (1 + len(options.length_penalties)) + "|")
     for beam in options.beam_sizes:
         cells = []
-        for penalty in options.length_penalties[: 1 if beam == 1 else None]:  # greedy ranks none
+        # The penalty has no effect on greedy search.
+        for penalty in options.length_penalties[: 1 if beam == 1 else None]:
             search = model.options(beam_size=beam, length_penalty=penalty)
-            scores = score_sentences(decode(model, images, search)).corpus
+            scores = score_sentences(decode(model, images, search))
             found[beam, penalty] = scores["CIDEr"]
             cells.append(f"{100 * scores['CIDEr']:.1f} / {100 * scores['Bleu_4']:.1f}")
         print(f"| {beam} | " + " | ".join(cells) + " |", flush=True)

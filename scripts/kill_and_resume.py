@@ -1,11 +1,11 @@
-"""Kill a training run at random moments, resume it, and compare its end with an unharmed run's.
+"""Kill a training run at random times, resume it, and compare the result with a normal run.
 
     python scripts/kill_and_resume.py --kills 20 -- CONFIG.yaml [settings of captioner train]
 
-The run goes through once undisturbed. Then it is started again, killed (SIGKILL, all its processes)
-at a moment drawn evenly from the time the first one took, and resumed to its end; as often as asked
-for. All ends must be equal: every tensor of the checkpoint and of all models bit for bit, and every
-line of the metrics but the seconds. Only the CPU computes the same bits every time.
+Trains once without interruption. Then, --kills times, trains again, kills the run (SIGKILL to all
+its processes) at a uniformly random time and resumes it to the end. All results must be equal:
+every tensor of the checkpoint and of all models bit for bit, and the metrics except the seconds.
+Only CPU training is deterministic.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, help="folder for the runs; default: a temporary one")
-    parser.add_argument("settings", nargs="+", help="what captioner train is given, after --")
+    parser.add_argument("settings", nargs="+", help="arguments of captioner train, after --")
     options = parser.parse_args()
     work = options.work or Path(tempfile.mkdtemp(prefix="kill_and_resume_"))
     straight = work / "straight"
     started = time.monotonic()
     finish(straight, options.settings)
     whole = time.monotonic() - started
-    print(f"undisturbed: {whole:.0f} s", flush=True)
-    chance = random.Random(options.seed)
+    print(f"uninterrupted: {whole:.0f} s", flush=True)
+    generator = random.Random(options.seed)
     equal = 0
     number = 0
     while number < options.kills:
         folder = work / "killed"
         shutil.rmtree(folder, ignore_errors=True)
-        moment = chance.uniform(0, whole)
+        moment = generator.uniform(0, whole)
         if not kill_at(moment, folder, options.settings):
-            continue  # it had ended before
+            continue  # the run had already ended
         number += 1
-        found = "nothing yet"
+        found = "the start"
         if (folder / "state.safetensors").exists():
             found = f"step {progress_of(folder)['step']}"
         finish(folder, options.settings)
@@ -63,14 +63,14 @@ def main() -> None:
             f"{'equal' if not different else 'DIFFERENT: ' + ', '.join(different)}",
             flush=True,
         )
-    print(f"{equal} of {options.kills} ends are equal to the undisturbed run's")
+    print(f"{equal} of {options.kills} results equal the uninterrupted run's")
     if options.work is None:
         shutil.rmtree(work)
     sys.exit(equal < options.kills)
 
 
 def command(folder: Path, settings: list[str]) -> list[str]:
-    """The training command, which goes on where the folder is."""
+    """The training command, which resumes if the folder has a checkpoint."""
     run = ["--run-folder", str(folder), "--resume", "auto"]
     return [sys.executable, "-m", "captioner", "train", *settings, *run]
 
@@ -83,7 +83,7 @@ def finish(folder: Path, settings: list[str]) -> None:
 
 
 def kill_at(moment: float, folder: Path, settings: list[str]) -> bool:
-    """Train for so many seconds; whether the run was still there to be killed."""
+    """Train for ``moment`` seconds; return whether the run was still alive and was killed."""
     with subprocess.Popen(
         command(folder, settings),
         stdout=subprocess.DEVNULL,
@@ -99,7 +99,7 @@ def kill_at(moment: float, folder: Path, settings: list[str]) -> bool:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What of two runs is not the same."""
+    """Names of the parts in which two runs differ."""
     wrong = []
     files = [
         sorted(f.relative_to(run) for t in TENSORS for f in run.glob(t)) for run in (one, other)
@@ -118,14 +118,14 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def metrics_of(folder: Path) -> list[dict[str, object]]:
-    """Every validation without its seconds."""
+    """Metrics of every validation without the seconds."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
 
 
 def progress_of(folder: Path) -> dict[str, object]:
-    """What the checkpoint has counted."""
+    """Training progress stored in the checkpoint."""
     raw = (folder / "state.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     progress: dict[str, object] = json.loads(header["__metadata__"]["progress"])

@@ -1,8 +1,8 @@
-"""Draw the curves of training runs from their metrics.jsonl.
+"""Plot the metrics.jsonl of training runs.
 
     python scripts/plot_metrics.py RUN_FOLDER... -o curves.png
 
-One panel a number (reward, validation CIDEr and BLEU-4, bad endings, ...), one line a run.
+One panel per metric (reward, validation CIDEr and BLEU-4, bad endings, ...), one line per run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from captioner.training.run_folder import read_metrics
 
 PANELS = {
-    "loss": "cross-entropy (nats a word)",
+    "loss": "cross-entropy (nats per word)",
     "reward": "reward of samples (training photos)",
     "CIDEr": "CIDEr (validation)",
     "Bleu_4": "BLEU-4 (validation)",
@@ -27,7 +27,7 @@ PANELS = {
 
 
 def main() -> None:
-    """Read, draw, save."""
+    """Read the metrics and save the plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -35,18 +35,18 @@ def main() -> None:
     runs = {run.name: read_metrics(run) for run in options.runs}
     for name, found in runs.items():
         if not found:
-            parser.error(f"{name} holds no metrics.jsonl; give the folder of a run")
-    drawn = any("reward" in row for found in runs.values() for row in found)
+            parser.error(f"{name} has no metrics.jsonl; give a run folder")
+    self_critical = any("reward" in row for found in runs.values() for row in found)
     panels = {
         name: title
         for name, title in PANELS.items()
         if any(name in row for found in runs.values() for row in found)
-        and not (drawn and name == "loss")  # weighted by advantages it says nothing
+        and not (self_critical and name == "loss")  # weighted by advantages, so not informative
     }
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure = Figure(figsize=(3.2 * len(panels), 2.8), layout="constrained")
-    for place, (name, title) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(1, len(panels), place)
+    for index, (name, title) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), index)
         for run, found in runs.items():
             points = [(row["epoch"], row[name]) for row in found if name in row]
             if points:
@@ -54,7 +54,7 @@ def main() -> None:
         axes.set_title(title, loc="left", fontsize=9)
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if place == 1 and len(runs) > 1:
+        if index == 1 and len(runs) > 1:
             axes.legend(frameon=False)
     figure.savefig(options.output, dpi=110)
 

@@ -1,16 +1,15 @@
-"""Attention over text against a vector of fixed length: numbers in words to digits.
+"""Attention over text compared with a vector of fixed length: numbers in words to digits.
 
     python scripts/study_text_attention.py --out docs [--steps 2500]
 
     six thousand two hundred eight  ->  6 2 0 8
 
-Rules write any number in words, so there are as many examples as one likes, as long as one likes.
-Two models learn from the same examples in the same order; they differ in one word of their config:
-one attends over the source, its twin is given the source as one vector at every step. Numbers that
-are tested are never trained on, and none is tested twice. Written to --out: text_accuracy.png
-(accuracy against the length of the input), text_alignment.png (where the first model looked for
-each digit), text_attention.json (the figures, and what was read wrong). A model that is done is
-kept in --work and not trained again.
+Examples are generated, so their number and length are unlimited. Two models train on the same
+examples in the same order and differ in one setting: one attends over the source, the other gets
+the source as one vector at every step. Test numbers are never trained on. Writes to --out:
+text_accuracy.png (accuracy by input length), text_alignment.png (attention of the first model for
+each digit) and text_attention.json (results and mistakes). Trained models are kept in --work and
+reused.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ SCALES = [
 ]
 # fmt: on
 MOST_DIGITS = 3 * (len(SCALES) + 1)
-MOST_WORDS = 4 * (len(SCALES) + 1) + len(SCALES)  # three hundred forty five, and a scale
+MOST_WORDS = 4 * (len(SCALES) + 1) + len(SCALES)  # e.g. three hundred forty five, and a scale
 
 SOURCE = Vocabulary([*ONES, *TENS, "hundred", *SCALES])
 TARGET = Vocabulary(list("0123456789"))
 
 
 def spell(number: int) -> list[str]:
-    """A number in words, e.g. ``six thousand two hundred eight``.
+    """Spell a number in words, e.g. ``six thousand two hundred eight``.
 
     Args:
-        number: 0 up to below 10 ** MOST_DIGITS.
+        number: From 0 to 10 ** MOST_DIGITS - 1.
     """
     if number == 0:
         return ["zero"]
@@ -83,15 +82,15 @@ def _group(number: int) -> list[str]:
 
 
 def is_for_test(number: int) -> bool:
-    """One number in ten, by its checksum: whoever draws it, it is never trained on."""
+    """Whether a number is in the test set: one in ten, chosen by checksum."""
     return zlib.crc32(str(number).encode()) % 10 == 0
 
 
-def draw_number(chance: random.Random, *, test: bool) -> int:
-    """A number of 1 to MOST_DIGITS digits, every length as likely."""
+def random_number(generator: random.Random, *, test: bool) -> int:
+    """Sample a number of 1 to MOST_DIGITS digits, uniformly over lengths."""
     while True:
-        digits = chance.randint(1, MOST_DIGITS)
-        number = chance.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
+        digits = generator.randint(1, MOST_DIGITS)
+        number = generator.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
         if is_for_test(number) == test:
             return number
 
@@ -109,12 +108,12 @@ def _padded(rows: list[list[int]]) -> Tensor:
 
 
 def build(attention: str, seed: int = 0) -> TextModel:
-    """One of the models; nothing but the word ``attention`` differs between them."""
+    """Build a model; models differ in ``attention`` only."""
     torch.manual_seed(seed)
     encoder = TextEncoder(len(SOURCE), embed_dim=64, hidden_dim=64)
     config = DecoderConfig(
         embed_dim=64,
-        hidden_dim=128,  # the annotations' size too, so that dot needs no projection
+        hidden_dim=128,  # the size of the annotations, so that dot needs no projection
         attention_dim=64,
         dropout=0.1,
         attention=attention,
@@ -123,16 +122,17 @@ def build(attention: str, seed: int = 0) -> TextModel:
 
 
 def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:
-    """Train a model on freshly drawn numbers."""
+    """Train a model on random numbers."""
     model = build(attention).train()
     config = TrainingConfig(lr=2e-3, attention_penalty=0.0, clip_norm=1.0, warmup_steps=100)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=config.weight_decay)
-    chance = random.Random(0)
+    generator = random.Random(0)
     with tqdm(range(steps), desc=attention, unit="step", dynamic_ncols=True) as bar:
         for step in bar:
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * lr_factor(step, config.warmup_steps, steps)
-            source, target = batch_of([draw_number(chance, test=False) for _ in range(batch_size)])
+            numbers = [random_number(generator, test=False) for _ in range(batch_size)]
+            source, target = batch_of(numbers)
             losses = model(source, target)
             (losses.objective(config) / losses.words).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
@@ -146,7 +146,7 @@ def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:
 
 @torch.inference_mode()
 def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
-    """What the model makes of the numbers' words, by greedy search."""
+    """Decode the words of the numbers by greedy search."""
     model.eval()
     options = SearchOptions(beam_size=1, max_length=MOST_DIGITS + 2)
     found = []
@@ -157,24 +157,24 @@ def read(model: TextModel, numbers: list[int]) -> list[Hypothesis]:
     return found
 
 
-def draw_tests(count: int) -> list[int]:
-    """Numbers to test, each once."""
-    chance = random.Random(1)
+def test_numbers(count: int) -> list[int]:
+    """Sample distinct test numbers."""
+    generator = random.Random(1)
     numbers: dict[int, None] = {}
     while len(numbers) < count:
-        numbers[draw_number(chance, test=True)] = None
+        numbers[random_number(generator, test=True)] = None
     return list(numbers)
 
 
 def accuracy_by_length(model: TextModel, numbers: list[int], width: int = 5) -> dict[str, Any]:
-    """Share of numbers read without any mistake, by the number of source words in bins."""
+    """Share of numbers decoded correctly, in bins of the number of source words."""
     right: dict[int, list[bool]] = defaultdict(list)
     mistakes = []
     for number, found in zip(numbers, read(model, numbers), strict=True):
-        said = "".join(TARGET.decode(found.tokens))
-        right[(len(spell(number)) - 1) // width].append(said == str(number))
-        if said != str(number):
-            mistakes.append([str(number), said])
+        output = "".join(TARGET.decode(found.tokens))
+        right[(len(spell(number)) - 1) // width].append(output == str(number))
+        if output != str(number):
+            mistakes.append([str(number), output])
     bins = sorted(right)
     return {
         "words": [f"{width * b + 1}-{width * (b + 1)}" for b in bins],
@@ -186,15 +186,13 @@ def accuracy_by_length(model: TextModel, numbers: list[int], width: int = 5) -> 
 
 
 def draw_accuracy(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Accuracy against the length of the input, a line for each model."""
+    """Plot accuracy by input length, a line per model."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, result in results.items():
         axes.plot(result["words"], [100 * a for a in result["accuracy"]], "o-", label=name)
-    axes.set(
-        xlabel="input length, words", ylabel="numbers read without a mistake, %", ylim=(-3, 103)
-    )
+    axes.set(xlabel="input length, words", ylabel="numbers decoded correctly, %", ylim=(-3, 103))
     axes.grid(alpha=0.3)
     axes.legend(title="decoder.attention")
     figure.savefig(path, dpi=110)
@@ -202,7 +200,7 @@ def draw_accuracy(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def draw_alignment(model: TextModel, number: int, path: Path) -> None:
-    """Which source words each digit looked at."""
+    """Plot the attention of each digit over the source words."""
     from matplotlib import pyplot as plt
 
     (found,) = read(model, [number])
@@ -215,30 +213,30 @@ def draw_alignment(model: TextModel, number: int, path: Path) -> None:
     axes.set_xticks(range(len(words)), words, rotation=60, ha="left", rotation_mode="anchor")
     axes.set_yticks(range(len(digits)), digits)
     axes.xaxis.tick_top()
-    axes.set_ylabel("digit that was written")
+    axes.set_ylabel("output digit")
     figure.colorbar(image, label="alpha", fraction=0.03, pad=0.01)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def main() -> None:
-    """Train what is missing, then measure and draw."""
+    """Train the missing models, then evaluate and plot them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--work", type=Path, default=Path("runs/text"), help="trained models")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--work", type=Path, default="runs/text", help="folder for the models")
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--tests", type=int, default=3000, help="numbers that are tested")
+    parser.add_argument("--tests", type=int, default=3000, help="number of test examples")
     parser.add_argument(
         "--attention",
         nargs="+",
         default=["additive", "fixed"],
         choices=[*SCORERS, *WITHOUT_SCORER],
-        help="models, the first of which is drawn",
+        help="models; the alignment of the first is plotted",
     )
     options = parser.parse_args()
     for folder in (options.out, options.work):
         folder.mkdir(parents=True, exist_ok=True)
-    numbers = draw_tests(options.tests)
+    numbers = test_numbers(options.tests)
     example = min(numbers, key=lambda number: abs(len(spell(number)) - 16))
     results = {}
     for attention in options.attention:

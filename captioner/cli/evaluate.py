@@ -24,8 +24,8 @@ from captioner.errors import ConfigError, DataError, ProgramError
 if TYPE_CHECKING:
     from captioner.caption import Caption
     from captioner.config import SearchOptions
-    from captioner.evaluation.report import Judge, Report
-    from captioner.frequencies import DocumentFrequencies
+    from captioner.evaluation.frequencies import DocumentFrequencies
+    from captioner.evaluation.report import CaptionEvaluator, Report
 
 
 Result = TypeVar("Result")
@@ -152,7 +152,7 @@ def _check_results(options: Any) -> None:
 class _Judged(NamedTuple):
     """What captions are held against."""
 
-    judge: Judge
+    judge: CaptionEvaluator
     others: dict[int, str] | None
     """Captions of the system to compare with."""
     known: list[str] | None
@@ -164,7 +164,7 @@ def _read(options: Any) -> _Judged | None:
     if options.annotations is None:
         return None
     from captioner.data.coco import read_captions
-    from captioner.evaluation.report import Judge, read_captions_of
+    from captioner.evaluation.report import CaptionEvaluator, read_captions_of
 
     _, references = read_captions([options.annotations])
     others = known = None
@@ -178,7 +178,7 @@ def _read(options: Any) -> _Judged | None:
     if options.train_annotations:
         _, training = read_captions(options.train_annotations)
         known = [text for texts in training.values() for text in texts]
-    return _Judged(Judge(references, _frequencies(options.frequencies)), others, known)
+    return _Judged(CaptionEvaluator(references, _frequencies(options.frequencies)), others, known)
 
 
 def _within(
@@ -222,7 +222,8 @@ def _java_metrics(options: Any) -> tuple[list[str], bool]:
 def _frequencies(given: str | None) -> DocumentFrequencies | None:
     """Frozen document frequencies from where the user says."""
     from captioner.data.coco import read_captions
-    from captioner.frequencies import FREQUENCIES, GZIP, DocumentFrequencies
+    from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
+    from captioner.files import FREQUENCIES
 
     if given is None:
         return None
@@ -254,7 +255,8 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
 
     from captioner.api import load
     from captioner.data.coco import locate_photos, read_dataset
-    from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+    from captioner.evaluation.frequencies import DocumentFrequencies
+    from captioner.files import FREQUENCIES
     from captioner.hardware import pick_precision
 
     paths: dict[int, Path] = {}
@@ -344,7 +346,9 @@ def _score(report: Report, captions: dict[int, str], judged: _Judged, options: A
     return failed or len(judge.java) < len(java)
 
 
-def _despite_failures(judge: Judge, job: Callable[[Judge], Result]) -> tuple[Result, Judge]:
+def _despite_failures(
+    judge: CaptionEvaluator, job: Callable[[CaptionEvaluator], Result]
+) -> tuple[Result, CaptionEvaluator]:
     """Do a job without the metrics whose programs fail; with the judge that is left."""
     while True:
         try:

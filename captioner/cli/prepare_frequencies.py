@@ -10,7 +10,8 @@ from captioner.cli.main import OK
 from captioner.cli.options import Parser, new_parser, refuse_overwrite
 from captioner.data.coco import read_captions
 from captioner.errors import ConfigError
-from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.files import FREQUENCIES
 
 
 @functools.cache

@@ -1,21 +1,20 @@
-"""Whether attention lies on the object that a word names, against COCO's instance masks.
+"""Attention grounding: how much attention lies on the object that a word names.
 
     words     a     dog   on    a     couch
     alphas    (T, Gh, Gw), each sums to 1
     names           dog               couch          captioner.evaluation.objects
-    masks           (H, W)            (H, W)         the objects of that category in the photo
-    coverage        (Gh, Gw)          (Gh, Gw)       share of every region that they cover
+    masks           (H, W)            (H, W)         objects of that category in the photo
+    coverage        (Gh, Gw)          (Gh, Gw)       share of each region covered by the objects
 
     correctness = sum_i alpha_i coverage_i
 
-A map that knows nothing of the photo is right too, the more the larger the object. Every number
-therefore stands beside that of maps which are not the word's: an even one, one that looks at the
-centre, and those of the caption's other words.
+Large objects give any map a high correctness, so each value is reported with baselines: a uniform
+map, a centred Gaussian, and the maps of the other words of the caption.
 
-Crowd regions count as COCO counts them, neither right nor wrong: what only a crowd region of the
-category covers is left out of the attention and out of the area. A name is measured only where its
-category is in the photo; the others are counted. The file must name every object of its categories,
-as COCO's do.
+As in COCO's own evaluation, crowd regions are ignored: pixels that only a crowd region of the
+category covers count neither as attention nor as area. A name is measured only if its category is
+in the photo; other names are counted. The instances file must annotate every object of its
+categories, as COCO's files do.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from numpy.typing import NDArray
 from captioner.caption import Caption
 from captioner.errors import DataError
 from captioner.evaluation.attention import entropy, movement
-from captioner.evaluation.bootstrap import MIN_IMAGES, interval, weights
-from captioner.evaluation.masks import Instances, Seen
+from captioner.evaluation.bootstrap import MIN_IMAGES, RESAMPLES, interval, resample_weights
+from captioner.evaluation.masks import GridMasks, Instances
 from captioner.evaluation.objects import Name, find_names
 
 Array = NDArray[np.float64]
@@ -47,90 +46,88 @@ _SHIFTS = ("-1", "0", "+1")
 
 @dataclass(frozen=True)
 class Occurrence:
-    """One name in one caption, measured. NaN: it has no such number."""
+    """Measurements of one name in one caption; NaN where undefined."""
 
     image_id: int
     category: str
     text: str
-    """The name's words."""
+    """The words of the name."""
     start: int
-    """The place of its first word in the caption."""
+    """Index of its first word in the caption."""
     correctness: float
-    """Share of the attention of the words' mean map that lies on the objects, 0 to 1."""
+    """Share of the attention of the mean map of the words on the objects, 0 to 1."""
     uniform: float
-    """The same of an even map: the objects' share of the area that the model saw."""
+    """Correctness of a uniform map, i.e. the share of the crop that the objects cover."""
     centre: float
-    """The same of a bell around the middle of the grid, a quarter of each side wide."""
+    """Correctness of a Gaussian at the grid centre with sigma = 1/4 of each side."""
     shuffled: float
-    """The same of the mean map of the caption's other words, which is what one of them drawn at
-    random would get; NaN where there are none."""
+    """Correctness of the mean map of the other words of the caption; NaN without other words."""
     shift: tuple[float, float, float]
-    """The same of the word before, the name and the word after; all NaN where one is missing."""
+    """Correctness of the word before, the name and the word after; all NaN if one is missing."""
     pointing: float
-    """1 when the middle of the most attended region lies on an object, else 0; the mean over
-    regions that share the first place; NaN where these point at a crowd region alone."""
+    """1 if the centre of the most attended region lies on an object, else 0; mean over ties; NaN if
+    all tied centres lie in crowd regions."""
     pointing_uniform: float
-    """The same of a region drawn at random."""
+    """Expected pointing of a random region."""
     pointing_centre: float
-    """The same of the middle of the part seen."""
+    """Pointing of the centre of the crop."""
     gate: float
-    """The context gate, the mean over the name's words."""
+    """Mean context gate of the words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grounding:
-    """What was measured over a set of captions."""
+    """Grounding measurements over a set of captions."""
 
     photos: tuple[int, ...]
-    """The image ids of all captions."""
+    """Image ids of all captions."""
     occurrences: tuple[Occurrence, ...]
-    """Every measured name, by photo and place."""
+    """Every measured name, by photo and position."""
     names: int
-    """Names found, of the categories that the file knows."""
+    """Number of names whose category is in the instances file."""
     absent: int
-    """Names of what is not in the photo: the model made it up, or took another word for it."""
+    """Names whose category is not in the photo."""
     unseen: int
-    """Names of what lies outside of the part of the photo that the model saw."""
+    """Names whose objects lie outside the crop that the model sees."""
     ignored: int
-    """Names of what is there as a crowd region alone, or whose attention all lies on one."""
+    """Names with crowd regions only, or whose attention lies entirely on them."""
     entropy: float
-    """Mean over all words of the captions, nats; NaN without words."""
+    """Mean over all words in nats; NaN without words."""
     entropy_even: float
-    """The same of even maps: ln L."""
+    """Entropy of uniform maps: ln L."""
     movement: float
-    """Mean over captions of two words or more (`captioner.evaluation.attention.movement`)."""
+    """Mean `attention.movement` over captions of at least two words."""
 
-    def summary(self, resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
-        """All numbers, ready for JSON: None where there is nothing to measure.
+    def summary(self, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
+        """All results as JSON data, None where undefined.
 
-        Means are over names. ``ratio`` is mean correctness over mean uniform, 1 for attention that
-        is no better than even. It is no mean of ratios: in that, one small object weighs as much
-        as a hundred large ones, since what a ratio can reach is 1 / area.
+        Means are over names. ``ratio`` is mean correctness over mean uniform; 1 is no better than a
+        uniform map. It is not a mean of ratios, in which small objects would dominate, since a
+        ratio is bounded by 1 / area.
 
-        ``over_uniform``, ``over_centre``, ``over_shuffled`` are correctness minus those, name by
-        name; ``over_before`` and ``over_after`` minus that of the map of the word before and after,
-        where there are both. Their intervals are paired: one that leaves out 0 tells the two apart,
-        which intervals of the two themselves do not.
+        ``over_uniform``, ``over_centre`` and ``over_shuffled`` are correctness minus the baseline,
+        averaged over names; ``over_before`` and ``over_after`` are correctness minus that of the
+        word before or after. Their intervals are paired. ``shift`` and the last two cover the names
+        with a word on both sides.
 
-        ``intervals`` are 95% bootstrap intervals over photos: the names of a photo are not
-        independent, so photos are drawn. Over fewer than 30 photos with names there is none.
-        ``shift`` is over the names with a word on both sides.
+        ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
+        independent; None for fewer than 30 photos with names.
 
         Args:
-            resamples: How often the photos are drawn again.
-            seed: Start of the random draws.
+            resamples: Number of bootstrap resamples.
+            seed: Seed of the bootstrap.
 
         Returns:
-            The means by name, the differences, ``ratio``, ``shift``, ``intervals`` (low and high by
-            name), the counts, ``gate``, ``entropy`` and ``entropy_even`` (nats), ``movement``, and
-            ``categories`` (count, correctness, uniform and ratio of each, the most frequent first).
+            The means, the differences, ``ratio``, ``shift``, ``intervals`` (low and high by key),
+            the counts, ``gate``, ``entropy`` and ``entropy_even`` (nats), ``movement``, and
+            ``categories`` (count, correctness, uniform and ratio, the most frequent first).
         """
         columns = {key: self._column(key) for key in _MEANS}
         shifts = np.array([one.shift for one in self.occurrences]).reshape(-1, 3)
         for key in ("uniform", "centre", "shuffled"):
             columns[f"over_{key}"] = columns["correctness"] - columns[key]
-        for key, place in (("before", 0), ("after", 2)):
-            columns[f"over_{key}"] = shifts[:, 1] - shifts[:, place]
+        for key, index in (("before", 0), ("after", 2)):
+            columns[f"over_{key}"] = shifts[:, 1] - shifts[:, index]
         shifts = shifts[~np.isnan(shifts).any(axis=1)]
         numbers = {
             **{key: _mean(column) for key, column in columns.items()},
@@ -141,9 +138,9 @@ class Grounding:
             "movement": self.movement,
         }
         return {
-            **{key: _number(value) for key, value in numbers.items()},
+            **{key: _json_number(value) for key, value in numbers.items()},
             "shift": {
-                **{key: _number(_mean(shifts[:, i])) for i, key in enumerate(_SHIFTS)},
+                **{key: _json_number(_mean(shifts[:, i])) for i, key in enumerate(_SHIFTS)},
                 "names": len(shifts),
             },
             "intervals": self._intervals(columns, resamples, seed),
@@ -163,65 +160,64 @@ class Grounding:
     def _intervals(
         self, columns: Mapping[str, Array], resamples: int, seed: int
     ) -> dict[str, list[float] | None]:
-        """Low and high of every mean and of the ratio; None over too few photos."""
+        """Low and high of each mean and of the ratio; None for too few photos."""
         if not self.occurrences:
             return dict.fromkeys((*columns, "ratio"))
-        place = {image_id: index for index, image_id in enumerate(self.photos)}
-        photo = np.array([place[one.image_id] for one in self.occurrences])
-        drawn = weights(len(self.photos), resamples, seed)
+        index = {image_id: number for number, image_id in enumerate(self.photos)}
+        photo = np.array([index[one.image_id] for one in self.occurrences])
+        weights = resample_weights(len(self.photos), resamples, seed)
         means: dict[str, Array] = {}
-        photos: dict[str, int] = {}  # with a name that has such a number
+        photos: dict[str, int] = {}  # number of photos with a defined value
         for key, column in columns.items():
-            there = ~np.isnan(column)
-            photos[key] = len(np.unique(photo[there]))
-            sums = np.bincount(photo[there], column[there], len(self.photos))
-            counts = np.bincount(photo[there], minlength=len(self.photos))
-            means[key] = _divide(drawn @ sums, drawn @ counts)
+            defined = ~np.isnan(column)
+            photos[key] = len(np.unique(photo[defined]))
+            sums = np.bincount(photo[defined], column[defined], len(self.photos))
+            counts = np.bincount(photo[defined], minlength=len(self.photos))
+            means[key] = _divide(weights @ sums, weights @ counts)
         means["ratio"] = _divide(means["correctness"], means["uniform"])
-        enough = {key: there >= MIN_IMAGES for key, there in photos.items()}
-        enough["ratio"] = enough["correctness"]
+        photos["ratio"] = photos["correctness"]
         return {
-            key: list(interval(values)) if enough[key] else None for key, values in means.items()
+            key: list(interval(values)) if photos[key] >= MIN_IMAGES else None
+            for key, values in means.items()
         }
 
     def _categories(self) -> dict[str, dict[str, Any]]:
-        """Count, correctness, uniform and ratio of every category, the most frequent first."""
-        named = np.array([one.category for one in self.occurrences])
+        """Count, correctness, uniform and ratio of each category, the most frequent first."""
+        categories = np.array([one.category for one in self.occurrences])
         found = {}
-        counts = Counter(sorted(named.tolist()))  # sorted: equal counts by name
+        counts = Counter(sorted(categories.tolist()))  # sorted: ties in alphabetical order
         for category, count in counts.most_common():
-            right, even = (self._column(key)[named == category] for key in _MEANS[:2])
-            numbers = {"correctness": _mean(right), "uniform": _mean(even)}
-            numbers["ratio"] = _ratio(right, even)
-            found[category] = {"count": count, **{k: _number(v) for k, v in numbers.items()}}
+            correctness, uniform = (
+                self._column(key)[categories == category] for key in ("correctness", "uniform")
+            )
+            numbers = {"correctness": _mean(correctness), "uniform": _mean(uniform)}
+            numbers["ratio"] = _ratio(correctness, uniform)
+            found[category] = {"count": count, **{k: _json_number(v) for k, v in numbers.items()}}
         return found
 
 
 def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
-    """Measure every name of every caption against the photo's masks.
+    """Measure every name of every caption against the masks of the photo.
 
     Source of ``correctness``: Liu et al. 2017, Attention Correctness in Neural Image Captioning
-    (arXiv:1605.09553). Deviations: a name of several words takes their mean map, where the paper
-    takes the best of the words; the map is resized as blocks; crowd regions are left out.
+    (arXiv:1605.09553). Deviations: a name of several words uses their mean map instead of the best
+    one; maps are upsampled as blocks; crowd regions are ignored.
     Source of ``pointing``: Zhang et al. 2016, Top-down Neural Attention by Excitation Backprop
-    (arXiv:1608.00507). Deviations: no margin of 15 pixels around the object; the mean is over
-    names, not over categories; crowd regions are left out.
+    (arXiv:1608.00507). Deviations: no margin of 15 pixels around objects; the mean is over names,
+    not over categories; crowd regions are ignored.
 
     Args:
         captions: Caption by image id.
-        instances: The objects of these photos, and maybe of others.
-
-    Returns:
-        The measured names and the counts of the others.
+        instances: The objects of at least these photos.
 
     Raises:
         DataError: A captioned photo is not in the instances file, or a mask cannot be decoded.
     """
-    lacking = [image_id for image_id in sorted(captions) if image_id not in instances.sizes]
-    if lacking:
+    missing = [image_id for image_id in sorted(captions) if image_id not in instances.sizes]
+    if missing:
         raise DataError(
-            f"{len(lacking)} of {len(captions)} captioned photos are not in {instances.path} "
-            f"(first: id {lacking[0]}); give the instances of the same photos"
+            f"{len(missing)} of {len(captions)} captioned photos are not in {instances.path} "
+            f"(first: id {missing[0]}); give the instances of the same photos"
         )
     counts: Counter[str] = Counter()
     found: list[Occurrence] = []
@@ -232,7 +228,7 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
                 found.append(outcome)
             else:
                 counts[outcome] += 1
-    entropy_all, entropy_even, moved = _spread(list(captions.values()))
+    entropy_all, entropy_even, mean_movement = _spread(list(captions.values()))
     return Grounding(
         photos=tuple(sorted(captions)),
         occurrences=tuple(found),
@@ -242,90 +238,93 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
         ignored=counts["ignored"],
         entropy=entropy_all,
         entropy_even=entropy_even,
-        movement=moved,
+        movement=mean_movement,
     )
 
 
-_Lack = Literal["absent", "unseen", "ignored"]
+_NotMeasured = Literal["absent", "unseen", "ignored"]
 
 
-def _outcomes(image_id: int, caption: Caption, instances: Instances) -> list[Occurrence | _Lack]:
-    """What becomes of every name of a caption."""
-    places: dict[str, Seen | _Lack] = {}
-    outcomes: list[Occurrence | _Lack] = []
+def _outcomes(
+    image_id: int, caption: Caption, instances: Instances
+) -> list[Occurrence | _NotMeasured]:
+    """The measurements of each name of a caption, or why it was not measured."""
+    masks: dict[str, GridMasks | _NotMeasured] = {}
+    outcomes: list[Occurrence | _NotMeasured] = []
     for name in find_names(caption.words):
         if name.category not in instances.categories:
             continue
-        if name.category not in places:
-            places[name.category] = _look(image_id, name.category, caption, instances)
-        place = places[name.category]
+        if name.category not in masks:
+            masks[name.category] = _grid_masks(image_id, name.category, caption, instances)
+        found = masks[name.category]
         outcomes.append(
-            place if isinstance(place, str) else _occurrence(image_id, caption, name, place)
+            found if isinstance(found, str) else _measure_name(image_id, caption, name, found)
         )
     return outcomes
 
 
-def _look(image_id: int, category: str, caption: Caption, instances: Instances) -> Seen | _Lack:
-    """Where a category lies in the grid, or why it cannot be measured."""
+def _grid_masks(
+    image_id: int, category: str, caption: Caption, instances: Instances
+) -> GridMasks | _NotMeasured:
+    """The masks of a category on the grid of a caption, or why they cannot be measured."""
     masks = instances.masks(image_id, category)
     if masks is None:
         return "absent"
-    seen = Seen.of(masks, caption.crop_box, (caption.alphas.shape[1], caption.alphas.shape[2]))
-    if seen.objects.any():
-        return seen
-    return "ignored" if seen.crowded or not masks.objects.any() else "unseen"
+    grid = (caption.alphas.shape[1], caption.alphas.shape[2])
+    found = GridMasks.from_masks(masks, caption.crop_box, grid)
+    if found.objects.any():
+        return found
+    return "ignored" if found.has_crowd or not masks.objects.any() else "unseen"
 
 
-def _occurrence(image_id: int, caption: Caption, name: Name, seen: Seen) -> Occurrence | _Lack:
-    """The numbers of one name."""
+def _measure_name(
+    image_id: int, caption: Caption, name: Name, masks: GridMasks
+) -> Occurrence | _NotMeasured:
     _, start, stop = name
     maps = np.asarray(caption.alphas, dtype=np.float64)
-    correctness = seen.correctness(maps[start:stop])
+    correctness = masks.correctness(maps[start:stop])
     if math.isnan(correctness):
         return "ignored"
-    before = seen.correctness(maps[max(start - 1, 0) : start])
-    shift = (before, correctness, seen.correctness(maps[stop : stop + 1]))
-    even = np.ones((1, *maps.shape[1:]))
+    before = masks.correctness(maps[max(start - 1, 0) : start])
+    shift = (before, correctness, masks.correctness(maps[stop : stop + 1]))
+    uniform = np.ones((1, *maps.shape[1:]))
     return Occurrence(
         image_id=image_id,
         category=name.category,
         text=" ".join(caption.words[start:stop]),
         start=start,
         correctness=correctness,
-        uniform=seen.correctness(even),
-        centre=seen.correctness(_bell(maps.shape[1], maps.shape[2])),
-        shuffled=seen.correctness(np.delete(maps, slice(start, stop), axis=0)),
+        uniform=masks.correctness(uniform),
+        centre=masks.correctness(_centre_gaussian(maps.shape[1], maps.shape[2])),
+        shuffled=masks.correctness(np.delete(maps, slice(start, stop), axis=0)),
         shift=(math.nan,) * 3 if any(map(math.isnan, shift)) else shift,
-        pointing=seen.pointing(maps[start:stop].mean(axis=0)),
-        pointing_uniform=seen.pointing(even[0]),
-        pointing_centre=seen.middle,
+        pointing=masks.pointing(maps[start:stop].mean(axis=0)),
+        pointing_uniform=masks.pointing(uniform[0]),
+        pointing_centre=masks.grid_centre,
         gate=float(np.mean(caption.gates[start:stop], dtype=np.float64)),
     )
 
 
-def _bell(rows: int, columns: int) -> Array:
-    """(1, Gh, Gw), a Gaussian around the middle, a quarter of each side its standard deviation.
-
-    The width was fixed before anything was measured, and tuned on nothing.
-    """
-    down, across = ((np.arange(n) + 0.5) / n - 0.5 for n in (rows, columns))
-    bell: Array = np.exp(-(down[:, None] ** 2 + across**2) / (2 * 0.25**2))
-    return bell[None]
+def _centre_gaussian(rows: int, columns: int) -> Array:
+    """A Gaussian at the grid centre with sigma = 1/4 of each side, not tuned: (1, Gh, Gw)."""
+    y, x = ((np.arange(n) + 0.5) / n - 0.5 for n in (rows, columns))
+    gaussian: Array = np.exp(-(y[:, None] ** 2 + x**2) / (2 * 0.25**2))
+    return gaussian[None]
 
 
 def _spread(captions: Sequence[Caption]) -> tuple[float, float, float]:
-    """Entropy of the maps of all words, that of even maps, and movement within a caption."""
-    every = [caption.alphas for caption in captions if len(caption.words)]
-    entropies = [value for maps in every for value in entropy(maps)]
-    even = [math.log(maps[0].size) for maps in every for _ in maps]
-    moved = [movement(maps) for maps in every]
-    return _mean(np.array(entropies)), _mean(np.array(even)), _mean(np.array(moved))
+    """Mean entropy of all maps, that of uniform maps, and mean movement within a caption."""
+    alphas = [caption.alphas for caption in captions if len(caption.words)]
+    entropies = [value for maps in alphas for value in entropy(maps)]
+    uniform = [math.log(maps[0].size) for maps in alphas for _ in maps]
+    movements = [movement(maps) for maps in alphas]
+    return _mean(np.array(entropies)), _mean(np.array(uniform)), _mean(np.array(movements))
 
 
 def _mean(values: Array) -> float:
-    """The mean of what is there; NaN when nothing is."""
-    there = values[~np.isnan(values)]
-    return float(there.mean()) if there.size else math.nan
+    """Mean of the values that are not NaN; NaN if there are none."""
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if values.size else math.nan
 
 
 def _ratio(correctness: Array, uniform: Array) -> float:
@@ -338,6 +337,6 @@ def _divide(values: Array, by: Array) -> Array:
     return result
 
 
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
+def _json_number(value: float) -> float | None:
+    """Convert NaN, which JSON lacks, to None."""
     return None if math.isnan(value) else value

@@ -1,6 +1,6 @@
-"""Instance masks in COCO's format, and how much of every region of a grid they cover.
+"""COCO instance masks, and the share of each grid region that they cover.
 
-Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the part of it that a model saw.
+Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the crop box that the model sees.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from captioner.errors import ConfigError, DataError
 
 
 class Masks(NamedTuple):
-    """Where one category lies in one photo."""
+    """Pixels of one category in one photo."""
 
     objects: NDArray[np.bool_]
-    """(H, W) the pixels of its objects, all together."""
+    """(H, W) union of the masks of its objects."""
     crowds: NDArray[np.bool_]
-    """(H, W) the pixels that only a crowd region covers: there may be such an object or not."""
+    """(H, W) pixels covered by crowd regions only, where it is unknown which pixels are objects."""
 
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """The objects of a set of photos; their masks are decoded when they are asked for."""
+    """The objects of a set of photos; masks are decoded on access."""
 
     path: Path
-    """The file they were read from."""
+    """The file."""
     names: Mapping[int, str]
-    """File name of every photo by image id."""
+    """File name of each photo by image id."""
     sizes: Mapping[int, tuple[int, int]]
-    """(H, W) of every photo by image id; a photo without objects has an entry too."""
+    """(H, W) of each photo by image id, including photos without objects."""
     categories: frozenset[str]
-    """The names of the categories that were looked for in every photo."""
+    """Names of the annotated categories."""
     annotations: Mapping[tuple[int, str], list[dict[str, Any]]]
-    """COCO's annotations by image id and category."""
+    """COCO annotations by image id and category."""
 
     def masks(self, image_id: int, category: str) -> Masks | None:
-        """Where a category lies in a photo.
+        """Masks of a category in a photo.
 
         Args:
-            image_id: One of ``sizes``.
+            image_id: A key of ``sizes``.
             category: One of ``categories``.
 
         Returns:
-            The masks; None when the photo holds nothing of the category.
+            The masks; None if the photo has no annotation of the category.
 
         Raises:
             DataError: A mask cannot be decoded.
@@ -65,7 +65,7 @@ class Instances:
         return Masks(union[False], union[True] & ~union[False])
 
     def _decode(self, entry: dict[str, Any]) -> NDArray[np.bool_]:
-        """(H, W) of one annotation: polygons, or run lengths as numbers or as a string."""
+        """Decode the polygons or run lengths (list or string) of one annotation to (H, W)."""
         from pycocotools import mask
 
         height, width = self.sizes[entry["image_id"]]
@@ -77,21 +77,21 @@ class Instances:
                 code = mask.frPyObjects(shape, *shape["size"])
             else:
                 code = shape
-            with warnings.catch_warnings():  # decode warns of its own call of NumPy 2
+            with warnings.catch_warnings():  # decode calls NumPy in a deprecated way
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pixels = mask.decode(code)
-            # Runs that end too early leave the other pixels as the memory was.
+            # Run lengths that end early leave the remaining pixels uninitialized.
             if pixels.sum() != mask.area(code):
-                raise ValueError("the runs end before the last pixel")
-        except Exception as error:  # pycocotools raises Exception itself
+                raise ValueError("the run lengths end before the last pixel")
+        except Exception as error:  # pycocotools raises plain Exception
             raise DataError(
-                f"{self.path}: the mask of annotation {entry['id']} is neither polygons nor run "
-                f"lengths ({error}); give a COCO instances file"
+                f"{self.path}: annotation {entry['id']} has an invalid mask ({error}); "
+                "give polygons or run lengths"
             ) from error
         if pixels.shape != (height, width):
             raise DataError(
-                f"{self.path}: the mask of annotation {entry['id']} has {pixels.shape} pixels, its "
-                f"image {(height, width)}; give masks of the size of their photo"
+                f"{self.path}: the mask of annotation {entry['id']} has shape {pixels.shape}, its "
+                f"photo {(height, width)}; give masks of the size of the photo"
             )
         result: NDArray[np.bool_] = pixels.astype(np.bool_)
         return result
@@ -103,11 +103,8 @@ def read_instances(path: str | Path) -> Instances:
     Args:
         path: The JSON file, e.g. ``instances_val2014.json``.
 
-    Returns:
-        Its objects.
-
     Raises:
-        DataError: The file is missing, is not JSON or not COCO instances (captions, for one).
+        DataError: The file is missing, not JSON or not a COCO instances file.
     """
     path = Path(path)
     data = read_coco(path, _FIELDS, "instances")
@@ -125,7 +122,7 @@ def read_instances(path: str | Path) -> Instances:
             if entry[key] not in known:
                 raise DataError(
                     f"{path}: annotation {entry['id']} has the {key} {entry[key]}, which is not in "
-                    "the file; remove the annotation or add what it belongs to"
+                    "the file; remove the annotation or add that entry"
                 )
         found.setdefault((entry["image_id"], names[entry["category_id"]]), []).append(entry)
     files = {image["id"]: image["file_name"] for image in data["images"]}
@@ -141,72 +138,72 @@ _FIELDS: Fields = {
 }  # fmt: skip
 
 
-class Seen(NamedTuple):
-    """How the objects of a category lie in a grid."""
+class GridMasks(NamedTuple):
+    """The masks of a category resampled to a grid of Gh x Gw regions. Crowd pixels are ignored."""
 
     objects: NDArray[np.float64]
-    """(Gh, Gw) share of every region that they cover."""
-    counted: NDArray[np.float64]
-    """(Gh, Gw) share of every region that no crowd region takes out."""
-    crowded: bool
-    """Whether a crowd region takes out anything."""
-    hits: NDArray[np.bool_]
-    """(Gh, Gw) whether the middle of the region lies on an object."""
-    fair: NDArray[np.bool_]
-    """(Gh, Gw) whether it lies outside of crowd regions."""
-    middle: float
-    """Whether the middle of the whole grid lies on an object, 1 or 0; NaN in a crowd region."""
+    """(Gh, Gw) share of each region covered by objects."""
+    valid: NDArray[np.float64]
+    """(Gh, Gw) share of each region outside crowd regions."""
+    has_crowd: bool
+    """Whether any crowd region overlaps the grid."""
+    centre_hits: NDArray[np.bool_]
+    """(Gh, Gw) whether the centre of the region lies on an object."""
+    centre_valid: NDArray[np.bool_]
+    """(Gh, Gw) whether the centre of the region lies outside crowd regions."""
+    grid_centre: float
+    """1 if the centre of the whole grid lies on an object, else 0; NaN in a crowd region."""
 
     @classmethod
-    def of(cls, masks: Masks, crop_box: CropBox, grid: tuple[int, int]) -> Seen:
-        """Lay masks under a grid of Gh and Gw regions over a part of the photo."""
-        hit, unfair = (at_centres(mask, crop_box, (1, 1)).item() for mask in masks)
+    def from_masks(cls, masks: Masks, crop_box: CropBox, grid: tuple[int, int]) -> GridMasks:
+        """Resample masks to a grid of (Gh, Gw) regions over a crop box of the photo."""
+        hit, crowd = (at_centres(mask, crop_box, (1, 1)).item() for mask in masks)
         return cls(
-            objects=coverage(masks.objects, crop_box, grid),
-            counted=coverage(~masks.crowds, crop_box, grid),  # exactly 0 where 1 - crowds is 1e-16
-            crowded=bool(coverage(masks.crowds, crop_box, grid).any()),
-            hits=at_centres(masks.objects, crop_box, grid),
-            fair=~at_centres(masks.crowds, crop_box, grid),
-            middle=float("nan") if unfair else float(hit),
+            objects=region_coverage(masks.objects, crop_box, grid),
+            # Not 1 - coverage of the crowds, which may be 1e-16 instead of 0.
+            valid=region_coverage(~masks.crowds, crop_box, grid),
+            has_crowd=bool(region_coverage(masks.crowds, crop_box, grid).any()),
+            centre_hits=at_centres(masks.objects, crop_box, grid),
+            centre_valid=~at_centres(masks.crowds, crop_box, grid),
+            grid_centre=float("nan") if crowd else float(hit),
         )
 
     def correctness(self, maps: NDArray[np.float64]) -> float:
-        """Share of the attention of some words' mean map that lies on the objects.
+        """Share of the attention of the mean map that lies on the objects.
 
-            sum_i alpha_i objects_i / sum_i alpha_i counted_i
+            sum_i alpha_i objects_i / sum_i alpha_i valid_i
 
         Args:
-            maps: (words, Gh, Gw); none is fine, and they need not sum to 1.
+            maps: (words, Gh, Gw), possibly empty; maps need not sum to 1.
 
         Returns:
-            0 to 1; NaN without words, or where all attention lies in crowd regions.
+            0 to 1; NaN without words, or if all attention lies in crowd regions.
         """
-        counted = float((maps * self.counted).sum())
-        return float((maps * self.objects).sum()) / counted if counted > 0 else float("nan")
+        valid = float((maps * self.valid).sum())
+        return float((maps * self.objects).sum()) / valid if valid > 0 else float("nan")
 
     def pointing(self, alpha: NDArray[np.float64]) -> float:
-        """Whether the middle of the most attended region lies on an object.
+        """Whether the centre of the most attended region lies on an object.
 
         Args:
             alpha: (Gh, Gw).
 
         Returns:
-            1 or 0; the mean over the regions that share the first place, those whose middle lies
-            in a crowd region left out; NaN where that leaves none.
+            1 or 0; for ties the mean over the tied regions. Regions whose centre lies in a crowd
+            region are ignored; NaN if none is left.
         """
-        top = (alpha == alpha.max()) & self.fair
-        return float(self.hits[top].mean()) if top.any() else float("nan")
+        top = (alpha == alpha.max()) & self.centre_valid
+        return float(self.centre_hits[top].mean()) if top.any() else float("nan")
 
 
-def coverage(
+def region_coverage(
     mask: NDArray[np.bool_], crop_box: CropBox, grid: tuple[int, int]
 ) -> NDArray[np.float64]:
-    """How much of every region of a grid a mask covers.
+    """Share of each region of a grid that a mask covers.
 
-    Exact: a region is a rectangle whose borders may run through pixels, and a pixel counts by the
-    part of it that lies inside. The sum of alphas times coverage is therefore what is found by
-    resizing the map to the photo, every region a block of one value, and adding up the pixels of
-    the mask.
+    Exact: a region is a rectangle whose borders may cut through pixels, and a pixel counts by the
+    part of it that lies inside. The sum of alphas times coverage therefore equals upsampling the
+    map to the photo (nearest neighbour) and summing over the pixels of the mask.
 
     Args:
         mask: (H, W), the whole photo.
@@ -214,19 +211,19 @@ def coverage(
         grid: Gh and Gw.
 
     Returns:
-        (Gh, Gw), the share of every region's area, 0 to 1.
+        (Gh, Gw), 0 to 1.
 
     Raises:
-        ConfigError: The region is empty or reaches out of the photo.
+        ConfigError: The crop box is empty or extends beyond the photo.
     """
     left, top, right, bottom = crop_box
     if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
         raise ConfigError(
-            f"the crop box {tuple(crop_box)} is empty or reaches out of the photo; "
+            f"the crop box {tuple(crop_box)} is empty or extends beyond the photo; it needs "
             "0 <= left < right <= 1 and 0 <= top < bottom <= 1"
         )
-    rows = _shares(mask.shape[0], _borders(mask.shape[0], top, bottom, grid[0]))
-    columns = _shares(mask.shape[1], _borders(mask.shape[1], left, right, grid[1]))
+    rows = _overlaps(mask.shape[0], _borders(mask.shape[0], top, bottom, grid[0]))
+    columns = _overlaps(mask.shape[1], _borders(mask.shape[1], left, right, grid[1]))
     result: NDArray[np.float64] = rows @ mask.astype(np.float64) @ columns.T
     return result
 
@@ -234,15 +231,15 @@ def coverage(
 def at_centres(
     mask: NDArray[np.bool_], crop_box: CropBox, grid: tuple[int, int]
 ) -> NDArray[np.bool_]:
-    """Whether a mask covers the pixel in the middle of every region of a grid.
+    """Whether a mask covers the pixel at the centre of each region of a grid.
 
     Args:
         mask: (H, W), the whole photo.
         crop_box: The part of the photo that the grid covers.
-        grid: Gh and Gw; (1, 1) asks for the middle of the region seen.
+        grid: Gh and Gw; (1, 1) is the centre of the crop box.
 
     Returns:
-        (Gh, Gw). A middle that lies between two pixels counts as the one to the right and below.
+        (Gh, Gw). A centre between two pixels counts as the one to the right and below.
     """
     rows = _borders(mask.shape[0], crop_box.top, crop_box.bottom, 2 * grid[0])[1::2]
     columns = _borders(mask.shape[1], crop_box.left, crop_box.right, 2 * grid[1])[1::2]
@@ -250,17 +247,17 @@ def at_centres(
 
 
 def _borders(pixels: int, start: float, stop: float, cells: int) -> NDArray[np.float64]:
-    """(cells + 1,) where the cells of one axis begin and end, pixels.
+    """Borders of the cells along one axis, in pixels: (cells + 1,).
 
-    Rounded, so that a crop's border that falls between two pixels does so exactly: an object
-    beside it would be seen with 1e-14 of its area.
+    Rounded, so that a border between two pixels is exact; otherwise a mask beside it would cover
+    1e-14 of the region.
     """
     return np.round(np.linspace(start, stop, cells + 1) * pixels, 9)
 
 
-def _shares(pixels: int, borders: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(cells, pixels) the share of every cell of one axis that every pixel fills."""
+def _overlaps(pixels: int, borders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Share of each cell that each pixel fills, along one axis: (cells, pixels)."""
     starts, stops = borders[:-1, None], borders[1:, None]
-    inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges, drawn into the cell
+    inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges clipped to the cell
     result: NDArray[np.float64] = np.diff(inside, axis=1) / (stops - starts)
     return result

@@ -1,10 +1,10 @@
 """Caption metrics: pycocoevalcap's scorers over Penn Treebank tokens.
 
-The tokens come from ``captioner.tokenizer``, which gives what pycocoevalcap's own tokenizer gives
-without its Java. Names and scale are pycocoevalcap's: CIDEr 1.0 is what papers print as 100.
+``captioner.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java. Metric
+names and scale are pycocoevalcap's: CIDEr 1.0 is 100 points.
 
-Three are asked for: CIDEr_D, the formula of CIDEr under frozen document frequencies; METEOR and
-SPICE, which need Java.
+Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, and METEOR and SPICE,
+which need Java.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from numpy.typing import ArrayLike, NDArray
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.cider import CiderD
-from captioner.frequencies import DocumentFrequencies
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.tokenizer import tokenize
 
 SIGNATURE = (
     "PTB tokens (captioner.tokenizer) | pycocoevalcap Bleu, Rouge, Cider | one caption an image"
 )
-"""What makes numbers comparable: two reports with the same signature were measured alike."""
+"""Scores are comparable if their signatures are equal."""
 
 MIN_IMAGES_FOR_CIDER = 100
-"""From so many images on, CIDEr's document frequencies tell common phrases from rare ones."""
+"""Fewest images for useful document frequencies in CIDEr."""
 
 ORDERS = 4
-# pycocoevalcap's, in Bleu: what keeps a division by 0 away, and a missing match at 0.
+# Smoothing constants of pycocoevalcap's Bleu.
 _SMALL, _TINY = 1e-9, 1e-15
 
 
@@ -40,40 +40,40 @@ class Scores:
     """Scores of a set of captions."""
 
     corpus: dict[str, float]
-    """Bleu_1 .. Bleu_4, ROUGE_L, CIDEr over all images, and what else was asked for."""
+    """Bleu_1 to Bleu_4, ROUGE_L, CIDEr and the optional metrics over all images."""
     images: dict[int, dict[str, float]]
-    """The same of each image; a single image's CIDEr takes its document frequencies from all."""
+    """The same for each image; CIDEr uses the document frequencies of all images."""
     counts: Mapping[str, NDArray[np.float64]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """What a corpus metric that is no mean over images sums over them, in the order of the ids:
-    Bleu (N, 10): right n-grams, n-grams, words, closest reference's words; METEOR (N, 23)."""
+    """Counts of corpus metrics that are not a mean over images, in order of the ids:
+    Bleu (N, 10), see `bleu_from_counts`; METEOR (N, 23), see `java.METEOR_COUNTS`."""
 
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
-        """The corpus scores of other draws of the same images.
+        """Corpus scores of resamples of the images.
 
-        BLEU and METEOR are computed anew from the summed counts, all else is the weighted mean.
-        CIDEr keeps the document frequencies of the whole set: it is the formula's constant here,
-        not redrawn. An image without a SPICE makes SPICE NaN, as it does for the corpus.
+        BLEU and METEOR are computed from the summed counts, all other metrics are weighted means.
+        CIDEr keeps the document frequencies of the whole set. An image whose SPICE is NaN makes the
+        corpus SPICE NaN.
 
         Args:
-            weights: How often each image counts, (R, N), in the order of the ids; such as
-                ``bootstrap.weights`` draws. No row may sum to 0.
+            weights: How often each image counts, (R, N), in order of the ids, such as
+                ``bootstrap.resample_weights``. No row may sum to 0.
 
         Returns:
-            For each metric of `corpus` its R scores; a row of ones gives the corpus scores.
+            R scores of each metric; a row of ones gives the corpus scores.
 
         Raises:
-            ConfigError: The weights are of another number of images.
+            ConfigError: The weights are for another number of images.
         """
         rows = np.asarray(weights, dtype=np.float64)
         if rows.ndim != 2 or rows.shape[1] != len(self.images):
             raise ConfigError(
-                f"weights have shape {rows.shape}; give one row a resample with "
-                f"{len(self.images)} numbers, one an image"
+                f"weights have shape {rows.shape}; give one row per resample with one number for "
+                f"each of the {len(self.images)} images"
             )
-        ids, drawn = sorted(self.images), rows.sum(axis=1)
-        values = {name: rows @ [self.images[i][name] for i in ids] / drawn for name in self.corpus}
+        ids, sizes = sorted(self.images), rows.sum(axis=1)
+        values = {name: rows @ [self.images[i][name] for i in ids] / sizes for name in self.corpus}
         bleu = bleu_from_counts(rows @ self.counts["Bleu"])
         values |= {f"Bleu_{n + 1}": bleu[:, n] for n in range(ORDERS)}
         if "METEOR" in values:
@@ -89,18 +89,18 @@ def score(
     java: Collection[str] = (),
     download: bool = False,
 ) -> Scores:
-    """Score one caption an image.
+    """Score one caption per image.
 
     Args:
-        candidates: Caption by image id, as a person writes it.
-        references: All true captions by image id; must hold every candidate's image.
-        frequencies: Frozen document frequencies; add CIDEr_D.
+        candidates: Caption by image id, not tokenized.
+        references: All reference captions by image id, for at least the images of the candidates.
+        frequencies: Frozen document frequencies; adds CIDEr_D.
         java: METEOR, SPICE or both; they need Java.
-        download: Let pycocoevalcap fetch what SPICE lacks.
+        download: Let pycocoevalcap download CoreNLP for SPICE.
 
     Raises:
-        ConfigError: What a metric of ``java`` needs is missing.
-        DataError: Nothing to score, or an image has no references.
+        ConfigError: A requirement of a Java metric is missing.
+        DataError: There are no captions, or an image has no references.
     """
     _check(candidates, references)
     for name in java:
@@ -135,7 +135,7 @@ def score(
 
 
 def signature(frequencies: DocumentFrequencies | None = None, java: Collection[str] = ()) -> str:
-    """`SIGNATURE` with what else was asked for."""
+    """`SIGNATURE` with the optional metrics."""
     extra = [SIGNATURE]
     if frequencies is not None:
         extra.append(
@@ -148,39 +148,41 @@ def signature(frequencies: DocumentFrequencies | None = None, java: Collection[s
 
 
 def cider_warning(images: int, frozen: bool = False) -> str | None:
-    """Why CIDEr over few images means little; None when there are enough.
+    """A warning that CIDEr is unreliable over few images; None if there are enough.
 
     Args:
-        images: How many are scored together.
-        frozen: CIDEr_D stands beside it.
+        images: Number of images scored together.
+        frozen: Whether CIDEr_D is reported as well.
     """
     if images >= MIN_IMAGES_FOR_CIDER:
         return None
     start = (
-        "CIDEr of one image is always 0" if images == 1 else f"CIDEr of {images} images says little"
+        "CIDEr of one image is always 0" if images == 1 else f"CIDEr of {images} images is noisy"
     )
-    return f"{start}: it counts over the images at hand which phrases are common; " + (
-        "read CIDEr_D, whose document frequencies are frozen"
+    hint = (
+        "use CIDEr_D"
         if frozen
-        else f"score {MIN_IMAGES_FOR_CIDER} or more, or give frozen document frequencies "
-        "(captioner prepare frequencies) for CIDEr_D"
+        else f"score {MIN_IMAGES_FOR_CIDER} or more images, or use CIDEr_D "
+        "(captioner prepare frequencies)"
     )
+    return f"{start}, as its document frequencies come from the scored images; {hint}"
 
 
 def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """BLEU's last step: from counts summed over captions to BLEU-1 to 4.
+    """BLEU-1 to BLEU-4 from counts summed over captions.
 
-    Source: Papineni et al. 2002; the constants that keep a division by 0 away are pycocoevalcap's.
+    Source: Papineni et al. 2002, with the smoothing constants of pycocoevalcap.
 
     Args:
-        counts: Right n-grams (4), n-grams (4), words, closest reference's words: (R, 10).
+        counts: Correct n-grams (4), all n-grams (4), words, words of the closest reference:
+            (R, 10).
 
     Returns:
         (R, 4).
     """
-    right, made = counts[:, :ORDERS], counts[:, ORDERS : 2 * ORDERS]
+    correct, total = counts[:, :ORDERS], counts[:, ORDERS : 2 * ORDERS]
     words, reference_words = counts[:, 2 * ORDERS], counts[:, 2 * ORDERS + 1]
-    precisions = np.cumprod((right + _TINY) / (made + _SMALL), axis=1)
+    precisions = np.cumprod((correct + _TINY) / (total + _SMALL), axis=1)
     means = precisions ** (1 / np.arange(1, ORDERS + 1))
     ratio = (words + _TINY) / (reference_words + _SMALL)
     result: NDArray[np.float64] = means * np.exp(np.minimum(0, 1 - 1 / ratio))[:, None]
@@ -198,14 +200,14 @@ def _check(candidates: Mapping[int, str], references: Mapping[int, Sequence[str]
         )
 
 
-# A metric over all images, and of each in the order of the ids.
+# Corpus score of each metric, and the scores of the images in order of the ids.
 _Parts = dict[str, tuple[Any, Any]]
 
 
 def _bleu(
     truth: Mapping[int, list[str]], result: Mapping[int, list[str]]
 ) -> tuple[_Parts, NDArray[np.float64]]:
-    """BLEU-1 to 4, and the counts of each image, (N, 10)."""
+    """BLEU-1 to BLEU-4, and the counts of each image, (N, 10)."""
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
     scorer = BleuScorer(n=ORDERS)

@@ -1,24 +1,24 @@
-"""The words by which captions name the 80 categories of COCO's instance masks.
+"""Finds the names of the 80 COCO categories in captions.
 
-`WORDS` holds, by category, the phrases that name it; ``dog(s)`` stands for "dog" and "dogs". A
-phrase is here when COCO's annotators would most likely have drawn that category for it. What often
-means something else is left out, so that a name is rarely wrong rather than always found:
+`WORDS` lists the phrases that name each category; ``dog(s)`` means "dog" and "dogs". A phrase is
+included if COCO's annotators would most likely have labelled the object with that category.
+Ambiguous words are excluded, which favours precision over recall:
 
 * "orange" alone: a colour far more often than a fruit. "oranges" and "orange slice" count.
 * "glass", "glasses": a window, spectacles or a drink; "wine glass" and "glass of wine" count.
 * "baseball", "football", "basketball", "volleyball": the game more often than the ball.
 * "plant", "bag", "screen", "desk", "van", "computer", "scooter", "chicken": COCO has two
   categories for them or none; "meter", "light": five metres, a lamp.
-* "couple", "group", "crowd", "family", "team": of people as of giraffes.
+* "couple", "group", "crowd", "family", "team": of people or of giraffes.
 * "male", "female", "passenger", "cook": they describe another noun, or are verbs.
-* Pronouns: the model need not look where "he" is to say "he".
+* Pronouns: a model need not look at a person to generate "he".
 
-"bike" is a bicycle, unless "motor" or "dirt" stands before it. Where a word of the list is part of
-another thing's name ("hot dog", "bus stop", "baby zebra", "skis down"), the longer phrase wins:
-it names another category, or, when it stands in `OTHERS`, none of the 80.
+"bike" is a bicycle unless "motor" or "dirt" precedes it. If a word is part of a longer phrase ("hot
+dog", "bus stop", "baby zebra", "skis down"), the longer phrase wins: it names another category or,
+if it is in `OTHERS`, none.
 
-Source: the category names are COCO's (Lin et al. 2014, arXiv:1405.0312); the words were chosen for
-this package, from what captions say, before any model was measured with them.
+Source: the category names are COCO's (Lin et al. 2014, arXiv:1405.0312); the phrases were collected
+for this package from captions, before any model was measured with them.
 """
 
 from __future__ import annotations
@@ -207,14 +207,14 @@ WORDS: dict[str, str] = {
     ),
     "toothbrush": "toothbrush(es), tooth brush(es)",
 }
-"""The phrases that name every category, comma separated."""
+"""Comma-separated phrases that name each category."""
 
 OTHERS = (
-    # people, who are none; players that are machines
+    # not people
     "snow man, man made, men 's room, women 's room, pitcher of, cake batter, cd player(s), "
     "dvd player(s), record player(s), music player(s), baby stroller(s), baby carriage(s), "
     "baby crib(s), baby food, dream catcher(s), cowboy hat(s), cow boy hat(s), cowboy boot(s), "
-    # places, and things that serve a vehicle
+    # places and vehicle accessories
     "bike rack(s), bike lane(s), bike path(s), bike trail(s), bike shop(s), bicycle rack(s), "
     "bike helmet(s), bicycle helmet(s), motorcycle helmet(s), exercise bike(s), car park(s), "
     "car seat(s), cable car(s), street car(s), bumper car(s), jet ski(s), bus stop(s), "
@@ -222,13 +222,13 @@ OTHERS = (
     "train platform(s), train yard(s), train depot(s), train terminal(s), train stop(s), "
     "train set(s), train line(s), train rail(s), truck stop(s), truck bed(s), hand truck(s), "
     "boat house(s), boat dock(s), boat ramp(s), gravy boat(s), space ship(s), "
-    # parts, pictures, meat and homes of animals
+    # animal products, pictures and housing
     "bird feeder(s), bird cage(s), bird bath(s), rubber duck(s), cat tree(s), "
     "kitty litter, horse trailer(s), horse stable(s), rocking horse(s), carousel horse(s), "
     "saw horse(s), lamb chop(s), rack of lamb, zebra crossing(s), zebra print(s), zebra stripes, "
     "mickey mouse, minnie mouse, corn dog(s), bird 's eye, birds eye, dog sled(s), dog sledding, "
     "ducks his, ducks her, ducks under, ducks down, couch potato(es), "
-    # what only looks like an accessory or a thing of sport
+    # accessories and sports
     "umbrella stand(s), luggage cart(s), baggage cart(s), luggage rack(s), baggage claim, "
     "luggage carousel(s), tie dye, tie dyed, tie up, to tie, tie his, tie her, ties up, ties a, "
     "ties his, ties her, kite string(s), skateboard park(s), skateboard ramp(s), "
@@ -261,24 +261,25 @@ OTHERS = (
     "refrigerator door magnet(s), book shelf, book shelves, book case(s), book store(s), "
     "note book(s), check book(s), clock tower(s), toothbrush holder(s)"
 )
-"""Phrases that hold one of the words above and name none of the 80."""
+"""Phrases that contain one of the words above but name none of the 80 categories."""
 
 _ANIMALS = ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe")
 _VEHICLES = ("car", "motorcycle", "airplane", "bus", "train", "truck", "boat")
-# "a baby elephant" is no person; "a stuffed dog", "a toy car" and "a dog house" are none of the 80.
+# "a baby elephant" is not a person; "a stuffed dog", "a toy car" and "a dog house" are in no
+# category.
 _YOUNG = ("baby", "adult", "mother", "mama")
 _MADE = ("stuffed", "toy", "plush", "model")
 _BELONGINGS = (
     "toy", "toys", "statue", "statues", "sculpture", "costume", "food", "house", "collar", "leash",
     "bed",
 )  # fmt: skip
-# "a man skis down a hill": a verb, which these words seldom follow when it is a noun.
+# "a man skis down a hill": verbs, recognized by the preposition that follows.
 _VERBS = ("skis", "snowboards", "skateboards", "kayaks", "canoes")
 _WAYS = ("down", "up", "over", "through", "past", "across", "along", "off", "into", "towards")
 
 
 class Name(NamedTuple):
-    """Words of a caption that name a category: words[start:stop]."""
+    """A category named by words[start:stop] of a caption."""
 
     category: str
     start: int
@@ -286,17 +287,16 @@ class Name(NamedTuple):
 
 
 def find_names(words: Sequence[str]) -> list[Name]:
-    """Find what a caption names of COCO's categories.
+    """Find the COCO categories that a caption names.
 
-    From left to right the longest phrase wins, and names do not overlap. A phrase joined by hyphens
-    counts as the phrase ("hot-dog"). Neighbours stay apart: "man woman and child", the tokens of
-    "a man, woman and child" without "a", holds three names.
+    Names do not overlap; from left to right, the longest phrase wins. Hyphens may replace the
+    spaces of a phrase ("hot-dog").
 
     Args:
         words: Lower-case Penn Treebank tokens (`captioner.tokenizer`), e.g. ``Caption.words``.
 
     Returns:
-        The names, in the order of the words.
+        The names in word order.
     """
     names, start = [], 0
     while start < len(words):
@@ -309,7 +309,7 @@ def find_names(words: Sequence[str]) -> list[Name]:
 
 
 def _end(words: Sequence[str], start: int) -> int:
-    """Where the longest phrase that starts here ends; without one, the word itself."""
+    """End of the longest phrase that starts here, or of the single word."""
     for stop in range(min(start + _LONGEST, len(words)), start + 1, -1):
         if tuple(words[start:stop]) in _PHRASES:
             return stop
@@ -317,7 +317,7 @@ def _end(words: Sequence[str], start: int) -> int:
 
 
 def _phrases(text: str) -> Iterator[tuple[str, ...]]:
-    """The phrases of a comma separated list; "dog(s)" gives both "dog" and "dogs"."""
+    """The phrases of a comma-separated list; "dog(s)" gives "dog" and "dogs"."""
     for entry in text.split(","):
         stem, _, ending = entry.strip().rstrip(")").partition("(")
         yield tuple(stem.split())
@@ -326,7 +326,7 @@ def _phrases(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _table() -> dict[tuple[str, ...], str | None]:
-    """The category of every phrase, None for those that only look like a name."""
+    """The category of each phrase, None for those that only look like a name."""
     table: dict[tuple[str, ...], str | None] = dict.fromkeys(product(_VERBS, _WAYS))
     for category in _ANIMALS + _VEHICLES:
         for phrase in _phrases(WORDS[category]):
@@ -335,7 +335,7 @@ def _table() -> dict[tuple[str, ...], str | None]:
         for phrase in _phrases(WORDS[animal]):
             table.update({(young, *phrase): animal for young in _YOUNG})
             table.update({(*phrase, thing): None for thing in _BELONGINGS})
-    # What is written out wins: "stuffed bear" is a teddy bear.
+    # Explicit phrases override the generated ones: "stuffed bear" is a teddy bear.
     table.update(dict.fromkeys(_phrases(OTHERS)))
     for category, text in WORDS.items():
         table.update(dict.fromkeys(_phrases(text), category))

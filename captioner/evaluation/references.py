@@ -1,10 +1,11 @@
-"""True captions as numbers, and which of their n-grams a caption holds.
+"""Vectorized n-gram matching of captions against reference captions, for CIDEr-D and BLEU.
 
-Words are numbers here, and so are n-grams: the references' are sorted once, those of any captions
-are looked up all together. Sums run in the order of the words, so that the company in which a
-caption is scored does not change a digit. The formula stands in `captioner.evaluation.cider`.
+Words and n-grams are numbered. The n-grams of the references are sorted once; those of any captions
+are looked up together. Sums run in word order, so a score does not depend on which captions are
+scored together, to the last bit. `captioner.evaluation.cider` holds the formula.
 
-Shapes: C captions, R references of all images, P n-grams of the captions, M of them in references.
+Shapes: C captions, R references of all images, P n-grams of the captions, M matches (an n-gram of a
+caption and a reference that contains it).
 """
 
 from __future__ import annotations
@@ -17,31 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
-from captioner.frequencies import ORDERS, DocumentFrequencies, Ngram
+from captioner.evaluation.frequencies import ORDERS, DocumentFrequencies, Ngram
 
 SIGMA = 6.0
 
 END_WORD = ""
-"""The end of a sentence where it counts as a word: no word of a caption is empty."""
+"""Word for the end of a sentence; no word of a caption is empty."""
 
 _Integers = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 
-# By the difference of two lengths; from the last on, 64 bits know only 0.
+# Indexed by the difference of two lengths; 0 in double precision from the last on.
 _PENALTIES: _Floats = np.exp(-(np.arange(256.0) ** 2) / (2 * SIGMA**2))
 _BITS = 32
 _LAST_KEY = np.iinfo(np.int64).max
 
 
 class Sentences:
-    """Numbered words of many sentences, one after another."""
+    """Numbered words of many sentences, concatenated.
+
+    Args:
+        sentences: Word numbers, 0 or more, of each sentence.
+    """
 
     def __init__(self, sentences: Sequence[Sequence[int]]) -> None:
-        """Lay them end to end.
-
-        Args:
-            sentences: Numbers of the words of each; a number is 0 or more.
-        """
         self.lengths: _Integers = np.fromiter(map(len, sentences), np.int64, len(sentences))
         ends = np.cumsum(self.lengths)
         self.words: _Integers = np.fromiter(
@@ -49,56 +49,63 @@ class Sentences:
         )
         self.starts: _Integers = ends - self.lengths
         self.owners: _Integers = np.repeat(np.arange(len(sentences), dtype=np.int64), self.lengths)
-        """Number of the sentence of each word."""
+        """Sentence index of each word."""
         self.left: _Integers = ends[self.owners] - np.arange(len(self.words))
-        """How many words are left from each word on, itself among them."""
+        """Words left in the sentence from each word on, including itself."""
 
 
 class Matches(NamedTuple):
-    """The captions' n-grams of one length, and the references of their images that hold them."""
+    """N-grams of one length in captions, and the references of their images that contain them."""
 
     caption: _Integers
-    """Whose n-gram it is, (P,); each stands once a caption."""
+    """Caption of each n-gram, (P,); each n-gram is listed once per caption."""
     gram: _Integers
-    """Its number, (P,); what no reference holds has one for this call alone."""
-    often: _Integers
-    """How many times the caption holds it, (P,)."""
-    place: _Integers
-    """Which of the P a reference holds, (M,), ascending."""
+    """Number of the n-gram, (P,); numbers of n-grams that no reference contains are temporary."""
+    caption_count: _Integers
+    """Occurrences in the caption, (P,)."""
+    ngram: _Integers
+    """Index 0 to P - 1 of the n-gram of each match, (M,), ascending."""
     reference: _Integers
-    """The reference, (M,)."""
-    most: _Integers
-    """How many times the reference holds it, (M,)."""
+    """Reference of each match, (M,)."""
+    reference_count: _Integers
+    """Occurrences in the reference, (M,)."""
 
 
 class _Order(NamedTuple):
-    """The references' n-grams of one length.
+    """N-grams of one length in the references.
 
-    There are G different ones, U if each counts once an image, Q if once a reference. ``table`` and
-    ``keys`` end with `_LAST_KEY`, so that a search always ends at a place.
+    G distinct n-grams, U distinct pairs of image and n-gram, Q distinct pairs of reference and
+    n-gram. ``table`` and ``keys`` end with the sentinel `_LAST_KEY`, so a search always finds an
+    index.
     """
 
     table: _Integers
-    """Number of the first n - 1 words and the last word, packed: (G + 1,), ascending. An n-gram's
-    number is its place."""
+    """Number of the first n - 1 words packed with the last word: (G + 1,), ascending. The number of
+    an n-gram is its index here."""
     frequencies: NDArray[np.int32]
-    """Images that hold it, (G + 1,); the last, 0, is for all that no reference holds."""
+    """Images per n-gram, (G + 1,); the last, 0, is for n-grams that no reference contains."""
     keys: _Integers
-    """Image and n-gram, packed: (U + 1,), ascending."""
+    """Image packed with n-gram: (U + 1,), ascending."""
     starts: NDArray[np.int32]
-    """Where among the Q the references of each key start: (U + 2,)."""
+    """Index among the Q where the references of each key start: (U + 2,)."""
     references: NDArray[np.unsignedinteger]
-    """Which reference of its image holds it, (Q,)."""
+    """Index of the reference within its image, (Q,)."""
     counts: NDArray[np.unsignedinteger]
-    """How often, (Q,)."""
+    """Occurrences, (Q,)."""
     norms: _Floats
-    """Length of each reference's vector, (R,)."""
+    """Norm of the vector of each reference, (R,)."""
 
 
 class References:
-    """True captions by image, numbered and prepared: what never changes is computed once.
+    """Reference captions by image, numbered and indexed once. Read-only, so threads may share it.
 
-    Nothing is written after that: threads may share one.
+    Args:
+        references: Tokens of all reference captions by image id.
+        frequencies: Frozen document frequencies; None counts those of ``references``.
+        end: Append `END_WORD` to each reference.
+
+    Raises:
+        DataError: An image has no references, or there is nothing to count.
     """
 
     def __init__(
@@ -108,16 +115,6 @@ class References:
         *,
         end: bool = False,
     ) -> None:
-        """Number words and n-grams.
-
-        Args:
-            references: Tokens of all true captions, by image id.
-            frequencies: Frozen frequencies; None counts those of ``references``.
-            end: Each reference ends with `END_WORD`.
-
-        Raises:
-            DataError: An image has no references, or there is nothing to count.
-        """
         lacking = [image_id for image_id, captions in references.items() if not captions]
         if lacking:
             raise DataError(
@@ -129,38 +126,38 @@ class References:
                 "no image has a reference caption to count; give annotations with captions"
             )
         self.numbers: dict[str, int] = {}
-        """Number of each word of the references and of the frequencies."""
+        """Number of each word of the references and the frequencies."""
         self._images = {image_id: number for number, image_id in enumerate(references)}
         sizes = [len(captions) for captions in references.values()]
         self.sizes: _Integers = np.array(sizes, dtype=np.int64)
-        """References of each image, (B,)."""
+        """Number of references of each image, (B,)."""
         self.first: _Integers = np.cumsum(self.sizes) - self.sizes
-        """Number of each image's first reference, (B,)."""
+        """Index of the first reference of each image, (B,)."""
         last = (END_WORD,) if end else ()
         captions = [
             self._number((*_parts(tokens), *last))
             for tokens in chain.from_iterable(references.values())
         ]
         counts = {} if frequencies is None else frequencies.counts
-        # A frozen phrase is numbered as a sentence of its own, behind the references.
+        # Frozen n-grams are numbered as sentences of their own, after the references.
         sentences = Sentences(captions + [self._number(gram) for gram in counts])
         self.lengths: _Integers = sentences.lengths[: len(captions)]
-        """Words of each reference, (R,)."""
+        """Length of each reference in words, (R,)."""
         frozen = None if frequencies is None else np.fromiter(counts.values(), np.int32)
         self.documents = len(references) if frequencies is None else frequencies.documents
-        """Images over which the document frequencies were counted."""
+        """Number of images over which the document frequencies were counted."""
         most = self.documents if frozen is None else max([self.documents, *counts.values()])
         logarithms = np.log(np.maximum(np.arange(most + 1), 1))
-        # Only squares are needed: every product and norm holds a weight twice.
+        # Only squares are needed: every product and norm contains each weight twice.
         self._squares: _Floats = (logarithms[self.documents] - logarithms) ** 2
         self._orders = self._prepare(sentences, frozen)
 
     def encode(self, tokens: Iterable[str], unknown: dict[str, int]) -> list[int]:
-        """Number the words of tokens; a blank inside a token parts it in two.
+        """Number the words of a caption; a space inside a token splits it.
 
         Args:
             tokens: Tokens of one caption.
-            unknown: Words that ``numbers`` lacks, and a number beyond those for each; grows.
+            unknown: Words missing from ``numbers`` with their temporary numbers; updated in place.
         """
         known = self.numbers
         return [
@@ -169,16 +166,16 @@ class References:
         ]
 
     def index(self, image_ids: Sequence[int]) -> _Integers:
-        """Numbers of images, by their place among the references.
+        """Indices of images in the order of the references.
 
         Raises:
-            DataError: One is not among them.
+            DataError: An image has no references.
         """
         unknown = [image_id for image_id in image_ids if image_id not in self._images]
         if unknown:
             raise DataError(
                 f"{len(unknown)} of {len(image_ids)} images have no reference captions "
-                f"(first: id {unknown[0]}); score images whose references were given"
+                f"(first: id {unknown[0]}); score only images with references"
             )
         return np.fromiter(map(self._images.__getitem__, image_ids), np.int64, len(image_ids))
 
@@ -186,11 +183,11 @@ class References:
         """Look up the n-grams of captions in the references of their images.
 
         Args:
-            images: Number of each caption's image, see `index`: (C,).
-            captions: C captions. A word that ``numbers`` lacks has any number beyond those.
+            images: Image of each caption, see `index`: (C,).
+            captions: C captions, see `encode`.
 
         Returns:
-            The matches of single words, pairs, triples and quadruples.
+            The matches of unigrams, bigrams, trigrams and 4-grams.
         """
         found = []
         numbers = np.zeros_like(captions.words)
@@ -202,12 +199,12 @@ class References:
             keys = _pack(images[caption], gram)
             at = np.searchsorted(order.keys, keys)
             after = order.starts[at + 1].astype(np.int64)
-            holders = np.where(order.keys[at] == keys, after - order.starts[at], 0)
-            place = np.repeat(np.arange(len(keys)), holders)
-            held = np.arange(len(place)) + np.repeat(after - np.cumsum(holders), holders)
-            reference = self.first[images[caption[place]]] + order.references[held]
-            most = order.counts[held].astype(np.int64)
-            found.append(Matches(caption, gram, count, place, reference, most))
+            sizes = np.where(order.keys[at] == keys, after - order.starts[at], 0)
+            ngram = np.repeat(np.arange(len(keys)), sizes)
+            hits = np.arange(len(ngram)) + np.repeat(after - np.cumsum(sizes), sizes)
+            reference = self.first[images[caption[ngram]]] + order.references[hits]
+            reference_count = order.counts[hits].astype(np.int64)
+            found.append(Matches(caption, gram, count, ngram, reference, reference_count))
         return found
 
     def cider_d(
@@ -216,9 +213,9 @@ class References:
         """CIDEr-D of captions.
 
         Args:
-            images: Number of each caption's image, (C,).
+            images: Image of each caption, (C,).
             captions: The captions.
-            matches: What `match` gave for them.
+            matches: Result of `match` for these captions.
 
         Returns:
             The scores, 0 to 10: (C,).
@@ -227,19 +224,20 @@ class References:
         total = np.zeros(size)
         for order, found in zip(self._orders, matches, strict=True):
             squares = self._weigh(order.frequencies, found.gram)
-            norms = _norms(found.caption, found.often, squares, size)
-            caption, norm = found.caption[found.place], order.norms[found.reference]
-            apart = np.abs(
-                _pairs(captions.lengths)[caption] - _pairs(self.lengths)[found.reference]
+            norms = _norms(found.caption, found.caption_count, squares, size)
+            caption, norm = found.caption[found.ngram], order.norms[found.reference]
+            distance = np.abs(
+                _bigrams(captions.lengths)[caption] - _bigrams(self.lengths)[found.reference]
             )
-            products = np.minimum(found.often[found.place], found.most) * found.most
-            values = products * squares[found.place] * _PENALTIES[np.minimum(apart, 255)]
+            clipped = np.minimum(found.caption_count[found.ngram], found.reference_count)
+            products = clipped * found.reference_count
+            values = products * squares[found.ngram] * _PENALTIES[np.minimum(distance, 255)]
             total += _divide(_sum(caption, _divide(values, norm), size), norms)
         scores: _Floats = 10 * total / (ORDERS * self.sizes[images])
         return scores
 
     def frequencies(self) -> DocumentFrequencies:
-        """The document frequencies by which n-grams weigh; one image counts as none."""
+        """The document frequencies in use, without n-grams of a single image."""
         words = list(self.numbers)
         counts: dict[Ngram, int] = {}
         for shift, order in enumerate(self._orders):
@@ -268,7 +266,9 @@ class References:
             places = places[places < words]
             reference, gram, count = _count(sentences.owners[places], numbers[places])
             keys = _pack(image_of[reference], gram)
-            by_key = np.argsort(keys, kind="stable")  # the references of an image stay in order
+            by_key = np.argsort(
+                keys, kind="stable"
+            )  # keeps the order of the references of an image
             starts = np.flatnonzero(np.diff(keys[by_key], prepend=-1))
             once = by_key[starts]
             frequencies = np.zeros(len(table) + 1, dtype=np.int32)
@@ -297,19 +297,19 @@ class References:
 
 
 def _parts(tokens: Iterable[str]) -> list[str]:
-    """Words of tokens: a blank inside one parts it, as in `captioner.frequencies.ngrams`."""
+    """Words of tokens; a space inside a token splits it, as in `frequencies.ngrams`."""
     return " ".join(tokens).split()
 
 
 def _pack(high: _Integers, low: _Integers) -> _Integers:
-    """Two numbers as one, sorted by the first."""
+    """Pack two numbers into one that sorts by the first."""
     return (high << _BITS) | low
 
 
 def _find(table: _Integers, keys: _Integers) -> _Integers:
-    """Places of keys in a table that ends with `_LAST_KEY`; others get numbers beyond it.
+    """Indices of keys in a table that ends with `_LAST_KEY`.
 
-    Those hold for one call: they tell the n-grams of its captions apart.
+    Keys that are not in the table get distinct numbers past its end, valid for this call only.
     """
     distinct, inverse = np.unique(keys, return_inverse=True)
     found = np.searchsorted(table, distinct)
@@ -319,7 +319,7 @@ def _find(table: _Integers, keys: _Integers) -> _Integers:
 
 
 def _count(owners: _Integers, grams: _Integers) -> tuple[_Integers, _Integers, _Integers]:
-    """Each sentence's n-grams once, in the order in which they first occur, and how often."""
+    """Distinct n-grams of each sentence, in order of first occurrence, with their counts."""
     _, first, counts = np.unique(_pack(owners, grams), return_index=True, return_counts=True)
     order = np.argsort(first)
     first = first[order]
@@ -327,27 +327,29 @@ def _count(owners: _Integers, grams: _Integers) -> tuple[_Integers, _Integers, _
 
 
 def _norms(owners: _Integers, counts: _Integers, squares: _Floats, size: int) -> _Floats:
-    """Length of each sentence's vector."""
+    """Norm of the vector of each sentence."""
     norms: _Floats = np.sqrt(_sum(owners, counts**2 * squares, size))
     return norms
 
 
 def _sum(owners: _Integers, values: _Floats, size: int) -> _Floats:
-    """Sum of each owner's values, added in their order."""
-    return np.bincount(owners, values, size).astype(np.float64)  # of none at all, integers
+    """Sum of the values of each owner, added in order."""
+    return np.bincount(owners, values, size).astype(
+        np.float64
+    )  # bincount of an empty array returns integers
 
 
-def _pairs(words: _Integers) -> _Integers:
-    """How many bigrams so many words make."""
+def _bigrams(words: _Integers) -> _Integers:
+    """Number of bigrams in sentences of these lengths."""
     return np.maximum(words - 1, 0)
 
 
 def _small(numbers: _Integers) -> NDArray[np.unsignedinteger]:
-    """The same in as few bytes as hold them: there are millions."""
+    """Convert to the smallest sufficient type; there are millions of these."""
     small: NDArray[np.unsignedinteger] = numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
     return small
 
 
 def _divide(values: _Floats, norms: _Floats) -> _Floats:
-    """Shares of a vector; one whose n-grams all weigh nothing has no length, and gives none."""
+    """Values / norms, 0 where a norm is 0."""
     return np.divide(values, norms, out=np.zeros_like(values), where=norms > 0)

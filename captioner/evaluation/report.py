@@ -1,7 +1,7 @@
-"""The report of an evaluation: scores with intervals, statistics, a signature, every image.
+"""The evaluation report: scores with intervals, statistics, a signature and per-image results.
 
-A report is plain data, ready for JSON; ``as_text`` makes it readable. ``read_captions_of`` takes
-the captions of a report or of a COCO results file back, so that two systems can be compared.
+A report is JSON data; ``as_text`` formats it as text. ``read_captions_of`` reads the captions of a
+report or of a COCO results file, so that two systems can be compared.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from typing import Any
 
 from captioner import __version__
 from captioner.errors import DataError
-from captioner.evaluation.bootstrap import MIN_IMAGES, RESAMPLES, compare, interval, weights
+from captioner.evaluation.bootstrap import (
+    MIN_IMAGES,
+    RESAMPLES,
+    compare,
+    interval,
+    resample_weights,
+)
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.grounding import Grounding
 from captioner.evaluation.metrics import Scores, cider_warning, score, signature
 from captioner.evaluation.statistics import describe, describe_texts
-from captioner.frequencies import DocumentFrequencies
 
 Report = dict[str, Any]
 """``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high), ``statistics``,
-``signature``, ``images``, ``per_image``, and what the caller adds."""
+``signature``, ``images``, ``per_image``, and keys that the caller adds."""
 
 
 def as_json(report: Report) -> str:
-    """The report as a JSON file; where there is no number (NaN) stands null."""
+    """The report as JSON text; NaN becomes null."""
 
     def plain(part: Any) -> Any:
         if isinstance(part, dict):
@@ -40,25 +46,25 @@ def as_json(report: Report) -> str:
         return None if isinstance(part, float) and math.isnan(part) else part
 
     text = json.dumps(plain(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    # Half of a surrogate pair, which UTF-8 cannot say, as JSON's escape.
+    # Lone surrogates, which UTF-8 cannot encode, become JSON escapes.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)
-class Judge:
-    """What captions are scored by: the same for every system that is compared."""
+class CaptionEvaluator:
+    """Scores captions against references, with the same settings for all systems compared."""
 
     references: Mapping[int, Sequence[str]]
-    """All true captions by image id."""
+    """All reference captions by image id."""
     frequencies: DocumentFrequencies | None = None
-    """Frozen document frequencies; add CIDEr_D."""
+    """Frozen document frequencies; adds CIDEr_D."""
     java: Sequence[str] = ()
     """METEOR, SPICE or both."""
     download: bool = False
-    """Let pycocoevalcap fetch what SPICE lacks."""
+    """Let pycocoevalcap download CoreNLP for SPICE."""
 
     def score(self, captions: Mapping[int, str]) -> Scores:
-        """Score one caption an image; see ``metrics.score``."""
+        """Score one caption per image; see ``metrics.score``."""
         return score(
             captions,
             self.references,
@@ -68,9 +74,9 @@ class Judge:
         )
 
     def signature(self, images: Iterable[int]) -> str:
-        """What makes numbers comparable: tokenizer, metrics, references, images, version.
+        """Versions, tokenizer, metrics and a digest of the images and their references.
 
-        The digest is of the images and their references: the same digest, the same judge.
+        Scores are comparable if their signatures are equal.
         """
         ids = sorted(images)
         counts = [len(self.references[i]) for i in ids]
@@ -85,117 +91,118 @@ class Judge:
 
 
 def build(
-    captions: Mapping[int, str], judge: Judge, known: Iterable[str] | None = None
+    captions: Mapping[int, str], evaluator: CaptionEvaluator, known: Iterable[str] | None = None
 ) -> tuple[Report, Scores]:
-    """Score captions and say how sure the scores are.
+    """Score captions with bootstrap intervals and statistics.
 
     Args:
         captions: Caption by image id.
-        judge: What scores them.
-        known: The training captions, to tell which captions are new; None: not at hand.
+        evaluator: Scores the captions.
+        known: Training captions, if available, to find new captions.
 
     Raises:
-        DataError: Nothing to score, or an image has no references.
+        DataError: There are no captions, or an image has no references.
     """
-    scores = judge.score(captions)
+    scores = evaluator.score(captions)
     enough = len(captions) >= MIN_IMAGES
-    resampled = scores.resample(weights(len(captions))) if enough else {}
-    truth = [text for image_id in captions for text in judge.references[image_id]]
+    resampled = scores.resample(resample_weights(len(captions))) if enough else {}
+    references = [text for image_id in captions for text in evaluator.references[image_id]]
     report: Report = {
         "metrics": scores.corpus,
         "intervals": {
             name: list(interval(resampled[name])) if enough else None for name in scores.corpus
         },
         "resamples": RESAMPLES if enough else 0,
-        "statistics": {**describe(captions, known), "references": describe_texts(truth)},
-        "signature": judge.signature(captions),
+        "statistics": {**describe(captions, known), "references": describe_texts(references)},
+        "signature": evaluator.signature(captions),
         "images": len(captions),
     }
-    warnings = [cider_warning(len(captions), judge.frequencies is not None)]
-    warnings += [] if enough else [_too_few(len(captions), "no interval is told")]
+    warnings = [
+        cider_warning(len(captions), evaluator.frequencies is not None),
+        None if enough else _too_few(len(captions), "images", "confidence intervals"),
+    ]
     report["warnings"] = [warning for warning in warnings if warning]
     return report, scores
 
 
 def attention(measured: Grounding) -> dict[str, Any]:
-    """What was measured of the attention, and every name."""
+    """The attention part of a report: summary and every name."""
     found = measured.summary()
-    if found["photos_with_names"] < MIN_IMAGES:
-        found["warning"] = _too_few(found["photos_with_names"], "no interval is told")
+    photos = found["photos_with_names"]
+    if photos < MIN_IMAGES:
+        found["warning"] = _too_few(photos, "photos with names", "confidence intervals")
     return found | {"per_name": [dataclasses.asdict(one) for one in measured.occurrences]}
 
 
-def _too_few(images: int, then: str) -> str:
-    return f"{images} images are too few for the bootstrap, {then}; give {MIN_IMAGES} or more"
+def _too_few(count: int, unit: str, purpose: str) -> str:
+    return f"{count} {unit} are too few for {purpose} (needs {MIN_IMAGES})"
 
 
 def per_image(captions: Mapping[int, str], scores: Scores) -> list[dict[str, Any]]:
-    """Caption and scores of every image, by id."""
+    """Caption and scores of each image, by id."""
     return [{"image_id": i, "caption": captions[i], **scores.images[i]} for i in sorted(captions)]
 
 
 def difference(
     captions: Mapping[int, str],
     others: Mapping[int, str],
-    judge: Judge,
+    evaluator: CaptionEvaluator,
     scores: Scores | None = None,
 ) -> dict[str, Any]:
-    """Whether captions score otherwise than those of another system, on the images of both.
+    """Compare two systems on the images that both captioned.
 
     Args:
         captions: Caption by image id.
-        others: The other system's.
-        judge: What scores both.
-        scores: The captions' scores, where they are known already.
+        others: Captions of the other system.
+        evaluator: Scores both.
+        scores: Scores of ``captions``, if already computed.
 
     Returns:
-        ``images``, and under ``metrics`` for each metric ``this`` and ``other``, the two scores,
+        ``images``, and under ``metrics`` for each metric ``this`` and ``other`` (the scores),
         ``difference`` (this minus other), ``interval`` (95%), ``p_value`` and ``significant``; the
-        last three None over too few images.
+        last three are None for too few images.
 
     Raises:
-        DataError: The two have no image in common.
+        DataError: The systems have no image in common.
     """
     shared = sorted(captions.keys() & others.keys())
     if not shared:
         raise DataError("the two systems have no image in common; compare captions of one set")
     if scores is None or len(shared) < len(captions):
-        scores = judge.score({i: captions[i] for i in shared})
-    theirs = judge.score({i: others[i] for i in shared})
+        scores = evaluator.score({i: captions[i] for i in shared})
+    other_scores = evaluator.score({i: others[i] for i in shared})
     metrics: dict[str, dict[str, Any]] = {
         name: {
             "this": value,
-            "other": theirs.corpus[name],
-            "difference": value - theirs.corpus[name],
+            "other": other_scores.corpus[name],
+            "difference": value - other_scores.corpus[name],
         }
         for name, value in scores.corpus.items()
-        if name in theirs.corpus
+        if name in other_scores.corpus
     }
     found: dict[str, Any] = {"images": len(shared), "metrics": metrics}
     if len(shared) < MIN_IMAGES:
-        found["warning"] = _too_few(len(shared), "nothing is said of significance")
-        verdicts = dict.fromkeys(metrics)
-    else:
-        drawn = weights(len(shared))
-        mine, other = scores.resample(drawn), theirs.resample(drawn)
-        verdicts = {
-            name: compare(one["this"], one["other"], mine[name], other[name])
-            for name, one in metrics.items()
-        }
-    for name, verdict in verdicts.items():
+        found["warning"] = _too_few(len(shared), "images", "a significance test")
+        for name in metrics:
+            metrics[name] |= dict.fromkeys(("interval", "p_value", "significant"))
+        return found
+    weights = resample_weights(len(shared))
+    this, other = scores.resample(weights), other_scores.resample(weights)
+    for name, metric in metrics.items():
+        test = compare(metric["this"], metric["other"], this[name], other[name])
         metrics[name] |= {
-            "interval": None if verdict is None else [verdict.low, verdict.high],
-            "p_value": None if verdict is None else verdict.p_value,
-            "significant": None if verdict is None else verdict.significant,
+            "interval": [test.low, test.high],
+            "p_value": test.p_value,
+            "significant": test.significant,
         }
     return found
 
 
 def read_captions_of(path: str | Path) -> dict[int, str]:
-    """The captions of a COCO results file, or of a report.
+    """Read the captions of a COCO results file or of a report, by image id.
 
     Raises:
-        DataError: The file is missing, is neither, or holds more than one caption of an image.
+        DataError: The file is missing, is neither, or has more than one caption of an image.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -209,7 +216,7 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
     if not isinstance(entries, list):
         raise DataError(
             f"{path} is not a COCO results file; give a list of image_id and caption, or a report "
-            "of captioner evaluate that scored captions"
+            "of captioner evaluate with captions"
         )
     captions: dict[int, str] = {}
     for number, entry in enumerate(entries):
@@ -218,12 +225,12 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
         )
         if type(image_id) is not int or not isinstance(caption, str):
             raise DataError(
-                f"{path}: entry {number} is no result ({str(entry)[:60]}); give each image_id as a "
-                "whole number and each caption as text"
+                f"{path}: entry {number} is invalid ({str(entry)[:60]}); give image_id as an "
+                "integer and caption as text"
             )
         if image_id in captions:
             raise DataError(
-                f"{path} holds more than one caption of image {image_id}; give one an image"
+                f"{path} has more than one caption of image {image_id}; give one per image"
             )
         captions[image_id] = caption
     return captions
@@ -233,7 +240,7 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
 
 
 def as_text(report: Report) -> str:
-    """The report as a person reads it; scores in the usual points, 100 times the numbers."""
+    """The report as text, with scores in points (times 100)."""
     parts = [_about(report)]
     if "metrics" in report:
         parts += [_metrics(report), _statistics(report["statistics"])]
@@ -259,51 +266,55 @@ def _row(name: str, value: object) -> str:
 
 
 def _about(report: Report) -> list[str]:
-    about = {name: value for name, value in report.items() if name not in _LISTED}
     return [
         _row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else value)
-        for name, value in about.items()
+        for name, value in report.items()
+        if name not in _LISTED
     ]
 
 
 def _metrics(report: Report) -> list[str]:
-    times = report["resamples"]
-    lines = [f"points, and 95% intervals ({times} resamples of the images)" if times else "points"]
+    resamples = report["resamples"]
+    lines = [
+        f"points and 95% intervals ({resamples} bootstrap resamples of the images)"
+        if resamples
+        else "points"
+    ]
     for name, value in report["metrics"].items():
         ends = report["intervals"][name]
-        between = f"   {100 * ends[0]:6.2f} to {100 * ends[1]:6.2f}" if ends else ""
-        note = "   CIDEr under frozen document frequencies" if name == "CIDEr_D" else ""
-        lines.append(_row(name, f"{100 * value:6.2f}{between}{note}"))
+        bounds = f"   {100 * ends[0]:6.2f} to {100 * ends[1]:6.2f}" if ends else ""
+        note = "   CIDEr with frozen document frequencies" if name == "CIDEr_D" else ""
+        lines.append(_row(name, f"{100 * value:6.2f}{bounds}{note}"))
     return lines
 
 
 def _statistics(found: Mapping[str, Any]) -> list[str]:
-    truth, new = found["references"], found["new"]
+    references, new = found["references"], found["new"]
 
     def words(of: Mapping[str, Any]) -> str:
         return f"{of['length_mean']:.1f} ({of['length_min']} to {of['length_max']})"
 
     lines = [
         _row("", f"{'captions':<16} references"),
-        _row("words in a caption", f"{words(found):<16} {words(truth)}"),
-        _row("different words", f"{found['vocabulary']:<16} {truth['vocabulary']}"),
-        _row("of one image only", f"{100 * found['distinct']:.1f}%"),
+        _row("words per caption", f"{words(found):<16} {words(references)}"),
+        _row("distinct words", f"{found['vocabulary']:<16} {references['vocabulary']}"),
+        _row("unique captions", f"{100 * found['distinct']:.1f}%"),
         _row(
             "not in training",
-            "unknown: give --train-annotations" if new is None else f"{100 * new:.1f}%",
+            "unknown (give --train-annotations)" if new is None else f"{100 * new:.1f}%",
         ),
     ]
     for name in ("repeated_words", "repeated_phrases", "bad_endings"):
         share = f"{100 * found[name]:.1f}%"
-        lines.append(_row(name.replace("_", " "), f"{share:<16} {100 * truth[name]:.1f}%"))
+        lines.append(_row(name.replace("_", " "), f"{share:<16} {100 * references[name]:.1f}%"))
     return lines
 
 
 def _compare(found: Mapping[str, Any]) -> list[str]:
-    lines = [f"against {found['with']}, on the {found['images']} images of both"]
+    lines = [f"compared with {found['with']} on {found['images']} common images"]
     for name, one in found["metrics"].items():
-        mine, theirs, apart = (100 * one[key] for key in ("this", "other", "difference"))
-        text = f"{mine:6.2f} - {theirs:6.2f} = {apart:+6.2f}"
+        this, other, difference = (100 * one[key] for key in ("this", "other", "difference"))
+        text = f"{this:6.2f} - {other:6.2f} = {difference:+6.2f}"
         if one["interval"] is not None:
             low, high = one["interval"]
             verdict = "significant" if one["significant"] else "not significant"
@@ -316,50 +327,51 @@ def _compare(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-_MEASURED = (
+_ATTENTION_ROWS = (
     ("correctness", "share of the attention inside the masks"),
-    ("uniform", "of an even map: the masks' share of the area"),
-    ("centre", "of a bell in the middle"),
-    ("shuffled", "of the caption's other words"),
+    ("uniform", "uniform baseline: share of the area inside the masks"),
+    ("centre", "centre-Gaussian baseline"),
+    ("shuffled", "baseline: maps of the other words of the caption"),
     ("over_uniform", "correctness - uniform"),
     ("over_centre", "correctness - centre"),
     ("over_shuffled", "correctness - shuffled"),
-    ("over_before", "correctness - that of the word before"),
-    ("over_after", "correctness - that of the word after"),
-    ("ratio", "correctness / uniform; 1: no better than even"),
-    ("pointing", "the middle of the most attended region lies in a mask"),
-    ("pointing_uniform", "of a region at random"),
-    ("pointing_centre", "of the middle of the photo"),
+    ("over_before", "correctness - correctness of the word before"),
+    ("over_after", "correctness - correctness of the word after"),
+    ("ratio", "correctness / uniform; 1 = no better than uniform"),
+    ("pointing", "centre of the most attended region is inside a mask"),
+    ("pointing_uniform", "baseline: random region"),
+    ("pointing_centre", "baseline: centre of the photo"),
 )
 
 
 def _attention(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        "attention on the objects that words name, and 95% intervals over photos: "
+        "attention on named objects, with 95% intervals over photos: "
         f"{found['measured']} names measured in {found['photos_with_names']} of "
         f"{found['photos']} photos",
         _row(
             "not measured",
-            f"{found['absent']} names of what is not in the photo, {found['unseen']} of what lies "
-            f"out of view, {found['ignored']} of crowds alone",
+            f"{found['absent']} names not in the photo, {found['unseen']} outside the crop, "
+            f"{found['ignored']} crowds only",
         ),
     ]
     if not found["measured"]:
         return lines
-    for name, text in _MEASURED:
+    for name, text in _ATTENTION_ROWS:
         ends = found["intervals"].get(name)
-        between = f"({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
-        lines.append(_row(name.replace("_", " "), f"{_number(found[name])} {between:<18} {text}"))
+        bounds = f"({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
+        lines.append(_row(name.replace("_", " "), f"{_number(found[name])} {bounds:<18} {text}"))
     shift = found["shift"]
-    moved = ", ".join(f"{place}: {_number(shift[place])}" for place in ("-1", "0", "+1"))
+    shifted = ", ".join(f"{offset}: {_number(shift[offset])}" for offset in ("-1", "0", "+1"))
     return [
         *lines,
-        _row("shifted by a word", f"{moved} ({shift['names']} names with a word on both sides)"),
-        _row("gate", f"{_number(found['gate'])} at the names"),
+        _row("shifted by a word", f"{shifted} ({shift['names']} names with two neighbours)"),
+        _row("gate", f"{_number(found['gate'])} (mean over names)"),
         _row(
-            "entropy", f"{_number(found['entropy'])} nats, even: {_number(found['entropy_even'])}"
+            "entropy",
+            f"{_number(found['entropy'])} nats (uniform: {_number(found['entropy_even'])})",
         ),
-        _row("movement", f"{_number(found['movement'])} between two words' maps, 0 to 1"),
+        _row("movement", f"{_number(found['movement'])} (0 to 1) between the maps of two words"),
         *([_row("note", found["warning"])] if "warning" in found else []),
     ]
 

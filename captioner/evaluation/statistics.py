@@ -1,6 +1,6 @@
-"""Statistics of captions that need no references: length, variety and defects.
+"""Caption statistics that need no references: length, vocabulary, repetitions, broken endings.
 
-Words are those of ``captioner.tokenizer``: capitals and punctuation do not count.
+Words are those of ``captioner.tokenizer``, so case and punctuation are ignored.
 """
 
 from __future__ import annotations
@@ -16,22 +16,18 @@ from captioner.vocabulary import BAD_ENDINGS
 
 
 class Flaws(NamedTuple):
-    """Marks of a broken caption. People leave some too: compare with the references' rates."""
+    """Signs of a broken caption. References have some too, so compare with their rates."""
 
     repeated_word: bool
     """A word directly follows itself: ``a a dog``."""
     repeated_phrase: bool
-    """Two words stand side by side twice: ``a dog and a dog``."""
+    """A bigram occurs twice: ``a dog and a dog``."""
     bad_ending: bool
-    """The last word is one that asks for another: ``a dog on the``."""
+    """The caption breaks off: ``a dog on the``."""
 
 
 def flaws(tokens: Sequence[str]) -> Flaws:
-    """Look for what is wrong with one caption.
-
-    Args:
-        tokens: Its tokens.
-    """
+    """Find the flaws of one caption, given its tokens."""
     pairs = list(pairwise(tokens))
     return Flaws(
         repeated_word=any(first == second for first, second in pairs),
@@ -43,55 +39,57 @@ def flaws(tokens: Sequence[str]) -> Flaws:
 def describe(
     captions: Mapping[int, str], known: Iterable[str] | None = None
 ) -> dict[str, float | None]:
-    """Statistics of one caption an image.
+    """Statistics of one caption per image.
 
     Args:
-        captions: Caption by image id, as a person writes it.
-        known: The training captions; None when they are not at hand.
+        captions: Caption by image id, not tokenized.
+        known: Training captions, if available.
 
     Returns:
-        What `describe_texts` gives, ``images``, how many, and two shares, 0 to 1: ``distinct``: no
-        other image has the same; ``new``: not word for word among ``known``, None without these.
+        The values of `describe_texts`; ``images``, the number of images; ``distinct``, the share of
+        captions that no other image has; and ``new``, the share that is not among ``known`` (None
+        without training captions). Shares are 0 to 1.
 
     Raises:
         DataError: There are no captions.
     """
-    said = [tuple(tokenize(text)) for text in captions.values()]
-    times = Counter(said)
+    tokenized = [tuple(tokenize(text)) for text in captions.values()]
+    counts = Counter(tokenized)
+    new = None
+    if known is not None:
+        training = {tuple(tokenize(text)) for text in known}
+        new = sum(tokens not in training for tokens in tokenized)
     return {
-        "images": len(said),
+        "images": len(tokenized),
         **describe_texts(captions.values()),
-        "distinct": sum(times[tokens] == 1 for tokens in said) / len(said),
-        "new": None if known is None else _share_of_new(said, known),
+        "distinct": sum(counts[tokens] == 1 for tokens in tokenized) / len(tokenized),
+        "new": None if new is None else new / len(tokenized),
     }
 
 
 def describe_texts(texts: Iterable[str]) -> dict[str, float]:
-    """Statistics of any texts: the captions, or the references, beside which to read them.
+    """Statistics of any texts, such as all captions or all references.
 
     Returns:
-        ``length_mean``, ``length_min``, ``length_max``: in words. ``vocabulary``: how many
-        different words. Shares, 0 to 1: ``repeated_words``, ``repeated_phrases``, ``bad_endings``:
-        see `Flaws`.
+        ``length_mean``, ``length_min``, ``length_max``: length in words. ``vocabulary``: number of
+        different words. ``repeated_words``, ``repeated_phrases``, ``bad_endings``: shares of texts
+        with these flaws (see `Flaws`), 0 to 1.
 
     Raises:
         DataError: There are no texts.
     """
-    said = [tokenize(text) for text in texts]
-    if not said:
+    tokenized = [tokenize(text) for text in texts]
+    if not tokenized:
         raise DataError("there are no captions to describe; give at least one image")
-    lengths, found = [len(tokens) for tokens in said], [flaws(tokens) for tokens in said]
+    count = len(tokenized)
+    lengths = [len(tokens) for tokens in tokenized]
+    found = [flaws(tokens) for tokens in tokenized]
     return {
-        "length_mean": sum(lengths) / len(said),
+        "length_mean": sum(lengths) / count,
         "length_min": min(lengths),
         "length_max": max(lengths),
-        "vocabulary": len({word for tokens in said for word in tokens}),
-        "repeated_words": sum(f.repeated_word for f in found) / len(said),
-        "repeated_phrases": sum(f.repeated_phrase for f in found) / len(said),
-        "bad_endings": sum(f.bad_ending for f in found) / len(said),
+        "vocabulary": len({word for tokens in tokenized for word in tokens}),
+        "repeated_words": sum(f.repeated_word for f in found) / count,
+        "repeated_phrases": sum(f.repeated_phrase for f in found) / count,
+        "bad_endings": sum(f.bad_ending for f in found) / count,
     }
-
-
-def _share_of_new(said: Sequence[tuple[str, ...]], known: Iterable[str]) -> float:
-    heard = {tuple(tokenize(text)) for text in known}
-    return sum(tokens not in heard for tokens in said) / len(said)

@@ -31,8 +31,8 @@ from captioner.config import TrainConfig
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
-from captioner.frequencies import DocumentFrequencies
 from captioner.hardware import pick_precision
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel

@@ -1,7 +1,4 @@
-"""``captioner evaluate`` and ``captioner prepare frequencies`` as a user types them.
-
-The models have random weights, so what they say means nothing; what is reported of it does.
-"""
+"""``captioner evaluate`` and ``captioner prepare frequencies``, with models of random weights."""
 
 from __future__ import annotations
 
@@ -21,8 +18,9 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_captions
 from captioner.errors import ProgramError
 from captioner.evaluation import java
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.metrics import score
-from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+from captioner.files import FREQUENCIES
 from captioner.tokenizer import tokenize
 
 QUIET = ("--no-meteor", "--no-spice")
@@ -39,7 +37,7 @@ def evaluate(*arguments: object) -> int:
 
 
 def reported(path: Path, *arguments: object) -> dict[str, Any]:
-    """The report that a command writes."""
+    """Run a command and return its report."""
     target = path / "report.json"
     assert evaluate(*arguments, *QUIET, "-o", target, "--force") == OK
     report: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
@@ -48,25 +46,25 @@ def reported(path: Path, *arguments: object) -> dict[str, Any]:
 
 @pytest.fixture
 def scored(tiny: SimpleNamespace) -> tuple[object, ...]:
-    """A results file against its references."""
+    """A results file and its references."""
     return "--annotations", tiny.captions, "--results", tiny.results
 
 
 @pytest.fixture
 def captioned(tiny: SimpleNamespace) -> tuple[object, ...]:
-    """A model captions the photos."""
+    """A model that captions the photos."""
     return "--images", tiny.photos, "--model", tiny.model
 
 
 @pytest.fixture
 def both(tiny: SimpleNamespace, captioned: tuple[object, ...]) -> tuple[object, ...]:
-    """A model captions the photos, and is scored."""
+    """A model that captions the photos, and the references."""
     return *captioned, "--annotations", tiny.captions
 
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To load one fails the test."""
+    """Fail if a model is loaded."""
     monkeypatch.setattr(api, "load", None)
 
 
@@ -114,8 +112,8 @@ def test_photos_without_a_caption_are_counted(tiny, tmp_path) -> None:
     assert report["images_without_caption"] == 3
 
 
-def test_photos_without_references_are_left_out(tiny, tmp_path) -> None:
-    """COCO's test files name photos whose captions are kept secret."""
+def test_photos_without_references_are_ignored(tiny, tmp_path) -> None:
+    """COCO's test files list photos without their captions."""
     content = json.loads(tiny.captions.read_text())
     content["images"].append({"id": 9, "file_name": "9.png"})
     captions = written(tmp_path / "captions.json", content)
@@ -138,8 +136,8 @@ def test_results_of_other_photos_are_refused(tiny, tmp_path, capsys) -> None:
     assert len(err.splitlines()) == 1
 
 
-def test_a_caption_with_half_an_emoji_is_reported(tiny, tmp_path) -> None:
-    """JSON can say half of a surrogate pair; systems that cut captions by length write it."""
+def test_a_caption_with_a_lone_surrogate_is_reported(tiny, tmp_path) -> None:
+    """Written by systems that truncate captions by length."""
     path = tmp_path / "half.json"
     path.write_text('[{"image_id": 1, "caption": "a dog \\ud83d"}]')
 
@@ -148,8 +146,8 @@ def test_a_caption_with_half_an_emoji_is_reported(tiny, tmp_path) -> None:
     assert report["per_image"][0]["caption"].startswith("a dog")
 
 
-def test_no_captions_at_all_are_one_line(tiny, tmp_path, capsys, monkeypatch) -> None:
-    """With and without Java: what is missing are captions, not METEOR's."""
+def test_an_empty_results_file_is_a_one_line_error(tiny, tmp_path, capsys, monkeypatch) -> None:
+    """With and without METEOR."""
     path = written(tmp_path / "none.json", [])
     false_java(tmp_path, monkeypatch, "exit 1")
     for extra in (QUIET, ("--meteor", "--no-spice")):
@@ -164,7 +162,7 @@ def test_no_captions_at_all_are_one_line(tiny, tmp_path, capsys, monkeypatch) ->
 # --- comparison ----------------------------------------------------------------------------------
 
 
-def test_a_system_is_compared_by_its_results_or_by_its_report(tiny, scored, tmp_path) -> None:
+def test_compare_reads_results_and_reports(tiny, scored, tmp_path) -> None:
     other = tmp_path / "other.json"
     them = ("--annotations", tiny.captions, "--results", tiny.others, *QUIET)
     assert evaluate(*them, "-o", other) == OK
@@ -211,9 +209,7 @@ def test_a_model_is_compared_with_a_file(tiny, both, tmp_path) -> None:
     ],
 )
 @pytest.mark.usefixtures("no_model")
-def test_what_cannot_be_compared_is_told_before_a_model_is_loaded(
-    both, tmp_path, capsys, content, line
-) -> None:
+def test_compare_is_checked_before_a_model_is_loaded(both, tmp_path, capsys, content, line) -> None:
     path = written(tmp_path / "x.json", content)
 
     assert evaluate(*both, "--compare", path, *QUIET) == FAILED
@@ -233,7 +229,7 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
 # --- training captions ---------------------------------------------------------------------------
 
 
-def test_training_captions_tell_what_is_new(tiny, scored, tmp_path) -> None:
+def test_new_captions(tiny, scored, tmp_path) -> None:
     def training(name: str, text: str) -> Path:
         content = {
             "images": [{"id": 1, "file_name": f"{name}.jpg"}],
@@ -254,7 +250,7 @@ def test_training_captions_tell_what_is_new(tiny, scored, tmp_path) -> None:
     assert new(one) == 0.75
     assert new(other) == 1
     assert new(one, other) == 0.75
-    assert new(tiny.captions) == 0.75  # which holds "A man runs."
+    assert new(tiny.captions) == 0.75  # which contains "A man runs."
 
 
 # --- document frequencies ------------------------------------------------------------------------
@@ -262,20 +258,20 @@ def test_training_captions_tell_what_is_new(tiny, scored, tmp_path) -> None:
 
 @pytest.fixture
 def counted(tiny, tmp_path) -> Path:
-    """What ``prepare frequencies`` writes."""
+    """A file written by ``prepare frequencies``."""
     target = tmp_path / "counted.json.gz"
     assert run("prepare", "frequencies", tiny.captions, "-o", target) == OK
     return target
 
 
 def with_frequencies(tiny: SimpleNamespace, folder: Path, data: bytes) -> Path:
-    """The model, with this beside it."""
+    """A copy of the model with a frequencies file."""
     shutil.copytree(tiny.model, folder)
     (folder / FREQUENCIES).write_bytes(data)
     return folder
 
 
-def test_frequencies_mean_the_same_wherever_they_come_from(tiny, scored, counted, tmp_path) -> None:
+def test_all_sources_of_frequencies_are_equal(tiny, scored, counted, tmp_path) -> None:
     model = with_frequencies(tiny, tmp_path / "model", counted.read_bytes())
 
     reports = [
@@ -287,12 +283,12 @@ def test_frequencies_mean_the_same_wherever_they_come_from(tiny, scored, counted
     for report in reports:
         assert report["metrics"] == reports[0]["metrics"]
         assert "CIDEr_D: document frequencies of 4 images" in report["signature"]
-        # Counted over the references themselves they are those of CIDEr.
+        # Counted over the references, they are those of CIDEr.
         assert report["metrics"]["CIDEr_D"] == pytest.approx(plain["metrics"]["CIDEr"])
     assert list(plain["metrics"]) == METRICS
 
 
-def test_a_model_brings_its_own_frequencies(tiny, counted, tmp_path) -> None:
+def test_the_model_s_own_frequencies_are_the_default(tiny, counted, tmp_path) -> None:
     others = DocumentFrequencies.from_references({n: ["a dog", "the hat"] for n in range(9)})
     model = with_frequencies(tiny, tmp_path / "model", others.to_bytes())
     arguments = ("--images", tiny.photos, "--annotations", tiny.captions, "--model")
@@ -307,7 +303,7 @@ def test_a_model_brings_its_own_frequencies(tiny, counted, tmp_path) -> None:
     assert list(none["metrics"]) == METRICS
 
 
-def test_a_model_folder_without_frequencies_says_how_to_make_them(tiny, scored, capsys) -> None:
+def test_a_model_folder_without_frequencies(tiny, scored, capsys) -> None:
     assert evaluate(*scored, *QUIET, "--frequencies", tiny.model) == USAGE
 
     line = only_line(capsys)
@@ -316,13 +312,13 @@ def test_a_model_folder_without_frequencies_says_how_to_make_them(tiny, scored, 
     assert "captioner prepare frequencies" in line
 
 
-def test_frequencies_that_cannot_be_read_are_one_line(tiny, scored, tmp_path, capsys) -> None:
+def test_unreadable_frequencies_are_a_one_line_error(tiny, scored, tmp_path, capsys) -> None:
     (tmp_path / "cut.json.gz").write_bytes(b"\x1f\x8b")
     (tmp_path / "text.txt").write_text("dog 3")
     for name, words in [
         ("none.json.gz", "does not exist"),
         ("none.json", "does not exist"),
-        ("cut.json.gz", "cut"),
+        ("cut.json.gz", "truncated"),
         ("text.txt", "JSON"),
     ]:
         assert evaluate(*scored, *QUIET, "--frequencies", tmp_path / name) == FAILED
@@ -332,10 +328,10 @@ def test_frequencies_that_cannot_be_read_are_one_line(tiny, scored, tmp_path, ca
 
 
 @pytest.mark.parametrize("asked", [(), ("--frequencies", "CAPTIONS")], ids=["own", "others"])
-def test_damaged_frequencies_of_a_model_cost_no_captioning(
+def test_damaged_frequencies_of_a_model_fail_before_captioning(
     tiny, tmp_path, capsys, monkeypatch, asked
 ) -> None:
-    """They are told before the photos are captioned, or are no matter where others are given."""
+    """Unless other frequencies are given."""
     model = with_frequencies(tiny, tmp_path / "model", b"\x1f\x8b")
     streams = []
     whole = api.Captioner.stream
@@ -350,7 +346,7 @@ def test_damaged_frequencies_of_a_model_cost_no_captioning(
     assert (code, streams) == ((OK, [1]) if asked else (FAILED, []))
 
 
-def test_damaged_frequencies_do_not_keep_attention_from_being_measured(tiny, tmp_path) -> None:
+def test_attention_is_measured_with_damaged_frequencies(tiny, tmp_path) -> None:
     model = with_frequencies(tiny, tmp_path / "model", b"\x1f\x8b")
 
     assert evaluate("--images", tiny.photos, "--instances", tiny.instances, "--model", model) == OK
@@ -399,7 +395,7 @@ def test_prepare_frequencies_keeps_them_in_a_model_folder(tiny, scored, tmp_path
     assert load(model).stored.frequencies == (model / FREQUENCIES).read_bytes()
 
 
-def test_prepare_frequencies_replaces_nothing_unasked(tiny, tmp_path, capsys) -> None:
+def test_prepare_frequencies_overwrites_with_force_only(tiny, tmp_path, capsys) -> None:
     (tmp_path / FREQUENCIES).write_text("mine")
     for target in (tmp_path, tmp_path / FREQUENCIES):
         command = ("prepare", "frequencies", tiny.captions, "-o", target)
@@ -411,14 +407,14 @@ def test_prepare_frequencies_replaces_nothing_unasked(tiny, tmp_path, capsys) ->
 
 
 @pytest.mark.parametrize("name", ["f.json.gz", "f.gz", "f", "f.json", "f.JSON"])
-def test_what_prepare_frequencies_writes_evaluate_reads(tiny, scored, tmp_path, name) -> None:
-    """Whatever the user calls it."""
+def test_evaluate_reads_what_prepare_frequencies_writes(tiny, scored, tmp_path, name) -> None:
+    """Under any file name."""
     assert run("prepare", "frequencies", tiny.captions, "-o", tmp_path / name) == OK
 
     assert evaluate(*scored, *QUIET, "--frequencies", tmp_path / name) == OK
 
 
-def test_a_folder_that_is_not_there_does_not_become_a_file(tiny, tmp_path, capsys) -> None:
+def test_a_missing_output_folder_is_an_error(tiny, tmp_path, capsys) -> None:
     folder = f"{tmp_path / 'mistyped'}/"
 
     assert run("prepare", "frequencies", tiny.captions, "-o", folder) == USAGE
@@ -427,7 +423,7 @@ def test_a_folder_that_is_not_there_does_not_become_a_file(tiny, tmp_path, capsy
     assert not (tmp_path / "mistyped").exists()
 
 
-def test_a_report_under_a_file_is_refused_before_anything_is_read(tiny, tmp_path, capsys) -> None:
+def test_the_output_path_is_checked_first(tiny, tmp_path, capsys) -> None:
     (tmp_path / "notes").write_text("mine")
 
     arguments = ("--annotations", "none.json", "--results", "none.json")
@@ -436,7 +432,7 @@ def test_a_report_under_a_file_is_refused_before_anything_is_read(tiny, tmp_path
     assert "which is a file" in only_line(capsys)
 
 
-def test_a_system_with_nothing_in_common_is_refused_before_photos_are_captioned(
+def test_a_comparison_without_common_photos_fails_before_captioning(
     tiny, captioned, tmp_path, capsys
 ) -> None:
     nothing = written(tmp_path / "nothing.json", [])
@@ -449,7 +445,7 @@ def test_a_system_with_nothing_in_common_is_refused_before_photos_are_captioned(
 
 @pytest.fixture
 def bad_files(tmp_path, monkeypatch) -> None:
-    """In the folder where the command runs."""
+    """Invalid files in the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.json").write_text("no JSON")
     written(tmp_path / "results.json", [{"image_id": 1, "caption": "a"}])
@@ -473,7 +469,7 @@ def bad_files(tmp_path, monkeypatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("bad_files")
-def test_prepare_frequencies_of_bad_input_is_one_line(
+def test_prepare_frequencies_of_invalid_input_is_a_one_line_error(
     arguments, words, code, tmp_path, capsys
 ) -> None:
     assert run("prepare", "frequencies", *arguments) == code
@@ -485,7 +481,7 @@ def test_prepare_frequencies_of_bad_input_is_one_line(
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_prepare_tells_what_it_prepares(flag, capsys) -> None:
+def test_help_of_prepare(flag, capsys) -> None:
     assert run("prepare", flag) == OK
     out = capsys.readouterr().out
     assert "captioner prepare dataset" in out
@@ -493,7 +489,7 @@ def test_prepare_tells_what_it_prepares(flag, capsys) -> None:
 
 
 @pytest.mark.parametrize("given", [(), ("cake",), ("-o", "x")])
-def test_prepare_of_something_else_names_both(given, capsys) -> None:
+def test_unknown_prepare_command(given, capsys) -> None:
     assert run("prepare", *given) == USAGE
     assert "dataset or frequencies" in only_line(capsys)
 
@@ -501,7 +497,7 @@ def test_prepare_of_something_else_names_both(given, capsys) -> None:
 # --- a model captions ----------------------------------------------------------------------------
 
 
-def test_a_model_s_captions_are_those_of_caption(tiny, both, tmp_path) -> None:
+def test_captions_equal_those_of_caption(tiny, both, tmp_path) -> None:
     search = ("--beam-size", "3", "--forced-words", "dog, hat", "--precision", "fp32")
     report = reported(tmp_path, *both, *search)
 
@@ -517,7 +513,7 @@ def test_a_model_s_captions_are_those_of_caption(tiny, both, tmp_path) -> None:
     assert again["signature"] == report["signature"]
 
 
-def test_the_report_says_how_it_was_searched(tiny, both, tmp_path) -> None:
+def test_the_report_contains_search_options(tiny, both, tmp_path) -> None:
     plain = reported(tmp_path, *both)
     changed = reported(
         tmp_path, *both, "--guard-endings", "--banned-words", "hat", "--block-ngrams", "2"
@@ -531,7 +527,7 @@ def test_the_report_says_how_it_was_searched(tiny, both, tmp_path) -> None:
     assert not any("hat" in one["caption"].split() for one in changed["per_image"])
 
 
-def test_drawn_captions_are_drawn_again_by_the_same_seed(both, tmp_path) -> None:
+def test_sampled_captions_are_reproducible(both, tmp_path) -> None:
     arguments = (*both, "--temperature", "2", "--seed")
 
     def said(*more: object) -> list[str]:
@@ -541,7 +537,7 @@ def test_drawn_captions_are_drawn_again_by_the_same_seed(both, tmp_path) -> None
     assert len({tuple(said(seed)) for seed in range(4)}) > 1
 
 
-def test_two_models_caption_together(tiny, captioned, tmp_path) -> None:
+def test_an_ensemble(tiny, captioned, tmp_path) -> None:
     arguments = ("--annotations", tiny.captions, "--precision", "fp32", "--images", tiny.photos)
 
     report = reported(tmp_path, *arguments, "--model", tiny.model, "--model", tiny.twin)
@@ -556,7 +552,7 @@ def test_two_models_caption_together(tiny, captioned, tmp_path) -> None:
     assert twice["per_image"] == once["per_image"]
 
 
-def test_a_photo_that_cannot_be_read_is_named_and_counted(tiny, tmp_path, capsys) -> None:
+def test_an_unreadable_photo_is_named_and_counted(tiny, tmp_path, capsys) -> None:
     photos, target = tmp_path / "photos", tmp_path / "report.json"
     shutil.copytree(tiny.photos, photos)
     (photos / "3.png").write_bytes(b"no photo")
@@ -572,7 +568,7 @@ def test_a_photo_that_cannot_be_read_is_named_and_counted(tiny, tmp_path, capsys
     assert report["attention"]["photos"] == 3
 
 
-def test_where_no_photo_can_be_read_nothing_is_scored(tiny, tmp_path, capsys) -> None:
+def test_without_any_readable_photo_nothing_is_scored(tiny, tmp_path, capsys) -> None:
     photos, target = tmp_path / "photos", tmp_path / "report.json"
     photos.mkdir()
     for path in tiny.photos.iterdir():
@@ -601,27 +597,27 @@ def test_attention_is_measured_with_and_without_references(tiny, captioned, tmp_
     assert alone["attention"] == scored_too["attention"]
     found = alone["attention"]
     assert (found["photos"], found["measured"]) == (4, 3)
-    assert found["absent"] >= 1  # photo 4 holds no dog
+    assert found["absent"] >= 1  # photo 4 contains no dog
     assert found["names"] == sum(found[k] for k in ("measured", "absent", "unseen", "ignored"))
     assert [one["image_id"] for one in found["per_name"]] == [1, 2, 3]
     assert {one["category"] for one in found["per_name"]} == {"dog"}
-    # The crop sees 32 of 40 columns, from the 4th on: 16 of them are dog.
+    # The crop has 32 of 40 columns, from the 4th on; 16 of them are dog.
     assert found["uniform"] == pytest.approx(0.5)
     assert 0 < found["correctness"] < 1
 
 
-def test_attention_is_told_to_the_reader(tiny, captioned, capsys) -> None:
+def test_attention_is_printed(tiny, captioned, capsys) -> None:
     assert evaluate(*captioned, "--instances", tiny.instances, *ONE_DOG) == OK
 
     out, err = capsys.readouterr()
-    assert err == ""  # no captions are scored: nothing about METEOR
+    assert err == ""  # no captions are scored, so no notice about METEOR
     assert re.search(r"3 names measured in \d of 4 photos", out)
-    assert "too few for the bootstrap" in out
+    assert "too few for confidence intervals" in out
     for name in ("correctness", "uniform", "centre", "shuffled", "pointing", "gate", "entropy"):
         assert name in out
 
 
-def test_nothing_to_measure_is_no_failure(tiny, captioned, tmp_path, capsys) -> None:
+def test_nothing_to_measure_is_not_an_error(tiny, captioned, tmp_path, capsys) -> None:
     arguments = (*captioned, "--instances", tiny.instances, "--banned-words", "dog man")
 
     found = reported(tmp_path, *arguments)["attention"]
@@ -649,10 +645,8 @@ def test_instances_and_captions_may_be_of_different_photos(tiny, captioned, tmp_
     assert [one["image_id"] for one in report["attention"]["per_name"]] == [1, 2]
 
 
-def test_instances_and_captions_that_disagree_about_a_photo_are_refused(
-    tiny, captioned, tmp_path, capsys
-) -> None:
-    """Otherwise the attention on one photo would be held against the masks of another."""
+def test_inconsistent_image_ids_are_refused(tiny, captioned, tmp_path, capsys) -> None:
+    """Otherwise attention on one photo would be compared with the masks of another."""
     content = json.loads(tiny.instances.read_text())
     names = [image["file_name"] for image in content["images"]]
     for image, name in zip(content["images"], names[::-1], strict=True):
@@ -679,7 +673,7 @@ def test_a_photo_of_the_instances_that_is_missing_is_named(tiny, captioned, tmp_
     assert "9.png" in only_line(capsys)
 
 
-def test_captions_in_place_of_instances_are_told(tiny, captioned, capsys) -> None:
+def test_captions_instead_of_instances(tiny, captioned, capsys) -> None:
     assert evaluate(*captioned, "--instances", tiny.captions) == FAILED
     assert "give a COCO instances file" in only_line(capsys)
 
@@ -688,7 +682,7 @@ def test_captions_in_place_of_instances_are_told(tiny, captioned, capsys) -> Non
 
 
 def false_java(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
-    """A ``java`` that is this script; None: there is none."""
+    """Put a ``java`` script on the PATH; None: no java."""
     programs = folder / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin" if script else str(programs))
@@ -703,20 +697,20 @@ def without_java(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("without_java")
-def test_without_java_the_others_are_scored(scored, capsys) -> None:
+def test_without_java_other_metrics_are_scored(scored, capsys) -> None:
     assert evaluate(*scored) == OK
 
     out, err = capsys.readouterr()
     assert [line.partition(":")[2].split()[0] for line in err.splitlines()] == ["METEOR", "SPICE"]
     for metric, line in zip(("meteor", "spice"), err.splitlines(), strict=True):
-        assert "no java on the PATH" in line
+        assert "which is not on the PATH" in line
         assert f"--no-{metric} silences this" in line
-        assert "download" not in line  # which brings no Java
+        assert "download" not in line  # which would not install Java
     assert "CIDEr" in out
 
 
 @pytest.mark.usefixtures("without_java")
-def test_what_was_asked_for_and_cannot_be_had_is_a_failure(scored, tmp_path, capsys) -> None:
+def test_a_requested_metric_that_is_unavailable_is_an_error(scored, tmp_path, capsys) -> None:
     for metric in ("meteor", "spice"):
         other = "--no-spice" if metric == "meteor" else "--no-meteor"
         target = tmp_path / f"{metric}.json"
@@ -729,14 +723,14 @@ def test_what_was_asked_for_and_cannot_be_had_is_a_failure(scored, tmp_path, cap
 
 
 @pytest.mark.usefixtures("without_java")
-def test_what_was_refused_is_not_spoken_of(scored, capsys) -> None:
+def test_disabled_metrics_give_no_notice(scored, capsys) -> None:
     assert evaluate(*scored, *QUIET) == OK
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_spice_without_corenlp_is_left_out(asked, scored, tmp_path, monkeypatch, capsys) -> None:
-    """Half of it is there, which no download completes."""
+def test_spice_without_corenlp_is_skipped(asked, scored, tmp_path, monkeypatch, capsys) -> None:
+    """Only the main jar is installed, which a download does not complete."""
     from pycocoevalcap.spice import get_stanford_models as source
 
     (tmp_path / "lib").mkdir()
@@ -755,7 +749,7 @@ def test_spice_without_corenlp_is_left_out(asked, scored, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("asked", [("--meteor",), ()], ids=["asked for", "found"])
-def test_a_java_that_dies_costs_meteor_alone(asked, scored, tmp_path, monkeypatch, capsys) -> None:
+def test_a_failing_java_skips_meteor(asked, scored, tmp_path, monkeypatch, capsys) -> None:
     false_java(tmp_path, monkeypatch, "echo Error: no memory >&2; exit 1")
     target = tmp_path / "report.json"
 
@@ -771,13 +765,11 @@ def test_a_java_that_dies_costs_meteor_alone(asked, scored, tmp_path, monkeypatc
     assert "CIDEr" in out
 
 
-def test_a_java_that_cannot_be_started_costs_meteor_alone(
-    scored, tmp_path, monkeypatch, capsys
-) -> None:
-    """A program of another machine: found, and yet the system does not run it."""
+def test_a_java_that_cannot_start_skips_meteor(scored, tmp_path, monkeypatch, capsys) -> None:
+    """An executable for another architecture."""
     false_java(tmp_path, monkeypatch, "")
     programs = tmp_path / "bin"
-    (programs / "java").write_bytes(b"\x7fELF nothing of this machine")
+    (programs / "java").write_bytes(b"\x7fELF another architecture")
     (programs / "java").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
 
@@ -789,15 +781,15 @@ def test_a_java_that_cannot_be_started_costs_meteor_alone(
     assert "CIDEr" in out
 
 
-class Matched:
-    """In place of METEOR's program: every caption of an image scores the same."""
+class FakeMeteor:
+    """Replaces METEOR; every caption gets the same score."""
 
     started = 0
 
     def __init__(self) -> None:
-        Matched.started += 1
+        FakeMeteor.started += 1
 
-    def __enter__(self) -> Matched:
+    def __enter__(self) -> FakeMeteor:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -811,15 +803,15 @@ class Matched:
 
 @pytest.fixture
 def programs(monkeypatch) -> None:
-    """Java and all that METEOR and SPICE need."""
+    """Fake METEOR and SPICE."""
     monkeypatch.setattr(java, "unavailable", lambda metric, download=False: None)
-    monkeypatch.setattr(java, "Meteor", Matched)
-    monkeypatch.setattr(java, "spice", lambda said, truth, download: (0.25, [0.25 for _ in said]))
-    monkeypatch.setattr(Matched, "started", 0)
+    monkeypatch.setattr(java, "Meteor", FakeMeteor)
+    monkeypatch.setattr(java, "spice", lambda texts, truth, download: (0.25, [0.25 for _ in texts]))
+    monkeypatch.setattr(FakeMeteor, "started", 0)
 
 
 @pytest.mark.usefixtures("programs")
-def test_meteor_and_spice_stand_beside_the_others(tiny, scored, tmp_path) -> None:
+def test_meteor_and_spice_are_reported(tiny, scored, tmp_path) -> None:
     target = tmp_path / "report.json"
 
     assert evaluate(*scored, "--compare", tiny.others, "-o", target) == OK
@@ -833,8 +825,8 @@ def test_meteor_and_spice_stand_beside_the_others(tiny, scored, tmp_path) -> Non
 
 
 @pytest.mark.usefixtures("programs")
-def test_a_spice_that_fails_costs_spice_alone(scored, tmp_path, monkeypatch, capsys) -> None:
-    """As it does wherever Java is newer than SPICE knows."""
+def test_a_failing_spice_is_skipped(scored, tmp_path, monkeypatch, capsys) -> None:
+    """For example with a Java version that is too new."""
 
     def fail(*args: object) -> None:
         raise ProgramError("SPICE", "SPICE's Java program failed (exit 1)")
@@ -849,24 +841,24 @@ def test_a_spice_that_fails_costs_spice_alone(scored, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.usefixtures("programs")
-def test_a_java_that_dies_in_the_comparison_costs_meteor_alone(
+def test_a_failing_java_in_the_comparison_skips_meteor(
     tiny, scored, tmp_path, monkeypatch, capsys
 ) -> None:
-    """The scores that were computed before are not lost."""
-    whole = Matched.score
+    """Scores computed before the failure are kept."""
+    whole = FakeMeteor.score
 
-    def later(self: Matched, *args: Any) -> java.MeteorScores:
-        if Matched.started > 1:
+    def later(self: FakeMeteor, *args: Any) -> java.MeteorScores:
+        if FakeMeteor.started > 1:
             raise ProgramError("METEOR", "METEOR's Java program stopped (no memory)")
         return whole(self, *args)
 
-    monkeypatch.setattr(Matched, "score", later)
+    monkeypatch.setattr(FakeMeteor, "score", later)
     target = tmp_path / "report.json"
     arguments = (*scored, "--no-spice", "--compare", tiny.others, "-o", target)
 
     code = evaluate(*arguments)
 
-    assert code == (FAILED if Matched.started > 1 else OK)
+    assert code == (FAILED if FakeMeteor.started > 1 else OK)
     assert set(METRICS) <= json.loads(target.read_text())["compare"]["metrics"].keys()
 
 
@@ -885,7 +877,7 @@ def test_meteor_itself(tiny, scored, tmp_path, capsys) -> None:
     assert "METEOR" in capsys.readouterr().out
 
 
-# --- what cannot work ----------------------------------------------------------------------------
+# --- invalid arguments ---------------------------------------------------------------------------
 
 ANSWERS = ("--annotations", "CAPTIONS")
 FILE = ("--results", "RESULTS")
@@ -895,7 +887,7 @@ MASKS = ("--instances", "INSTANCES")
 
 @pytest.fixture
 def no_captions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read some fails the test."""
+    """Fail if captions are read."""
     monkeypatch.setattr("captioner.data.coco.read_captions", None)
 
 
@@ -931,9 +923,7 @@ def no_captions(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda part: " ".join(part) if isinstance(part, list | tuple) else None,
 )
 @pytest.mark.usefixtures("no_model", "no_captions", "without_java")
-def test_what_does_not_go_together_is_told_before_anything_is_computed(
-    arguments, named, tiny, tmp_path, capsys
-) -> None:
+def test_conflicting_options_are_checked_first(arguments, named, tiny, tmp_path, capsys) -> None:
     (tmp_path / "KEPT").write_text("mine")
     places = {
         "CAPTIONS": tiny.captions, "RESULTS": tiny.results, "PHOTOS": tiny.photos,
@@ -957,7 +947,9 @@ def test_what_does_not_go_together_is_told_before_anything_is_computed(
         (["--model", "nowhere"], ["nowhere", "config.json"]),
     ],
 )
-def test_models_that_cannot_work_are_one_line(arguments, named, both, tmp_path, capsys) -> None:
+def test_invalid_model_options_are_a_one_line_error(
+    arguments, named, both, tmp_path, capsys
+) -> None:
     target = tmp_path / "report.json"
 
     code = evaluate(*both, *QUIET, "-o", target, *arguments)
@@ -969,12 +961,12 @@ def test_models_that_cannot_work_are_one_line(arguments, named, both, tmp_path, 
     assert not target.exists()
 
 
-def test_models_of_different_words_do_not_caption_together(tiny, both, capsys) -> None:
+def test_ensembles_need_one_vocabulary(tiny, both, capsys) -> None:
     assert evaluate(*both, *QUIET, "--model", tiny.stranger) == USAGE
     assert "vocabularies of model 1 and model 2 differ" in only_line(capsys)
 
 
-def test_a_report_is_replaced_when_asked(scored, tmp_path) -> None:
+def test_a_report_is_overwritten_with_force(scored, tmp_path) -> None:
     target = tmp_path / "report.json"
     target.write_text("mine")
 
@@ -984,7 +976,7 @@ def test_a_report_is_replaced_when_asked(scored, tmp_path) -> None:
     assert json.loads(target.read_text())["images"] == 4
 
 
-def test_a_failure_keeps_the_report_that_was_there(tiny, tmp_path, capsys) -> None:
+def test_a_failure_keeps_the_old_report(tiny, tmp_path, capsys) -> None:
     target = tmp_path / "report.json"
     target.write_text("mine")
     results = written(tmp_path / "r.json", [{"image_id": 77, "caption": "a"}])
@@ -996,7 +988,7 @@ def test_a_failure_keeps_the_report_that_was_there(tiny, tmp_path, capsys) -> No
     assert {file.name for file in tmp_path.iterdir()} == {"report.json", "r.json"}
 
 
-def test_help_tells_every_option(capsys) -> None:
+def test_help_lists_every_option(capsys) -> None:
     with pytest.raises(SystemExit) as left:
         evaluate("--help")
     assert left.value.code == 0
@@ -1009,8 +1001,8 @@ def test_help_tells_every_option(capsys) -> None:
         assert option in out
 
 
-def test_large_photos_are_told_as_small_ones(tiny, captioned, tmp_path) -> None:
-    """Masks are shares of the photo: a copy of twice the size measures the same."""
+def test_photo_size_does_not_matter(tiny, captioned, tmp_path) -> None:
+    """A copy of twice the size gives the same result."""
     photos = tmp_path / "photos"
     photos.mkdir()
     for path in tiny.photos.iterdir():

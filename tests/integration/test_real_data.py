@@ -21,7 +21,7 @@ from captioner.cli.main import OK, main
 from captioner.data.coco import read_captions
 from captioner.evaluation.java import find_java
 from captioner.evaluation.metrics import score
-from captioner.evaluation.report import Judge, difference
+from captioner.evaluation.report import CaptionEvaluator, difference
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -199,7 +199,7 @@ def test_people_score_well_and_captions_of_other_photos_do_not(by_people) -> Non
     ids = list(captions)
     others = dict(zip(ids, [captions[i] for i in ids[1:] + ids[:1]], strict=True))
 
-    found = difference(captions, others, Judge(references))
+    found = difference(captions, others, CaptionEvaluator(references))
 
     for name, one in found["metrics"].items():
         assert one["significant"], name

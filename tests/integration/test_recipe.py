@@ -183,8 +183,8 @@ def test_cocos_photos_are_learned_from_beside_flickr8ks_but_for_those_that_are_m
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("ablate", "--table --work nowhere", "nowhere holds no row that is done"),
-        ("ablate", "nowhere nowhere nowhere", "nowhere/images is not there"),
+        ("ablate", "--table --work nowhere", "nowhere has no finished row"),
+        ("ablate", "nowhere nowhere nowhere", "nowhere/images does not exist"),
         ("choose_search", "--annotations nowhere --images nowhere", "nowhere"),
         (
             "ship_model",

@@ -1,4 +1,4 @@
-"""The studies under scripts/: their rules are right, and each runs from end to end in small."""
+"""The studies under scripts/, each run end to end on a small scale."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from captioner import load
+from captioner.cli.main import OK, main
+from captioner.cli.train import read
 from captioner.errors import ConfigError
 from captioner.evaluation.java import find_java
 from captioner.evaluation.metrics import Scores
@@ -49,12 +52,12 @@ def text(script) -> ModuleType:
         (10**21, "one sextillion"),
     ],
 )
-def test_numbers_are_spelt(text, number, words) -> None:
+def test_spell(text, number, words) -> None:
     assert " ".join(text.spell(number)) == words
 
 
-def understood(text: ModuleType, words: list[str]) -> int:
-    """The number that words mean, read the other way round: by adding up."""
+def parse_number(text: ModuleType, words: list[str]) -> int:
+    """The number that the words mean; the inverse of ``spell``."""
     values = {word: n for n, word in enumerate(text.ONES)}
     values |= {word: 10 * n for n, word in enumerate(text.TENS, 2)}
     total = group = 0
@@ -68,18 +71,18 @@ def understood(text: ModuleType, words: list[str]) -> int:
     return total + group
 
 
-def test_spelling_loses_nothing(text) -> None:
+def test_spelling_can_be_inverted(text) -> None:
     chance = random.Random(0)
     for test in (False, True):
         for _ in range(300):
-            number = text.draw_number(chance, test=test)
+            number = text.random_number(chance, test=test)
             words = text.spell(number)
-            assert understood(text, words) == number
+            assert parse_number(text, words) == number
             assert len(words) <= text.MOST_WORDS
             assert text.is_for_test(number) == test
 
 
-def test_a_batch_holds_the_words_and_the_digits(text) -> None:
+def test_a_batch_contains_words_and_digits(text) -> None:
     source, target = text.batch_of([6208, 5])
 
     assert text.SOURCE.decode(source[0].tolist()) == text.spell(6208)
@@ -87,7 +90,7 @@ def test_a_batch_holds_the_words_and_the_digits(text) -> None:
     assert text.TARGET.decode(target[0, 0].tolist()) == ["<start>", "6", "2", "0", "8", "<end>"]
 
 
-def test_the_twins_differ_in_nothing_but_attention(text) -> None:
+def test_the_models_differ_in_attention_only(text) -> None:
     one, other = text.build("additive"), text.build("fixed")
 
     shapes = [{n: p.shape for n, p in model.named_parameters()} for model in (one, other)]
@@ -96,7 +99,7 @@ def test_the_twins_differ_in_nothing_but_attention(text) -> None:
 
 
 @pytest.mark.slow
-def test_the_text_study_runs_and_keeps_what_it_trained(text, tmp_path, monkeypatch) -> None:
+def test_the_text_study_runs_and_keeps_its_models(text, tmp_path, monkeypatch) -> None:
     arguments = (
         "--out",
         tmp_path / "out",
@@ -113,9 +116,9 @@ def test_the_text_study_runs_and_keeps_what_it_trained(text, tmp_path, monkeypat
     monkeypatch.setattr(text, "train", None)  # a second run trains nothing
     run(text, monkeypatch, *arguments)
 
-    assert len(set(text.draw_tests(300))) == 300  # a number that is tested twice counts twice
+    assert len(set(text.test_numbers(300))) == 300  # no duplicates
     assert set(first) == {"additive", "fixed"}
-    wrong = [said for number, said in first["fixed"]["mistakes"] if said == number]
+    wrong = [output for number, output in first["fixed"]["mistakes"] if output == number]
     assert wrong == []
     assert sum(first["fixed"]["numbers"]) == 40
     assert json.loads((tmp_path / "out" / "text_attention.json").read_text()) == first
@@ -129,7 +132,7 @@ def test_the_text_study_runs_and_keeps_what_it_trained(text, tmp_path, monkeypat
 
 @pytest.fixture(scope="module")
 def tiny_data(tmp_path_factory) -> Path:
-    """Six photos and their captions under the names that ``prepare dataset`` gives."""
+    """Six photos and captions in the layout of ``prepare dataset``."""
     folder = tmp_path_factory.mktemp("data")
     colours = ("red", "blue", "white", "green", "gray", "pink")
     images = [{"id": n, "file_name": f"{c}.png"} for n, c in enumerate(colours)]
@@ -147,34 +150,50 @@ def tiny_data(tmp_path_factory) -> Path:
     return folder
 
 
+def test_mechanisms_are_different_settings(script) -> None:
+    mechanisms = script("compare_attention").MECHANISMS
+
+    configs = [str(read(options.split())[0]) for options in mechanisms.values()]
+
+    assert len(set(configs)) == len(configs)
+
+
 @pytest.mark.slow
-def test_the_comparison_trains_every_mechanism_once(
-    script, tiny_data, tmp_path, monkeypatch
+def test_the_comparison_trains_each_mechanism_once(
+    script, tiny_data, tmp_path, monkeypatch, capsys
 ) -> None:
     module = script("compare_attention")
+    names = ["additive", "dot", "additive_hard", "additive_luong_unfed", "dot_mean", "fixed"]
+
+    def call(*arguments: str) -> None:
+        assert main(list(arguments)) == OK
+
+    monkeypatch.setattr(module, "run_captioner", call)
     arguments = (
         "--data", tiny_data, "--images", tiny_data, "--work", tmp_path / "work",
         "--out", tmp_path / "out", "--epochs", 2, "--size", 16, "--rounds", 1,
-        "--encoder", "timm/test_resnet", "--weights", "none", "--words", "A red square.",
+        "--encoder", "timm/test_resnet", "--weights", "none", "--only", *names,
+        "--words", "A red square.",
     )  # fmt: skip
     with pytest.raises(ConfigError, match="zeppelin"):
         run(module, monkeypatch, *arguments[:-1], "A red zeppelin.")
+    rows: list[dict[str, Any]] = []
+    table = module.table
+    monkeypatch.setattr(module, "table", lambda found: rows.extend(found) or table(found))
     run(module, monkeypatch, *arguments)
-    table = (tmp_path / "out" / "attention_table.md").read_text()
-    monkeypatch.setattr(module, "run", None)  # a second run trains nothing
+    models = [(tmp_path / "work" / name / "best" / "model.safetensors") for name in names]
+    trained = [model.stat().st_mtime_ns for model in models]
     run(module, monkeypatch, *arguments)
-    with pytest.raises(ConfigError, match=r"training.epochs 2, now it is 3"):
-        run(module, monkeypatch, *arguments, "--epochs", 3)
 
-    rows = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    assert rows == list(module.MECHANISMS)
-    results = {name: json.loads((tmp_path / "work" / f"{name}.json").read_text()) for name in rows}
-    for name, result in results.items():
-        asked_by_state = not name.endswith(("_self", "_mean")) and not name.startswith("fixed")
-        assert (result["movement"] > 1e-6) == asked_by_state, name
-        assert (tmp_path / "work" / name / "model.safetensors").is_file()
-        assert 0 <= result["entropy"] <= result["even_entropy"] + 1e-6
-    assert results["fixed"]["entropy"] == pytest.approx(results["fixed"]["even_entropy"], abs=1e-5)
+    assert [model.stat().st_mtime_ns for model in models] == trained  # nothing is trained again
+    text = (tmp_path / "out" / "attention_table.md").read_text()
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == names
+    for row in rows[: len(names)]:
+        depends_on_state = row["name"] not in ("dot_mean", "fixed")
+        assert (row["movement"] > 1e-6) == depends_on_state, row["name"]
+        assert 0 <= row["entropy"] <= row["even_entropy"] + 1e-6
+        assert row["step_ms"] > 0
+    assert rows[5]["entropy"] == pytest.approx(rows[5]["even_entropy"], abs=1e-5)
     with Image.open(tmp_path / "out" / "attention_compared.jpg") as picture:
         assert picture.width > 200
 
@@ -188,7 +207,7 @@ def speed(script) -> ModuleType:
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 12])
-def test_the_tutorials_loop_says_greedily_what_the_search_says(speed, tiny, max_length) -> None:
+def test_the_tutorial_loop_equals_greedy_search(speed, tiny, max_length) -> None:
     model = load(tiny.model, precision="fp32")
     photos = [*tiny.photos.iterdir(), *EXAMPLES.glob("*.jpg")]
     with torch.inference_mode():
@@ -200,8 +219,8 @@ def test_the_tutorials_loop_says_greedily_what_the_search_says(speed, tiny, max_
     assert line.endswith("greedy captions equal to the loop's: 10 of 10")
 
 
-def test_speeds_are_medians_after_a_round_that_warms_up(speed, monkeypatch) -> None:
-    clock = iter([0, 9, 10, 12, 20, 21, 30, 34])  # one job of 9, 2, 1 and 4 seconds
+def test_speeds_are_medians_after_a_warm_up_round(speed, monkeypatch) -> None:
+    clock = iter([0, 9, 10, 12, 20, 21, 30, 34])  # a job of 9, 2, 1 and 4 seconds
     monkeypatch.setattr(speed.time, "perf_counter", lambda: next(clock))
     done = []
 
@@ -212,9 +231,7 @@ def test_speeds_are_medians_after_a_round_that_warms_up(speed, monkeypatch) -> N
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_decoding_prints_its_table(
-    speed, tiny, tmp_path, monkeypatch, capsys
-) -> None:
+def test_the_decoding_benchmark_prints_a_table(speed, tiny, tmp_path, monkeypatch, capsys) -> None:
     for number, photo in enumerate(4 * sorted(tiny.photos.iterdir())):
         shutil.copy(photo, tmp_path / f"{number}.png")
     arguments = ("--beams", 1, 2, "--batches", 1, 2, "--rounds", 1, "--model", tiny.model)
@@ -232,16 +249,14 @@ def test_the_benchmark_of_decoding_prints_its_table(
     assert lines[-1].endswith("greedy captions equal to the loop's: 16 of 16")
 
 
-def test_the_benchmark_of_decoding_wants_as_many_photos_as_it_names(
-    speed, tiny, monkeypatch, capsys
-) -> None:
+def test_the_decoding_benchmark_needs_enough_photos(speed, tiny, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         run(speed, monkeypatch, EXAMPLES, "--model", tiny.model, "--batches", 1, 32)
 
-    assert "holds 6 photos; 32 are needed" in capsys.readouterr().err
+    assert "has 6 photos; 32 are needed" in capsys.readouterr().err
 
 
-# --- scores beside those of Java -----------------------------------------------------------------
+# --- comparison with Java ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +264,7 @@ def both_scores(script) -> ModuleType:
     return script("compare_with_java")
 
 
-def test_the_variants_are_what_their_names_say(both_scores) -> None:
+def test_variants(both_scores) -> None:
     captions = {i: f"one two three four five {i}" for i in range(9)}
 
     found = {
@@ -268,7 +283,7 @@ def test_the_variants_are_what_their_names_say(both_scores) -> None:
     assert found["file cut"] == {i: captions[i] for i in (0, 1, 2)}
 
 
-def test_the_greatest_difference_is_found_wherever_it_is(both_scores) -> None:
+def test_largest_difference(both_scores) -> None:
     def scores(corpus: float, image: float) -> Scores:
         metrics = dict.fromkeys(both_scores.METRICS, 0.5)
         return Scores(metrics | {"CIDEr": corpus}, {1: metrics, 2: metrics | {"Bleu_4": image}})
@@ -282,9 +297,7 @@ def test_the_greatest_difference_is_found_wherever_it_is(both_scores) -> None:
 @pytest.mark.skipif(find_java() is None, reason="no java")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_comparison_with_java_finds_none_and_tells_one(
-    both_scores, tiny, monkeypatch, capsys
-) -> None:
+def test_the_comparison_with_java(both_scores, tiny, monkeypatch, capsys) -> None:
     run(both_scores, monkeypatch, tiny.captions, tiny.results)
 
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
@@ -295,5 +308,5 @@ def test_the_comparison_with_java_finds_none_and_tells_one(
 
     false = Scores(dict.fromkeys(both_scores.METRICS, 0.0), {})
     monkeypatch.setattr(both_scores, "by_java", lambda captions, references: false)
-    with pytest.raises(SystemExit, match=r"the greatest difference is .*, more than 1e-6"):
+    with pytest.raises(SystemExit, match=r"the largest difference is .*, more than 1e-6"):
         run(both_scores, monkeypatch, tiny.captions, tiny.results)

@@ -1,4 +1,4 @@
-"""The scripts beside training: small enough to run here, they do what their pages say of them."""
+"""The training scripts on a small scale."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def run(script: str, *arguments: object) -> str:
-    """What it prints."""
+    """Run a script and return its stdout."""
     command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def test_the_benchmark_compares_two_steps_that_learn_the_same() -> None:
+def test_both_steps_of_the_benchmark_agree() -> None:
     small = ("--sizes", 6, 8, 5, 40, "--photos", 4, "--captions", 2, "--rounds", 1)
-    told = run("benchmark_training.py", *small, "--precision", "fp32")
-    apart = re.search(r"difference of loss: (\S+), of gradients: (\S+)", told)
-    assert apart is not None
-    assert float(apart[1]) < 1e-5
-    assert float(apart[2]) < 1e-4
-    assert re.search(r"^\| textbook \| \d+ \| 1\.0 \| \d+ \| 1\.00 \|", told, re.MULTILINE)
-    assert re.search(r"^\| fp32 \| \d+ \| [\d.]+ \| \d+ \| [\d.]+ \| \d+% \|", told, re.MULTILINE)
+    output = run("benchmark_training.py", *small, "--precision", "fp32")
+    differences = re.search(r"difference of loss: (\S+), of gradients: (\S+)", output)
+    assert differences is not None
+    assert float(differences[1]) < 1e-5
+    assert float(differences[2]) < 1e-4
+    assert re.search(r"^\| textbook \| \d+ \| 1\.0 \| \d+ \| 1\.00 \|", output, re.MULTILINE)
+    assert re.search(r"^\| fp32 \| \d+ \| [\d.]+ \| \d+ \| [\d.]+ \| \d+% \|", output, re.MULTILINE)
 
 
-def test_padding_of_captions_of_one_length_is_none(tmp_path: Path) -> None:
+def test_captions_of_one_length_need_no_padding(tmp_path: Path) -> None:
     images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
-    said = [{"id": n, "image_id": n, "caption": "a dog runs"} for n in range(40)]
+    annotations = [{"id": n, "image_id": n, "caption": "a dog runs"} for n in range(40)]
     captions = tmp_path / "captions.json"
-    captions.write_text(json.dumps({"images": images, "annotations": said}))
-    told = run("benchmark_training.py", "--padding", captions, "--photos", 4)
-    assert told.splitlines() == [
-        f"bucket_batches {bucket}: 0.0% of what the steps run on is padding" for bucket in (1, 64)
+    captions.write_text(json.dumps({"images": images, "annotations": annotations}))
+    output = run("benchmark_training.py", "--padding", captions, "--photos", 4)
+    assert output.splitlines() == [
+        f"bucket_batches {bucket}: 0.0% of the steps are padding" for bucket in (1, 64)
     ]
 
 
-def test_curves_are_drawn(tmp_path: Path) -> None:
+def test_plot_metrics(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         rows = [{"epoch": e, "loss": 1 / e, "CIDEr": 0.1 * e, "Bleu_4": 0.1} for e in (1, 2)]
@@ -58,12 +58,12 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
         assert picture.width > 3 * picture.height  # three panels side by side
 
 
-def test_a_killed_run_ends_as_the_undisturbed_one(
+def test_a_killed_run_equals_an_uninterrupted_one(
     training_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     training = {"batch_size": 2, "epochs": 3, "save_every": 1, "keep_best": 2}
     settings = training_settings | {"training": training}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
-    told = run("kill_and_resume.py", "--kills", 1, "--work", tmp_path / "work", "--", config)
-    assert told.splitlines()[-1] == "1 of 1 ends are equal to the undisturbed run's"
+    output = run("kill_and_resume.py", "--kills", 1, "--work", tmp_path / "work", "--", config)
+    assert output.splitlines()[-1] == "1 of 1 results equal the uninterrupted run's"

@@ -18,7 +18,7 @@ PACKAGE = Path(captioner.__file__).parent
 FLOORS = [
     ["errors"],
     ["files", "tokenizer"],
-    ["config", "vocabulary", "caption", "hardware", "frequencies"],
+    ["config", "vocabulary", "caption", "hardware"],
     ["data"],
     ["visualization"],
     ["models"],

@@ -20,7 +20,8 @@ from captioner.api import Captioner
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ModelError
-from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.files import FREQUENCIES
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder

@@ -1,4 +1,4 @@
-"""Numbers about attention maps: known answers, bounds, and what must not matter."""
+"""Statistics of attention maps: known answers, bounds and invariants."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = NDArray[np.float64]
 
 @st.composite
 def maps(draw: st.DrawFn, words: int = 1) -> Array:
-    """(T, Gh, Gw) with at least so many words; regions may get nothing at all."""
+    """(T, Gh, Gw) with at least ``words`` words; some regions may be 0."""
     shape = draw(st.tuples(st.integers(words, 5), st.integers(1, 3), st.integers(1, 4)))
     seed = draw(st.integers(0, 1000))
     generator = np.random.default_rng(seed)
     sharpness = draw(st.sampled_from([0.0, 1.0, 30.0]))
     weights = np.exp(sharpness * generator.normal(size=shape)) * generator.integers(2, size=shape)
-    weights[:, 0, 0] += 1e-9  # something everywhere would be no map with nothing anywhere
+    weights[:, 0, 0] += 1e-9  # so that no map is all zeros
     return weights / weights.sum(axis=(1, 2), keepdims=True)
 
 
@@ -40,7 +40,7 @@ def test_entropy_known_answers() -> None:
     np.testing.assert_allclose(found, [0, math.log(2), math.log(4)], atol=1e-15)
 
 
-def test_the_grid_is_looked_at_as_a_whole() -> None:
+def test_the_shape_of_the_grid_does_not_matter() -> None:
     grids = np.arange(1.0, 25).reshape(2, 3, 4)
     grids /= grids.sum(axis=(1, 2), keepdims=True)
 
@@ -49,7 +49,7 @@ def test_the_grid_is_looked_at_as_a_whole() -> None:
 
 
 @given(maps())
-def test_entropy_lies_between_one_region_and_all(array: Array) -> None:
+def test_entropy_bounds(array: Array) -> None:
     found = entropy(array)
 
     assert found.shape == array.shape[:1]
@@ -58,7 +58,7 @@ def test_entropy_lies_between_one_region_and_all(array: Array) -> None:
 
 
 @given(maps(), st.randoms(use_true_random=False))
-def test_entropy_does_not_know_which_region_is_which(array: Array, random: object) -> None:
+def test_entropy_does_not_depend_on_region_order(array: Array, random: object) -> None:
     flat = array.reshape(len(array), -1)
     order = list(range(flat.shape[1]))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -92,9 +92,7 @@ def test_movement_is_the_mean_over_all_pairs_of_words(array: Array) -> None:
 
 
 @given(maps(words=2), st.randoms(use_true_random=False))
-def test_the_order_of_words_and_regions_does_not_matter_to_movement(
-    array: Array, random: object
-) -> None:
+def test_movement_does_not_depend_on_word_and_region_order(array: Array, random: object) -> None:
     flat = array.reshape(len(array), -1)
     words, regions = list(range(len(flat))), list(range(flat.shape[1]))
     random.shuffle(words)  # type: ignore[attr-defined]
@@ -114,7 +112,7 @@ def test_one_word_has_an_entropy_and_no_movement() -> None:
 
 
 def test_a_caption_without_words_has_neither() -> None:
-    array = np.zeros((0, 2, 3))  # what ``Caption.alphas`` is where the model says nothing
+    array = np.zeros((0, 2, 3))  # ``Caption.alphas`` of an empty caption
 
     assert entropy(array).shape == (0,)
     assert math.isnan(movement(array))

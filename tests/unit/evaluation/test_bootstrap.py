@@ -1,4 +1,4 @@
-"""The bootstrap against values worked out by hand, and what must not matter."""
+"""The bootstrap: known answers and invariants."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.errors import ConfigError
-from captioner.evaluation.bootstrap import compare, interval, weights
+from captioner.evaluation.bootstrap import compare, interval, resample_weights
 
-# --- weights -------------------------------------------------------------------------------------
+# --- resample_weights ----------------------------------------------------------------------------
 
 
 @given(count=st.integers(1, 40), resamples=st.integers(1, 30), seed=st.integers(0, 99))
-def test_every_row_draws_as_many_images_as_there_are(count, resamples, seed) -> None:
-    rows = weights(count, resamples, seed)
+def test_every_row_sums_to_the_number_of_images(count, resamples, seed) -> None:
+    rows = resample_weights(count, resamples, seed)
 
     assert rows.shape == (resamples, count)
     assert rows.dtype == np.float64
@@ -27,26 +27,26 @@ def test_every_row_draws_as_many_images_as_there_are(count, resamples, seed) -> 
 
 
 def test_every_image_is_drawn_once_on_average() -> None:
-    rows = weights(20, 4000)
+    rows = resample_weights(20, 4000)
 
-    # A draw has variance (1 - 1/20); 4000 rows make the mean exact to about 0.015.
+    # The variance is 1 - 1/20; the standard error over 4000 rows is about 0.015.
     np.testing.assert_allclose(rows.mean(axis=0), 1, atol=0.08)
     np.testing.assert_allclose(rows.var(axis=0), 0.95, rtol=0.15)
 
 
-def test_the_seed_alone_decides() -> None:
-    np.testing.assert_array_equal(weights(9, 5, seed=3), weights(9, 5, seed=3))
-    assert (weights(9, 5, seed=3) != weights(9, 5, seed=4)).any()
+def test_the_seed_determines_the_weights() -> None:
+    np.testing.assert_array_equal(resample_weights(9, 5, seed=3), resample_weights(9, 5, seed=3))
+    assert (resample_weights(9, 5, seed=3) != resample_weights(9, 5, seed=4)).any()
 
 
 def test_more_resamples_keep_the_first_ones() -> None:
-    np.testing.assert_array_equal(weights(7, 3), weights(7, 10)[:3])
+    np.testing.assert_array_equal(resample_weights(7, 3), resample_weights(7, 10)[:3])
 
 
 @pytest.mark.parametrize(("count", "resamples", "seed"), [(0, 10, 0), (5, 0, 0), (5, 10, -1)])
-def test_what_cannot_be_drawn(count, resamples, seed) -> None:
+def test_invalid_arguments(count, resamples, seed) -> None:
     with pytest.raises(ConfigError, match="give at least one of both and a seed of 0 or more"):
-        weights(count, resamples, seed)
+        resample_weights(count, resamples, seed)
 
 
 # --- interval ------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_interval_known_answer() -> None:
     assert interval(range(1001)) == (25, 975)
 
 
-def test_interval_leaves_out_nan() -> None:
+def test_interval_ignores_nan() -> None:
     values = [math.nan, *range(1001), math.nan]
 
     assert interval(values) == (25, 975)
@@ -64,11 +64,11 @@ def test_interval_leaves_out_nan() -> None:
     assert np.isnan(interval([])).all()
 
 
-def test_interval_of_a_mean_is_the_textbooks() -> None:
-    """The mean of N draws lies within 1.96 standard errors in 95 of 100 resamples."""
+def test_interval_of_a_mean_is_the_normal_approximation() -> None:
+    """The mean lies within 1.96 standard errors in 95% of the resamples."""
     scores = np.random.default_rng(1).normal(size=400)
 
-    low, high = interval(weights(400, 2000) @ scores / 400)
+    low, high = interval(resample_weights(400, 2000) @ scores / 400)
 
     error = scores.std() / 20
     assert low == pytest.approx(scores.mean() - 1.96 * error, abs=0.2 * error)
@@ -79,16 +79,16 @@ def test_interval_of_a_mean_is_the_textbooks() -> None:
 
 
 def test_equal_systems_do_not_differ() -> None:
-    values = weights(30, 50) @ np.arange(30.0)
+    values = resample_weights(30, 50) @ np.arange(30.0)
 
     assert compare(0.5, 0.5, values, values) == (0, 0, 0, 1, False)
 
 
 def test_p_value_by_hand() -> None:
     # 999 differences: 30 below 0, 10 of exactly 0, 959 above: twice (1 + 40) / (1 + 999).
-    apart = np.array([*range(-30, 0), *[0] * 10, *range(1, 960)])
+    differences = np.array([*range(-30, 0), *[0] * 10, *range(1, 960)])
 
-    found = compare(60, 10, apart + 7, np.full(999, 7))
+    found = compare(60, 10, differences + 7, np.full(999, 7))
 
     assert found.difference == 50
     assert found.p_value == pytest.approx(0.082)
@@ -105,7 +105,7 @@ def test_a_p_value_is_never_0() -> None:
 
 
 @given(seed=st.integers(0, 200))
-def test_exchanging_the_systems_turns_the_sign(seed) -> None:
+def test_swapping_the_systems_flips_the_sign(seed) -> None:
     generator = np.random.default_rng(seed)
     first, second = generator.normal(0.1, 1, 41), generator.normal(0, 1, 41)
 
@@ -116,7 +116,7 @@ def test_exchanging_the_systems_turns_the_sign(seed) -> None:
     assert (there.p_value, there.significant) == (back.p_value, back.significant)
 
 
-def test_resamples_without_a_value_are_left_out() -> None:
+def test_nan_resamples_are_ignored() -> None:
     found = compare(1, 0, [math.nan, 1, 1, 1], [0, 0, math.nan, 0])
 
     assert found == (1, 1, 1, pytest.approx(2 / 3), True)
@@ -125,13 +125,13 @@ def test_resamples_without_a_value_are_left_out() -> None:
     assert not nothing.significant
 
 
-def test_two_coins_of_one_kind_rarely_differ_significantly() -> None:
-    """Of 200 pairs of equally good systems about 5% are called different."""
-    rows = weights(60, 400)
+def test_false_positive_rate_is_about_5_percent() -> None:
+    """Of 200 pairs of equally good systems."""
+    rows = resample_weights(60, 400)
     generator = np.random.default_rng(5)
-    called = 0
+    significant = 0
     for _ in range(200):
         first, second = generator.normal(size=(2, 60))
         found = compare(first.mean(), second.mean(), rows @ first / 60, rows @ second / 60)
-        called += found.significant
-    assert 2 <= called <= 22
+        significant += found.significant
+    assert 2 <= significant <= 22

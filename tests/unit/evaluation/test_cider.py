@@ -1,4 +1,4 @@
-"""CIDEr-D against pycocoevalcap, and known answers."""
+"""CIDEr-D compared with pycocoevalcap and with known answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
 from captioner.evaluation.cider import CiderD
+from captioner.evaluation.frequencies import DocumentFrequencies, ngrams
 from captioner.evaluation.references import References
-from captioner.frequencies import DocumentFrequencies, ngrams
 
 Tokens = list[str]
 
-# Few words, so that n-grams meet; one holds the blank that pycocoevalcap parts.
+# Few words, so that n-grams coincide; one contains the space at which pycocoevalcap splits.
 WORDS = st.sampled_from(["a", "dog", "cat", "runs", "on", "grass", "1\u00a01/2"])
 CAPTION = st.lists(WORDS, max_size=7)
 TRUTH = st.dictionaries(
@@ -26,15 +26,15 @@ TRUTH = st.dictionaries(
 )
 
 
-def oracle(truth: dict[int, list[Tokens]], said: dict[int, Tokens]) -> dict[int, float]:
-    """What pycocoevalcap gives each image."""
+def oracle(truth: dict[int, list[Tokens]], candidates: dict[int, Tokens]) -> dict[int, float]:
+    """pycocoevalcap's score of each image."""
     references = {i: [" ".join(tokens) for tokens in captions] for i, captions in truth.items()}
-    _, scores = Cider().compute_score(references, {i: [" ".join(said[i])] for i in truth})
+    _, scores = Cider().compute_score(references, {i: [" ".join(candidates[i])] for i in truth})
     return dict(zip(truth, scores, strict=True))
 
 
 def has_words(truth: dict[int, list[Tokens]]) -> bool:
-    """Without any, pycocoevalcap fails."""
+    """pycocoevalcap fails without any words."""
     return any(tokens for captions in truth.values() for tokens in captions)
 
 
@@ -42,19 +42,19 @@ def has_words(truth: dict[int, list[Tokens]]) -> bool:
 
 
 @given(truth=TRUTH.filter(has_words), data=st.data())
-def test_pycocoevalcap_gives_the_same(truth, data) -> None:
-    said = {i: data.draw(CAPTION) for i in truth}
+def test_equals_pycocoevalcap(truth, data) -> None:
+    candidates = {i: data.draw(CAPTION) for i in truth}
 
-    found = CiderD(truth).score({i: [said[i]] for i in truth})
+    found = CiderD(truth).score({i: [candidates[i]] for i in truth})
 
     assert {i: score for i, (score,) in found.items()} == pytest.approx(
-        oracle(truth, said), abs=1e-9
+        oracle(truth, candidates), abs=1e-9
     )
 
 
 @given(truth=TRUTH.filter(has_words), frozen=TRUTH.filter(has_words), data=st.data())
-def test_pycocoevalcap_gives_the_same_under_frozen_frequencies(truth, frozen, data) -> None:
-    said = {i: data.draw(CAPTION) for i in truth}
+def test_equals_pycocoevalcap_with_frozen_frequencies(truth, frozen, data) -> None:
+    candidates = {i: data.draw(CAPTION) for i in truth}
     counter = CiderScorer()
     for captions in frozen.values():
         counter.cook_append("", [" ".join(tokens) for tokens in captions])
@@ -62,18 +62,20 @@ def test_pycocoevalcap_gives_the_same_under_frozen_frequencies(truth, frozen, da
     scorer = CiderScorer()
     scorer.document_frequency = counter.document_frequency
     for image_id, captions in truth.items():
-        scorer.cook_append(" ".join(said[image_id]), [" ".join(tokens) for tokens in captions])
+        scorer.cook_append(
+            " ".join(candidates[image_id]), [" ".join(tokens) for tokens in captions]
+        )
     scorer.crefs = Counted(scorer.crefs, len(frozen))
 
     found = CiderD(truth, DocumentFrequencies.from_tokens(frozen)).score(
-        {i: [said[i]] for i in truth}
+        {i: [candidates[i]] for i in truth}
     )
 
     assert [found[i][0] for i in truth] == pytest.approx(scorer.compute_cider(), abs=1e-9)
 
 
 class Counted(list):
-    """The references that pycocoevalcap scores, which call themselves as many as were counted."""
+    """References whose len(), which pycocoevalcap uses as document count, is the counted number."""
 
     def __init__(self, references: list, documents: int) -> None:
         super().__init__(references)
@@ -84,19 +86,19 @@ class Counted(list):
 
 
 def test_by_hand() -> None:
-    # Every image has its own words but "a", which weighs nothing: the rest weighs ln 2 each.
+    # "a" is in both images and has weight 0; all other words have weight ln 2.
     scorer = CiderD({1: [["a", "dog"], ["a", "big", "dog"]], 2: [["a", "cat"]]})
 
     (found,) = scorer.score({1: [["a", "dog"]]})[1]
 
-    # The same caption: words and pairs agree wholly, there is nothing longer: 2 of 4 orders.
-    # The other: dog of (big, dog): 1 / sqrt 2; no pair; one word longer: exp(-1 / 72).
+    # First reference: unigrams and bigrams match fully, nothing longer exists: 2 of 4 orders.
+    # Second: dog of (big, dog): 1 / sqrt 2; no bigram; one word longer: exp(-1 / 72).
     expected = 10 / 4 / 2 * (2 + math.exp(-1 / 72) / math.sqrt(2))
     assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_clipping() -> None:
-    """To repeat a word that the reference holds once gains nothing."""
+    """Repeating a word that the reference contains once gains nothing."""
     scorer = CiderD({1: [["dog", "runs", "here"]], 2: [["cat"]]})
 
     once, thrice = scorer.score({1: [["dog"], ["dog", "dog", "dog"]]})[1]
@@ -104,21 +106,21 @@ def test_clipping() -> None:
     assert 0 < thrice < once
 
 
-@given(truth=TRUTH.filter(has_words), said=st.lists(CAPTION, max_size=4))
-def test_the_company_does_not_count(truth, said) -> None:
-    """Many captions of an image, its images in any order: each scored as if alone."""
+@given(truth=TRUTH.filter(has_words), candidates=st.lists(CAPTION, max_size=4))
+def test_scores_do_not_depend_on_other_captions(truth, candidates) -> None:
+    """Several captions per image and images in any order score as if alone."""
     scorer = CiderD(truth)
     backwards = CiderD(dict(reversed(truth.items())))
 
-    together = scorer.score(dict.fromkeys(truth, said))
+    together = scorer.score(dict.fromkeys(truth, candidates))
 
-    assert backwards.score(dict.fromkeys(truth, said)) == together
+    assert backwards.score(dict.fromkeys(truth, candidates)) == together
     for image_id, scores in together.items():
-        assert scores == [scorer.score({image_id: [tokens]})[image_id][0] for tokens in said]
+        assert scores == [scorer.score({image_id: [tokens]})[image_id][0] for tokens in candidates]
 
 
-def test_words_that_no_reference_holds_stay_apart() -> None:
-    """They lengthen the caption's vector: the same one twice more than two of them."""
+def test_unknown_words_stay_distinct() -> None:
+    """They lengthen the vector: one of them twice adds more than two different ones."""
     scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
 
     twice, two = scorer.score({1: [["dog", "x", "x"], ["dog", "x", "y"]]})[1]
@@ -128,24 +130,24 @@ def test_words_that_no_reference_holds_stay_apart() -> None:
     assert two == pytest.approx(10 / 4 * penalty / math.sqrt(3), abs=1e-12)
 
 
-def test_a_frozen_phrase_weighs_although_no_reference_holds_it() -> None:
+def test_frozen_frequencies_weigh_words_that_no_reference_contains() -> None:
     frozen = DocumentFrequencies(4, {("x",): 2})
     scorer = CiderD({1: [["dog"]]}, frozen)
 
     rare, common = scorer.score({1: [["dog", "y"], ["dog", "x"]]})[1]
 
-    penalty = math.exp(-1 / 72)  # by weights of ln 4 and ln 2
+    penalty = math.exp(-1 / 72)  # weights ln 4 and ln 2
     assert rare == pytest.approx(10 / 4 * penalty / math.sqrt(2), abs=1e-12)
     assert common == pytest.approx(10 / 4 * penalty / math.sqrt(1.25), abs=1e-12)
 
 
-def test_a_caption_of_quite_another_length_scores_0() -> None:
+def test_a_very_different_length_scores_0() -> None:
     scorer = CiderD({1: [["dog"]], 2: [["cat"]]})
 
     assert scorer.score({1: [["dog"] * 1000, ["dog"] * 250, ["dog"]]})[1][0] == 0
 
 
-def test_more_references_and_repetitions_than_a_byte_counts() -> None:
+def test_counts_above_one_byte() -> None:
     scorer = CiderD({1: [["cat"], *[["dog"] * 300] * 299], 2: [["a"]]})
 
     cat, dogs = scorer.score({1: [["cat"], ["dog"] * 300]})[1]
@@ -163,7 +165,7 @@ def test_nothing_to_score() -> None:
 
 
 @given(truth=TRUTH.filter(has_words), end=st.booleans())
-def test_frequencies_come_back_as_they_were_counted(truth, end) -> None:
+def test_frequencies_round_trip(truth, end) -> None:
     parted = {i: [" ".join(t).split() for t in captions] for i, captions in truth.items()}
     ended = {i: [[*t, "zzend"] for t in captions] for i, captions in parted.items()}
     expected = DocumentFrequencies.from_tokens(ended if end else truth)
@@ -176,15 +178,7 @@ def test_frequencies_come_back_as_they_were_counted(truth, end) -> None:
     } == expected.counts
 
 
-def test_people_s_captions_are_tokenized() -> None:
-    raw = CiderD.from_references({1: ["A dog isn't here."], 2: ["Cats!"]})
-    tokens = CiderD({1: [["a", "dog", "is", "n't", "here"]], 2: [["cats"]]})
-    said = {1: [["a", "dog"]], 2: [["cats"]]}
-
-    assert raw.score(said) == tokens.score(said)
-
-
-def test_frozen_frequencies_make_one_image_mean_something() -> None:
+def test_one_image_has_a_score_with_frozen_frequencies() -> None:
     frozen = DocumentFrequencies.from_references({1: ["a dog"], 2: ["a cat"], 3: ["a bird"]})
     truth = {9: [["a", "dog"]]}
 
@@ -202,8 +196,8 @@ def test_images_without_references_are_named() -> None:
 
 
 @given(truth=TRUTH.filter(has_words), data=st.data())
-def test_what_one_image_alone_holds_need_not_be_kept(truth, data) -> None:
-    said = {i: [data.draw(CAPTION)] for i in truth}
+def test_ngrams_of_a_single_image_do_not_change_scores(truth, data) -> None:
+    candidates = {i: [data.draw(CAPTION)] for i in truth}
     every: Counter[tuple[str, ...]] = Counter()
     for captions in truth.values():
         every.update({gram for tokens in captions for counts in ngrams(tokens) for gram in counts})
@@ -212,4 +206,4 @@ def test_what_one_image_alone_holds_need_not_be_kept(truth, data) -> None:
 
     assert few.counts == {gram: count for gram, count in every.items() if count > 1}
     everything = DocumentFrequencies(len(truth), every)
-    assert CiderD(truth, everything).score(said) == CiderD(truth, few).score(said)
+    assert CiderD(truth, everything).score(candidates) == CiderD(truth, few).score(candidates)

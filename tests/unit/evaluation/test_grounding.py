@@ -1,6 +1,6 @@
-"""Attention against masks: answers by hand, slow oracles, and files that cannot be used.
+"""Attention grounding: known answers, slow oracles and invalid files.
 
-Most photos here are 12 x 8 pixels under a grid of 2 x 3, so that a region is 4 x 4 pixels.
+Most photos here are 12 x 8 pixels with a grid of 2 x 3, so a region is 4 x 4 pixels.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from numpy.typing import NDArray
 from captioner.caption import Caption, CropBox
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.attention import entropy, movement
-from captioner.evaluation.bootstrap import weights
+from captioner.evaluation.bootstrap import resample_weights
 from captioner.evaluation.grounding import Occurrence, measure
-from captioner.evaluation.masks import Instances, Masks, Seen, at_centres, coverage, read_instances
+from captioner.evaluation.masks import (
+    GridMasks,
+    Instances,
+    Masks,
+    at_centres,
+    read_instances,
+    region_coverage,
+)
 from captioner.evaluation.objects import WORDS, _phrases
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
@@ -30,12 +37,12 @@ Array = NDArray[np.float64]
 HEIGHT, WIDTH, GRID = 8, 12, (2, 3)
 NAMES = {1: "dog", 2: "cat", 3: "person", 4: "hot dog"}
 IDS = {name: number for number, name in NAMES.items()}
-EVEN = np.full(GRID, 1 / 6)
+UNIFORM = np.full(GRID, 1 / 6)
 WHOLE = CropBox()
 
 
 def box(left: int, top: int, right: int, bottom: int) -> list[list[int]]:
-    """A polygon of whole pixels."""
+    """A rectangle as a polygon."""
     return [[left, top, right, top, right, bottom, left, bottom]]
 
 
@@ -46,7 +53,7 @@ def pixels(left: int, top: int, right: int, bottom: int) -> NDArray[np.bool_]:
 
 
 def runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Uncompressed run lengths: down the columns, the first run of zeros."""
+    """Uncompressed run lengths in column order, starting with zeros."""
     counts, last = [0], False
     for value in mask.T.ravel().tolist():
         if value != last:
@@ -57,7 +64,7 @@ def runs(mask: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def packed(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Compressed run lengths, as they stand in JSON."""
+    """Compressed run lengths as in JSON."""
     from pycocotools.mask import encode
 
     code = encode(np.asfortranarray(mask, dtype=np.uint8))
@@ -100,13 +107,13 @@ def read(tmp_path: Path):
 
 
 @pytest.fixture
-def few_photos_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals are told however few photos there are."""
+def no_minimum_of_photos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report intervals for any number of photos."""
     monkeypatch.setattr("captioner.evaluation.grounding.MIN_IMAGES", 1)
 
 
 def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = WHOLE) -> Caption:
-    """Maps of words that are not given are even."""
+    """A caption; maps are uniform by default."""
     words = tuple(text.split())
     alphas = np.full((len(words), *GRID), 1 / 6) if maps is None else np.asarray(maps, float)
     gates = np.ones(len(words)) if gates is None else np.asarray(gates, float)
@@ -115,7 +122,7 @@ def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = 
 
 
 def spot(**shares: float) -> Array:
-    """A map from the shares of some regions: ``spot(r0c0=0.7)``; the rest goes to the last."""
+    """A map with the given shares, e.g. ``spot(r0c0=0.7)``; the last region gets the rest."""
     alpha = np.zeros(GRID)
     for place, share in shares.items():
         alpha[int(place[1]), int(place[3])] = share
@@ -135,14 +142,14 @@ def close(value: float) -> Any:
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def test_the_three_forms_of_a_mask_are_read_alike(read) -> None:
+def test_the_three_mask_formats_are_equal(read) -> None:
     mask = pixels(3, 1, 9, 6)
     for shape in (box(3, 1, 9, 6), runs(mask), packed(mask)):
         np.testing.assert_array_equal(read(entry("dog", shape)).masks(1, "dog").objects, mask)
 
 
-def test_objects_are_joined_and_win_over_crowds(read) -> None:
-    """An object of two polygons, a second object, and a crowd that reaches into both."""
+def test_objects_are_merged_and_override_crowds(read) -> None:
+    """An object of two polygons, a second object, and a crowd that overlaps both."""
     two = box(0, 0, 2, 2) + box(5, 5, 7, 7)
     crowd = runs(pixels(0, 0, 12, 3))
     instances = read(entry("dog", two), entry("dog", CELL), entry("dog", crowd, crowd=True))
@@ -154,7 +161,7 @@ def test_objects_are_joined_and_win_over_crowds(read) -> None:
     np.testing.assert_array_equal(found.crowds, pixels(0, 0, 12, 3) & ~objects)
 
 
-def test_what_the_file_knows(read) -> None:
+def test_contents_of_the_file(read) -> None:
     instances = read(entry("dog", CELL), entry("hot dog", CELL, image_id=2))
     assert instances.categories == frozenset(NAMES.values())
     assert instances.sizes == dict.fromkeys((1, 2, 3), (HEIGHT, WIDTH))
@@ -192,7 +199,7 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
         ),
         (
             coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 0}]),
-            r"image 1 has 0 x 8 pixels; give",
+            r"image 1 has 0 x 8 pixels; width and height must be",
         ),
         (
             coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 12}] * 2),
@@ -203,7 +210,7 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
         (coco({**DOG, "category_id": 9}), r"annotation 7 has the category_id 9, which is not"),
     ],
 )
-def test_files_that_are_no_instances(tmp_path: Path, content: Any, expected: str) -> None:
+def test_files_that_are_not_instances(tmp_path: Path, content: Any, expected: str) -> None:
     with pytest.raises(DataError, match=expected) as caught:
         read_instances(put(tmp_path / "a.json", content))
     assert "\n" not in str(caught.value)
@@ -217,12 +224,15 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ([], "annotation 7 is neither polygons nor run lengths"),
-        ([[1, 2, 3]], "annotation 7 is neither"),
-        ([["a", 1, 2, 3, 4, 5]], "annotation 7 is neither"),
-        ({"size": [8, 12]}, "annotation 7 is neither"),
-        (packed(np.zeros((20, 20), dtype=bool)) | {"size": [8, 12]}, "annotation 7 is neither"),
-        ({"size": [4, 4], "counts": [0, 16]}, r"has \(4, 4\) pixels, its image \(8, 12\); give"),
+        ([], r"annotation 7 has an invalid mask \(.*\); give polygons"),
+        ([[1, 2, 3]], "annotation 7 has an invalid mask"),
+        ([["a", 1, 2, 3, 4, 5]], "annotation 7 has an invalid mask"),
+        ({"size": [8, 12]}, "annotation 7 has an invalid mask"),
+        (
+            packed(np.zeros((20, 20), dtype=bool)) | {"size": [8, 12]},
+            "annotation 7 has an invalid mask",
+        ),
+        ({"size": [4, 4], "counts": [0, 16]}, r"has shape \(4, 4\), its photo \(8, 12\); give"),
     ],
 )
 def test_masks_that_cannot_be_decoded(read, shape: Any, expected: str) -> None:
@@ -231,15 +241,15 @@ def test_masks_that_cannot_be_decoded(read, shape: Any, expected: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_runs_that_end_too_early_are_no_noise(read, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pycocotools gives whatever the memory held; here, what it may have held."""
+def test_run_lengths_that_end_early_are_an_error(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pycocotools returns uninitialized memory for them; simulated here."""
     held = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
     monkeypatch.setattr("pycocotools.mask.decode", lambda code: held)
-    with pytest.raises(DataError, match=r"7 is neither .* \(the runs end before the last pixel\)"):
+    with pytest.raises(DataError, match=r"7 has an invalid mask \(the run lengths end before"):
         read(entry("dog", {"size": [8, 12], "counts": [5]})).masks(1, "dog")
 
 
-def test_photos_that_the_file_lacks(read) -> None:
+def test_photos_missing_in_the_file(read) -> None:
     captions = {1: caption("dog"), 8: caption("dog"), 5: caption("dog")}
     with pytest.raises(DataError, match=r"2 of 3 captioned photos are not in .*a\.json \(first: i"):
         measure(captions, read(DOG))
@@ -256,7 +266,7 @@ def masks(draw: st.DrawFn) -> NDArray[np.bool_]:
 
 @st.composite
 def regions(draw: st.DrawFn) -> CropBox:
-    """Borders that fall on pixels, between them, and on the photo's own."""
+    """Crop boxes with borders on pixels, between pixels and at the edge of the photo."""
     left, right = sorted(draw(st.lists(st.integers(0, 24), min_size=2, max_size=2, unique=True)))
     top, bottom = sorted(draw(st.lists(st.integers(0, 24), min_size=2, max_size=2, unique=True)))
     return CropBox(left / 24, top / 24, right / 24, bottom / 24)
@@ -266,8 +276,8 @@ grids = st.tuples(st.integers(1, 5), st.integers(1, 4))
 
 
 @given(masks(), regions(), grids)
-def test_coverage_is_the_area_that_pixels_and_regions_share(mask, region, grid) -> None:
-    """A slow loop over all pairs of a region and a pixel."""
+def test_coverage_is_the_common_area_of_pixels_and_regions(mask, region, grid) -> None:
+    """Compared with a slow loop over all pairs of a region and a pixel."""
     height, width = mask.shape
     expected = np.zeros(grid)
     tall = (region.bottom - region.top) * height / grid[0]
@@ -279,43 +289,45 @@ def test_coverage_is_the_area_that_pixels_and_regions_share(mask, region, grid) 
             across = max(0.0, min(left + wide, x + 1) - max(left, x))
             expected[row, column] += down * across / (tall * wide)
 
-    np.testing.assert_allclose(coverage(mask, region, grid), expected, atol=1e-7)
+    np.testing.assert_allclose(region_coverage(mask, region, grid), expected, atol=1e-7)
 
 
 @given(st.integers(0, 999), grids, st.integers(1, 3), st.integers(1, 3))
-def test_correctness_is_that_of_the_map_resized_to_the_photo(seed, grid, tall, wide) -> None:
+def test_correctness_equals_that_of_the_upsampled_map(seed, grid, tall, wide) -> None:
     generator = np.random.default_rng(seed)
     mask = generator.random((grid[0] * tall, grid[1] * wide)) < 0.4
     alpha = generator.dirichlet(np.ones(grid[0] * grid[1])).reshape(grid)
 
-    found = Seen.of(Masks(mask, ~mask & False), CropBox(), grid).correctness(alpha[None])
+    found = GridMasks.from_masks(Masks(mask, ~mask & False), CropBox(), grid).correctness(
+        alpha[None]
+    )
 
     large = np.kron(alpha, np.ones((tall, wide)))
     assert found == pytest.approx((large * mask).sum() / large.sum())
 
 
 @given(masks(), regions(), grids)
-def test_coverage_of_regions_is_the_mean_of_their_parts(mask, region, grid) -> None:
-    parts = coverage(mask, region, (2 * grid[0], 3 * grid[1]))
+def test_coverage_of_a_region_is_the_mean_of_its_parts(mask, region, grid) -> None:
+    parts = region_coverage(mask, region, (2 * grid[0], 3 * grid[1]))
 
-    found = coverage(mask, region, grid)
+    found = region_coverage(mask, region, grid)
 
     parts = parts.reshape(grid[0], 2, grid[1], 3).mean(axis=(1, 3))
     np.testing.assert_allclose(found, parts, atol=1e-7)
     assert (found >= 0).all()
     assert (found <= 1 + 1e-9).all()
-    assert coverage(mask, CropBox(), grid).mean() == pytest.approx(mask.mean())
-    np.testing.assert_allclose(coverage(~mask, region, grid), 1 - found, atol=1e-9)
+    assert region_coverage(mask, CropBox(), grid).mean() == pytest.approx(mask.mean())
+    np.testing.assert_allclose(region_coverage(~mask, region, grid), 1 - found, atol=1e-9)
 
 
-def test_an_object_beside_the_crop_is_not_in_it_by_a_rounding() -> None:
-    """0.5 - 0.2 is a little less than 0.3, and 0.3 x 10 pixels ends before the fourth."""
+def test_rounding_does_not_include_an_object_beside_the_crop() -> None:
+    """0.5 - 0.2 is slightly less than 0.3 in floating point."""
     for width in range(2, 700):
         side = width - 2 * (width // 3)
         region = CropBox(0.5 - side / width / 2, 0.0, 0.5 + side / width / 2, 1.0)
         mask = np.ones((1, width), dtype=bool)
         mask[:, width // 3 : width // 3 + side] = False
-        assert not coverage(mask, region, (1, 3)).any()
+        assert not region_coverage(mask, region, (1, 3)).any()
 
 
 @pytest.mark.parametrize(
@@ -327,18 +339,18 @@ def test_an_object_beside_the_crop_is_not_in_it_by_a_rounding() -> None:
         CropBox(0, 0, 1, 1.1),
     ],
 )
-def test_regions_that_are_none(crop_box: CropBox) -> None:
+def test_invalid_crop_boxes(crop_box: CropBox) -> None:
     with pytest.raises(
-        ConfigError, match="is empty or reaches out of the photo; 0 <= left < right"
+        ConfigError, match="is empty or extends beyond the photo; it needs 0 <= left < right"
     ):
-        coverage(np.ones((2, 2), dtype=bool), crop_box, (1, 1))
+        region_coverage(np.ones((2, 2), dtype=bool), crop_box, (1, 1))
 
 
-def test_the_middle_of_a_region() -> None:
+def test_centre_of_a_region() -> None:
     mask = np.zeros((HEIGHT, WIDTH), dtype=bool)
     mask[2, 6] = mask[7, 11] = True
     assert at_centres(mask, CropBox(), GRID).tolist() == [[False, True, False], [False] * 3]
-    # One region a pixel, and only the last column and row seen.
+    # One region per pixel, and a crop of the last pixel.
     np.testing.assert_array_equal(at_centres(mask, CropBox(), (HEIGHT, WIDTH)), mask)
     assert at_centres(mask, CropBox(11 / 12, 7 / 8, 1, 1), (1, 1)).tolist() == [[True]]
 
@@ -358,8 +370,8 @@ def test_all_attention_on_the_object(read) -> None:
     assert found["shuffled"] is None  # there is no other word
 
 
-@pytest.mark.usefixtures("few_photos_will_do")
-def test_an_even_map_is_no_better_than_even(read) -> None:
+@pytest.mark.usefixtures("no_minimum_of_photos")
+def test_a_uniform_map_has_the_uniform_correctness(read) -> None:
     found = measure({1: caption("a dog runs")}, read(DOG)).summary()
 
     for key in ("correctness", "uniform", "shuffled", "pointing", "pointing_uniform"):
@@ -369,7 +381,7 @@ def test_an_even_map_is_no_better_than_even(read) -> None:
 
 
 def test_half_covered_regions(read) -> None:
-    """x from 0 to 2 of 12: half of two regions, whose middles lie outside."""
+    """x from 0 to 2 of 12: half of two regions, whose centres lie outside."""
     found = only(read(entry("dog", box(0, 0, 2, 8))), caption("dog", [spot(r0c0=0.6, r1c0=0.2)]))
 
     assert found.correctness == close(0.4)
@@ -401,7 +413,7 @@ def test_only_the_part_that_was_seen_counts(read) -> None:
     assert (outside.names, outside.unseen, len(outside.occurrences)) == (1, 1, 0)
 
 
-def test_words_around_a_name(read) -> None:
+def test_neighbouring_words(read) -> None:
     shares = [0.1, 0.2, 0.7, 0.4, 0.3]
     maps = [spot(r0c0=share) for share in shares]
 
@@ -414,7 +426,7 @@ def test_words_around_a_name(read) -> None:
     assert (found.image_id, found.category, found.text, found.start) == (1, "dog", "dog", 2)
 
 
-def test_a_name_of_two_words_takes_their_mean(read) -> None:
+def test_a_name_of_two_words_uses_their_mean(read) -> None:
     maps = [spot(r0c0=share) for share in (0.1, 0.2, 0.6, 0.5)]
     one = caption("a hot dog lies", maps, gates=[1, 0.2, 0.4, 1])
 
@@ -428,7 +440,7 @@ def test_a_name_of_two_words_takes_their_mean(read) -> None:
     assert found.pointing == 0.0  # 0.8 + 0.4 in the last region, 0.2 + 0.6 in the first
 
 
-def test_shifts_are_over_the_names_that_have_both_neighbours(read) -> None:
+def test_shifts_cover_names_with_both_neighbours(read) -> None:
     maps = [spot(r0c0=share) for share in (0.9, 0.1, 0.6, 0.5, 0.8)]
     found = measure({1: caption("dog and dog or dog", maps)}, read(DOG)).summary()
 
@@ -445,11 +457,11 @@ def test_shifts_are_over_the_names_that_have_both_neighbours(read) -> None:
         ({"r0c0": 0.4, "r1c1": 0.45}, 0),
     ],
 )
-def test_regions_that_share_the_first_place(read, shares: dict[str, float], expected: float):
+def test_pointing_of_ties(read, shares: dict[str, float], expected: float):
     assert only(read(DOG), caption("dog", [spot(**shares)])).pointing == close(expected)
 
 
-def test_the_ratio_is_one_of_means(read) -> None:
+def test_the_ratio_is_a_ratio_of_means(read) -> None:
     """A small dog missed, a large cat found: the mean of 0 / (1/6) and 1 / (4/6) is 0.75."""
     instances = read(DOG, entry("cat", box(4, 0, 12, 8)))
     found = measure({1: caption("dog cat", [spot(), spot(r0c1=1)])}, instances).summary()
@@ -464,7 +476,7 @@ def test_the_ratio_is_one_of_means(read) -> None:
 # --- Crowds --------------------------------------------------------------------------------------
 
 
-def test_what_a_crowd_covers_is_neither_right_nor_wrong(read) -> None:
+def test_crowd_regions_are_ignored(read) -> None:
     instances = read(DOG, entry("dog", CROWD, crowd=True))
     one = caption("big dog", [spot(r0c0=0.2, r0c1=0.5), spot(r0c0=0.5, r0c1=0.3)])
 
@@ -477,13 +489,13 @@ def test_what_a_crowd_covers_is_neither_right_nor_wrong(read) -> None:
     assert found.pointing_uniform == close(1 / 5)
 
 
-def test_the_crowd_of_another_category_is_not_left_out(read) -> None:
+def test_crowds_of_other_categories_are_not_ignored(read) -> None:
     instances = read(DOG, entry("cat", CROWD, crowd=True))
     found = only(instances, caption("dog", [spot(r0c0=0.5, r0c1=0.3)]))
     assert (found.correctness, found.uniform) == (close(0.5), close(1 / 6))
 
 
-def test_pointing_at_a_crowd_is_neither_hit_nor_miss(read) -> None:
+def test_pointing_at_a_crowd_is_undefined(read) -> None:
     instances = read(DOG, entry("dog", CROWD, crowd=True))
 
     at_crowd = measure({1: caption("dog", [spot(r0c0=0.3, r0c1=0.6)])}, instances)
@@ -499,25 +511,25 @@ def test_pointing_at_a_crowd_is_neither_hit_nor_miss(read) -> None:
     assert math.isnan(only(middle, caption("dog")).pointing_centre)
 
 
-def test_attention_that_all_lies_on_a_crowd(read) -> None:
+def test_attention_entirely_on_a_crowd(read) -> None:
     instances = read(DOG, entry("dog", CROWD, crowd=True))
 
     found = measure({1: caption("dog", [spot(r0c1=1)])}, instances)
     assert (found.names, found.ignored, found.occurrences) == (1, 1, ())
 
-    # A neighbour's attention does: then there is nothing to compare with it.
+    # If this holds for a neighbour, the shift is undefined.
     maps = [spot(r0c1=1), spot(r0c0=1), spot(r0c0=0.5)]
     beside = only(instances, caption("a dog runs", maps))
     assert all(math.isnan(value) for value in beside.shift)
-    assert beside.shuffled == close(0.5)  # of the two others' mean map, what is outside the crowd
+    assert beside.shuffled == close(0.5)  # mean map of the two other words outside the crowd
 
 
-def test_a_category_that_is_there_as_a_crowd_alone(read) -> None:
+def test_a_category_with_crowd_regions_only(read) -> None:
     crowd = entry("dog", CROWD, crowd=True)
     found = measure({1: caption("dog")}, read(crowd))
     assert (found.names, found.ignored, found.occurrences) == (1, 1, ())
 
-    # Of what the model saw, the right two thirds, there is a crowd alone.
+    # The crop, the right two thirds, contains the crowd only.
     seen = caption("dog", [[[0.5, 0.5]]], crop_box=CropBox(1 / 3, 0, 1, 1))
     found = measure({1: seen}, read(DOG, crowd))
     assert (found.ignored, found.unseen, found.occurrences) == (1, 0, ())
@@ -547,19 +559,19 @@ def test_every_name_is_counted_once(read) -> None:
     }  # fmt: skip
 
 
-def test_spread_is_over_all_words(read) -> None:
-    maps = [spot(r0c0=0.5), EVEN, spot(r0c0=1)]
+def test_entropy_covers_all_words(read) -> None:
+    maps = [spot(r0c0=0.5), UNIFORM, spot(r0c0=1)]
     found = measure({1: caption("a dog runs", maps), 2: caption("grass")}, read(DOG)).summary()
 
     assert found["entropy"] == close((math.log(2) + math.log(6) + 0 + math.log(6)) / 4)
-    assert found["entropy"] == close(np.concatenate([entropy(maps), entropy([EVEN])]).mean())
+    assert found["entropy"] == close(np.concatenate([entropy(maps), entropy([UNIFORM])]).mean())
     assert found["entropy_even"] == close(math.log(6))
-    assert found["movement"] == close(movement(maps))  # one word does not move
+    assert found["movement"] == close(movement(maps))  # captions of one word are ignored
 
 
 @pytest.mark.parametrize("text", ["a cat", "grass", ""])
 def test_nothing_to_measure(read, text: str) -> None:
-    found = measure({1: caption(text, np.zeros((len(text.split()), *GRID)) + EVEN)}, read(DOG))
+    found = measure({1: caption(text, np.zeros((len(text.split()), *GRID)) + UNIFORM)}, read(DOG))
     _nothing(found.summary(), names=int("cat" in text))
 
 
@@ -580,9 +592,9 @@ def _nothing(found: dict[str, Any], names: int) -> None:
     assert found["categories"] == {}
 
 
-@pytest.mark.usefixtures("few_photos_will_do")
-def test_over_shuffled_is_the_gain_over_the_other_words_name_by_name(read) -> None:
-    """In the second photo there is no other word, so that it has no part in it."""
+@pytest.mark.usefixtures("no_minimum_of_photos")
+def test_over_shuffled_is_the_mean_difference_over_names(read) -> None:
+    """The second photo has no other word and is ignored."""
     captions = {
         1: caption("a dog", [spot(r0c0=0.25), spot(r0c0=0.75)]),
         2: caption("dog", [spot(r0c0=1.0)]),
@@ -596,8 +608,8 @@ def test_over_shuffled_is_the_gain_over_the_other_words_name_by_name(read) -> No
     assert found["intervals"]["over_shuffled"] == [close(0.5), close(0.5)]
 
 
-def test_no_interval_is_told_over_few_photos_that_hold_a_name(read) -> None:
-    """Photos without one do not count, however many they are."""
+def test_no_intervals_for_few_photos_with_names(read) -> None:
+    """Photos without names do not count."""
     captions = {1: caption("a dog"), 2: caption("some grass"), 3: caption("a dog")}
     found = measure(captions, read(DOG)).summary()
 
@@ -619,9 +631,9 @@ def test_the_summary_is_json(read) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("few_photos_will_do")
-def test_intervals_are_those_of_a_loop_over_drawn_photos(read) -> None:
-    """Photos with three names, one and none; shuffled is missing in the second."""
+@pytest.mark.usefixtures("no_minimum_of_photos")
+def test_intervals_equal_a_loop_over_resampled_photos(read) -> None:
+    """Photos with three names, one and none; shuffled is undefined in the second."""
     generator = np.random.default_rng(0)
     texts = {1: "a dog near a cat or a dog", 2: "cat", 3: "some grass"}
     captions = {
@@ -632,7 +644,7 @@ def test_intervals_are_those_of_a_loop_over_drawn_photos(read) -> None:
     found = measure(captions, read(DOG, *shapes))
 
     values: dict[str, list[float]] = {"correctness": [], "shuffled": [], "ratio": []}
-    for row in weights(3, 200, 5):
+    for row in resample_weights(3, 200, 5):
         drawn = [
             one
             for photo, times in zip((1, 2, 3), row, strict=True)
@@ -656,20 +668,20 @@ def test_intervals_are_those_of_a_loop_over_drawn_photos(read) -> None:
     assert len(single) > 1
 
 
-# --- What must not matter ------------------------------------------------------------------------
+# --- Invariants ----------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 9999), regions(), grids)
-def test_bounds_and_mirrors(seed: int, crop_box: CropBox, grid: tuple[int, int]) -> None:
-    """All shares lie in 0 .. 1, and a mirrored photo with mirrored maps has the same."""
+def test_bounds_and_flips(seed: int, crop_box: CropBox, grid: tuple[int, int]) -> None:
+    """All shares are 0 to 1, and a flipped photo with flipped maps has the same."""
     generator = np.random.default_rng(seed)
     maps = generator.dirichlet(np.ones(grid[0] * grid[1]), 3).reshape(3, *grid)
     objects = generator.random((9, 7)) < 0.3
     crowds = (generator.random((9, 7)) < 0.3) & ~objects
     mirror = CropBox(1 - crop_box.right, crop_box.top, 1 - crop_box.left, crop_box.bottom)
 
-    here = Seen.of(Masks(objects, crowds), crop_box, grid)
-    there = Seen.of(Masks(objects[:, ::-1], crowds[:, ::-1]), mirror, grid)
+    here = GridMasks.from_masks(Masks(objects, crowds), crop_box, grid)
+    there = GridMasks.from_masks(Masks(objects[:, ::-1], crowds[:, ::-1]), mirror, grid)
 
     for one in (*maps[:, None], maps, np.ones((1, *grid))):
         share = here.correctness(one)
@@ -677,17 +689,17 @@ def test_bounds_and_mirrors(seed: int, crop_box: CropBox, grid: tuple[int, int])
         assert there.correctness(one[..., ::-1]) == pytest.approx(share, nan_ok=True, abs=1e-7)
         hit = here.pointing(one[0])
         assert math.isnan(hit) or 0 <= hit <= 1
-    assert (here.objects <= here.counted + 1e-9).all()
+    assert (here.objects <= here.valid + 1e-9).all()
 
 
 @given(st.integers(0, 9999))
-def test_the_order_and_the_scale_of_maps_do_not_matter(seed: int) -> None:
+def test_order_and_scale_of_maps_do_not_matter(seed: int) -> None:
     generator = np.random.default_rng(seed)
     maps = generator.random((3, *GRID))
-    seen = Seen.of(Masks(pixels(1, 2, 7, 5), pixels(8, 0, 12, 3)), CropBox(), GRID)
+    seen = GridMasks.from_masks(Masks(pixels(1, 2, 7, 5), pixels(8, 0, 12, 3)), CropBox(), GRID)
 
     assert seen.correctness(maps[::-1] * 5) == pytest.approx(seen.correctness(maps))
-    assert seen.correctness(maps[:0]) != seen.correctness(maps[:0])  # NaN: there is no map
+    assert seen.correctness(maps[:0]) != seen.correctness(maps[:0])  # NaN without maps
 
 
 # --- Real masks ----------------------------------------------------------------------------------
@@ -695,9 +707,9 @@ def test_the_order_and_the_scale_of_maps_do_not_matter(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not there")
-def test_maps_made_of_cocos_own_masks_are_better_than_every_other() -> None:
-    """Every object of coco128 is named, with the share of each region that it covers as its map."""
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is missing")
+def test_maps_made_from_coco_masks_beat_the_baselines() -> None:
+    """Captions that name every object of coco128, with its coverage as the map."""
     instances = read_instances(DATA / "coco128" / "annotations" / "instances.json")
     assert instances.categories == set(WORDS)
     region, grid = CropBox(0.1, 0.05, 0.95, 1), (7, 9)
@@ -709,7 +721,7 @@ def test_maps_made_of_cocos_own_masks_are_better_than_every_other() -> None:
             if there != image_id:
                 continue
             phrase = next(_phrases(WORDS[category]))
-            cover = Seen.of(instances.masks(image_id, category), region, grid).objects
+            cover = GridMasks.from_masks(instances.masks(image_id, category), region, grid).objects
             words += [*phrase, "and"]
             maps += [cover if cover.any() else np.ones(grid)] * len(phrase) + [np.ones(grid)]
         shares = np.array([alpha / alpha.sum() for alpha in maps])

@@ -1,4 +1,4 @@
-"""METEOR against pycocoevalcap, and what is said when a Java program lacks something or dies."""
+"""METEOR compared with pycocoevalcap, and errors of missing or failing Java programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java
-from captioner.evaluation.bootstrap import weights
+from captioner.evaluation.bootstrap import resample_weights
 from captioner.evaluation.java import (
     METEOR_COUNTS,
     Meteor,
@@ -47,7 +47,7 @@ REFERENCES = [
     ["a dog runs"],
 ]
 
-# The last two are nothing that pycocoevalcap takes: half of a surrogate pair, and two lines.
+# pycocoevalcap cannot process the last two: a lone surrogate, and a line break.
 COMMON = 7
 
 
@@ -63,10 +63,10 @@ def meteor() -> Iterator[Meteor]:
 
 
 @pytest.mark.slow
-def test_pycocoevalcap_gives_the_same(meteor: Meteor) -> None:
+def test_equals_pycocoevalcap(meteor: Meteor) -> None:
     truth = dict(enumerate(REFERENCES[:COMMON]))
     result = {number: [text] for number, text in enumerate(CANDIDATES[:COMMON])}
-    # Its own method, of the program that already runs.
+    # Its own method, with the program that already runs.
     corpus, images = meteor._program.compute_score(truth, result)
 
     found = meteor.score(CANDIDATES[:COMMON], REFERENCES[:COMMON])
@@ -79,7 +79,7 @@ def test_pycocoevalcap_gives_the_same(meteor: Meteor) -> None:
 
 
 @pytest.mark.slow
-def test_odd_text_keeps_lines_and_answers_together(meteor: Meteor) -> None:
+def test_unusual_text_does_not_mix_up_scores(meteor: Meteor) -> None:
     found = meteor.score(CANDIDATES, REFERENCES)
 
     for number, (candidate, references) in enumerate(zip(CANDIDATES, REFERENCES, strict=True)):
@@ -89,10 +89,10 @@ def test_odd_text_keeps_lines_and_answers_together(meteor: Meteor) -> None:
 
 
 @pytest.mark.slow
-def test_the_last_step_is_the_programs(meteor: Meteor) -> None:
-    """From the counts of a caption, and from those of a thousand draws of all."""
+def test_scores_from_counts_equal_the_programs(meteor: Meteor) -> None:
+    """For the counts of single captions and of a thousand resamples."""
     counts = meteor.score(CANDIDATES, REFERENCES).counts
-    sums = np.concatenate([counts, weights(len(counts), 1000) @ counts, np.zeros((1, 23))])
+    sums = np.concatenate([counts, resample_weights(len(counts), 1000) @ counts, np.zeros((1, 23))])
 
     *expected, _ = meteor._evaluate([" ".join(map(str, row)) for row in sums])
 
@@ -100,8 +100,8 @@ def test_the_last_step_is_the_programs(meteor: Meteor) -> None:
 
 
 @pytest.mark.slow
-def test_a_row_scores_as_its_images_that_many_times(meteor: Meteor) -> None:
-    """Perfect captions among others, perfect ones alone, and none of them."""
+def test_weighted_counts_equal_repeated_images(meteor: Meteor) -> None:
+    """With some, only and no perfect captions."""
     counts = meteor.score(CANDIDATES, REFERENCES).counts
     for row in (
         [2, 0, 1, 1, 0, 3, 0, 0, 1],
@@ -115,9 +115,9 @@ def test_a_row_scores_as_its_images_that_many_times(meteor: Meteor) -> None:
         assert meteor_from_counts(np.array(row) @ counts) == pytest.approx(again.corpus, abs=1e-12)
 
 
-def test_the_last_step_by_hand() -> None:
-    # "a dog runs" against "a dog runs on the grass": all three words of the candidate, one of them
-    # a function word; in one chunk.
+def test_scores_from_counts_by_hand() -> None:
+    # "a dog runs" and "a dog runs on the grass": all three words of the candidate match in one
+    # chunk; one of them is a function word.
     counts = np.zeros(METEOR_COUNTS)
     counts[[0, 1, 2, 3]] = 3, 6, 1, 3
     counts[[4, 5, 6, 7]] = 2, 2, 1, 1
@@ -130,14 +130,14 @@ def test_the_last_step_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("java") is None, reason="no java")
-def test_a_program_that_dies_is_one_line() -> None:
+def test_a_program_that_dies_raises_a_one_line_error() -> None:
     with Meteor() as running:
         running.score(["a dog"], [["a dog"]])
         running._process.kill()
         running._process.wait()
-        with pytest.raises(DataError, match=r"METEOR's Java program stopped .* leave METEOR out"):
+        with pytest.raises(DataError, match=r"METEOR's Java program stopped .*; it needs 2 GB"):
             running.score(["a dog"], [["a dog"]])
-    running.close()  # twice does no harm
+    running.close()  # may be called twice
 
 
 @pytest.mark.slow
@@ -158,15 +158,15 @@ def test_meteor_among_the_metrics(meteor: Meteor) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("sh") is None, reason="no shell")
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "output"),
     [
-        ("exit 1", "it said nothing"),
+        ("exit 1", "no output"),
         ("echo Error: no memory >&2; echo more >&2; exit 1", "Error: no memory"),
-        ("echo odd; read line; echo 1 2; exec sleep 1", "it said nothing"),
+        ("echo odd; read line; echo 1 2; exec sleep 1", "no output"),
     ],
 )
-def test_a_java_that_cannot_run_it(script, said, tmp_path: Path, monkeypatch) -> None:
-    """Not a broken pipe, not a hang: what it said, in one line."""
+def test_a_failing_java(script, output, tmp_path: Path, monkeypatch) -> None:
+    """The error is the first line of stderr; nothing hangs."""
     java_here = tmp_path / "java"
     java_here.write_text(f"#!/bin/sh\n{script}\n")
     java_here.chmod(0o755)
@@ -175,7 +175,7 @@ def test_a_java_that_cannot_run_it(script, said, tmp_path: Path, monkeypatch) ->
     with Meteor() as running, pytest.raises(DataError) as caught:
         running.score(["a dog"] * 3, [["a dog"]] * 3)
 
-    assert str(caught.value).startswith(f"METEOR's Java program stopped ({said}); free 2 GB")
+    assert str(caught.value).startswith(f"METEOR's Java program stopped ({output}); it needs 2 GB")
 
 
 # --- what is missing -----------------------------------------------------------------------------
@@ -187,23 +187,21 @@ def test_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_java() is None
     for metric in ("METEOR", "SPICE"):
         line = unavailable(metric)
-        assert line.startswith(f"{metric} needs Java, and there is no java on the PATH; install")
-        assert "all other metrics do without" in line
-        assert "\n" not in line
+        assert line == f"{metric} needs Java, which is not on the PATH; install Java 8 or 11"
     with pytest.raises(ConfigError, match="METEOR needs Java"):
         Meteor()
     with pytest.raises(ConfigError, match="SPICE needs Java"):
         spice(["a dog"], [["a dog"]])
 
 
-def test_a_metric_that_is_none_of_java() -> None:
-    with pytest.raises(ConfigError, match="'CIDEr' is no metric of Java; give METEOR or SPICE"):
+def test_unknown_metric() -> None:
+    with pytest.raises(ConfigError, match="unknown Java metric 'CIDEr'; give METEOR or SPICE"):
         unavailable("CIDEr")
 
 
 @pytest.fixture
 def spice_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Java, and SPICE's folder as pycocoevalcap brings it: without CoreNLP."""
+    """Java, and SPICE's folder as pycocoevalcap installs it, without CoreNLP."""
     from pycocoevalcap.spice import get_stanford_models as source
 
     (tmp_path / "lib").mkdir()
@@ -219,7 +217,7 @@ def test_without_corenlp(spice_folder: Path) -> None:
     line = unavailable("SPICE")
 
     assert line == (
-        f"SPICE needs {MAIN}, which pycocoevalcap does not bring; put {MAIN} and {MODELS} "
+        f"SPICE needs {MAIN}, which is not installed; put {MAIN} and {MODELS} "
         "from http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip "
         f"into {spice_folder / 'lib'}"
     )
@@ -229,7 +227,7 @@ def test_without_corenlp(spice_folder: Path) -> None:
         spice(["a dog"], [["a dog"]])
 
 
-def test_half_of_corenlp_is_never_completed_by_a_download(spice_folder: Path) -> None:
+def test_a_download_does_not_complete_half_of_corenlp(spice_folder: Path) -> None:
     (spice_folder / "lib" / MAIN).touch()
     for download in (False, True):
         assert unavailable("SPICE", download).startswith(f"SPICE needs {MODELS}")
@@ -237,7 +235,7 @@ def test_half_of_corenlp_is_never_completed_by_a_download(spice_folder: Path) ->
     assert unavailable("SPICE") is None
 
 
-def test_a_folder_that_cannot_be_written(spice_folder: Path, monkeypatch) -> None:
+def test_a_read_only_folder(spice_folder: Path, monkeypatch) -> None:
     for name in (MAIN, MODELS):
         (spice_folder / "lib" / name).touch()
     closed = {spice_folder}
@@ -245,19 +243,19 @@ def test_a_folder_that_cannot_be_written(spice_folder: Path, monkeypatch) -> Non
 
     line = unavailable("SPICE")
 
-    assert line.startswith(f"SPICE writes into {spice_folder}, which you may not write to; ")
+    assert line.startswith(f"SPICE needs write access to {spice_folder}; ")
     for name in ("tmp", "cache"):
         (spice_folder / name).mkdir()
-    assert unavailable("SPICE") is None  # only these two are written
+    assert unavailable("SPICE") is None  # only these two are written to
     closed.add(spice_folder / "cache")
-    assert unavailable("SPICE").startswith(f"SPICE writes into {spice_folder / 'cache'}")
+    assert unavailable("SPICE").startswith(f"SPICE needs write access to {spice_folder / 'cache'}")
 
 
-# --- SPICE, with a class in its place ------------------------------------------------------------
+# --- SPICE with a fake class ---------------------------------------------------------------------
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, answer) -> None:
-    """A Spice that answers, or raises, what is given."""
+    """Replace Spice by a class that returns or raises ``answer``."""
 
     class Spice:
         def __init__(self) -> None:
@@ -280,7 +278,7 @@ def run_spice() -> tuple[float, list[float]]:
     return spice(["a dog", "cats"], [["a dog", "the dog"], ["a cat"]])
 
 
-def test_spice_is_the_f_score_of_all(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spice_is_the_f_score(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     images = [
         {"All": {"f": 0.5, "pr": 1.0, "re": 0.3}, "Object": {"f": 0.9}},
         {"All": {"f": float("nan")}},
@@ -292,26 +290,29 @@ def test_spice_is_the_f_score_of_all(monkeypatch, capsys: pytest.CaptureFixture[
     assert corpus == 0.25
     assert type(corpus) is float
     assert each == pytest.approx([0.5, float("nan")], nan_ok=True)
-    assert capsys.readouterr() == ("", "Downloading ...\n")  # nothing among the results
+    assert capsys.readouterr() == ("", "Downloading ...\n")  # progress goes to stderr
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (subprocess.CalledProcessError(1, "java"), r"failed \(exit 1\); .* Java 8 or 11"),
+        (
+            subprocess.CalledProcessError(1, "java"),
+            r"failed \(exit 1, output above\); it needs Java 8 or 11",
+        ),
         (OSError("no route"), r"could not be prepared \(no route\); put stanford-corenlp"),
-        (java.BadZipFile("cut"), r"downloaded is not CoreNLP \(cut\); put stanford-corenlp"),
-        (KeyError("All"), r"answer cannot be read"),
+        (java.BadZipFile("cut"), r"download is not CoreNLP \(cut\); put stanford-corenlp"),
+        (KeyError("All"), r"output is invalid"),
     ],
 )
-def test_spice_that_fails_is_one_line(monkeypatch, error: Exception, line: str) -> None:
+def test_a_failing_spice_raises_a_one_line_error(monkeypatch, error: Exception, line: str) -> None:
     fake(monkeypatch, error)
     with pytest.raises(DataError, match=line) as caught:
         run_spice()
     assert "\n" not in str(caught.value)
 
 
-def test_an_answer_without_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spice_output_without_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch, (0.1, [{"Object": {}}, {}]))
-    with pytest.raises(DataError, match="answer cannot be read"):
+    with pytest.raises(DataError, match="output is invalid"):
         run_spice()

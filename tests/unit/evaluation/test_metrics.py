@@ -1,6 +1,6 @@
-"""Caption metrics against pycocoevalcap with its own Java tokenizer, and known answers.
+"""Caption metrics compared with pycocoevalcap and its Java tokenizer, and known answers.
 
-What METEOR itself gives, and what becomes of it under weights, stands in test_java.py.
+test_java.py tests METEOR itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java
-from captioner.evaluation.bootstrap import weights
-from captioner.evaluation.cider import CiderD, DocumentFrequencies
+from captioner.evaluation.bootstrap import resample_weights
+from captioner.evaluation.cider import CiderD
+from captioner.evaluation.frequencies import DocumentFrequencies, tokenized
 from captioner.evaluation.metrics import (
     MIN_IMAGES_FOR_CIDER,
     SIGNATURE,
@@ -77,7 +78,7 @@ def oracle(candidates: dict[int, str]) -> Scores:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("candidates", [CANDIDATES, *ODD.values()], ids=["plain", *ODD])
-def test_pycocoevalcap_with_java_gives_the_same(candidates: dict[int, str]):
+def test_equals_pycocoevalcap_with_java(candidates: dict[int, str]):
     expected, found = oracle(candidates), score(candidates, REFERENCES)
     assert found.corpus.keys() == expected.corpus.keys()
     assert found.corpus == pytest.approx(expected.corpus, abs=1e-9)
@@ -95,7 +96,7 @@ def test_perfect_captions():
 
 
 def test_bleu_by_hand():
-    # "the cat" against "the cat sat down": both words right, brevity exp(1 - 4/2).
+    # "the cat" and "the cat sat down": both words correct, brevity penalty exp(1 - 4/2).
     scores = score({1: "the cat"}, {1: ["the cat sat down"]})
     assert scores.corpus["Bleu_1"] == pytest.approx(0.36787944, rel=1e-6)
     assert scores.corpus["Bleu_2"] == pytest.approx(0.36787944, rel=1e-6)
@@ -105,17 +106,17 @@ def test_cider_of_one_image_is_0():
     assert score({1: "a cat"}, {1: ["a cat"]}).corpus["CIDEr"] == 0
 
 
-def test_signs_and_capitals_do_not_count():
+def test_punctuation_and_case_are_ignored():
     marked = score({1: "A DOG, isn't it?", 2: "cats."}, {1: ["a dog is n't it"], 2: ["Cats!"]})
     assert marked.corpus["ROUGE_L"] == pytest.approx(1)
 
 
-def test_the_order_of_the_images_does_not_count():
+def test_image_order_does_not_matter():
     backwards = dict(reversed(CANDIDATES.items()))
     assert score(backwards, REFERENCES) == score(CANDIDATES, REFERENCES)
 
 
-def test_references_of_other_images_do_not_count():
+def test_references_of_other_images_do_not_matter():
     one = {5: CANDIDATES[5], 7: CANDIDATES[7]}
     few = {i: REFERENCES[i] for i in one}
     assert score(one, REFERENCES) == score(one, few)
@@ -142,7 +143,7 @@ FREQUENCIES = DocumentFrequencies.from_references(REFERENCES | {99: ["a dog on a
 
 
 @pytest.mark.parametrize("candidates", [CANDIDATES, *ODD.values()], ids=["plain", *ODD])
-def test_a_row_of_ones_gives_the_corpus(candidates: dict[int, str]):
+def test_a_row_of_ones_gives_the_corpus_scores(candidates: dict[int, str]):
     scores = score(candidates, REFERENCES, frequencies=FREQUENCIES)
 
     found = scores.resample(np.ones((2, 4)))
@@ -154,7 +155,7 @@ def test_a_row_of_ones_gives_the_corpus(candidates: dict[int, str]):
 
 
 @given(row=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any), odd=st.booleans())
-def test_a_row_scores_as_its_images_that_many_times(row: list[int], odd: bool):
+def test_weights_equal_repeated_images(row: list[int], odd: bool):
     candidates = ODD["repetition"] if odd else CANDIDATES
     ids = sorted(candidates)
     drawn = dict(enumerate(i for i, times in zip(ids, row, strict=True) for _ in range(times)))
@@ -166,7 +167,7 @@ def test_a_row_scores_as_its_images_that_many_times(row: list[int], odd: bool):
 
     found = score(candidates, REFERENCES, frequencies=FREQUENCIES).resample([row])
 
-    for name in found.keys() - {"CIDEr"}:  # whose frequencies would change with the images
+    for name in found.keys() - {"CIDEr"}:  # its document frequencies would change
         assert found[name] == pytest.approx([again.corpus[name]], abs=1e-12), name
 
 
@@ -179,9 +180,9 @@ def test_cider_keeps_its_frequencies_when_resampled():
     assert found == pytest.approx((3 * each[1] + each[2]) / 4, abs=1e-12)
 
 
-def test_many_rows_are_each_row():
+def test_rows_are_independent():
     scores = score(CANDIDATES, REFERENCES)
-    rows = weights(4, 20)
+    rows = resample_weights(4, 20)
 
     together = scores.resample(rows)
 
@@ -193,15 +194,17 @@ def test_many_rows_are_each_row():
 
 
 @pytest.mark.parametrize("rows", [np.ones((2, 3)), np.ones(4)])
-def test_weights_of_other_images(rows: np.ndarray):
-    with pytest.raises(ConfigError, match="one row a resample with 4 numbers, one an image"):
+def test_weights_of_the_wrong_shape(rows: np.ndarray):
+    with pytest.raises(
+        ConfigError, match="one row per resample with one number for each of the 4 images"
+    ):
         score(CANDIDATES, REFERENCES).resample(rows)
 
 
-# --- what is asked for ---------------------------------------------------------------------------
+# --- optional metrics ----------------------------------------------------------------------------
 
 
-def test_cider_d_is_cider_under_its_own_frequencies():
+def test_cider_d_with_the_references_own_frequencies_is_cider():
     own = DocumentFrequencies.from_references(REFERENCES)
 
     found = score(CANDIDATES, REFERENCES, frequencies=own)
@@ -211,8 +214,8 @@ def test_cider_d_is_cider_under_its_own_frequencies():
         assert values["CIDEr_D"] == pytest.approx(values["CIDEr"], abs=1e-9)
 
 
-def test_cider_d_does_not_depend_on_the_company():
-    scorer = CiderD.from_references(REFERENCES, FREQUENCIES)
+def test_cider_d_does_not_depend_on_other_images():
+    scorer = CiderD(tokenized(REFERENCES), FREQUENCIES)
     whole = score(CANDIDATES, REFERENCES, frequencies=FREQUENCIES)
 
     for image_id, text in CANDIDATES.items():
@@ -224,11 +227,11 @@ def test_cider_d_does_not_depend_on_the_company():
     assert whole.corpus["CIDEr_D"] > 0
 
 
-def test_spice_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch):
-    asked = []
+def test_spice_is_scored_on_request(monkeypatch: pytest.MonkeyPatch):
+    calls = []
 
     def spice(candidates, references, download):
-        asked.append((candidates, references, download))
+        calls.append((candidates, references, download))
         return 0.4, [0.1, math.nan, 0.2, 0.3]
 
     monkeypatch.setattr(java, "unavailable", lambda metric, download: None)
@@ -236,7 +239,7 @@ def test_spice_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch):
 
     found = score(CANDIDATES, REFERENCES, java=["SPICE"], download=True)
 
-    ((candidates, references, download),) = asked
+    ((candidates, references, download),) = calls
     assert candidates[0] == "two men ride their bikes"  # image 3, the first in order
     assert references[0][2] == "two riders"
     assert download
@@ -246,15 +249,15 @@ def test_spice_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch):
     assert np.isnan(found.resample(np.ones((1, 4)))["SPICE"])
 
 
-def test_what_is_missing_is_said_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch):
+def test_missing_requirements_are_checked_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="METEOR needs Java"):
         score(CANDIDATES, REFERENCES, java=["METEOR"])
-    with pytest.raises(ConfigError, match="'BLEU' is no metric of Java"):
+    with pytest.raises(ConfigError, match="unknown Java metric 'BLEU'"):
         score(CANDIDATES, REFERENCES, java=["BLEU"])
 
 
-def test_the_signature_names_what_was_asked_for():
+def test_the_signature_names_optional_metrics():
     assert signature() == SIGNATURE
     assert signature(FREQUENCIES, ["SPICE", "METEOR"]) == (
         f"{SIGNATURE} | CIDEr_D: document frequencies of 5 images, {FREQUENCIES.digest()}"
@@ -262,8 +265,8 @@ def test_the_signature_names_what_was_asked_for():
     )
 
 
-def test_cider_of_few_images_means_little():
+def test_cider_of_few_images_is_warned_of():
     assert "one image is always 0" in cider_warning(1)
-    assert "of 99 images says little" in cider_warning(MIN_IMAGES_FOR_CIDER - 1)
+    assert "of 99 images is noisy" in cider_warning(MIN_IMAGES_FOR_CIDER - 1)
     assert cider_warning(MIN_IMAGES_FOR_CIDER) is None
     assert all("\n" not in cider_warning(n) for n in (1, 50))

@@ -1,4 +1,4 @@
-"""The words of COCO's categories: what captions say, what only looks like it, and the table."""
+"""Names of COCO categories in captions, and the phrase table."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_captions_name(sentence: str, expected: str) -> None:
     assert " ".join(f"{category}:{text}" for category, text in named(sentence)) == expected
 
 
-def test_places_are_those_of_the_words() -> None:
+def test_positions_are_word_indices() -> None:
     assert find_names(["a", "hot", "dog", "dog"]) == [Name("hot dog", 1, 3), Name("dog", 3, 4)]
     assert find_names([]) == []
     assert find_names(["hot"]) == []
@@ -100,13 +100,13 @@ def test_there_are_80_categories() -> None:
     assert len(WORDS) == 80
 
 
-def test_a_list_reads_as_its_phrases() -> None:
+def test_phrases_of_a_list() -> None:
     assert list(_phrases("dog(s), wine glass(es), men")) == [
         ("dog",), ("dogs",), ("wine", "glass"), ("wine", "glasses"), ("men",),
     ]  # fmt: skip
 
 
-def test_no_phrase_stands_twice() -> None:
+def test_no_duplicate_phrases() -> None:
     counts = Counter([phrase for _, phrase in LISTED] + list(_phrases(OTHERS)))
     assert [phrase for phrase, count in counts.items() if count > 1] == []
 
@@ -115,10 +115,10 @@ def test_no_phrase_stands_twice() -> None:
 def test_every_phrase_names_its_category(category: str) -> None:
     for phrase in _phrases(WORDS[category]):
         assert find_names(phrase) == [Name(category, 0, len(phrase))]
-        assert tuple(tokenize(" ".join(phrase))) == phrase  # else no caption could hold it
+        assert tuple(tokenize(" ".join(phrase))) == phrase  # otherwise no caption could contain it
 
 
-def test_the_others_name_nothing_and_would_if_they_were_not_there() -> None:
+def test_others_name_nothing_but_contain_a_name() -> None:
     for phrase in _phrases(OTHERS):
         assert find_names(phrase) == []
         parts = {phrase[i:j] for i, j in combinations(range(len(phrase) + 1), 2)} - {phrase}
@@ -131,7 +131,7 @@ def test_every_category_is_named_by_its_name(category: str) -> None:
 
 
 @pytest.mark.parametrize("animal", _ANIMALS)
-def test_what_stands_around_an_animal(animal: str) -> None:
+def test_words_around_an_animal(animal: str) -> None:
     for young in _YOUNG:
         assert named(f"{young} {animal}") == [(animal, f"{young} {animal}")]
     for made in _MADE:
@@ -161,7 +161,7 @@ OF_SOME = [phrase for phrase in _PHRASES if set(phrase) <= set(SOME)]
 
 @given(st.lists(st.sampled_from(SOME), max_size=10))
 def test_the_longest_phrase_from_the_left_wins(words: list[str]) -> None:
-    """Against a search that tries every phrase of the table at every place."""
+    """Compared with a search that tries every phrase at every position."""
     expected, start = [], 0
     while start < len(words):
         here = [p for p in OF_SOME if tuple(words[start : start + len(p)]) == p]

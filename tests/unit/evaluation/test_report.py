@@ -1,4 +1,4 @@
-"""The report: scores with their intervals, what makes them comparable, and how it is told."""
+"""The report: scores with intervals, comparisons, signatures and text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 from captioner import __version__
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import MIN_IMAGES
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.grounding import Grounding, Occurrence
 from captioner.evaluation.report import (
-    Judge,
+    CaptionEvaluator,
     as_json,
     as_text,
     build,
@@ -24,19 +25,18 @@ from captioner.evaluation.report import (
     per_image,
     read_captions_of,
 )
-from captioner.frequencies import DocumentFrequencies
 
 METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
 
 
-class Set(NamedTuple):
-    """Images that five people and two systems described."""
+class Captions(NamedTuple):
+    """References of five references and captions of two systems."""
 
     references: dict[int, list[str]]
     good: dict[int, str]
-    """Says what people say, with a slip now and then."""
+    """Mostly correct captions."""
     poor: dict[int, str]
-    """Often speaks of another image."""
+    """Often wrong captions."""
 
 
 WHO = ("a dog", "two men", "a young girl", "three children", "a brown horse", "a woman")
@@ -44,111 +44,115 @@ DOES = ("runs", "is jumping", "sits down", "looks up", "plays with a ball", "wai
 WHERE = ("on the grass", "near the water", "in the snow", "on a street", "by a red wall")
 
 
-def people_say(count: int, seed: int = 0) -> Set:
-    """Captions that agree about an image as people's do: mostly, and in other words."""
+def make_captions(count: int, seed: int = 0) -> Captions:
+    """Random references that mostly agree about an image, and captions of two systems."""
     chance = random.Random(seed)
     facts = [[chance.choice(part) for part in (WHO, DOES, WHERE)] for _ in range(count)]
 
-    def say(fact: list[str], slips: float) -> str:
+    def describe(fact: list[str], error_rate: float) -> str:
         words = [
-            chance.choice(part) if chance.random() < slips else said
-            for said, part in zip(fact, (WHO, DOES, WHERE), strict=True)
+            chance.choice(part) if chance.random() < error_rate else true
+            for true, part in zip(fact, (WHO, DOES, WHERE), strict=True)
         ]
         return " ".join(words[: chance.choice((2, 3, 3))])
 
-    return Set(
-        {i: [say(fact, 0.2).capitalize() + "." for _ in range(5)] for i, fact in enumerate(facts)},
-        {i: say(fact, 0.2) for i, fact in enumerate(facts)},
-        {i: say(fact, 0.6) for i, fact in enumerate(facts)},
+    return Captions(
+        {
+            i: [describe(fact, 0.2).capitalize() + "." for _ in range(5)]
+            for i, fact in enumerate(facts)
+        },
+        {i: describe(fact, 0.2) for i, fact in enumerate(facts)},
+        {i: describe(fact, 0.6) for i, fact in enumerate(facts)},
     )
 
 
-FEW = people_say(40)
-FREQUENCIES = DocumentFrequencies.from_references(people_say(50, seed=1).references)
+FEW = make_captions(40)
+FREQUENCIES = DocumentFrequencies.from_references(make_captions(50, seed=1).references)
 
 
-def judge(**changes) -> Judge:
-    return Judge(**{"references": FEW.references, **changes})
+def evaluator(**changes) -> CaptionEvaluator:
+    return CaptionEvaluator(**{"references": FEW.references, **changes})
 
 
-def tiny(**changes) -> Judge:
-    """Two images, 2 and 5 references."""
+def tiny(**changes) -> CaptionEvaluator:
+    """Two images with 2 and 5 references."""
     references = {3: FEW.references[3][:2], 9: FEW.references[9]}
-    return Judge(**{"references": references, **changes})
+    return CaptionEvaluator(**{"references": references, **changes})
 
 
 # --- build ---------------------------------------------------------------------------------------
 
 
-def test_a_report_holds_the_scores_and_how_sure_they_are() -> None:
-    report, scores = build(FEW.good, judge(frequencies=FREQUENCIES))
+def test_a_report_contains_scores_and_intervals() -> None:
+    report, scores = build(FEW.good, evaluator(frequencies=FREQUENCIES))
 
     assert report["metrics"] == scores.corpus
     assert list(report["metrics"]) == [*METRICS, "CIDEr_D"]
     assert list(report["intervals"]) == list(report["metrics"])
     assert report["images"] == report["statistics"]["images"] == 40
     assert report["statistics"]["new"] is None
-    assert report["signature"] == judge(frequencies=FREQUENCIES).signature(FEW.good)
+    assert report["signature"] == evaluator(frequencies=FREQUENCIES).signature(FEW.good)
 
 
-def test_training_captions_tell_which_captions_are_new() -> None:
+def test_new_captions_are_not_among_the_training_captions() -> None:
     said = {FEW.good[i] for i in range(10)}
     known = [text.upper() + "." for text in said]
 
-    report, _ = build(FEW.good, judge(), known)
+    report, _ = build(FEW.good, evaluator(), known)
 
     new = sum(text not in said for text in FEW.good.values()) / 40
     assert 0 < report["statistics"]["new"] == new < 1
-    assert build(FEW.good, judge(), [])[0]["statistics"]["new"] == 1
+    assert build(FEW.good, evaluator(), [])[0]["statistics"]["new"] == 1
 
 
 @pytest.mark.parametrize("system", ["good", "poor"])
-def test_an_interval_holds_its_score(system: str) -> None:
-    report, _ = build(getattr(FEW, system), judge(frequencies=FREQUENCIES))
+def test_an_interval_contains_its_score(system: str) -> None:
+    report, _ = build(getattr(FEW, system), evaluator(frequencies=FREQUENCIES))
 
     for name, value in report["metrics"].items():
         low, high = report["intervals"][name]
         assert low < value < high, name
 
 
-def test_intervals_shrink_with_the_root_of_the_images() -> None:
-    many = people_say(640)
+def test_intervals_shrink_with_the_square_root_of_the_images() -> None:
+    many = make_captions(640)
 
     def widths(images: int) -> dict[str, float]:
         some = {i: many.good[i] for i in range(images)}
-        report, _ = build(some, Judge(many.references))
+        report, _ = build(some, CaptionEvaluator(many.references))
         return {name: high - low for name, (low, high) in report["intervals"].items()}
 
     few, all_of_them = widths(40), widths(640)
 
-    for name in METRICS:  # 16 times the images: 4 times as narrow
+    for name in METRICS:  # 16 times the images: a quarter of the width
         assert 2.5 < few[name] / all_of_them[name] < 6.5, name
 
 
-def test_the_same_captions_give_the_same_report_whatever_their_order() -> None:
+def test_caption_order_does_not_matter() -> None:
     backwards = dict(reversed(FEW.good.items()))
 
-    assert build(backwards, judge())[0] == build(FEW.good, judge())[0]
+    assert build(backwards, evaluator())[0] == build(FEW.good, evaluator())[0]
 
 
 def test_few_images_are_warned_of() -> None:
-    enough = people_say(100)
+    enough = make_captions(100)
 
-    (warning,) = build(FEW.good, judge())[0]["warnings"]
-    assert "CIDEr of 40 images says little" in warning
-    assert build(enough.good, Judge(enough.references))[0]["warnings"] == []
+    (warning,) = build(FEW.good, evaluator())[0]["warnings"]
+    assert "CIDEr of 40 images is noisy" in warning
+    assert build(enough.good, CaptionEvaluator(enough.references))[0]["warnings"] == []
 
 
-def test_over_too_few_images_there_is_no_interval_and_no_verdict() -> None:
+def test_too_few_images_give_no_intervals_and_no_test() -> None:
     some = {i: FEW.good[i] for i in range(MIN_IMAGES - 1)}
 
-    report, scores = build(some, judge())
-    found = difference(some, FEW.poor, judge())
+    report, scores = build(some, evaluator())
+    found = difference(some, FEW.poor, evaluator())
 
     assert report["metrics"] == scores.corpus
     assert report["intervals"] == dict.fromkeys(METRICS)
-    assert any(f"give {MIN_IMAGES} or more" in warning for warning in report["warnings"])
-    assert f"give {MIN_IMAGES} or more" in found["warning"]
+    few = f"{MIN_IMAGES - 1} images are too few for"
+    assert f"{few} confidence intervals (needs {MIN_IMAGES})" in report["warnings"]
+    assert found["warning"] == f"{few} a significance test (needs {MIN_IMAGES})"
     for one in found["metrics"].values():
         assert one["difference"] == one["this"] - one["other"]
         assert one["interval"] is one["p_value"] is one["significant"] is None
@@ -158,15 +162,15 @@ def test_over_too_few_images_there_is_no_interval_and_no_verdict() -> None:
     assert strict(as_json(report)) == report
 
 
-def test_what_cannot_be_scored() -> None:
+def test_nothing_to_score() -> None:
     with pytest.raises(DataError, match="no captions to score"):
-        build({}, judge())
+        build({}, evaluator())
     with pytest.raises(DataError, match=r"1 of 1 images have no reference .* \(first: id 99\)"):
-        build({99: "a dog"}, judge())
+        build({99: "a dog"}, evaluator())
 
 
-def test_every_image_has_its_caption_and_its_scores() -> None:
-    _, scores = build(dict(reversed(FEW.good.items())), judge(frequencies=FREQUENCIES))
+def test_per_image_results() -> None:
+    _, scores = build(dict(reversed(FEW.good.items())), evaluator(frequencies=FREQUENCIES))
 
     rows = per_image(FEW.good, scores)
 
@@ -174,7 +178,7 @@ def test_every_image_has_its_caption_and_its_scores() -> None:
     for row in rows:
         assert row["caption"] == FEW.good[row["image_id"]]
         assert list(row) == ["image_id", "caption", *scores.corpus]
-    for name in ("ROUGE_L", "CIDEr", "CIDEr_D"):  # what is a mean over images
+    for name in ("ROUGE_L", "CIDEr", "CIDEr_D"):  # means over images
         mean = sum(row[name] for row in rows) / len(rows)
         assert mean == pytest.approx(scores.corpus[name], abs=1e-12)
 
@@ -183,7 +187,9 @@ def test_every_image_has_its_caption_and_its_scores() -> None:
 
 
 def test_a_system_does_not_differ_from_itself() -> None:
-    found = difference(FEW.good, dict(reversed(FEW.good.items())), judge(frequencies=FREQUENCIES))
+    found = difference(
+        FEW.good, dict(reversed(FEW.good.items())), evaluator(frequencies=FREQUENCIES)
+    )
 
     assert found["images"] == 40
     for name, one in found["metrics"].items():
@@ -192,8 +198,8 @@ def test_a_system_does_not_differ_from_itself() -> None:
         assert one["significant"] is False
 
 
-def test_a_clearly_better_system_is_found_better() -> None:
-    found = difference(FEW.good, FEW.poor, judge(frequencies=FREQUENCIES))
+def test_a_clearly_better_system_is_significantly_better() -> None:
+    found = difference(FEW.good, FEW.poor, evaluator(frequencies=FREQUENCIES))
 
     for name, one in found["metrics"].items():
         low, high = one["interval"]
@@ -203,11 +209,11 @@ def test_a_clearly_better_system_is_found_better() -> None:
 
 
 def test_two_equally_good_systems_do_not_differ() -> None:
-    """Each has the first person's caption of every second image, and the second's of the others."""
+    """Each uses the first reference of every second image and the second of the others."""
     one, other = (
         {i: texts[(i + turn) % 2] for i, texts in FEW.references.items()} for turn in (0, 1)
     )
-    others = Judge({i: texts[2:] for i, texts in FEW.references.items()})
+    others = CaptionEvaluator({i: texts[2:] for i, texts in FEW.references.items()})
 
     found = difference(one, other, others)
 
@@ -215,9 +221,9 @@ def test_two_equally_good_systems_do_not_differ() -> None:
     assert not any(metric["significant"] for metric in found["metrics"].values())
 
 
-def test_exchanging_the_systems_turns_the_sign() -> None:
-    there = difference(FEW.good, FEW.poor, judge())
-    back = difference(FEW.poor, FEW.good, judge())
+def test_swapping_the_systems_flips_the_sign() -> None:
+    there = difference(FEW.good, FEW.poor, evaluator())
+    back = difference(FEW.poor, FEW.good, evaluator())
 
     for name in METRICS:
         one, other = there["metrics"][name], back["metrics"][name]
@@ -228,31 +234,33 @@ def test_exchanging_the_systems_turns_the_sign() -> None:
         assert one["significant"] == other["significant"]
 
 
-def test_only_images_of_both_systems_count() -> None:
+def test_only_common_images_are_compared() -> None:
     mine = {i: FEW.good[i] for i in range(30)}
     theirs = {i: FEW.poor[i] for i in range(10, 40)}
     both = range(10, 30)
 
-    found = difference(mine, theirs, judge())
+    found = difference(mine, theirs, evaluator())
 
     assert found["images"] == 20
-    assert found == difference({i: mine[i] for i in both}, {i: theirs[i] for i in both}, judge())
-    expected = judge().score({i: mine[i] for i in both}).corpus
+    assert found == difference(
+        {i: mine[i] for i in both}, {i: theirs[i] for i in both}, evaluator()
+    )
+    expected = evaluator().score({i: mine[i] for i in both}).corpus
     assert {name: one["this"] for name, one in found["metrics"].items()} == expected
 
 
-def test_scores_that_are_known_are_not_computed_again() -> None:
-    _, scores = build(FEW.good, judge())
+def test_given_scores_are_reused() -> None:
+    _, scores = build(FEW.good, evaluator())
     some = {i: FEW.poor[i] for i in range(35)}
 
-    for others in (FEW.poor, some):  # of all images, and of fewer than were scored
-        expected = difference(FEW.good, others, judge())
-        assert difference(FEW.good, others, judge(), scores) == expected
+    for others in (FEW.poor, some):  # on all images, and on fewer than were scored
+        expected = difference(FEW.good, others, evaluator())
+        assert difference(FEW.good, others, evaluator(), scores) == expected
 
 
-def test_systems_without_a_common_image_are_not_compared() -> None:
+def test_systems_without_common_images() -> None:
     with pytest.raises(DataError, match="no image in common; compare captions of one set"):
-        difference({1: "a dog"}, {2: "a dog"}, judge())
+        difference({1: "a dog"}, {2: "a dog"}, evaluator())
 
 
 # --- signature -----------------------------------------------------------------------------------
@@ -263,8 +271,8 @@ def digest(line: str) -> str:
     return found
 
 
-def test_the_signature_says_what_the_numbers_were_measured_with() -> None:
-    line = judge(frequencies=FREQUENCIES, java=["METEOR"]).signature(range(40))
+def test_the_signature_names_versions_metrics_and_references() -> None:
+    line = evaluator(frequencies=FREQUENCIES, java=["METEOR"]).signature(range(40))
 
     assert line.startswith(f"captioner {__version__}")
     for part in (
@@ -278,19 +286,21 @@ def test_the_signature_says_what_the_numbers_were_measured_with() -> None:
     assert "\n" not in line
 
 
-def test_references_an_image_are_told_as_they_are() -> None:
+def test_the_signature_counts_references_per_image() -> None:
     assert "| 2 images | 2 to 5 references an image |" in tiny().signature([3, 9])
     assert "| 1 images | 2 references an image |" in tiny().signature([3])
 
 
-def test_the_same_content_has_the_same_signature() -> None:
-    again = Judge({9: tuple(FEW.references[9][::-1]), 3: tuple(FEW.references[3][1::-1])})
+def test_equal_content_has_an_equal_signature() -> None:
+    again = CaptionEvaluator(
+        {9: tuple(FEW.references[9][::-1]), 3: tuple(FEW.references[3][1::-1])}
+    )
 
     assert again.signature({9: "", 3: ""}) == tiny().signature([3, 9])
 
 
-def test_references_of_other_images_are_no_part_of_the_signature() -> None:
-    more = Judge({**tiny().references, 77: ["never scored"]})
+def test_references_of_other_images_do_not_change_the_signature() -> None:
+    more = CaptionEvaluator({**tiny().references, 77: ["never scored"]})
 
     assert more.signature([3, 9]) == tiny().signature([3, 9])
 
@@ -300,22 +310,24 @@ def test_references_of_other_images_are_no_part_of_the_signature() -> None:
     [
         pytest.param({3: ["A dog.", "One dog."], 9: ["A cat"]}, id="one letter"),
         pytest.param({3: ["A dog", "One dog"], 9: ["A cat", "A"]}, id="one more"),
-        pytest.param({3: ["A dog", "One dog A cat"], 9: ["A cat"]}, id="joined otherwise"),
+        pytest.param({3: ["A dog", "One dog A cat"], 9: ["A cat"]}, id="joined differently"),
         pytest.param({4: ["A dog", "One dog"], 9: ["A cat"]}, id="another image"),
         pytest.param({3: ["A cat"], 9: ["A dog", "One dog"]}, id="of the other image"),
     ],
 )
-def test_other_references_have_another_digest(references: dict[int, list[str]]) -> None:
+def test_different_references_have_different_digests(references: dict[int, list[str]]) -> None:
     first = {3: ["A dog", "One dog"], 9: ["A cat"]}
 
-    assert digest(Judge(references).signature(references)) != digest(Judge(first).signature(first))
+    assert digest(CaptionEvaluator(references).signature(references)) != digest(
+        CaptionEvaluator(first).signature(first)
+    )
 
 
-def test_another_set_of_images_has_another_digest() -> None:
-    assert digest(judge().signature(range(39))) != digest(judge().signature(range(40)))
+def test_different_images_have_different_digests() -> None:
+    assert digest(evaluator().signature(range(39))) != digest(evaluator().signature(range(40)))
 
 
-def test_what_is_scored_besides_changes_the_signature() -> None:
+def test_optional_metrics_change_the_signature() -> None:
     lines = {
         tiny(**changes).signature([3, 9])
         for changes in (
@@ -331,9 +343,9 @@ def test_what_is_scored_besides_changes_the_signature() -> None:
     assert len(lines) == 6
 
 
-def test_other_frequencies_of_as_many_images_change_the_signature() -> None:
-    """They give another CIDEr_D, so the numbers are not comparable."""
-    other = DocumentFrequencies.from_references(people_say(50, seed=2).references)
+def test_different_frequencies_of_equally_many_images_change_the_signature() -> None:
+    """They give a different CIDEr_D, so the scores are not comparable."""
+    other = DocumentFrequencies.from_references(make_captions(50, seed=2).references)
     scores = [tiny(frequencies=f).score({3: FEW.good[3], 9: FEW.good[9]}).corpus["CIDEr_D"]
               for f in (FREQUENCIES, other)]  # fmt: skip
     assert scores[0] != scores[1]
@@ -343,7 +355,7 @@ def test_other_frequencies_of_as_many_images_change_the_signature() -> None:
     assert lines[0] != lines[1]
 
 
-# --- captions of a file --------------------------------------------------------------------------
+# --- reading captions ----------------------------------------------------------------------------
 
 
 def written(path: Path, content: object) -> Path:
@@ -363,7 +375,7 @@ def test_captions_of_a_results_file(tmp_path: Path) -> None:
 
 
 def test_captions_of_a_report(tmp_path: Path) -> None:
-    report, scores = build(FEW.good, judge())
+    report, scores = build(FEW.good, evaluator())
     report["per_image"] = per_image(FEW.good, scores)
     path = tmp_path / "report.json"
     path.write_text(as_json(report), encoding="utf-8")
@@ -376,7 +388,7 @@ def test_captions_of_a_report(tmp_path: Path) -> None:
     [
         pytest.param(b"", id="nothing"),
         pytest.param(b'[{"image_id": 1, "caption": "a d', id="cut"),
-        pytest.param(b"\xff\xfe\x00", id="no text"),
+        pytest.param(b"\xff\xfe\x00", id="not text"),
         pytest.param(b"image_id,caption\n1,a dog\n", id="a table"),
         pytest.param(b"5", id="a number"),
         pytest.param(b"null", id="null"),
@@ -395,7 +407,7 @@ def test_captions_of_a_report(tmp_path: Path) -> None:
         pytest.param(b'[{"image_id": true, "caption": "a dog"}]', id="image_id is true"),
         pytest.param(b'[{"image_id": null, "caption": "a dog"}]', id="image_id is null"),
         pytest.param(b'[{"image_id": [1], "caption": "a dog"}]', id="image_id is a list"),
-        pytest.param(b'[{"image_id": 0.7, "caption": "a dog"}]', id="image_id is no whole number"),
+        pytest.param(b'[{"image_id": 0.7, "caption": "a dog"}]', id="image_id is a fraction"),
         pytest.param(b'[{"image_id": NaN, "caption": "a dog"}]', id="image_id is NaN"),
         pytest.param(b'[{"image_id": Infinity, "caption": "a dog"}]', id="image_id is infinite"),
         pytest.param(b'[{"image_id": 1, "caption": null}]', id="caption is null"),
@@ -403,7 +415,7 @@ def test_captions_of_a_report(tmp_path: Path) -> None:
         pytest.param(b"[" * 200_000, id="too deep"),
     ],
 )
-def test_a_file_that_holds_no_captions_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_captions_raises_a_one_line_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "results.json"
     path.write_bytes(content)
 
@@ -414,7 +426,7 @@ def test_a_file_that_holds_no_captions_is_one_line(tmp_path: Path, content: byte
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.json does not exist; give a COCO results file"):
         read_captions_of(tmp_path / "none.json")
     with pytest.raises(DataError, match="is a folder; give a COCO results file"):
@@ -433,18 +445,18 @@ def test_two_captions_of_an_image_are_refused(tmp_path: Path, second: dict) -> N
 
 
 def strict(text: str) -> object:
-    """JSON as its standard has it, without NaN and Infinity."""
+    """Parse JSON, rejecting NaN and Infinity."""
 
     def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not valid JSON")
 
     return json.loads(text, parse_constant=refuse)
 
 
-def test_a_report_without_nan_comes_back_as_it_was() -> None:
-    report, scores = build(FEW.good, judge(frequencies=FREQUENCIES), ["a dog"])
+def test_a_report_round_trips() -> None:
+    report, scores = build(FEW.good, evaluator(frequencies=FREQUENCIES), ["a dog"])
     report["per_image"] = per_image(FEW.good, scores)
-    report["compare"] = {"with": "x.json", **difference(FEW.good, FEW.poor, judge())}
+    report["compare"] = {"with": "x.json", **difference(FEW.good, FEW.poor, evaluator())}
 
     text = as_json(report)
 
@@ -452,22 +464,22 @@ def test_a_report_without_nan_comes_back_as_it_was() -> None:
     assert text.endswith("}\n")
 
 
-def test_where_there_is_no_number_stands_null() -> None:
+def test_nan_becomes_null() -> None:
     nan = math.nan
     report = {"a": nan, "b": [1.5, nan], "c": {"d": (nan, 2)}, "e": [{"f": nan}], "g": "NaN"}
 
     assert strict(as_json(report)) == {
         "a": None, "b": [1.5, None], "c": {"d": [None, 2]}, "e": [{"f": None}], "g": "NaN",
     }  # fmt: skip
-    assert math.isnan(report["a"])  # the report itself stays
+    assert math.isnan(report["a"])  # the report itself is unchanged
 
 
-def test_people_can_read_the_file() -> None:
+def test_json_is_not_escaped() -> None:
     assert "犬 und Straße" in as_json({"caption": "犬 und Straße"})
 
 
-def test_a_report_can_be_written_whatever_a_caption_holds() -> None:
-    """JSON can say half of a surrogate pair, so a results file may hold one; UTF-8 cannot."""
+def test_captions_with_lone_surrogates_can_be_written() -> None:
+    """A results file may contain them as JSON escapes; UTF-8 cannot encode them."""
     caption = json.loads('"a \\ud83d dog"')
 
     data = as_json({"per_image": [entry(1, caption)]}).encode()
@@ -486,13 +498,13 @@ def lines_of(report: dict) -> list[str]:
 
 
 def row(lines: list[str], name: str) -> str:
-    """The line of a name, which stands in the first 22 columns."""
+    """The line with this name in the first 22 columns."""
     (found,) = [line for line in lines if line[:22].strip() == name]
     return found
 
 
-def test_every_score_stands_beside_its_interval_in_points() -> None:
-    report, _ = build(FEW.good, judge(frequencies=FREQUENCIES))
+def test_text_scores_and_intervals_are_in_points() -> None:
+    report, _ = build(FEW.good, evaluator(frequencies=FREQUENCIES))
 
     lines = lines_of(report)
 
@@ -501,22 +513,22 @@ def test_every_score_stands_beside_its_interval_in_points() -> None:
         assert re.findall(r"-?\d+\.\d\d", row(lines, name)) == [
             f"{100 * number:.2f}" for number in (value, low, high)
         ]
-    assert lines[lines.index(row(lines, "Bleu_1")) - 1].startswith("points, and 95% intervals")
+    assert lines[lines.index(row(lines, "Bleu_1")) - 1].startswith("points and 95% intervals")
     assert row(lines, "signature").endswith(report["signature"])
     assert row(lines, "note").endswith(report["warnings"][0])
     assert row(lines, "images").split() == ["images", "40"]
 
 
-def test_the_statistics_are_told_in_words() -> None:
+def test_text_statistics() -> None:
     captions = {1: "a dog and a dog", 2: "a cat on the", 3: "a cat on the", 4: "the the red cat"}
-    report, _ = build(captions, judge(), known=["A cat on the."])
+    report, _ = build(captions, evaluator(), known=["A cat on the."])
 
     lines = lines_of(report)
 
-    assert row(lines, "words in a caption").split()[4:8] == ["4.2", "(4", "to", "5)"]
-    assert row(lines, "different words").split()[2] == "7"
+    assert row(lines, "words per caption").split()[3:7] == ["4.2", "(4", "to", "5)"]
+    assert row(lines, "distinct words").split()[2] == "7"
     for name, share in (
-        ("of one image only", 50),
+        ("unique captions", 50),
         ("not in training", 50),
         ("repeated words", 25),
         ("repeated phrases", 25),
@@ -525,40 +537,39 @@ def test_the_statistics_are_told_in_words() -> None:
         assert row(lines, name).removeprefix(name).split()[0] == f"{share}.0%", name
 
 
-def test_people_s_statistics_stand_beside_the_captions() -> None:
-    """What is much or little is told by what people do."""
-    report, _ = build(FEW.good, judge())
+def test_text_statistics_of_the_references() -> None:
+    report, _ = build(FEW.good, evaluator())
 
-    people = report["statistics"]["references"]
+    references = report["statistics"]["references"]
     lines = lines_of(report)
 
-    assert people["vocabulary"] == len({w for i in FEW.references for c in FEW.references[i]
+    assert references["vocabulary"] == len({w for i in FEW.references for c in FEW.references[i]
                                         for w in c.lower().rstrip(".").split()})  # fmt: skip
-    assert row(lines, "different words").split()[3] == str(people["vocabulary"])
-    assert row(lines, "bad endings").split()[3] == f"{100 * people['bad_endings']:.1f}%"
+    assert row(lines, "distinct words").split()[3] == str(references["vocabulary"])
+    assert row(lines, "bad endings").split()[3] == f"{100 * references['bad_endings']:.1f}%"
 
 
-def test_what_is_not_known_of_training_is_said() -> None:
-    report, _ = build(FEW.good, judge())
+def test_text_without_training_captions() -> None:
+    report, _ = build(FEW.good, evaluator())
 
-    assert "unknown: give --train-annotations" in row(lines_of(report), "not in training")
+    assert "unknown (give --train-annotations)" in row(lines_of(report), "not in training")
 
 
-def test_a_score_without_a_number_is_no_crash() -> None:
-    report, _ = build(FEW.good, judge())
+def test_text_of_a_nan_score() -> None:
+    report, _ = build(FEW.good, evaluator())
     report["metrics"]["SPICE"] = math.nan
     report["intervals"]["SPICE"] = [math.nan, math.nan]
 
     assert row(lines_of(report), "SPICE").split()[:2] == ["SPICE", "nan"]
 
 
-def test_a_comparison_is_told_metric_by_metric() -> None:
-    report, _ = build(FEW.good, judge())
-    report["compare"] = {"with": "them.json", **difference(FEW.good, FEW.poor, judge())}
+def test_text_of_a_comparison() -> None:
+    report, _ = build(FEW.good, evaluator())
+    report["compare"] = {"with": "them.json", **difference(FEW.good, FEW.poor, evaluator())}
 
     lines = lines_of(report)
 
-    start = lines.index("against them.json, on the 40 images of both") + 1
+    start = lines.index("compared with them.json on 40 common images") + 1
     for name, line in zip(METRICS, lines[start:], strict=False):
         one = report["compare"]["metrics"][name]
         numbers = [one["this"], one["other"], one["difference"], *one["interval"]]
@@ -568,7 +579,7 @@ def test_a_comparison_is_told_metric_by_metric() -> None:
         ]
         p_value = "< 0.002" if one["p_value"] < 0.002 else f"{one['p_value']:.3f}"
         assert line.endswith(f"p {p_value}, significant")
-    same = {**report, "compare": {"with": "me", **difference(FEW.good, FEW.good, judge())}}
+    same = {**report, "compare": {"with": "me", **difference(FEW.good, FEW.good, evaluator())}}
     assert as_text(same).count("p 1.000, not significant") == len(METRICS)
 
 
@@ -593,7 +604,7 @@ MEASURED = Grounding(
 NOTHING = Grounding((1, 2, 3), (), 7, 4, 2, 1, math.nan, math.nan, math.nan)
 
 
-def test_attention_is_told_with_what_it_is_held_against(monkeypatch) -> None:
+def test_text_of_attention_with_baselines(monkeypatch) -> None:
     monkeypatch.setattr("captioner.evaluation.grounding.MIN_IMAGES", 1)
     summary = MEASURED.summary()
 
@@ -601,31 +612,31 @@ def test_attention_is_told_with_what_it_is_held_against(monkeypatch) -> None:
 
     assert row(lines, "model").split(maxsplit=1)[1] == "a, b"
     assert any(line.endswith("2 names measured in 2 of 3 photos") for line in lines)
-    left_out = "4 names of what is not in the photo, 2 of what lies out of view, 1 of crowds alone"
-    assert row(lines, "not measured").endswith(left_out)
+    not_measured = "4 names not in the photo, 2 outside the crop, 1 crowds only"
+    assert row(lines, "not measured").endswith(not_measured)
     for name in summary["intervals"]:
         low, high = summary["intervals"][name]
         line = row(lines, name.replace("_", " "))
         assert f" {summary[name]:.3f} ({low:.3f} to {high:.3f}) " in line, name
     assert "-1: 0.100, 0: 0.625, +1: 0.200 (2 names" in row(lines, "shifted by a word")
-    assert "1.250 nats, even: 1.386" in row(lines, "entropy")
+    assert "1.250 nats (uniform: 1.386)" in row(lines, "entropy")
     assert not any(line.startswith("points") for line in lines)
 
 
-def test_where_nothing_was_measured_the_counts_stand_alone() -> None:
+def test_text_of_attention_without_measured_names() -> None:
     lines = lines_of({"model": "m", "attention": NOTHING.summary()})
 
     assert lines[:2] == ["model                  m", ""]
     assert lines[2].endswith("0 names measured in 0 of 3 photos")
-    assert "4 names of what is not in the photo" in row(lines, "not measured")
+    assert "4 names not in the photo" in row(lines, "not measured")
     assert len(lines) == 4
     assert strict(as_json({"attention": NOTHING.summary()}))
 
 
-def test_lines_of_numbers_stay_short() -> None:
-    """A terminal shows them unbroken; the notes and the signature are sentences."""
-    report, _ = build(FEW.good, judge(frequencies=FREQUENCIES))
-    report["compare"] = {"with": "them.json", **difference(FEW.good, FEW.poor, judge())}
+def test_lines_fit_a_terminal() -> None:
+    """Except notes and the signature."""
+    report, _ = build(FEW.good, evaluator(frequencies=FREQUENCIES))
+    report["compare"] = {"with": "them.json", **difference(FEW.good, FEW.poor, evaluator())}
     report["attention"] = MEASURED.summary()
 
     for line in lines_of(report):

@@ -1,4 +1,4 @@
-"""The reward of self-critical training against pycocoevalcap, and known answers."""
+"""The self-critical reward compared with pycocoevalcap and with known answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from pycocoevalcap.bleu.bleu import Bleu
 from pycocoevalcap.cider.cider import Cider
 
 from captioner.errors import ConfigError, DataError
-from captioner.evaluation.cider import CiderD
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.reward import CaptionReward
-from captioner.frequencies import DocumentFrequencies
 from captioner.vocabulary import PAD, UNKNOWN, Vocabulary
 
 Tokens = list[str]
 
-# The model cannot say "cat" and "grass", no reference holds "bird", and one word holds a blank.
+# "cat" and "grass" are not in the vocabulary, "bird" is in no reference, one word contains a space.
 VOCABULARY = Vocabulary(["a", "dog", "runs", "on", "bird", "1\u00a01/2"])
 REFERENCE = st.lists(
     st.sampled_from(["a", "dog", "runs", "on", "cat", "grass", "1\u00a01/2"]), max_size=7
@@ -35,10 +34,10 @@ def text(tokens: Tokens, end: bool) -> str:
     return " ".join([*tokens, "zzend"] if end else tokens)
 
 
-def scored(scorer, truth, said, ended, count_end) -> list[float]:
-    """What pycocoevalcap gives each image for one caption."""
+def scored(scorer, truth, samples, ended, count_end) -> list[float]:
+    """pycocoevalcap's score of one caption per image."""
     references = {i: [text(t, count_end) for t in captions] for i, captions in truth.items()}
-    candidates = {i: [text(VOCABULARY.decode(said[i]), count_end and ended[i])] for i in truth}
+    candidates = {i: [text(VOCABULARY.decode(samples[i]), count_end and ended[i])] for i in truth}
     return scorer(references, candidates)
 
 
@@ -50,7 +49,7 @@ def bleu_4(references, candidates) -> list[float]:
     return Bleu(4).compute_score(references, candidates, verbose=0)[1][3]
 
 
-def drawn(data, truth) -> tuple[dict[int, list[int]], dict[int, bool]]:
+def draw_samples(data, truth) -> tuple[dict[int, list[int]], dict[int, bool]]:
     return {i: data.draw(SAMPLE) for i in truth}, {i: data.draw(st.booleans()) for i in truth}
 
 
@@ -58,49 +57,37 @@ def one(reward: CaptionReward, image_id: int, words: str, ended: bool = True) ->
     return float(reward([image_id], [[VOCABULARY.encode(words.split())]], [[ended]])[0, 0])
 
 
-# --- the same as pycocoevalcap -------------------------------------------------------------------
+# --- equality with pycocoevalcap -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count_end", [False, True])
 @given(truth=TRUTH, data=st.data())
-def test_cider_is_pycocoevalcap_s(count_end, truth, data) -> None:
-    said, ended = drawn(data, truth)
+def test_cider_equals_pycocoevalcap(count_end, truth, data) -> None:
+    samples, ended = draw_samples(data, truth)
     reward = CaptionReward(truth, VOCABULARY, count_end=count_end)
 
-    found = reward(list(truth), [[said[i]] for i in truth], [[ended[i]] for i in truth])
+    found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
 
-    assert found[:, 0] == pytest.approx(scored(cider, truth, said, ended, count_end), abs=1e-9)
+    assert found[:, 0] == pytest.approx(scored(cider, truth, samples, ended, count_end), abs=1e-9)
 
 
 @pytest.mark.parametrize("count_end", [False, True])
 @given(truth=TRUTH, data=st.data())
-def test_bleu_is_pycocoevalcap_s(count_end, truth, data) -> None:
-    said, ended = drawn(data, truth)
+def test_bleu_equals_pycocoevalcap(count_end, truth, data) -> None:
+    samples, ended = draw_samples(data, truth)
     reward = CaptionReward(truth, VOCABULARY, cider=0, bleu=1, count_end=count_end)
 
-    found = reward(list(truth), [[said[i]] for i in truth], [[ended[i]] for i in truth])
+    found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
 
-    assert found[:, 0] == pytest.approx(scored(bleu_4, truth, said, ended, count_end), abs=1e-9)
+    assert found[:, 0] == pytest.approx(scored(bleu_4, truth, samples, ended, count_end), abs=1e-9)
 
 
-def test_the_shorter_of_two_closest_references_counts() -> None:
-    """As pycocoevalcap has it: of 3 and 5 words, a caption of 4 is compared with 3."""
+def test_of_two_closest_references_the_shorter_counts() -> None:
+    """As in pycocoevalcap: with references of 3 and 5 words, a caption of 4 is compared with 3."""
     truth = {1: [["a", "dog", "runs", "on", "grass"], ["a", "dog", "runs"]]}
     reward = CaptionReward(truth, VOCABULARY, cider=0, bleu=1, count_end=False)
 
     assert one(reward, 1, "a dog runs on") == pytest.approx(1, abs=1e-8)
-
-
-@given(truth=TRUTH, frozen=TRUTH, data=st.data())
-def test_frozen_frequencies_weigh_as_in_cider_d(truth, frozen, data) -> None:
-    said, ended = drawn(data, truth)
-    frequencies = DocumentFrequencies.from_tokens(frozen)
-    reward = CaptionReward(truth, VOCABULARY, count_end=False, frequencies=frequencies)
-
-    found = reward(list(truth), [[said[i]] for i in truth], [[ended[i]] for i in truth])
-
-    expected = CiderD(truth, frequencies).score({i: [VOCABULARY.decode(said[i])] for i in truth})
-    assert found.tolist() == list(expected.values())
 
 
 # --- many at once --------------------------------------------------------------------------------
@@ -109,7 +96,7 @@ def test_frozen_frequencies_weigh_as_in_cider_d(truth, frozen, data) -> None:
 @given(truth=TRUTH, data=st.data(), width=st.integers(1, 3))
 def test_each_sample_is_rewarded_as_if_alone(truth, data, width) -> None:
     reward = CaptionReward(truth, VOCABULARY, bleu=2)
-    ids = data.draw(st.lists(st.sampled_from(sorted(truth)), max_size=4))  # one may stand twice
+    ids = data.draw(st.lists(st.sampled_from(sorted(truth)), max_size=4))  # may contain duplicates
     samples = [[data.draw(SAMPLE) for _ in range(width)] for _ in ids]
     ended = [[data.draw(st.booleans()) for _ in range(width)] for _ in ids]
 
@@ -125,47 +112,47 @@ def test_each_sample_is_rewarded_as_if_alone(truth, data, width) -> None:
 
 @given(truth=TRUTH, data=st.data(), first=st.floats(0.01, 100), second=st.floats(0.01, 100))
 def test_mixing_is_a_weighted_sum(truth, data, first, second) -> None:
-    said, ended = drawn(data, truth)
+    samples, ended = draw_samples(data, truth)
 
     def rewards(**weights: float) -> np.ndarray:
         reward = CaptionReward(truth, VOCABULARY, **weights)
-        return reward(list(truth), [[said[i]] for i in truth], [[ended[i]] for i in truth])
+        return reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
 
     expected = first * rewards() + second * rewards(cider=0, bleu=1)
     np.testing.assert_allclose(rewards(cider=first, bleu=second), expected, rtol=1e-12)
 
 
-def test_threads_get_the_same() -> None:
+def test_threads_get_the_same_rewards() -> None:
     truth = {i: [["a", "dog", "runs"], ["a", "cat", *["on"] * i]] for i in range(20)}
     reward = CaptionReward(truth, VOCABULARY, bleu=1)
     samples = [[VOCABULARY.encode(["a", *["on"] * (i % 7)])] for i in range(20)]
 
-    def ask(start: int) -> list[list[float]]:
+    def rewards(start: int) -> list[list[float]]:
         ids = [(start + k) % 20 for k in range(20)]
         return reward(ids, samples, [[True]] * 20).tolist()
 
-    expected = [ask(start) for start in range(40)]
+    expected = [rewards(start) for start in range(40)]
     with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(ask, range(40))) == expected
+        assert list(threads.map(rewards, range(40))) == expected
 
 
 # --- words ---------------------------------------------------------------------------------------
 
 
-def test_words_that_the_model_cannot_say_stay_apart() -> None:
-    # "a" is of both images and weighs nothing, "cat" of one and weighs ln 2, as "dog" does. If
-    # "cat" and "grass" were one unknown word, that were of both too, and "dog" all that weighs.
+def test_words_outside_the_vocabulary_stay_distinct() -> None:
+    # "a" is in both images and has weight 0; "cat" and "dog" are in one and have weight ln 2. If
+    # "cat" and "grass" were one unknown word, it would have weight 0 as well.
     truth = {1: [["a", "cat", "dog"]], 2: [["a", "grass"]]}
     reward = CaptionReward(truth, VOCABULARY, count_end=False)
 
-    # Of the words, dog of (cat, dog): 1 / sqrt 2; no pair; 1 of 3 words, so 2 words shorter.
+    # Unigrams: dog of (cat, dog): 1 / sqrt 2; no bigram; 2 words shorter.
     expected = 10 / 4 / math.sqrt(2) * math.exp(-4 / 72)
     assert one(reward, 1, "dog") == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("special", range(PAD, UNKNOWN + 1))
 def test_a_special_token_matches_nothing(special) -> None:
-    """Neither what the model cannot say, nor the text ``<unk>``, nor the end."""
+    """Neither an unknown word, nor the text ``<unk>``, nor the end."""
     truth = {1: [["cat"], ["<pad>"], ["<start>"], ["<end>"], ["<unk>"]], 2: [["dog"]]}
     reward = CaptionReward(truth, VOCABULARY, bleu=1)
 
@@ -191,8 +178,8 @@ RIDERS = {
 @pytest.mark.parametrize(
     ("count_end", "expected"), [(False, [6.667, 7.233, 7.018]), (True, [6.473, 6.344, 6.587])]
 )
-def test_a_broken_ending_costs_only_where_the_end_counts(count_end, expected) -> None:
-    """Without the end, "a man riding a horse on a" is the best of all."""
+def test_a_broken_ending_costs_only_if_the_end_counts(count_end, expected) -> None:
+    """Without the end word, "a man riding a horse on a" scores highest."""
     short = RIDING.encode(["a", "man", "riding", "a", "horse"])
     broken = short + RIDING.encode(["on", "a"])
     long = broken + RIDING.encode(["beach"])
@@ -205,12 +192,12 @@ def test_a_broken_ending_costs_only_where_the_end_counts(count_end, expected) ->
 
 
 def test_the_end_by_hand() -> None:
-    # Words: a and the end are of both images and weigh nothing, dog weighs ln 2.
+    # "a" and the end are in both images and have weight 0, dog has weight ln 2.
     reward = CaptionReward({1: [["a", "dog"]], 2: [["a", "cat"]]}, VOCABULARY)
 
-    # Ended: dog; "a dog" and "dog END"; "a dog END": 3 of 4 orders wholly.
+    # Ended: dog; "a dog" and "dog END"; "a dog END": 3 of 4 orders match fully.
     assert one(reward, 1, "a dog") == pytest.approx(10 / 4 * 3, abs=1e-12)
-    # Cut: dog; "a dog" of two equal pairs: 1 / sqrt 2; nothing longer; one word shorter.
+    # Truncated: dog; "a dog" of two bigrams: 1 / sqrt 2; nothing longer; one word shorter.
     expected = 10 / 4 * (1 + 1 / math.sqrt(2)) * math.exp(-1 / 72)
     assert one(reward, 1, "a dog", ended=False) == pytest.approx(expected, abs=1e-12)
 
@@ -218,7 +205,6 @@ def test_the_end_by_hand() -> None:
 # --- signature -----------------------------------------------------------------------------------
 
 TRUTH_OF_TWO = {1: [["a", "dog"]], 2: [["a", "cat"]]}
-FROZEN = DocumentFrequencies.from_tokens({1: [["a"]], 2: [["a"]], 3: [["dog"]]})
 
 
 def test_signature_by_hand() -> None:
@@ -229,7 +215,7 @@ def test_signature_by_hand() -> None:
 
 
 @given(truth=TRUTH)
-def test_signature_names_the_frequencies_that_were_counted(truth) -> None:
+def test_signature_contains_the_digest_of_the_frequencies(truth) -> None:
     expected = DocumentFrequencies.from_tokens(truth).digest()
 
     assert f",{expected}|" in CaptionReward(truth, VOCABULARY, count_end=False).signature()
@@ -243,7 +229,6 @@ def test_signature_changes_with_every_setting() -> None:
             (TRUTH_OF_TWO, {"cider": 0.5}),
             (TRUTH_OF_TWO, {"bleu": 0.5}),
             (TRUTH_OF_TWO, {"count_end": False}),
-            (TRUTH_OF_TWO, {"count_end": False, "frequencies": FROZEN}),
             ({1: [["a", "dog"]], 2: [["the", "dog"]]}, {}),
             ({**TRUTH_OF_TWO, 3: [["bird"]]}, {}),
         ]
@@ -259,14 +244,9 @@ def test_signature_changes_with_every_setting() -> None:
 @pytest.mark.parametrize(
     "weights", [{"cider": 0}, {"cider": -1, "bleu": 2}, {"bleu": math.inf}, {"bleu": math.nan}]
 )
-def test_weights_that_make_no_reward_are_refused(weights) -> None:
-    with pytest.raises(ConfigError, match="give weights from 0 on, one of them above 0"):
+def test_invalid_weights_are_refused(weights) -> None:
+    with pytest.raises(ConfigError, match="give weights of 0 or more, one above 0"):
         CaptionReward(TRUTH_OF_TWO, VOCABULARY, **weights)
-
-
-def test_frozen_frequencies_know_no_end() -> None:
-    with pytest.raises(ConfigError, match="know no end of a sentence; leave them out"):
-        CaptionReward(TRUTH_OF_TWO, VOCABULARY, frequencies=FROZEN)
 
 
 def test_images_without_references_are_named() -> None:
@@ -277,15 +257,19 @@ def test_images_without_references_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "ended", "told"),
+    ("samples", "ended", "message"),
     [
         ([[[4]]], [[True]], r"2 photos have \[1\] samples"),
         ([[[4]], [[4], [5]]], [[True], [True, True]], r"2 photos have \[1, 2\] samples"),
-        ([[[4]], [[4]]], [[True], []], r"ended has \[1, 0\] entries a photo and samples \[1, 1\]"),
-        ([[[4]], [[10]]], [[True], [True]], "holds the number 10; the vocabulary has 0 to 9"),
-        ([[[4]], [[-1]]], [[True], [True]], "holds the number -1; the vocabulary has 0 to 9"),
+        (
+            [[[4]], [[4]]],
+            [[True], []],
+            r"ended has \[1, 0\] entries per photo and samples \[1, 1\]",
+        ),
+        ([[[4]], [[10]]], [[True], [True]], "holds token id 10; the vocabulary has 0 to 9"),
+        ([[[4]], [[-1]]], [[True], [True]], "holds token id -1; the vocabulary has 0 to 9"),
     ],
 )
-def test_what_does_not_fit_is_refused(samples, ended, told) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_inconsistent_arguments_are_refused(samples, ended, message) -> None:
+    with pytest.raises(ConfigError, match=message):
         CaptionReward(TRUTH_OF_TWO, VOCABULARY)([1, 2], samples, ended)

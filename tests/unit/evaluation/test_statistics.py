@@ -1,4 +1,4 @@
-"""Caption statistics: known answers, and what must not matter."""
+"""Caption statistics: known answers and invariants."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_training_captions_may_be_unknown_or_read_once() -> None:
     st.lists(st.lists(st.sampled_from(["a", "dog", "the", "runs"]), max_size=5), min_size=1),
     st.randoms(use_true_random=False),
 )
-def test_order_and_ids_do_not_count(captions, random) -> None:
+def test_order_and_ids_do_not_matter(captions, random) -> None:
     texts = [" ".join(words) for words in captions]
     shuffled = random.sample(texts, len(texts))
 

@@ -22,7 +22,8 @@ from captioner.cli.main import FAILED, OK, main
 from captioner.config import TrainConfig
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, DataError, ImageError
-from captioner.frequencies import FREQUENCIES, DocumentFrequencies
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.files import FREQUENCIES
 from captioner.model_folder import StoredModel
 from captioner.training.run_folder import RunFolder
 from captioner.training.setup import prepare

@@ -1,8 +1,8 @@
-"""In how many photos' captions a phrase occurs: counted once, kept in a file, the same for all.
+"""Document frequencies: in how many photos' captions each phrase occurs.
 
-CIDEr weighs a phrase by how few photos' captions hold it. Counted over the photos at hand, the same
-caption scores differently in another company, and alone always 0; frozen frequencies make a score
-mean the same for one photo, for a subset and in training.
+CIDEr gives rare phrases more weight. Counted over the photos being scored, the weights depend on
+which photos are scored together, and CIDEr of a single photo is always 0. Frequencies that are
+counted once and kept in a file make scores comparable for one photo, a subset and training.
 """
 
 from __future__ import annotations
@@ -19,33 +19,29 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner.files import atomic_write
+from captioner.files import FREQUENCIES, atomic_write
 from captioner.tokenizer import tokenize
 
-FREQUENCIES = "document_frequencies.json.gz"
-"""The file's usual name; a model folder keeps it under this one."""
-
 GZIP = b"\x1f\x8b"
-"""What such a file begins with, and a captions file does not."""
+"""First bytes of a frequencies file; a captions file does not start with them."""
 
 FORMAT_VERSION = 1
-"""Of the file; another number means that this release cannot read it."""
 
 ORDERS = 4
-"""Phrases of one to so many words are counted."""
+"""Maximum length of the phrases that are counted, in words."""
 
 Ngram = tuple[str, ...]
 
 
 def ngrams(tokens: Iterable[str]) -> list[Counter[Ngram]]:
-    """How often each n-gram occurs.
+    """Count the n-grams of a caption.
 
     Args:
-        tokens: Tokens of one caption. A blank inside a token (the non-breaking one of ``1 1/2``)
-            parts it in two, as in pycocoevalcap.
+        tokens: Tokens of one caption. A space inside a token (the non-breaking one of ``1 1/2``)
+            splits it, as in pycocoevalcap.
 
     Returns:
-        Counts of the single words, the pairs, the triples and the quadruples.
+        Counts of unigrams, bigrams, trigrams and 4-grams.
     """
     words = " ".join(tokens).split()
     tails = [words[start:] for start in range(ORDERS)]
@@ -54,22 +50,22 @@ def ngrams(tokens: Iterable[str]) -> list[Counter[Ngram]]:
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """In how many images' references each n-gram occurs."""
+    """Number of images whose references contain each n-gram."""
 
     documents: int
-    """Images that were counted."""
+    """Number of images that were counted."""
     counts: Mapping[Ngram, int]
-    """Images that hold the n-gram, 2 or more. One image counts as none: the formula takes the
-    logarithm of max(1, count), so to leave these out (most of them) changes no score."""
+    """Images per n-gram, 2 or more. N-grams of one image are left out: the formula uses the
+    logarithm of max(1, count), so this changes no score and saves most of the space."""
 
     @classmethod
     def from_references(cls, references: Mapping[int, Sequence[str]]) -> DocumentFrequencies:
-        """Count over captions as a person writes them, by image id; see `from_tokens`."""
+        """Count over captions by image id that are not yet tokenized; see `from_tokens`."""
         return cls.from_tokens(tokenized(references))
 
     @classmethod
     def from_tokens(cls, references: Mapping[int, Sequence[Sequence[str]]]) -> DocumentFrequencies:
-        """Count over tokenized captions by image id; an image without captions does not count.
+        """Count over tokenized captions by image id; images without captions are ignored.
 
         Raises:
             DataError: No image has a caption.
@@ -88,55 +84,52 @@ class DocumentFrequencies:
         """Write a ``.json.gz`` file.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         atomic_write(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The content of such a file; the same frequencies give the same bytes."""
+        """Content of the file; the same frequencies give the same bytes."""
         content = {
             "format_version": FORMAT_VERSION,
             "documents": self.documents,
             "counts": {" ".join(gram): self.counts[gram] for gram in sorted(self.counts)},
         }
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-        # A token may hold half of a surrogate pair, which JSON can say and UTF-8 cannot.
-        data = text.encode("utf-8", "surrogatepass")
-        return gzip.compress(data, mtime=0)
+        # A token may hold a lone surrogate, which strict UTF-8 cannot encode.
+        return gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)
 
     def digest(self) -> str:
-        """Tells these frequencies from others: 12 signs."""
+        """12 hex digits that identify these frequencies."""
         return hashlib.sha256(self.to_bytes()).hexdigest()[:12]
 
     @classmethod
     def load(cls, path: str | Path) -> DocumentFrequencies:
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
-            DataError: The file is missing, cut, of another version or not one.
+            DataError: The file is missing, truncated, of another version or another kind.
         """
         try:
             data = Path(path).read_bytes()
         except FileNotFoundError as error:
-            raise DataError(
-                f"{path} does not exist; give a file of document frequencies"
-            ) from error
+            raise DataError(f"{path} does not exist; give a document frequencies file") from error
         except IsADirectoryError as error:
-            raise DataError(f"{path} is a folder; give a file of document frequencies") from error
+            raise DataError(f"{path} is a folder; give a document frequencies file") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         return cls.from_bytes(data, str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = FREQUENCIES) -> DocumentFrequencies:
-        """Read what `to_bytes` gave.
+        """Read the content of a file.
 
         Args:
-            data: The content of the file.
-            path: Its name, for the error.
+            data: Content of the file.
+            path: File name for error messages.
 
         Raises:
-            DataError: It is cut, of another version or not one.
+            DataError: The content is truncated, of another version or another kind.
         """
         content = _unpack(data, path)
         version = content.get("format_version")
@@ -147,18 +140,18 @@ class DocumentFrequencies:
             )
         documents, counts = content.get("documents"), content.get("counts")
         if not (type(documents) is int and documents > 0 and isinstance(counts, dict)):
-            raise DataError(f"{path} is no file of document frequencies; count them again")
+            raise DataError(f"{path} is not a document frequencies file; count them again")
         for text, count in counts.items():
             if not (type(count) is int and 1 <= count <= documents):
                 raise DataError(
-                    f"{path}: {text!r} in {count!r} of {documents} images cannot be; "
+                    f"{path}: invalid count {count!r} for {text!r}, must be 1 to {documents}; "
                     "count the frequencies again"
                 )
         return cls(documents, {tuple(text.split()): count for text, count in counts.items()})
 
 
 def tokenized(references: Mapping[int, Sequence[str]]) -> dict[int, list[list[str]]]:
-    """Tokens of captions as a person writes them, by image id."""
+    """Tokens of captions by image id."""
     return {i: [tokenize(text) for text in captions] for i, captions in references.items()}
 
 
@@ -166,11 +159,9 @@ def _unpack(data: bytes, path: str) -> dict[str, Any]:
     try:
         content = json.loads(gzip.decompress(data).decode("utf-8", "surrogatepass"))
     except (EOFError, zlib.error) as error:
-        raise DataError(f"{path} is cut or damaged; count the frequencies again") from error
-    except (gzip.BadGzipFile, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is no file of document frequencies; give one that captioner wrote"
-        ) from error
+        raise DataError(f"{path} is truncated or damaged; count the frequencies again") from error
+    except (gzip.BadGzipFile, ValueError, RecursionError):
+        content = None
     if not isinstance(content, dict):
-        raise DataError(f"{path} is no file of document frequencies; give one that captioner wrote")
+        raise DataError(f"{path} is not a document frequencies file; give one written by captioner")
     return content

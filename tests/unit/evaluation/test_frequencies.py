@@ -1,4 +1,4 @@
-"""Document frequencies: known answers, and a file that comes back as it was or is refused."""
+"""Document frequencies: known answers, round trips and invalid files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.errors import DataError
-from captioner.frequencies import FREQUENCIES as USUAL_NAME
-from captioner.frequencies import DocumentFrequencies, ngrams, tokenized
+from captioner.evaluation.frequencies import DocumentFrequencies, ngrams, tokenized
+from captioner.files import FREQUENCIES
 
 CAPTIONS = st.lists(st.sampled_from(["a dog", "A dog runs.", "Die Straße 犬", "", "..."]))
 SAMPLE = DocumentFrequencies(
@@ -35,7 +35,7 @@ def test_ngrams_by_hand() -> None:
     assert ngrams([]) == [{}, {}, {}, {}]
 
 
-def test_a_blank_inside_a_token_parts_it() -> None:
+def test_a_space_inside_a_token_splits_it() -> None:
     assert ngrams(["1\u00a01/2", "cups"])[1] == {("1", "1/2"): 1, ("1/2", "cups"): 1}
 
 
@@ -47,11 +47,11 @@ def test_frequencies_by_hand() -> None:
         {1: ["A dog runs.", "The dog!"], 2: ["a cat", "a cat"], 3: ["a dog"], 4: []}
     )
 
-    # Images, not captions: "cat" and "the" are of one image alone.
+    # Images are counted, not captions: "cat" and "the" are in one image only.
     assert found == DocumentFrequencies(3, {("a",): 3, ("dog",): 2, ("a", "dog"): 2})
 
 
-def test_what_people_write_is_tokenized_first() -> None:
+def test_captions_are_tokenized() -> None:
     references = {1: ["A dog isn't here."], 2: ["It ISN'T (a dog)!"]}
 
     assert tokenized(references)[2] == [["it", "is", "n't", "-lrb-", "a", "dog", "-rrb-"]]
@@ -66,7 +66,7 @@ def test_what_people_write_is_tokenized_first() -> None:
         lambda r: any(r.values())
     )
 )
-def test_neither_ids_nor_order_count(references: dict[int, list[str]]) -> None:
+def test_ids_and_order_do_not_matter(references: dict[int, list[str]]) -> None:
     turned = {100 - i: texts[::-1] for i, texts in reversed(references.items())}
 
     one, other = map(DocumentFrequencies.from_references, (references, turned))
@@ -104,7 +104,7 @@ def test_a_file_is_its_bytes(tmp_path: Path) -> None:
     assert DocumentFrequencies.from_bytes(data).to_bytes() == data
 
 
-def test_where_no_two_images_agree_the_file_is_empty() -> None:
+def test_without_shared_ngrams_counts_are_empty() -> None:
     alone = DocumentFrequencies.from_references({1: ["a dog"], 2: ["two cats"]})
 
     assert alone == DocumentFrequencies(2, {})
@@ -117,7 +117,7 @@ def test_the_same_frequencies_give_the_same_bytes() -> None:
     assert backwards.to_bytes() == SAMPLE.to_bytes()
 
 
-def test_any_program_can_read_the_file() -> None:
+def test_the_file_is_gzipped_json() -> None:
     plain = DocumentFrequencies(3, {("a", "dog"): 2, ("a",): 3})
 
     assert json.loads(gzip.decompress(plain.to_bytes())) == {
@@ -130,44 +130,46 @@ def written(path: Path, content: object) -> Path:
     return path
 
 
-def test_a_file_that_is_missing_cut_or_another(tmp_path: Path) -> None:
+def test_missing_and_invalid_files(tmp_path: Path) -> None:
     whole, cut, text, deep = (tmp_path / name for name in ("whole", "cut", "text", "deep"))
     SAMPLE.save(whole)
     cut.write_bytes(whole.read_bytes()[:-20])
     text.write_text("{}")
     deep.write_bytes(gzip.compress(b"[" * 200_000))
     for path, message in [
-        (tmp_path / "none", "none does not exist; give a file"),
-        (tmp_path, "is a folder; give a file"),
+        (tmp_path / "none", "none does not exist; give a document"),
+        (tmp_path, "is a folder; give a document"),
         (whole / "inside", "whole/inside cannot be read: Not a directory"),
-        (cut, "cut is cut or damaged; count"),
-        (text, "text is no file of document frequencies; give"),
-        (deep, "deep is no file of document frequencies; give"),
-        (written(tmp_path / "list", [1]), "list is no file of document frequencies; give"),
+        (cut, "cut is truncated or damaged; count"),
+        (text, "text is not a document frequencies file; give"),
+        (deep, "deep is not a document frequencies file; give"),
+        (written(tmp_path / "list", [1]), "list is not a document frequencies file; give"),
     ]:
         with pytest.raises(DataError, match=message) as caught:
             DocumentFrequencies.load(path)
         assert "\n" not in str(caught.value)
 
 
-def test_bytes_without_a_file_go_by_the_usual_name() -> None:
-    with pytest.raises(DataError, match=f"^{USUAL_NAME} is no file of document frequencies"):
+def test_bytes_without_a_path_use_the_default_name() -> None:
+    with pytest.raises(DataError, match=f"^{FREQUENCIES} is not a document frequencies file"):
         DocumentFrequencies.from_bytes(b"nothing of the kind")
 
 
 @given(kept=st.integers(0, len(SAMPLE.to_bytes()) - 1))
-def test_wherever_it_is_cut_it_is_refused(kept: int) -> None:
-    with pytest.raises(DataError, match=r"cut or damaged|is no file of"):
+def test_every_truncation_is_refused(kept: int) -> None:
+    with pytest.raises(DataError, match=r"truncated or damaged|is not a document frequencies file"):
         DocumentFrequencies.from_bytes(SAMPLE.to_bytes()[:kept])
 
 
 @given(place=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))
-def test_a_damaged_byte_is_told_or_does_no_harm(place: int, mask: int) -> None:
+def test_a_damaged_byte_is_detected_or_harmless(place: int, mask: int) -> None:
     data = bytearray(SAMPLE.to_bytes())
     data[place] ^= mask
 
     with suppress(DataError):
-        assert DocumentFrequencies.from_bytes(bytes(data)) == SAMPLE  # it was gzip's date
+        assert (
+            DocumentFrequencies.from_bytes(bytes(data)) == SAMPLE
+        )  # the byte was in gzip's time stamp
 
 
 @pytest.mark.parametrize(
@@ -175,16 +177,16 @@ def test_a_damaged_byte_is_told_or_does_no_harm(place: int, mask: int) -> None:
     [
         ({"format_version": 2}, "has format_version 2; this release reads 1"),
         ({"format_version": None}, "has format_version None"),
-        ({"documents": 0}, "is no file of document frequencies"),
-        ({"documents": "7"}, "is no file of document frequencies"),
-        ({"documents": True}, "is no file of document frequencies"),
-        ({"counts": [1]}, "is no file of document frequencies"),
-        ({"counts": {"a": 8}}, "'a' in 8 of 7 images cannot be"),
-        ({"counts": {"a": 0}}, "'a' in 0 of 7 images cannot be"),
-        ({"counts": {"a": 1.5}}, "'a' in 1.5 of 7 images cannot be"),
+        ({"documents": 0}, "is not a document frequencies file"),
+        ({"documents": "7"}, "is not a document frequencies file"),
+        ({"documents": True}, "is not a document frequencies file"),
+        ({"counts": [1]}, "is not a document frequencies file"),
+        ({"counts": {"a": 8}}, "invalid count 8 for 'a', must be 1 to 7"),
+        ({"counts": {"a": 0}}, "invalid count 0 for 'a', must be 1 to 7"),
+        ({"counts": {"a": 1.5}}, "invalid count 1.5 for 'a', must be 1 to 7"),
     ],
 )
-def test_a_file_whose_content_is_wrong(tmp_path: Path, change, message) -> None:
+def test_invalid_content(tmp_path: Path, change, message) -> None:
     content = {"format_version": 1, "documents": 7, "counts": {"a": 2}}
     assert DocumentFrequencies.load(written(tmp_path / "good", content)).documents == 7
 
