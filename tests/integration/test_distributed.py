@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -
         shares = [
             json.loads(Path(f"{target}.{rank}.json").read_text()) for rank in range(processes)
         ]
-        steps.append([sorted(sum(parts, [])) for parts in zip(*shares, strict=True)])
+        steps.append([sorted(chain(*parts)) for parts in zip(*shares, strict=True)])
         states.append(load_file(folder / "state.safetensors"))
         assert sorted(path.name for path in folder.iterdir()) == [
             "best", "config.yaml", "metrics.jsonl", "samples", "state.safetensors", "tensorboard",
