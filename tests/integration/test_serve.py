@@ -110,7 +110,7 @@ BAD = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
     """Each gets its own status and its own caption; nothing is kept; SIGTERM ends it."""
     server = serve("--max-bytes", "200000", "--batch-size", "4")

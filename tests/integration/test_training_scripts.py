@@ -58,11 +58,12 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
         assert picture.width > 3 * picture.height  # three panels side by side
 
 
+@pytest.mark.stress
 def test_a_killed_run_ends_as_the_undisturbed_one(
     training_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     training = {"batch_size": 2, "epochs": 3, "save_every": 1, "keep_best": 2}
-    settings = training_settings | {"training": training}
+    settings = training_settings | {"training": training | {"precision": "fp32"}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
     told = run("kill_and_resume.py", "--kills", 1, "--work", tmp_path / "work", "--", config)
