@@ -54,7 +54,7 @@ def _command(run: Path, coco_mini: Path, workers: int = 1) -> list[str]:
         "--encoder.finetune_from", "layer4",
         "--decoder.embed_dim", "64", "--decoder.hidden_dim", "64", "--decoder.attention_dim", "64",
         "--training.epochs", "2", "--training.batch_size", "32", "--training.sample_images", "2",
-        "--training.limit_val", "64",
+        "--training.limit_val", "64", "--training.precision", "fp32",
     ]  # fmt: skip
 
 
