@@ -301,7 +301,7 @@ def test_killed_and_run_again_gives_the_same_bytes(config, run, tmp_path) -> Non
         [sys.executable, "-c", KILLED, "3", *command, "--device", "cpu", "--batch-size", "1"],
         check=False,
         capture_output=True,
-        timeout=120,
+        timeout=300,
     )
 
     assert killed.returncode == -signal.SIGKILL
@@ -321,7 +321,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
     )
 
     assert done.stderr.splitlines()[-1] == "[]"
