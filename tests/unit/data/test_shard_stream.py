@@ -218,7 +218,6 @@ def test_worker_processes_give_what_one_process_does(make: Make, workers: int, s
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_three_worker_processes_at_many_starts(make: Make):
     """With three, it matters after whom the one that has no more is passed over."""
     for start in range(0, 14, 2):
