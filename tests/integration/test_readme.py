@@ -27,9 +27,11 @@ def test_files_that_the_readme_names_are_there():
 
 
 def test_readme_and_ci_install_and_test_alike():
-    install = "pip install -e '.[dev,lite]'"
-    assert install in README
-    assert "pip install --quiet -e '.[dev,lite]'" in (ROOT / ".ci" / "run").read_text()
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "pip install -e '.[dev,lite]'" in README
+    assert "pip install --quiet -e '.[dev,lite]'" in ci
+    assert re.search(r"python -m pytest$", README, re.MULTILINE)
+    assert re.search(r"python -m pytest$", ci, re.MULTILINE)
 
 
 @pytest.mark.slow
