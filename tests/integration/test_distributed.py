@@ -94,7 +94,7 @@ def run(processes: int, *arguments: object) -> str:
     command = [sys.executable, *(launch if processes > 1 else []), *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=environment, check=False
+        command, capture_output=True, text=True, timeout=1800, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -21,7 +21,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 def run(script: str, *arguments: object) -> str:
     """What it prints."""
     command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
