@@ -229,8 +229,9 @@ def padding_of_epochs(annotations: list[str], photos: int) -> None:
         source = open_source(config, images, Preprocessing(), None)
         assert isinstance(source, PhotoSource)
         chosen = [
-            [sample_captions(images[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False)[0]
-             for _, i in batch]
+            [sample_captions(
+                images[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False
+            )[0] for _, i in batch]
             for batch in source.sampler
         ]  # fmt: skip
         share = padding(*map(pad_captions, chosen))

@@ -144,12 +144,15 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
 
 # --- the browser ---------------------------------------------------------------------------------
 
+PATIENCE = 60_000  # milliseconds until a test that waits for the page gives up
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Headless Chromium; where it is missing the test is left out, but not in CI."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
@@ -171,7 +174,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         settings: dict[str, Any] = {"reduced_motion": "reduce"} | options
         contexts.append(browser.new_context(**settings))
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(10_000)
+        tab.set_default_timeout(PATIENCE)
         tab.on("console", lambda said: complaints.append(f"console: {said.text}"))
         tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         tab.on(

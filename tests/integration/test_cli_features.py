@@ -105,9 +105,12 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("encoder", FEATURES)
-def test_cached_features_equal_those_of_the_run(encoder, data, run, tmp_path, capsys) -> None:
-    """The model of the run, with its random weights, makes bit for bit what the cache holds."""
-    assert run("--encoder.name", encoder) == OK
+def test_cached_features_are_the_runs_own(encoder, data, run, tmp_path, capsys) -> None:
+    """The model of the run, with its random weights, makes bit for bit what the cache holds.
+
+    One photo at a time: the last bit of a photo's features may depend on the size of its batch.
+    """
+    assert run("--encoder.name", encoder, "--batch-size", "1") == OK
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'f'}: features of 4 photos\n"
     assert f"4 photos and 3 flipped, each 2 x 2 regions of {FEATURES[encoder]}" in err
@@ -123,8 +126,8 @@ def test_cached_features_equal_those_of_the_run(encoder, data, run, tmp_path, ca
     photos = [model.preprocessing.pixels(open_image(paths[i])).copy() for i in (1, 2, 3, 4)]
     pixels = torch.stack([torch.from_numpy(photo) for photo in photos])
     with torch.inference_mode():
-        live = model.encode(pixels)
-        flipped = model.encode(pixels[:3].flip(2))
+        live = torch.cat([model.encode(photo) for photo in pixels.split(1)])
+        flipped = torch.cat([model.encode(photo.flip(2)) for photo in pixels[:3].split(1)])
     assert torch.equal(cache.read([(i, False) for i in (1, 2, 3, 4)]), live)
     assert torch.equal(cache.read([(i, True) for i in (1, 2, 3)]), flipped)
     assert not torch.equal(live[:3], flipped)
@@ -293,7 +296,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_killed_and_run_again_gives_the_same_bytes(config, run, tmp_path) -> None:
     assert run("--batch-size", "1") == OK
@@ -305,7 +308,7 @@ def test_killed_and_run_again_gives_the_same_bytes(config, run, tmp_path) -> Non
         [sys.executable, "-c", KILLED, "3", *command, "--device", "cpu", "--batch-size", "1"],
         check=False,
         capture_output=True,
-        timeout=120,
+        timeout=300,
     )
 
     assert killed.returncode == -signal.SIGKILL
@@ -325,7 +328,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
     )
 
     assert done.stderr.splitlines()[-1] == "[]"

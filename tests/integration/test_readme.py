@@ -26,10 +26,12 @@ def test_linked_files_exist():
         assert (ROOT / target).exists(), target
 
 
-def test_readme_and_ci_install_the_same_extras():
-    install = "pip install -e '.[dev,lite]'"
-    assert install in README
-    assert "pip install --quiet -e '.[dev,lite]'" in (ROOT / ".ci" / "run").read_text()
+def test_readme_and_ci_install_and_test_alike():
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "pip install -e '.[dev,lite]'" in README
+    assert "pip install --quiet -e '.[dev,lite]'" in ci
+    assert re.search(r"python -m pytest$", README, re.MULTILINE)
+    assert re.search(r"python -m pytest$", ci, re.MULTILINE)
 
 
 @pytest.mark.slow

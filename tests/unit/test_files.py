@@ -34,7 +34,7 @@ def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -115,7 +115,7 @@ def test_a_real_full_disk_leaves_the_old_content(tmp_path: Path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
     except FileNotFoundError:
         pytest.skip("no unshare command")

@@ -85,9 +85,11 @@ def test_devices_that_are_not_there_are_named(name: str):
 # --- memory --------------------------------------------------------------------------------------
 
 FAULTS = """
-import resource, threading
+import ctypes, resource, threading
 from captioner.hardware import keep_freed_memory
 import numpy as np
+# Pages of 4 KiB whatever the machine's setting: huge ones would be too few to count.
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
 if {keep}:
     keep_freed_memory(threads={threads})
 def fill():

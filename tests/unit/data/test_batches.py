@@ -389,7 +389,7 @@ list(training_loader(no_photos, EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1
     assert "IndexError" in done.stderr

@@ -218,7 +218,6 @@ def test_worker_processes_yield_the_same_batches(make: Make, workers: int, start
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_three_worker_processes_at_many_starts(make: Make):
     """With three workers, the turn of the one that is exhausted matters."""
     for start in range(0, 14, 2):

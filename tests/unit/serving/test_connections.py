@@ -32,13 +32,17 @@ def photo() -> bytes:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Connect]]:
-    """``serve(timeout=1)``: a running server; it gives what connects to it."""
+    """``serve(timeout=1)`` starts a server and returns a function that connects to it.
+
+    The function's ``protocol`` is the class of the server's connections.
+    """
     with ExitStack() as ending:
 
         def start(**options: float) -> Connect:
             limits = Limits(**options)  # type: ignore[arg-type]
             app = create_app(ColourModel(), limits)  # type: ignore[arg-type]
-            config = uvicorn.Config(app, port=0, log_config=None, ws="none", http=limited(limits))
+            protocol = limited(limits)
+            config = uvicorn.Config(app, port=0, log_config=None, ws="none", http=protocol)
             server = uvicorn.Server(config)
             thread = threading.Thread(target=server.run)
             thread.start()
@@ -55,6 +59,7 @@ def serve() -> Iterator[Callable[..., Connect]]:
                 ending.enter_context(made)
                 return made
 
+            connect.protocol = protocol  # type: ignore[attr-defined]
             return connect
 
         yield start
@@ -113,7 +118,11 @@ def test_a_head_that_comes_byte_by_byte_is_not_waited_for(serve) -> None:
 
 
 def test_the_next_head_has_its_time_too(serve) -> None:
-    connection = serve(timeout=0.5)()
+    connect = serve()
+    connection = connect()
+    connection.sendall(head(len(photo())) + photo())
+    assert answer(connection)[0] == 200
+    connect.protocol.limits = Limits(timeout=0.5)  # from the next answer on
     connection.sendall(head(len(photo())) + photo())
     assert answer(connection)[0] == 200
 
@@ -170,8 +179,11 @@ def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve, start: bytes, mon
 
 
 @pytest.mark.parametrize("query", ["", "?beem=1"])
-def test_who_is_refused_while_sending_sees_the_answer_and_may_go_on(serve, query: str) -> None:
+def test_who_is_refused_while_sending_sees_the_answer_and_may_go_on(
+    serve, query: str, monkeypatch
+) -> None:
     """A body that is too large, or not looked at, but ends: the connection lives on."""
+    monkeypatch.setattr("captioner.serving.connections.DRAIN_SECONDS", PATIENCE)
     connection = serve(max_bytes=1000)()
     for _ in range(3):
         connection.sendall(head(5 << 20, query))

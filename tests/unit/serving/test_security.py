@@ -246,7 +246,7 @@ def test_nothing_is_written_to_disk_or_logged(tmp_path):
         [sys.executable, "-X", "dev", "-c", _SPY],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         cwd=tmp_path,
         env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": path},
