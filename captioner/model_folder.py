@@ -45,7 +45,7 @@ class StoredModel:
     info: dict[str, Any] = field(default_factory=dict)
     """Training data and scores, for people to read."""
     frequencies: bytes | None = None
-    """Contents of the document frequency file, see ``captioner.evaluation.frequencies``; or None."""
+    """Contents of the document frequency file, see ``captioner.evaluation``; or None."""
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:
