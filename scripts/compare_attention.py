@@ -50,8 +50,8 @@ from captioner.hardware import autocast, pick_device
 from captioner.model_folder import load_model, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.tokenizer import tokenize
-from captioner.training.schedule import lr_factor
-from captioner.training.setup import Setup, make_optimizer, prepare
+from captioner.training.build import Setup, prepare
+from captioner.training.optim import lr_factor, make_optimizer
 from captioner.visualization import attention_image, shared_scale
 from captioner.vocabulary import END
 
@@ -225,9 +225,7 @@ class Steps:
         config = self.config.training
         torch.manual_seed(config.seed * 1_000_003 + self.done)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["highest_lr"] * lr_factor(
-                self.done, config.warmup_steps, self.total
-            )
+            group["lr"] = group["peak_lr"] * lr_factor(self.done, config.warmup_steps, self.total)
         batch = collate(
             [Item(i, self.features[i], list(self.setup.train[i].tokens)) for i in indices]
         )

@@ -81,7 +81,8 @@ def _plan(
     from captioner.data.feature_writer import FeaturePlan
     from captioner.data.features import feature_key
     from captioner.hardware import autocast, pick_device, pick_precision
-    from captioner.training.setup import open_encoder, read_data
+    from captioner.training.build import open_encoder
+    from captioner.training.data import read_data
 
     device = pick_device(device_name)
     train, val = read_data(replace(config.data, shards=None))

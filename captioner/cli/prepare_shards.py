@@ -43,7 +43,7 @@ def run(options: Any) -> int:
     config, own = read_train_config(parser(), options)
     folder, force = Path(own["output"]), own["force"]
     from captioner.data.shards import write_shards
-    from captioner.training.setup import read_data
+    from captioner.training.data import read_data
 
     images, _ = read_data(replace(config.data, shards=None))  # where the photos are files
     bar = tqdm(

@@ -22,7 +22,8 @@ from captioner.config import DataConfig, EncoderConfig, TrainConfig, TrainingCon
 from captioner.data.feature_writer import FeatureWriter
 from captioner.data.features import CONTENTS, JOURNAL, ROWS, FeatureCache, Record, feature_key
 from captioner.data.images import open_image
-from captioner.training.setup import open_encoder, prepare, read_data
+from captioner.training.build import open_encoder, prepare
+from captioner.training.data import read_data
 
 SETTINGS: dict[str, Any] = {
     "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},

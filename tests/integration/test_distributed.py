@@ -33,13 +33,13 @@ import json
 import sys
 from safetensors.torch import save_file
 from captioner.cli.train import read
-from captioner.training.run_folder import RunFolder
-from captioner.training.setup import prepare
-from captioner.training.trainer import Trainer
+from captioner.training.run import RunFolder
+from captioner.training.build import prepare
+from captioner.training.loop import Trainer
 
 def gradients(arguments):
     config = read(arguments)[0]
-    trainer = Trainer(config, prepare(config), RunFolder(config.run_folder, config))
+    trainer = Trainer(prepare(config), RunFolder(config.run_folder, config))
     found = {}
 
     def keep(parameters, norm):

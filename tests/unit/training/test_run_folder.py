@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.data.coco import CaptionedImage
-from captioner.training.run_folder import RunFolder
+from captioner.training.run import RunFolder
 from captioner.training.validation import Sentence
 
 

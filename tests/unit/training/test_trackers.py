@@ -10,7 +10,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from captioner.errors import ConfigError
-from captioner.training.run_folder import RunFolder
+from captioner.training.run import RunFolder
 from captioner.training.trackers import Trackers, flat
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from captioner.training.schedule import lr_factor
+from captioner.training.optim import lr_factor
 
 
 @pytest.mark.parametrize(

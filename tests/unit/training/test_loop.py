@@ -24,7 +24,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, DataError, ImageError
 from captioner.frequencies import FREQUENCIES, DocumentFrequencies
 from captioner.model_folder import StoredModel
-from captioner.training.run_folder import RunFolder
+from captioner.training.run import RunFolder
 from captioner.training.setup import prepare
 from captioner.training.trainer import Interrupted, Trainer, start
 
