@@ -1,7 +1,4 @@
-"""From the config to data sets: photos, their captions as tokens, cached features.
-
-captions files -> photos with captions -> vocabulary -> token ids -> photos repeated per data set
-"""
+"""From the config to data sets: photos, their captions as token ids, cached features."""
 
 from __future__ import annotations
 
