@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.files import atomic_write
-from captioner.training.run_folder import read_metrics
+from captioner.training.run import read_metrics
 
 CONFIG = "configs/flickr8k.yaml"
 SHORT = (

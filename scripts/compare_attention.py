@@ -37,8 +37,8 @@ from captioner.evaluation.attention import entropy, movement
 from captioner.files import atomic_write
 from captioner.hardware import autocast
 from captioner.tokenizer import tokenize
-from captioner.training.run_folder import read_metrics
-from captioner.training.setup import make_optimizer
+from captioner.training.optim import make_optimizer
+from captioner.training.run import read_metrics
 from captioner.visualization import attention_image, shared_scale
 from captioner.vocabulary import END, Vocabulary
 

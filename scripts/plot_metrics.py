@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from captioner.training.run_folder import read_metrics
+from captioner.training.run import read_metrics
 
 PANELS = {
     "loss": "cross-entropy (nats per word)",

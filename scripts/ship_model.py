@@ -29,7 +29,7 @@ from captioner.errors import CaptionerError
 from captioner.files import atomic_write
 from captioner.model_folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
-from captioner.training.run_folder import read_metrics
+from captioner.training.run import read_metrics
 
 Report = Mapping[str, Any]
 

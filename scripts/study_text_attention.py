@@ -34,7 +34,7 @@ from captioner.decoding.stepper import DecoderStepper
 from captioner.files import atomic_write
 from captioner.models.attention import SCORERS, WITHOUT_SCORER
 from captioner.models.text import TextEncoder, TextModel
-from captioner.training.schedule import lr_factor
+from captioner.training.optim import lr_factor
 from captioner.vocabulary import END, PAD, START, Vocabulary
 
 # fmt: off

@@ -42,7 +42,7 @@ def run(options: Any) -> int:
     config, own = read_train_config(parser(), options)
     folder, force = Path(own["output"]), own["force"]
     from captioner.prepare.shards import write_shards
-    from captioner.training.setup import read_data
+    from captioner.training.data import read_data
 
     images, _ = read_data(replace(config.data, shards=None))
     bar = tqdm(

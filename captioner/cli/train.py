@@ -78,8 +78,8 @@ def main(argv: Sequence[str]) -> int:
             f"{folder} holds a run or other files of such names; go on with --resume auto, start "
             "over with --force, or give another --run-folder"
         )
-    from captioner.training.setup import prepare
-    from captioner.training.trainer import Interrupted, start
+    from captioner.training.build import prepare
+    from captioner.training.loop import Interrupted, start
 
     setup = prepare(config)
     main_process = os.environ.get("RANK", "0") == "0"  # torchrun's; the others say nothing
@@ -92,12 +92,12 @@ def main(argv: Sequence[str]) -> int:
     if wish.dry_run:
         from captioner.training.dry_run import dry_run
 
-        found = dry_run(config, setup, folder)
+        found = dry_run(setup, folder)
         if main_process:
             print(found)
         return OK
     try:
-        progress = start(config, setup, folder, resume=resume)
+        progress = start(setup, folder, resume=resume)
     except Interrupted:
         if main_process:
             print(

@@ -15,7 +15,8 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.errors import DataError
 from captioner.hardware import autocast, pick_device, pick_precision
 from captioner.prepare.feature_writer import Encode, FeaturePlan, FeatureWriter
-from captioner.training.setup import open_encoder, read_data
+from captioner.training.build import open_encoder
+from captioner.training.data import read_data
 
 
 class FeatureJob(NamedTuple):

@@ -1,1 +1,1 @@
-"""The loop, its state, its run folder."""
+"""Training: data, model, optimizer and objective, the loop that connects them, the run folder."""

@@ -1,4 +1,4 @@
-"""A dry run: whether a run can begin, how long it would take, and what it would need."""
+"""A dry run: check that a run can start; estimate its time, memory and disk space."""
 
 from __future__ import annotations
 
@@ -12,76 +12,74 @@ from pathlib import Path
 
 import torch
 
-from captioner.config import TrainConfig
 from captioner.errors import ConfigError
 from captioner.hardware import peak_memory
-from captioner.training.run_folder import RunFolder
-from captioner.training.setup import Setup
+from captioner.training.build import Setup
+from captioner.training.loop import Trainer
+from captioner.training.run import RunFolder
 from captioner.training.trackers import Trackers
-from captioner.training.trainer import Trainer
 from captioner.training.validation import decode
 
 STEPS = 4
-"""Steps that are timed, after one that warms up."""
+"""Steps that are timed, after one warm-up step."""
 
 PHOTOS = 32
-"""Validation photos that are captioned."""
+"""Validation photos to caption."""
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run has found."""
+    """Estimates of a dry run."""
 
     steps: int
-    """In the whole run."""
+    """Steps of the run."""
     epochs: int
     step: float
-    """One training step, reading included (seconds)."""
+    """Seconds per training step, data loading included."""
     validation: float
-    """One validation, without scoring and drawing (seconds)."""
+    """Seconds per validation, without scoring and figures."""
     memory: int
-    """Peak of this process; of its GPU where it has one (bytes)."""
+    """Peak of this process, or of its GPU if it has one (bytes)."""
     disk: int
-    """Checkpoint and models at their most, the old ones still there (bytes)."""
+    """Peak size of checkpoints and models, while old ones still exist (bytes)."""
     free: int
-    """Room where the run folder lies (bytes)."""
+    """Free space on the disk of the run folder (bytes)."""
 
     @property
     def seconds(self) -> float:
-        """The whole run."""
+        """Duration of the run."""
         return self.steps * self.step + self.epochs * self.validation
 
     def __str__(self) -> str:
         epoch = self.steps / self.epochs
         return (
-            f"{self.steps} steps, {epoch:.0f} an epoch; {self.step:.2f} s a step, "
-            f"{duration(epoch * self.step)} an epoch, {duration(self.validation)} a validation\n"
-            f"the whole run: {duration(self.seconds)}\n"
-            f"memory: {self.memory / 1e9:.1f} GB; checkpoint and models: {self.disk / 1e9:.2f} GB "
-            f"of {self.free / 1e9:.0f} GB free"
+            f"{self.steps} steps ({epoch:.0f} per epoch), {self.step:.2f} s per step, "
+            f"{duration(epoch * self.step)} per epoch, {duration(self.validation)} per validation\n"
+            f"total time: {duration(self.seconds)}\n"
+            f"memory: {self.memory / 1e9:.1f} GB; checkpoints and models: "
+            f"{self.disk / 1e9:.2f} GB ({self.free / 1e9:.0f} GB free)"
         )
 
 
-def dry_run(config: TrainConfig, setup: Setup, folder: Path) -> DryRun:
-    """Take some steps and caption some photos; nothing is written.
+def dry_run(setup: Setup, folder: Path) -> DryRun:
+    """Take a few steps and caption a few photos without writing anything.
 
     Args:
-        config: The whole experiment.
-        setup: Photos and model; the model's weights change.
-        folder: Where the run would be kept.
+        setup: Config, data and model; the model's weights change.
+        folder: Where the run would be saved.
 
     Raises:
-        ConfigError: The disk has too little room.
-        CaptionerError: Whatever would stop the run at its beginning.
+        ConfigError: There is not enough disk space.
+        CaptionerError: Any other error that would stop the run at its start.
     """
-    run = RunFolder(folder, config)
+    config, run = setup.config, RunFolder(folder, setup.config)
     Trackers(config.training.trackers, run)
-    trainer = Trainer(config, setup, run)
+    trainer = Trainer(setup, run)
     disk, free = _disk(trainer), _free(folder)
     if disk > free:
         raise ConfigError(
-            f"the run needs {disk / 1e9:.2f} GB in {folder} and {free / 1e9:.2f} GB are free; make "
-            "room, or give another --run-folder"
+            f"the run needs {disk / 1e9:.2f} GB in {folder}, but only {free / 1e9:.2f} GB are "
+            "free; free some disk space, or use another --run-folder"
         )
     step = _time_steps(trainer)
     images = setup.val[: config.training.limit_val or None]
@@ -102,7 +100,7 @@ def dry_run(config: TrainConfig, setup: Setup, folder: Path) -> DryRun:
 
 
 def _time_steps(trainer: Trainer) -> float:
-    """Seconds of a step, the median of a few; photos are read as in the run."""
+    """Median seconds of a few steps, data loading included."""
     model, optimizer = trainer.prepare()
     trainer.model.train()
     times, started = [], time.monotonic()
@@ -112,30 +110,28 @@ def _time_steps(trainer: Trainer) -> float:
             torch.cuda.synchronize()
         times.append(time.monotonic() - started)
         started = time.monotonic()
-    trainer.look()  # a loss that is no number is told now
+    trainer.collect_sums()  # fail now if the loss is NaN
     return statistics.median(times[1:] or times)
 
 
 def _disk(trainer: Trainer) -> int:
-    """Bytes of two checkpoints (the old one stays until the new one is whole) and the models."""
+    """Bytes of two checkpoints (one is being replaced by the other) and of the models."""
     weights = sum(int(tensor.nbytes) for tensor in trainer.model.state_dict().values())
     groups = trainer.optimizer.param_groups
     moments = 2 * sum(int(p.nbytes) for group in groups for p in group["params"])
     copies = 1 if trainer.average is None else 2
     kept = trainer.config.training.keep_best
-    models = 2 if kept == 1 else kept + 3  # best, one being written; kept ones and their average
+    models = 2 if kept == 1 else kept + 3  # best and one being written; kept ones and average
     return 2 * (copies * weights + moments) + models * weights // 2
 
 
 def _free(folder: Path) -> int:
-    there = next(
-        parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()
-    )
-    return shutil.disk_usage(there).free
+    path = folder.absolute()
+    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
 
 def duration(seconds: float) -> str:
-    """Such as ``42 s``, ``12 min``, ``3 h 25 min``, ``4 d 3 h``."""
+    """Format a duration: ``42 s``, ``12 min``, ``3 h 25 min``, ``4 d 3 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,6 +1,6 @@
-"""What a step learns: true captions, or the model's own, rewarded by the metric.
+"""Training objectives: cross-entropy of reference captions, or rewards of sampled captions.
 
-Notation: B photos, R captions (or samples) a photo, T steps.
+Notation: B photos, R captions (or samples) per photo, T steps.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from captioner.models.losses import Advantages, scheduled_inputs
 from captioner.tokenizer import tokenize
 from captioner.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 
-DRAWN = ("reward", "baseline", "samples", "bad_endings", "waited")
-"""What is summed over an epoch of drawn captions: their rewards, their baselines, how many there
-were, how many ended badly, seconds that their rewards were waited for."""
+REWARD_SUMS = ("reward", "baseline", "samples", "bad_endings", "waited")
+"""Summed over an epoch of sampled captions: rewards, baselines, number of samples, number of bad
+endings, seconds spent waiting for rewards."""
 
-SUMS = ("loss", "words", "gradient_norm", *DRAWN)
-"""All that is summed over an epoch: cross-entropy (nats), words, lengths of the gradients."""
+EPOCH_SUMS = ("loss", "words", "gradient_norm", *REWARD_SUMS)
+"""Summed over every epoch: cross-entropy (nats), words, gradient norms, and ``REWARD_SUMS``."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some photos and what is to be learned of them.
+    """Photos and the captions to train on.
 
-    No tuple: where several processes train on GPUs, torch takes tuples apart and moves their
-    tensors to the device, where these would be waited for.
+    Not a tuple: DistributedDataParallel moves the tensors in tuples to the GPU, and reading them
+    back would make every step wait.
     """
 
     images: Tensor
@@ -47,44 +47,47 @@ class Task:
     tokens: Tensor
     """(B, R, T + 1), on the CPU."""
     words: int
-    """To be learned, the end tokens included."""
+    """Target words, end tokens included."""
     inputs: Tensor | None = None
     """See ``caption_losses``."""
     advantages: Advantages | None = None
     """See ``policy_gradient_loss``; None: ``caption_losses``."""
     scale: float = 1.0
-    """Factor of its loss; other than 1: it is learned beside another task, and not counted."""
+    """Factor of its loss; other than 1: an auxiliary loss, which is not reported."""
 
 
 class Objective(Protocol):
-    """Makes tasks of batches."""
+    """Turns batches into tasks."""
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """What is to be learned of a batch.
+        """Tasks of a batch; their losses are added.
 
         Args:
-            model: Put back in its mode afterwards.
-            batch: Photos with their true captions.
-            images: The batch's, on the model's device.
+            model: Its training mode is restored afterwards.
+            batch: Photos with their reference captions.
+            images: The batch's images or features, on the model's device.
             step: Number of the step.
         """
 
     def sums(self) -> dict[str, float]:
-        """What has come together since the last call, by the names of ``DRAWN``; or nothing."""
+        """``REWARD_SUMS`` since the last call, by name; empty without rewards."""
 
     def signature(self) -> str:
-        """What must agree for the rewards of two runs to be compared; empty: there are none."""
+        """Settings that make rewards of two runs comparable; empty without rewards."""
 
 
-class TrueCaptions:
-    """Cross-entropy of the true captions, with some of the words told being the model's own."""
+class ReferenceCaptions:
+    """Cross-entropy of the reference captions, with scheduled sampling.
+
+    Source: Bengio et al. 2015 (arXiv:1506.03099).
+    """
 
     def __init__(self, share: float, steps: int) -> None:
-        """Learn true captions.
+        """Set the schedule.
 
         Args:
-            share: Of the words told that are the model's own at the end of the run.
-            steps: Of the whole run, over which the share rises from 0.
+            share: Fraction of input words that are the model's own at the end of the run.
+            steps: Steps of the run, over which the fraction rises linearly from 0.
         """
         self.share, self.steps = share, steps
 
@@ -108,20 +111,25 @@ class TrueCaptions:
         return ""
 
 
-class SelfCritical:
-    """The model's own captions, rewarded by the metric that they will be judged by.
+class _Found(NamedTuple):
+    drawn: list[list[Hypothesis]]
+    greedy: list[Hypothesis] | None
 
-    Of every photo the model draws some captions. Each is scored against the true ones, and what it
-    is better or worse than a baseline of the same photo weighs the gradient of its log-probability:
+
+class SelfCritical:
+    """Sampled captions, rewarded by the metric that captions are evaluated with.
+
+    The model samples captions of every photo. Each is scored against the references, and its
+    advantage over a baseline of the same photo weights the gradient of its log-probability:
 
         gradient = - sum over samples of (r - b) d log p(sample)
 
     Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9 with the greedy caption's reward as
-    the baseline; the mean of the other samples in its place, Luo 2020 (arXiv:2003.09971).
-    Deviation: dropout is off, so that captions are drawn from the very model that their gradient is
-    taken of; what a caption never holds (padding, start, unknown) is no choice in either. The sum
-    is divided by the samples' words, as cross-entropy is, and ``training.attention_penalty`` is
-    added as there.
+    the baseline; the mean of the other samples as the baseline, Luo 2020 (arXiv:2003.09971).
+    Deviation: dropout is off, so that the gradient is that of the model that was sampled from, and
+    tokens that are never generated (padding, start, unknown) are excluded from both. The sum is
+    divided by the number of sampled words, as cross-entropy is, and ``training.attention_penalty``
+    is added.
     """
 
     def __init__(
@@ -134,10 +142,10 @@ class SelfCritical:
         """Prepare the references.
 
         Args:
-            config: Samples, baseline, weights of the reward.
+            config: Number of samples, baseline, weights of the metrics in the reward.
             photos: The training photos.
-            vocabulary: The model's.
-            seed: Of the draws.
+            vocabulary: The model's vocabulary.
+            seed: Of the sampling.
         """
         self.config, self.seed = config, seed
         self.reward = CaptionReward(
@@ -153,10 +161,10 @@ class SelfCritical:
         known = [word for word in vocabulary.words if word in BAD_ENDINGS]
         self._asking = frozenset(vocabulary.encode(known))
         self._thread = ThreadPoolExecutor(1)
-        self._sums = dict.fromkeys(DRAWN, 0.0)
+        self._sums = dict.fromkeys(REWARD_SUMS, 0.0)
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """See ``Objective``; a photo's draws are a function of seed, step and photo."""
+        """See ``Objective``; a photo's samples are a function of seed, step and photo."""
         real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others only fill a place
         if not len(real):
             nothing = torch.zeros(len(images), 1)
@@ -219,7 +227,7 @@ class SelfCritical:
         ended: Sequence[Sequence[bool]],
         greedy: Sequence[Hypothesis] | None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rewards and baselines, (B, R) each; runs in a thread."""
+        """Rewards and baselines, (B, R) each; runs in a thread beside the device."""
         rewards = self.reward(image_ids, samples, ended)
         if greedy is None:
             others = rewards.sum(axis=1, keepdims=True) - rewards
@@ -240,40 +248,37 @@ class SelfCritical:
 
     def sums(self) -> dict[str, float]:
         """See ``Objective``."""
-        told, self._sums = self._sums, dict.fromkeys(DRAWN, 0.0)
-        return told
+        sums, self._sums = self._sums, dict.fromkeys(REWARD_SUMS, 0.0)
+        return sums
 
     def signature(self) -> str:
         """See ``Objective``."""
-        own = self.config
-        beside = f"|cross_entropy:{own.cross_entropy}" if own.cross_entropy else ""
-        return f"{self.reward.signature()}|baseline:{own.baseline}|samples:{own.samples}{beside}"
+        config = self.config
+        extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
+        return (
+            f"{self.reward.signature()}|baseline:{config.baseline}|samples:{config.samples}{extra}"
+        )
 
 
 @torch.no_grad()
 def _seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Features without gradient, and what is learned from: these, if the encoder is frozen."""
+    """Features without gradient, and what to train on: the features if the encoder is frozen."""
     features = model.to_features(images)
     learning = any(parameter.requires_grad for parameter in model.encoder.parameters())
     return features, images if learning else features
 
 
-class _Found(NamedTuple):
-    drawn: list[list[Hypothesis]]
-    greedy: list[Hypothesis] | None
-
-
 def build_objective(
     config: TrainConfig, photos: Sequence[EncodedImage], vocabulary: Vocabulary, steps: int
 ) -> Objective:
-    """What the config says.
+    """Build the objective of ``training.objective``.
 
     Args:
-        config: The whole experiment.
+        config: The run's config.
         photos: The training photos.
-        vocabulary: The model's.
-        steps: Of the whole run.
+        vocabulary: The model's vocabulary.
+        steps: Steps of the run.
     """
     if config.training.objective == "self_critical":
         return SelfCritical(config.self_critical, photos, vocabulary, config.training.seed)
-    return TrueCaptions(config.training.scheduled_sampling, steps)
+    return ReferenceCaptions(config.training.scheduled_sampling, steps)

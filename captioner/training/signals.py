@@ -1,4 +1,4 @@
-"""Ctrl-C and termination as a request that a run sees when it can."""
+"""Ctrl-C and termination signals, handled between two steps."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from tqdm import tqdm
 
 
 class Stop:
-    """Whether someone has asked the run to stop."""
+    """Whether the run should stop."""
 
     requested = False
 
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Turns Ctrl-C and termination into a request that the loop sees between two steps."""
+    """Turn SIGINT and SIGTERM into a request that the loop checks between two steps."""
     stop = Stop()
 
     def request(number: int, frame: object) -> None:
         del frame
-        # Asked twice: at once. Only by hand: launchers send their SIGTERM on to everyone, twice.
+        # A second Ctrl-C stops at once. A second SIGTERM does not: launchers forward theirs to
+        # processes that the system has already signalled.
         if stop.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.requested = True
-        tqdm.write("stopping when the state is saved; Ctrl-C once more: at once", file=sys.stderr)
+        tqdm.write("stopping after the state is saved; Ctrl-C again to stop now", file=sys.stderr)
 
     try:
         old = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: nobody sends signals here
+    except ValueError:  # not in the main thread, where signals cannot be handled
         yield stop
         return
     try:

@@ -1,4 +1,4 @@
-"""Where curves and sample pictures of a run go: TensorBoard, or what else accelerate tracks."""
+"""Experiment trackers for curves and sample images: TensorBoard, or another of accelerate's."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from accelerate.utils import LoggerType
 from PIL import Image
 
 from captioner.errors import ConfigError
-from captioner.training.run_folder import RunFolder
+from captioner.training.run import RunFolder
 
 PROJECT = "captioner"
 
 
 class Trackers:
-    """All trackers of a run, open inside its ``with``."""
+    """All trackers of a run; a context manager."""
 
     def __init__(self, names: Sequence[str], folder: RunFolder, *, active: bool = True) -> None:
-        """Look for the trackers.
+        """Check that the trackers are available.
 
         Args:
-            names: As the config has them; none: nothing is tracked.
-            folder: TensorBoard's curves lie in it; the metrics that it holds are told again.
-            active: Nothing is tracked where this is false: one process of a run does.
+            names: From the config; empty for no tracking.
+            folder: Holds TensorBoard's logs; its metrics so far are logged again on resume.
+            active: False in all but one process of a run.
 
         Raises:
             ConfigError: A tracker is unknown or not installed.
@@ -38,7 +38,7 @@ class Trackers:
             if name not in known or not filter_trackers([name], str(folder.path)):
                 problem = "is not installed" if name in known else "is unknown"
                 raise ConfigError(
-                    f"training.trackers holds {name!r}, which {problem}; give some of "
+                    f"training.trackers: {name!r} {problem}; use any of "
                     f"{', '.join(sorted(known))}, or [] for none"
                 )
         self.names = list(names) if active else []
@@ -50,12 +50,12 @@ class Trackers:
             local = kind.requires_logging_directory
             where = {"logging_dir": str(self.folder.path)} if local else {}
             tracker = kind("tensorboard" if name == "tensorboard" else PROJECT, **where)
-            getattr(tracker, "start", lambda: None)()  # older releases start when they are made
+            getattr(tracker, "start", lambda: None)()  # older releases have no start
             if name == "tensorboard":
                 for row in self.folder.rows():
                     _log(tracker, row)
             else:
-                tracker.store_init_configuration(flat(self.folder.settings))
+                tracker.store_init_configuration(flatten(self.folder.settings))
             self.open.append(tracker)
         return self
 
@@ -64,20 +64,20 @@ class Trackers:
             tracker.finish()
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """One validation's numbers."""
+        """Log the metrics of one validation."""
         for tracker in self.open:
             _log(tracker, row)
 
-    def show(self, drawn: Mapping[str, Path], step: int) -> None:
-        """Pictures of captions with their attention.
+    def log_images(self, figures: Mapping[str, Path], step: int) -> None:
+        """Log figures of captions with their attention.
 
         Args:
-            drawn: Files by the photo's name.
-            step: Steps taken.
+            figures: Files, by the photo's name.
+            step: Steps taken so far.
         """
-        for name, path in drawn.items():
-            with Image.open(path) as picture:
-                pixels = np.asarray(picture.convert("RGB"))
+        for name, path in figures.items():
+            with Image.open(path) as figure:
+                pixels = np.asarray(figure.convert("RGB"))
             for tracker in self.open:
                 if not hasattr(tracker, "log_images"):
                     continue
@@ -92,13 +92,13 @@ def _log(tracker: Any, row: Mapping[str, Any]) -> None:
     tracker.log(values, step=int(row["step"]))
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, ``training.lr`` and so on; lists as text."""
-    found: dict[str, Any] = {}
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to keys such as ``training.lr``, with lists as JSON."""
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            flat |= flatten(value, f"{prefix}{name}.")
         else:
-            plain = value is None or isinstance(value, (bool, int, float, str))
-            found[f"{prefix}{name}"] = value if plain else json.dumps(value)
-    return found
+            scalar = value is None or isinstance(value, (bool, int, float, str))
+            flat[f"{prefix}{name}"] = value if scalar else json.dumps(value)
+    return flat

@@ -1,4 +1,4 @@
-"""Validation by real decoding: the photos are captioned as a user would, and scored."""
+"""Validation: caption the photos with the same search as a user, and score the captions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from captioner.data.images import image_size
 from captioner.evaluation.metrics import score
 
 BATCH = 64
-"""Photos captioned together from their features."""
+"""Photos per batch when captioning from cached features."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """What the model said about one validation photo."""
+    """The caption generated for a validation photo."""
 
     image: CaptionedImage
     caption: Caption
@@ -31,10 +31,10 @@ def decode(
     search: SearchOptions,
     cache: FeatureCache | None = None,
 ) -> list[Sentence]:
-    """Caption the photos, each in its own style, from a cache of their features where there is one.
+    """Caption the photos, each in its own style, from cached features if there are any.
 
     Raises:
-        ImageError: A photo cannot be read; a score over the others would compare with nothing.
+        ImageError: A photo cannot be read; a score without it would not be comparable.
     """
     sentences: list[Sentence] = []
     for style in dict.fromkeys(image.style for image in images):
@@ -65,10 +65,11 @@ def _from_features(
 
 
 def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
-    """Score the sentences against their photos' captions.
+    """Score the captions against the references of their photos.
 
     Returns:
-        Corpus scores by metric. Of several styles: each style's, ``CIDEr/coco``, and their mean.
+        Corpus scores by metric. With several styles, the mean over styles, and each style's own
+        under names such as ``CIDEr/coco``.
     """
     styles = list(dict.fromkeys(s.image.style for s in sentences))
     scores = {
@@ -79,7 +80,7 @@ def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
         for style in styles
     }
     mean = {
-        metric: sum(found[metric] for found in scores.values()) / len(styles)
+        metric: sum(of_style[metric] for of_style in scores.values()) / len(styles)
         for metric in scores[styles[0]]
     }
     if len(styles) == 1:

@@ -29,7 +29,8 @@ from captioner.data.features import (
 )
 from captioner.data.images import open_image
 from captioner.prepare.feature_writer import FeatureWriter
-from captioner.training.setup import open_encoder, prepare, read_data
+from captioner.training.build import open_encoder, prepare
+from captioner.training.data import read_data
 
 SETTINGS: dict[str, Any] = {
     "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},

@@ -18,7 +18,7 @@ from captioner.data.batches import EncodedImage
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import read_manifest
-from captioner.training.setup import read_data
+from captioner.training.data import read_data
 
 
 @pytest.fixture

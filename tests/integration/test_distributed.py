@@ -38,15 +38,15 @@ import zlib
 from pathlib import Path
 from safetensors.torch import save_file
 from captioner.cli.train import read
-from captioner.training.run_folder import RunFolder
-from captioner.training.setup import prepare
-from captioner.training.trainer import Trainer
+from captioner.training.run import RunFolder
+from captioner.training.build import prepare
+from captioner.training.loop import Trainer
 
 def double(arguments):
     config = read(arguments)[0]
     setup = prepare(config)
     setup.stored.model.double()
-    return Trainer(config, setup, RunFolder(config.run_folder, config))
+    return Trainer(setup, RunFolder(config.run_folder, config))
 
 def save_gradients(trainer, target):
     gradients = {}

@@ -17,7 +17,7 @@ from captioner.cli.main import main
 from captioner.cli.train import read
 from captioner.config import TrainConfig
 from captioner.model_folder import load_model
-from captioner.training.setup import read_data
+from captioner.training.data import read_data
 
 ROOT = Path(__file__).parents[2]
 

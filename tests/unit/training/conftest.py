@@ -1,4 +1,4 @@
-"""Eight coloured squares and a model that fits in a hand."""
+"""Eight photos of coloured squares and the config of a tiny model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS = ("red", "lime", "blue", "yellow", "cyan", "magenta", "white", "gray")
 
 @pytest.fixture(scope="session")
 def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos/ and captions.json, one caption a photo: "a red square" ..."""
+    """A folder with photos/ and captions.json, one caption per photo: "a red square" ..."""
     folder = tmp_path_factory.mktemp("squares")
     (folder / "photos").mkdir()
     images, annotations = [], []
@@ -39,6 +39,19 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = {"images": images, "annotations": annotations}
     (folder / "captions.json").write_text(json.dumps(content))
     return folder
+
+
+@pytest.fixture
+def two_files(squares: Path, tmp_path: Path) -> tuple[str, str]:
+    """Captions of four training photos and of the other four for validation."""
+    whole = json.loads((squares / "captions.json").read_text())
+    files = []
+    for name, half in (("train", slice(0, 4)), ("val", slice(4, 8))):
+        part = {key: value[half] for key, value in whole.items()}
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(part))
+        files.append(str(file))
+    return files[0], files[1]
 
 
 Configure = Callable[..., TrainConfig]

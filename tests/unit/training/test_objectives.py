@@ -1,4 +1,4 @@
-"""What is learned: self-critical training follows the gradient of the expected reward."""
+"""Objectives: self-critical training follows the gradient of the expected reward."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from captioner.decoding.search import Hypothesis
 from captioner.models.captioner import CaptionModel
 from captioner.training import objectives
 from captioner.training.objectives import (
-    DRAWN,
+    REWARD_SUMS,
+    ReferenceCaptions,
     SelfCritical,
     Task,
-    TrueCaptions,
     build_objective,
 )
 from captioner.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
@@ -41,7 +41,7 @@ CAPTIONS = ("A dog runs.", "The man on the grass.", "A dog on the grass runs.")
 
 
 class Patches(nn.Module):
-    """The smallest thing that encodes: one region for each 16 x 16 patch."""
+    """A minimal encoder: one region for each 16 x 16 patch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Patches(nn.Module):
 def model_of(vocabulary: Vocabulary, dropout: float = 0.0) -> CaptionModel:
     config = DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6, dropout=dropout)
     model = CaptionModel(Patches(), config, Preprocessing(image_size=32), len(vocabulary))
-    with torch.no_grad():  # larger than at birth: captions differ from photo to photo
+    with torch.no_grad():  # larger than initialized: captions differ from photo to photo
         for parameter in model.decoder.parameters():
             parameter.normal_(std=0.7)
     return model.train()
 
 
 def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[EncodedImage]:
-    """Photo n, whose id is 10 + n, has a caption of words up to the n-th besides those above."""
+    """Photo n, with id 10 + n, has some of CAPTIONS and one of the first n + 1 words."""
     photos = []
     for number in range(count):
         texts = (*CAPTIONS[: 1 + number % 3], " ".join(vocabulary.words[: number + 1]))
@@ -76,7 +76,7 @@ def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[EncodedImage]:
 
 
 def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch:
-    """Features that are a function of the photo; those of ``filling`` only fill a place."""
+    """Features that are a function of the photo; photos in ``filling`` have no captions."""
     items = []
     for photo in photos:
         number = photo.image.image_id
@@ -85,14 +85,21 @@ def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch
     return collate(items)
 
 
-def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> SelfCritical:
+class OneTask(SelfCritical):
+    def task(self, *arguments: Any) -> Task:
+        """The only task, without cross-entropy."""
+        (task,) = self.tasks(*arguments)
+        return task
+
+
+def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> OneTask:
     vocabulary = TWO_WORDS if changes.pop("small", False) else WORDS
     config = SelfCriticalConfig(**{"samples": 4, "max_length": 6} | changes)
-    return SelfCritical(config, photos, vocabulary, seed)
+    return OneTask(config, photos, vocabulary, seed)
 
 
 def sentences_of(task: Task, batch: Batch) -> dict[int, list[list[int]]]:
-    """What was drawn, by photo."""
+    """Samples by photo."""
     return dict(zip(batch.image_ids, task.tokens.tolist(), strict=True))
 
 
@@ -100,13 +107,13 @@ def words_in(sentence: list[int]) -> tuple[int, ...]:
     return tuple(token for token in sentence if token not in (PAD, START, END))
 
 
-# --- The gradient, against every sentence there is -----------------------------------------------
+# --- The gradient, by enumeration of all sentences -----------------------------------------------
 
 LENGTH = 3
 
 
 def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Words, and whether the end followed: up to two words and the end, or three, cut."""
+    """Words, and whether the sentence ended: up to two words and the end, or three, truncated."""
     for length in range(LENGTH):
         for words in itertools.product((4, 5), repeat=length):
             yield words, True
@@ -115,12 +122,12 @@ def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
 
 
 def toy_reward(words: tuple[int, ...], ended: bool) -> float:
-    """Another one for every sentence; float32 holds it."""
+    """Different for every sentence; exact in float32."""
     return sum((word - 3) * 3**place for place, word in enumerate(words)) / 8 - 1.5 * ended
 
 
 class ToyReward:
-    """In the place of ``CaptionReward``."""
+    """Replaces ``CaptionReward``."""
 
     def __call__(self, image_ids: Any, samples: Any, ended: Any) -> np.ndarray:
         return np.array(
@@ -137,7 +144,7 @@ def hypothesis(words: tuple[int, ...], ended: bool) -> Hypothesis:
 
 
 class Enumeration:
-    """One photo, a model in float64, and every caption that it could draw."""
+    """One photo, a model in float64, and every caption that it can sample."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, greedy: int = 0, **changes: Any) -> None:
         photos = photos_of(TWO_WORDS, 1)
@@ -155,7 +162,7 @@ class Enumeration:
         monkeypatch.setattr(objectives, "search", search)
 
     def log_probs(self) -> Tensor:
-        """Of every sentence, word by word, where only words and the end can be said."""
+        """Of every sentence, word by word, over words and the end token."""
         decoder, told = self.model.decoder, []
         memory = decoder.memory(self.images)
         for words, ended in self.sentences:
@@ -171,9 +178,9 @@ class Enumeration:
         return torch.stack(told)
 
     def loss_of(self, drawn: tuple[int, ...]) -> Tensor:
-        """What training minimises when these are drawn."""
+        """The training loss if these sentences are sampled."""
         self.drawn = drawn
-        task = self.objective.task(self.model, self.batch, self.images, 0)
+        task = self.objective.tasks(self.model, self.batch, self.images, 0)
         losses = self.model(
             self.images, task.tokens, inputs=task.inputs, advantages=task.advantages
         )
@@ -187,7 +194,9 @@ class Enumeration:
     def expected_reward(self) -> Tensor:
         rewards = torch.tensor([toy_reward(*sentence) for sentence in self.sentences]).double()
         probabilities = self.log_probs().exp()
-        assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)  # all that there are
+        assert probabilities.sum().item() == pytest.approx(
+            1, abs=1e-12
+        )  # the enumeration is complete
         return (probabilities * rewards).sum()
 
 
@@ -224,8 +233,8 @@ def test_the_other_samples_as_a_baseline_leave_the_expected_gradient_as_it_is(
     torch.testing.assert_close(ours, 2 * truth, rtol=0, atol=1e-8)  # summed over samples
 
 
-def test_captions_are_drawn_as_often_as_the_gradient_takes_them_to_be() -> None:
-    """The search's probabilities are those of the loss: the words that are never said left out."""
+def test_captions_are_sampled_with_the_probabilities_of_the_loss() -> None:
+    """Both exclude the tokens that are never generated."""
     photos = photos_of(TWO_WORDS, 1)
     model, batch = model_of(TWO_WORDS).double(), batch_of(photos)
     with torch.no_grad():
@@ -233,7 +242,7 @@ def test_captions_are_drawn_as_often_as_the_gradient_takes_them_to_be() -> None:
     draws = 5_000
     objective = objective_of(photos, small=True, max_length=LENGTH, samples=draws)
 
-    task = objective.task(model, batch, batch.images.double(), 0)
+    [task] = objective.tasks(model, batch, batch.images.double(), 0)
 
     found = [tuple(t for t in row if t != PAD)[1:] for row in task.tokens[0].tolist()]
     game = Enumeration.__new__(Enumeration)
@@ -246,7 +255,7 @@ def test_captions_are_drawn_as_often_as_the_gradient_takes_them_to_be() -> None:
 
 
 def test_a_better_caption_becomes_more_probable() -> None:
-    """Learning: the toy reward's best sentence, with the captions that the model draws."""
+    """Training on its samples, the model learns the sentence with the highest reward."""
     photos = photos_of(TWO_WORDS, 1)
     model, batch = model_of(TWO_WORDS), batch_of(photos)
     objective = objective_of(photos, small=True, max_length=LENGTH, samples=8)
@@ -254,7 +263,7 @@ def test_a_better_caption_becomes_more_probable() -> None:
     optimizer = torch.optim.Adam(model.decoder.parameters(), lr=0.05)
     means = []
     for step in range(40):
-        task = objective.task(model, batch, batch.images, step)
+        [task] = objective.tasks(model, batch, batch.images, step)
         losses = model(batch.images, task.tokens, advantages=task.advantages)
         optimizer.zero_grad()
         losses.cross_entropy.backward()
@@ -275,7 +284,7 @@ def test_leave_one_out_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = [toy_reward(*game.sentences[number]) for number in (1, 4, 9)]
     game.drawn = (1, 4, 9)
 
-    task = game.objective.task(game.model, game.batch, game.images, 0)
+    [task] = game.objective.tasks(game.model, game.batch, game.images, 0)
 
     others = [(sum(rewards) - own) / 2 for own in rewards]
     expected = [own - other for own, other in zip(rewards, others, strict=True)]
@@ -292,7 +301,7 @@ def test_greedy_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     baseline = toy_reward(*game.sentences[7])
     game.drawn = (1, 14)
 
-    task = game.objective.task(game.model, game.batch, game.images, 0)
+    [task] = game.objective.tasks(game.model, game.batch, game.images, 0)
 
     expected = [own - baseline for own in rewards]
     assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
@@ -301,11 +310,11 @@ def test_greedy_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told["baseline"] == pytest.approx(2 * baseline)
 
 
-def test_tokens_are_the_samples_and_a_cut_one_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_sample_has_no_end_token(monkeypatch: pytest.MonkeyPatch) -> None:
     game = Enumeration(monkeypatch, samples=3)
-    game.drawn = (0, 2, 14)  # nothing; one word; three words, cut
+    game.drawn = (0, 2, 14)  # no words; one word; three words, truncated
 
-    task = game.objective.task(game.model, game.batch, game.images, 0)
+    [task] = game.objective.tasks(game.model, game.batch, game.images, 0)
 
     assert task.tokens.tolist() == [
         [[START, END, PAD, PAD], [START, 5, END, PAD], [START, 5, 5, 5]]
@@ -314,8 +323,8 @@ def test_tokens_are_the_samples_and_a_cut_one_has_no_end(monkeypatch: pytest.Mon
     assert task.inputs is None
 
 
-def test_the_greedy_baseline_is_what_the_model_would_say() -> None:
-    """Draws of a model that is sure are its greedy captions: nothing is better or worse."""
+def test_samples_of_a_certain_model_are_its_greedy_captions() -> None:
+    """So that all advantages are 0."""
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS), batch_of(photos)
     with torch.no_grad():
@@ -323,14 +332,14 @@ def test_the_greedy_baseline_is_what_the_model_would_say() -> None:
     for baseline in ("greedy", "leave_one_out"):
         objective = objective_of(photos, baseline=baseline)
 
-        weights = objective.task(model, batch, batch.images, 0).advantages()
+        [weights] = objective.tasks(model, batch, batch.images, 0).advantages()
 
         assert not weights.any()
         assert objective.sums()["reward"] > 0
 
 
-def test_a_photos_own_captions_are_what_it_is_rewarded_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch's order is by length, not the photos'."""
+def test_a_photo_is_rewarded_by_its_own_captions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is sorted by length, unlike the photos."""
     photos = photos_of(WORDS)
     batch = batch_of(photos)
     said = {photo.image.image_id: tuple(max(photo.tokens, key=len)[:-1]) for photo in photos}
@@ -343,78 +352,78 @@ def test_a_photos_own_captions_are_what_it_is_rewarded_by(monkeypatch: pytest.Mo
     )
     objective = objective_of(photos, samples=2, cider=0.0, bleu=1.0)
 
-    weights = objective.task(model_of(WORDS), batch, batch.images, 0).advantages()
+    [weights] = objective.tasks(model_of(WORDS), batch, batch.images, 0).advantages()
 
     assert batch.image_ids != tuple(said)
-    assert weights[:, 0].min() > 0.9  # every phrase is found, against next to none
+    assert weights[:, 0].min() > 0.9  # all n-grams match, against almost none
     torch.testing.assert_close(weights[:, 0], -weights[:, 1])
 
 
-# --- Draws ---------------------------------------------------------------------------------------
+# --- Sampling ------------------------------------------------------------------------------------
 
 
-def test_draws_do_not_depend_on_the_photos_beside() -> None:
+def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
     photos = photos_of(WORDS)
     model, whole = model_of(WORDS).double(), batch_of(photos)
     objective = objective_of(photos)
-    together = sentences_of(objective.task(model, whole, whole.images.double(), 3), whole)
+    together = sentences_of(objective.tasks(model, whole, whole.images.double(), 3)[0], whole)
 
-    for parts in ([[0], [1, 2, 3, 4]], [[4, 2, 0], [3, 1]]):  # as two processes would share them
+    for parts in ([[0], [1, 2, 3, 4]], [[4, 2, 0], [3, 1]]):  # as two processes would
         for numbers in parts:
             batch = batch_of([photos[number] for number in numbers])
-            task = objective.task(model, batch, batch.images.double(), 3)
+            [task] = objective.tasks(model, batch, batch.images.double(), 3)
             for image_id, rows in sentences_of(task, batch).items():
                 assert list(map(words_in, rows)) == list(map(words_in, together[image_id]))
     for part in whole.parts(2):
-        task = objective.task(model, part, part.images.double(), 3)
+        [task] = objective.tasks(model, part, part.images.double(), 3)
         for image_id, rows in sentences_of(task, part).items():
             assert list(map(words_in, rows)) == list(map(words_in, together[image_id]))
     assert len({str(rows) for rows in together.values()}) == len(photos)
 
 
-def test_seed_and_step_and_photo_say_what_is_drawn() -> None:
+def test_samples_depend_on_seed_and_step() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS), batch_of(photos)
 
     def drawn(seed: int, step: int) -> list[Any]:
-        torch.manual_seed(len(found))  # nothing that was drawn before matters
-        return objective_of(photos, seed).task(model, batch, batch.images, step).tokens.tolist()
+        torch.manual_seed(len(found))  # the state of the generator does not matter
+        return objective_of(photos, seed).tasks(model, batch, batch.images, step)[0].tokens.tolist()
 
     found: list[Any] = []
-    for asked in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        found.append(drawn(*asked))
-        assert drawn(*asked) == found[-1]
+    for given in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        found.append(drawn(*given))
+        assert drawn(*given) == found[-1]
     assert all(found.count(one) == 1 for one in found)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_models_mode_is_put_back_and_no_random_number_is_taken(training: bool) -> None:
+def test_model_mode_and_random_generator_are_left_alone(training: bool) -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9).train(training), batch_of(photos)
     modes = {name: module.training for name, module in model.named_modules()}
     before = torch.get_rng_state()
 
-    objective_of(photos).task(model, batch, batch.images, 0).advantages()
+    objective_of(photos).tasks(model, batch, batch.images, 0)[0].advantages()
 
     assert {name: module.training for name, module in model.named_modules()} == modes
     assert torch.equal(torch.get_rng_state(), before)  # no dropout either
 
 
-def test_dropout_is_off_while_captions_are_drawn() -> None:
+def test_dropout_is_off_when_sampling() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
 
-    drawn = objective_of(photos).task(model, batch, batch.images, 0).tokens
+    [drawn] = objective_of(photos).tasks(model, batch, batch.images, 0).tokens
     model.decoder.dropout.p = 0.0
 
-    assert torch.equal(objective_of(photos).task(model, batch, batch.images, 0).tokens, drawn)
+    assert torch.equal(objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens, drawn)
 
 
-def test_dropout_is_off_in_the_pass_that_learns() -> None:
-    """The gradient is that of the model that the captions were drawn from."""
+def test_dropout_is_off_in_the_training_pass() -> None:
+    """The gradient is that of the model that was sampled from."""
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
-    task = objective_of(photos).task(model, batch, batch.images, 0)
+    [task] = objective_of(photos).tasks(model, batch, batch.images, 0)
 
     def gradient() -> Tensor:
         losses = model(batch.images, task.tokens, advantages=task.advantages)
@@ -426,11 +435,11 @@ def test_dropout_is_off_in_the_pass_that_learns() -> None:
     assert torch.equal(with_dropout, gradient())
 
 
-# --- What comes together -------------------------------------------------------------------------
+# --- Sums and signature -------------------------------------------------------------------------
 
 
-def test_a_photo_that_only_fills_a_place_adds_nothing() -> None:
-    """Two processes, of which one has only a photo without captions, are one process."""
+def test_a_photo_without_captions_adds_nothing() -> None:
+    """A second process that has only a photo without captions changes nothing."""
     photos = photos_of(WORDS)
     model = model_of(WORDS).double()
     whole, other = batch_of(photos), batch_of([photos[0]], filling=(10,))
@@ -438,7 +447,7 @@ def test_a_photo_that_only_fills_a_place_adds_nothing() -> None:
     for batches in ([whole], [whole, other]):
         objective, words, gradient = objective_of(photos), 0, 0
         for batch in batches:
-            task = objective.task(model, batch, batch.images.double(), 0)
+            [task] = objective.tasks(model, batch, batch.images.double(), 0)
             losses = model(batch.images.double(), task.tokens, advantages=task.advantages)
             gradient += torch.autograd.grad(
                 losses.cross_entropy, model.decoder.word_output.weight, allow_unused=True
@@ -464,22 +473,22 @@ def test_bad_endings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     objective = objective_of(photos, samples=5)
 
-    objective.task(model_of(WORDS), batch, batch.images, 0)
+    objective.tasks(model_of(WORDS), batch, batch.images, 0)
 
     assert objective.sums()["bad_endings"] == 2 * 2
 
 
-def test_sums_add_up_and_begin_again() -> None:
+def test_sums_accumulate_and_are_reset() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS), batch_of(photos)
     once, twice = objective_of(photos), objective_of(photos)
     for objective, times in ((once, 1), (twice, 2)):
         for _ in range(times):
-            objective.task(model, batch, batch.images, 0).advantages()
+            objective.tasks(model, batch, batch.images, 0)[0].advantages()
 
     first, both = once.sums(), twice.sums()
 
-    assert set(first) == set(DRAWN)
+    assert set(first) == set(REWARD_SUMS)
     assert first["samples"] == 4 * 5
     assert first["waited"] >= 0
     for name in set(first) - {"waited"}:
@@ -487,7 +496,7 @@ def test_sums_add_up_and_begin_again() -> None:
     assert once.sums() == dict.fromkeys(first, 0.0)
 
 
-def test_the_signature_says_what_rewards_depend_on() -> None:
+def test_the_signature_covers_all_that_rewards_depend_on() -> None:
     photos = photos_of(WORDS)
     settings: list[dict[str, Any]] = [
         {}, {"samples": 3}, {"baseline": "greedy"}, {"cider": 0.5}, {"bleu": 0.5},
@@ -508,24 +517,24 @@ def test_an_error_in_the_reward_reaches_the_loop() -> None:
     objective = objective_of(photos)
 
     def broken(*_: Any) -> None:
-        raise RuntimeError("no reward today")
+        raise RuntimeError("reward failed")
 
     objective.reward = broken  # type: ignore[assignment]
-    task = objective.task(model, batch, batch.images, 0)
+    [task] = objective.tasks(model, batch, batch.images, 0)
 
-    with pytest.raises(RuntimeError, match="no reward today"):
+    with pytest.raises(RuntimeError, match="reward failed"):
         model(batch.images, task.tokens, advantages=task.advantages)
 
 
-# --- True captions -------------------------------------------------------------------------------
+# --- Reference captions --------------------------------------------------------------------------
 
 
-def test_true_captions_are_the_batchs_own() -> None:
+def test_reference_captions_are_those_of_the_batch() -> None:
     photos = photos_of(WORDS)
     batch = batch_of(photos)
 
-    objective = TrueCaptions(0.0, 10)
-    task = objective.task(model_of(WORDS), batch, batch.images, 5)
+    objective = ReferenceCaptions(0.0, 10)
+    (task,) = objective.tasks(model_of(WORDS), batch, batch.images, 5)
 
     assert task.tokens is batch.tokens
     assert task.words == batch.words
@@ -534,20 +543,20 @@ def test_true_captions_are_the_batchs_own() -> None:
     assert objective.signature() == ""
 
 
-def test_the_share_of_own_words_rises_evenly_to_what_was_asked() -> None:
+def test_scheduled_sampling_rises_linearly() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS), batch_of(photos)
-    batch = batch._replace(  # many words, so that shares can be told from each other
+    batch = batch._replace(  # many words, so that shares can be distinguished
         tokens=torch.full((5, 40, 12), 5).index_fill(2, torch.tensor([0]), START)
     )
     with torch.no_grad():
         model.decoder.word_output.weight.zero_()
-        model.decoder.word_output.bias[6] = 50.0  # what the model says, always
-    objective = TrueCaptions(0.8, 100)
+        model.decoder.word_output.bias[6] = 50.0  # always the most probable word
+    objective = ReferenceCaptions(0.8, 100)
 
     shares = []
     for step in (0, 25, 50, 100):
-        inputs = objective.task(model, batch, batch.images, step).inputs
+        inputs = objective.tasks(model, batch, batch.images, step)[0].inputs
         assert (inputs[..., 0] == START).all()
         shares.append((inputs[..., 1:] == 6).float().mean().item())
 
@@ -556,7 +565,7 @@ def test_the_share_of_own_words_rises_evenly_to_what_was_asked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "self_critical"])
-def test_the_config_says_what_is_learned(kind: str) -> None:
+def test_the_config_chooses_the_objective(kind: str) -> None:
     config = TrainConfig(
         training=TrainingConfig(objective=kind, seed=7),  # type: ignore[arg-type]
         self_critical=SelfCriticalConfig(samples=3),
@@ -568,15 +577,15 @@ def test_the_config_says_what_is_learned(kind: str) -> None:
     found = build_objective(config, photos_of(WORDS), WORDS, 40)
 
     if kind == "cross_entropy":
-        assert isinstance(found, TrueCaptions)
+        assert isinstance(found, ReferenceCaptions)
         assert (found.share, found.steps) == (0.3, 40)
     else:
         assert isinstance(found, SelfCritical)
         assert (found.config.samples, found.seed) == (3, 7)
 
 
-def test_several_processes_leave_a_tasks_tensors_where_they_are() -> None:
-    """Words are looked at on the CPU; moved to a GPU, every step would wait for it."""
+def test_distributed_training_does_not_move_the_tensors_of_a_task() -> None:
+    """Tokens are read on the CPU; if they were moved to a GPU, every step would wait for it."""
     from torch.distributed.utils import _to_kwargs
 
     tokens = torch.zeros(1, 1, 3, dtype=torch.long)
@@ -584,5 +593,5 @@ def test_several_processes_leave_a_tasks_tensors_where_they_are() -> None:
 
     ((given, moved),), _ = _to_kwargs((task, tokens), {}, torch.device("meta"), False)
 
-    assert moved.is_meta  # what happens to a tensor that is given itself
+    assert moved.is_meta  # what happens to a tensor argument
     assert given is task

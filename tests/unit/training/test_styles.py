@@ -17,8 +17,8 @@ from captioner.config import DataConfig
 from captioner.data.batches import EpochSampler
 from captioner.errors import ConfigError
 from captioner.model_folder import load_model
-from captioner.training.setup import prepare
-from captioner.training.trainer import start
+from captioner.training.build import prepare
+from captioner.training.loop import start
 from captioner.vocabulary import START, Vocabulary
 
 OFFSET = 1_000
@@ -65,7 +65,7 @@ def test_the_vocabulary_numbers_a_start_token_for_each_style() -> None:
 def test_one_model_learns_two_styles_by_heart(both: Any, configure: Any, tmp_path: Path) -> None:
     """The same photos: only the start token can tell which caption is wanted."""
     config = configure(data=both, training={"epochs": 60, "batch_size": 4, "patience": 0})
-    start(config, prepare(config), tmp_path / "run", resume=False)
+    start(prepare(config), tmp_path / "run", resume=False)
 
     rows = rows_of(tmp_path / "run")
     best = max(rows, key=lambda row: row["CIDEr"])
@@ -89,7 +89,7 @@ def test_the_reward_is_learned_from_in_both_styles(
     both: Any, configure: Any, tmp_path: Path
 ) -> None:
     first = configure(data=both, training={"epochs": 25, "batch_size": 4})
-    start(first, prepare(first), tmp_path / "first", resume=False)
+    start(prepare(first), tmp_path / "first", resume=False)
     best = str(tmp_path / "first" / "best")
     second = configure(
         data=both,
@@ -97,7 +97,7 @@ def test_the_reward_is_learned_from_in_both_styles(
         self_critical={"max_length": 6, "cross_entropy": 0.5},
         init_from=best,
     )
-    start(second, prepare(second), tmp_path / "second", resume=False)
+    start(prepare(second), tmp_path / "second", resume=False)
     rows = rows_of(tmp_path / "second")
     assert "cross_entropy:0.5" in rows[0]["reward_signature"]
     assert rows[-1]["reward"] > rows[0]["reward"]
@@ -108,7 +108,7 @@ def test_a_second_stage_keeps_to_the_styles_of_its_model(
     both: Any, configure: Any, tmp_path: Path
 ) -> None:
     first = configure(data=both, training={"epochs": 1})
-    start(first, prepare(first), tmp_path / "first", resume=False)
+    start(prepare(first), tmp_path / "first", resume=False)
     best = str(tmp_path / "first" / "best")
     with pytest.raises(ConfigError, match="'shy'; use plain, loud"):
         prepare(
@@ -172,12 +172,12 @@ def test_training_from_a_stages_features_is_training_from_photos(
         training={"epochs": 2, "batch_size": 4, "lr": 1e-3, "encoder_lr": 1e-3},
     )  # fmt: skip
     torch.manual_seed(0)
-    start(config, prepare(config), tmp_path / "photos", resume=False)
+    start(prepare(config), tmp_path / "photos", resume=False)
     settings = tmp_path / "photos" / "config.yaml"
     features = str(tmp_path / "features")
     assert main(["prepare", "features", str(settings), "-o", features, "--dtype", "float32"]) == OK
     cached = replace(config, data=replace(config.data, features=features))
-    start(cached, prepare(cached), tmp_path / "features_run", resume=False)
+    start(prepare(cached), tmp_path / "features_run", resume=False)
 
     def losses(run: str) -> list[float]:
         return [row["loss"] for row in rows_of(tmp_path / run)]

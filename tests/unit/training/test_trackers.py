@@ -1,4 +1,4 @@
-"""Curves and pictures in TensorBoard; trackers that are not there."""
+"""Curves and images in TensorBoard; unknown trackers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from captioner.errors import ConfigError
-from captioner.training.run_folder import RunFolder
-from captioner.training.trackers import Trackers, flat
+from captioner.training.run import RunFolder
+from captioner.training.trackers import Trackers, flatten
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def events_of(folder: RunFolder) -> EventAccumulator:
     return EventAccumulator(str(folder.path / "tensorboard")).Reload()
 
 
-def test_curves_hold_what_was_logged_and_what_the_folder_held(folder: RunFolder):
+def test_curves_include_the_metrics_already_in_the_folder(folder: RunFolder):
     folder.add_metrics(row(1))
     with Trackers(["tensorboard"], folder) as trackers:
         trackers.log(row(2))
@@ -37,10 +37,10 @@ def test_curves_hold_what_was_logged_and_what_the_folder_held(folder: RunFolder)
     assert points == [(10, pytest.approx(0.1)), (20, pytest.approx(0.2))]
 
 
-def test_pictures_are_shown_as_they_are(folder: RunFolder, tmp_path: Path):
+def test_images_keep_their_size(folder: RunFolder, tmp_path: Path):
     Image.new("RGB", (30, 20), "red").save(tmp_path / "dog.png")
     with Trackers(["tensorboard"], folder) as trackers:
-        trackers.show({"dog": tmp_path / "dog.png"}, step=7)
+        trackers.log_images({"dog": tmp_path / "dog.png"}, step=7)
     (image,) = events_of(folder).Images("samples/dog")
     assert (image.step, image.width, image.height) == (7, 30, 20)
 
@@ -53,15 +53,15 @@ def test_without_trackers_nothing_is_written(folder: RunFolder):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("wandb", "'wandb', which is not installed"), ("all", "'all', which is unknown"),
-     ("curves", "'curves', which is unknown; give some of aim, ")],
+    [("wandb", "'wandb' is not installed"), ("all", "'all' is unknown"),
+     ("curves", "'curves' is unknown; use any of aim, ")],
 )  # fmt: skip
-def test_trackers_that_are_not_there(folder: RunFolder, name: str, expected: str):
+def test_unavailable_trackers(folder: RunFolder, name: str, expected: str):
     with pytest.raises(ConfigError, match=expected) as caught:
         Trackers([name], folder)
     assert "\n" not in str(caught.value)
 
 
-def test_settings_are_told_flat():
+def test_settings_are_flattened():
     nested = {"run": "a", "data": {"images": ["b"], "deep": {"x": 1}}, "none": None}
-    assert flat(nested) == {"run": "a", "data.images": '["b"]', "data.deep.x": 1, "none": None}
+    assert flatten(nested) == {"run": "a", "data.images": '["b"]', "data.deep.x": 1, "none": None}

@@ -1,4 +1,4 @@
-"""The loop: it learns, and a run that was stopped goes on as if it had not been."""
+"""The training loop: it learns, and an interrupted run resumes exactly."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
-from captioner.training.run_folder import RunFolder
-from captioner.training.setup import prepare
-from captioner.training.trainer import Interrupted, Trainer, start
+from captioner.training.build import prepare
+from captioner.training.loop import Interrupted, Trainer, start
+from captioner.training.run import RunFolder
 
 Rows = list[dict[str, float]]
 
 
 def train(config: TrainConfig, folder: Path, *, resume: bool = False) -> Trainer:
-    trainer = Trainer(config, prepare(config), RunFolder(folder, config))
+    trainer = Trainer(prepare(config), RunFolder(folder, config))
     if resume:
-        with torch.no_grad():  # the checkpoint must bring everything
+        with torch.no_grad():  # the checkpoint must restore everything
             for tensor in trainer.model.state_dict().values():
                 tensor.zero_()
         trainer.resume()
@@ -57,7 +57,7 @@ def progress_of(folder: Path) -> dict[str, Any]:
     return progress
 
 
-def assert_twins(one: Path, two: Path) -> None:
+def assert_same_run(one: Path, two: Path) -> None:
     assert rows(one) == rows(two)
     assert progress_of(one) == progress_of(two)
     for file in ("state.safetensors", "best/model.safetensors"):
@@ -68,7 +68,7 @@ def assert_twins(one: Path, two: Path) -> None:
 
 @contextmanager
 def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> Iterator[None]:
-    """While it lasts, a run is sent a signal before its step of this number, from 1."""
+    """Send a signal before the step of this number, from 1."""
     whole, done = Trainer.step, 0
 
     def step(self: Trainer, *given: Any) -> None:
@@ -88,24 +88,24 @@ def signal_in_step(number: int, kind: int = signal.SIGINT, times: int = 1) -> It
 
 
 @pytest.mark.slow
-def test_eight_squares_are_learned_by_heart(configure: Any, squares: Path, tmp_path: Path):
+def test_eight_squares_are_memorized(configure: Any, squares: Path, tmp_path: Path):
     config = configure(
         training={"epochs": 8, "lr": 2e-2, "batch_size": 16, "attention_penalty": 0.1},
         decoder={"dropout": 0.0, "hidden_dim": 32},
     )
     setup = prepare(config)
     setup.train = setup.train * 40  # an epoch is 20 steps, between two validations
-    start(config, setup, tmp_path / "run", resume=False)
+    start(setup, tmp_path / "run", resume=False)
     losses = [row["loss"] for row in rows(tmp_path / "run")]
     assert losses[-1] < 0.1 * losses[0]
     model = load(tmp_path / "run" / "best", device="cpu", precision="fp32")
-    said = {photo.stem: model.caption(photo).text for photo in (squares / "photos").iterdir()}
-    assert said == {colour: f"a {colour} square" for colour in said}
-    assert len(said) == 8
+    captions = {photo.stem: model.caption(photo).text for photo in (squares / "photos").iterdir()}
+    assert captions == {colour: f"a {colour} square" for colour in captions}
+    assert len(captions) == 8
     assert rows(tmp_path / "run")[-1]["Bleu_3"] == pytest.approx(1)
 
 
-def test_a_frozen_encoder_stays_as_it_is(configure: Any, tmp_path: Path):
+def test_a_frozen_encoder_does_not_change(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 1})
     before = {k: v.clone() for k, v in prepare(config).stored.model.encoder.state_dict().items()}
     after = train(config, tmp_path / "run").model.encoder.state_dict()
@@ -113,25 +113,25 @@ def test_a_frozen_encoder_stays_as_it_is(configure: Any, tmp_path: Path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_stages_that_learn_change_and_their_statistics_do_not(configure: Any, tmp_path: Path):
+def test_finetuned_stages_change_but_not_their_statistics(configure: Any, tmp_path: Path):
     config = configure(
         encoder={"finetune_from": "layer4"}, training={"epochs": 1, "encoder_lr": 1e-3}
     )
     encoder = prepare(config).stored.model.encoder
-    learning = {name for name, p in encoder.named_parameters() if p.requires_grad}
+    trainable = {name for name, p in encoder.named_parameters() if p.requires_grad}
     before = {k: v.clone() for k, v in encoder.state_dict().items()}
     after = train(config, tmp_path / "run").model.encoder.state_dict()
-    assert {name for name in before if not torch.equal(before[name], after[name])} == learning
+    assert {name for name in before if not torch.equal(before[name], after[name])} == trainable
 
 
-# --- Going on ---
+# --- Resuming ---
 
 AVERAGED = {
     "training": {"ema_decay": 0.5, "label_smoothing": 0.1},
     "data": {"horizontal_flip": True},
 }
-VARIED = {"data": {"min_crop": 0.5, "color_jitter": 0.3}}
-DRAWN = {"training": {"objective": "self_critical"}, "self_critical": {"max_length": 6}}
+AUGMENTED = {"data": {"min_crop": 0.5, "color_jitter": 0.3}}
+SELF_CRITICAL = {"training": {"objective": "self_critical"}, "self_critical": {"max_length": 6}}
 FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "layer4"}}
 
 
@@ -141,28 +141,30 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
     [
         pytest.param({}, [5], id="in the middle of the second epoch"),
         pytest.param({}, [3], id="after the last step of the first epoch"),
-        pytest.param(AVERAGED, [4], id="averaged and mirrored"),
-        pytest.param(VARIED, [3], id="cropped and in other colours"),
+        pytest.param(AVERAGED, [4], id="averaged and flipped"),
+        pytest.param(AUGMENTED, [3], id="cropped and colour-jittered"),
         pytest.param(FINE_TUNED, [4], id="fine-tuned"),
-        pytest.param({"data": {"workers": 1}}, [4], id="photos read ahead"),
+        pytest.param({"data": {"workers": 1}}, [4], id="worker process"),
         pytest.param(AVERAGED, [2, 4], id="twice"),
-        pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="again and again"),
+        pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="three times"),
         pytest.param({"decoder": {"selection": "hard"}}, [4], id="sampled regions"),
-        pytest.param(DRAWN, [2, 4], id="self-critical"),
+        pytest.param(SELF_CRITICAL, [2, 4], id="self-critical"),
         pytest.param(
             {"training": {"schedule": "plateau", "keep_best": 2, "scheduled_sampling": 0.5}},
             [4, 3],
-            id="plateau, some kept, own words",
+            id="plateau, kept models, scheduled sampling",
         ),
         pytest.param(
-            {"training": {"micro_batch": 2}, "decoder": {"layer_norm": True}}, [4], id="in parts"
+            {"training": {"micro_batch": 2}, "decoder": {"layer_norm": True}},
+            [4],
+            id="in parts",
         ),
     ],
 )
-def test_a_stopped_run_is_the_twin_of_one_that_was_not(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     configure: Any, tmp_path: Path, changes: dict[str, Any], stops: list[int]
 ):
-    if changes is DRAWN:
+    if changes is SELF_CRITICAL:
         train(configure(training={"epochs": 1}), tmp_path / "first")
         changes = {**changes, "init_from": str(tmp_path / "first" / "best")}
     config = configure(**changes)
@@ -174,16 +176,16 @@ def test_a_stopped_run_is_the_twin_of_one_that_was_not(
             train(config, stopped, resume=number > 0)
         assert progress_of(stopped)["step"] == sum(stops[: number + 1])
     train(config, stopped, resume=True)
-    assert_twins(straight, stopped)
+    assert_same_run(straight, stopped)
 
 
-def test_a_run_that_died_goes_on_from_its_last_checkpoint(
+def test_a_killed_run_resumes_from_its_last_checkpoint(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Power goes after the second validation is written and before the state is."""
+    """The power fails after the second validation is written and before the state is."""
     config = configure()
     train(config, tmp_path / "straight")
-    trainer = Trainer(config, prepare(config), RunFolder(tmp_path / "died", config))
+    trainer = Trainer(prepare(config), RunFolder(tmp_path / "died", config))
     whole = trainer._save
 
     def save() -> None:
@@ -196,37 +198,37 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(
         trainer.run()
     assert len(rows(tmp_path / "died")) == 2
     train(config, tmp_path / "died", resume=True)
-    assert_twins(tmp_path / "straight", tmp_path / "died")
+    assert_same_run(tmp_path / "straight", tmp_path / "died")
 
 
-def test_a_finished_run_has_nothing_more_to_do(configure: Any, tmp_path: Path):
+def test_a_finished_run_is_not_changed(configure: Any, tmp_path: Path):
     config = configure()
     train(config, tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    assert start(config, prepare(config), tmp_path, resume=True).epoch == 3
+    assert start(prepare(config), tmp_path, resume=True).epoch == 3
     assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
 
 
-def test_more_epochs_can_be_asked_of_a_finished_run(configure: Any, tmp_path: Path):
+def test_a_finished_run_can_be_extended(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 1}), tmp_path)
     train(configure(training={"epochs": 2}), tmp_path, resume=True)
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
 
 
-def test_a_run_that_starts_over_forgets_the_old_one(configure: Any, tmp_path: Path):
+def test_starting_over_replaces_the_old_run(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 2})
-    start(config, prepare(config), tmp_path, resume=False)
-    start(config, prepare(config), tmp_path, resume=False)
+    start(prepare(config), tmp_path, resume=False)
+    start(prepare(config), tmp_path, resume=False)
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
 
 
-def test_a_refused_checkpoint_leaves_the_settings_of_the_run(configure: Any, tmp_path: Path):
+def test_a_refused_checkpoint_keeps_the_saved_settings(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 1})
     train(config, tmp_path)
     before = (tmp_path / "config.yaml").read_text()
     other = configure(decoder={"hidden_dim": 5})
     with pytest.raises(CheckpointError, match="other settings"):
-        start(other, prepare(other), tmp_path, resume=True)
+        start(prepare(other), tmp_path, resume=True)
     assert (tmp_path / "config.yaml").read_text() == before
 
 
@@ -238,18 +240,18 @@ def test_a_signal_stops_between_two_steps(configure: Any, tmp_path: Path, kind: 
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with signal_in_step(2, kind), pytest.raises(Interrupted):
         train(configure(), tmp_path)
-    assert progress_of(tmp_path)["step"] == 2  # the step that ran is kept
+    assert progress_of(tmp_path)["step"] == 2  # the step that was running is saved
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
-def test_a_second_termination_is_the_first_once_more(configure: Any, tmp_path: Path):
-    """Launchers pass theirs on to processes that the system has told already."""
+def test_a_second_sigterm_is_ignored(configure: Any, tmp_path: Path):
+    """Launchers forward theirs to processes that the system has already signalled."""
     with signal_in_step(2, signal.SIGTERM, times=2), pytest.raises(Interrupted):
         train(configure(), tmp_path)
     assert progress_of(tmp_path)["step"] == 2
 
 
-def test_a_signal_while_validating_stops_after_it(
+def test_a_signal_during_validation_stops_after_it(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = Trainer._validate
@@ -269,11 +271,11 @@ def test_a_second_signal_stops_at_once(configure: Any, tmp_path: Path):
     handler = signal.getsignal(signal.SIGINT)
     with signal_in_step(2, times=2), pytest.raises(KeyboardInterrupt):
         train(configure(), tmp_path)
-    assert progress_of(tmp_path)["step"] == 0  # the state of the beginning
+    assert progress_of(tmp_path)["step"] == 0  # the initial state
     assert signal.getsignal(signal.SIGINT) == handler
 
 
-def test_a_run_that_ends_gives_the_signals_back(configure: Any, tmp_path: Path):
+def test_signal_handlers_are_restored(configure: Any, tmp_path: Path):
     handler = signal.getsignal(signal.SIGINT)
     train(configure(training={"epochs": 1}), tmp_path)
     assert signal.getsignal(signal.SIGINT) == handler
@@ -282,32 +284,24 @@ def test_a_run_that_ends_gives_the_signals_back(configure: Any, tmp_path: Path):
 # --- Validation ---
 
 
-def test_a_run_that_stops_getting_better_ends(configure: Any, tmp_path: Path):
+def test_early_stopping(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 9, "patience": 2, "lr": 0.0})
     progress = train(config, tmp_path).progress
     assert progress.best_epoch == 0
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2, 3]
-    train(config, tmp_path, resume=True)  # and stays ended
+    train(config, tmp_path, resume=True)  # stays finished
     assert len(rows(tmp_path)) == 3
 
 
-def test_without_patience_it_goes_on(configure: Any, tmp_path: Path):
+def test_no_early_stopping_without_patience(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 4, "patience": 0, "lr": 0.0}), tmp_path)
     assert len(rows(tmp_path)) == 4
 
 
-def test_the_best_model_is_kept_not_the_last(
+def test_the_best_model_is_saved_not_the_last(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    scores = iter([0.3, 0.7, 0.5])
-    whole = Trainer._validate
-
-    def validate(self: Trainer, stored: StoredModel) -> Any:
-        found, sentences = whole(self, stored)
-        found.corpus["CIDEr"] = next(scores)
-        return found, sentences
-
-    monkeypatch.setattr(Trainer, "_validate", validate)
+    set_scores(monkeypatch, [0.3, 0.7, 0.5])
     progress = train(configure(), tmp_path).progress
     assert (progress.best, progress.best_epoch) == (0.7, 1)
     info = load(tmp_path / "best", device="cpu").info["training"]
@@ -316,7 +310,7 @@ def test_the_best_model_is_kept_not_the_last(
     assert info["train_photos"] == 8
 
 
-def test_the_average_is_what_is_validated_and_kept(configure: Any, tmp_path: Path):
+def test_the_running_average_is_validated_and_saved(configure: Any, tmp_path: Path):
     trainer = train(configure(training={"epochs": 1, "ema_decay": 0.9}), tmp_path)
     assert trainer.average is not None
     kept = load_file(tmp_path / "best" / "model.safetensors")
@@ -341,7 +335,7 @@ def test_the_best_model_holds_the_frequencies_of_its_training_captions(
 
 
 def test_a_second_stage_counts_its_own_captions(configure: Any, squares: Path, tmp_path: Path):
-    """The first one's photos may have been others."""
+    """The first stage may have been trained on other photos."""
     train(configure(training={"epochs": 1}), tmp_path / "first")
     content = json.loads((squares / "captions.json").read_text())
     content["images"] = content["images"][:5]
@@ -369,7 +363,7 @@ def test_a_resumed_run_keeps_the_same_frequencies(configure: Any, tmp_path: Path
     assert kept[0] == kept[1]
 
 
-def test_samples_metrics_and_curves_are_there(configure: Any, tmp_path: Path):
+def test_samples_metrics_and_curves_are_written(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 1, "sample_images": 9, "limit_val": 2}), tmp_path)
     samples = tmp_path / "samples" / "epoch_001"
     assert {file.name for file in samples.iterdir()} == {"red.png", "lime.png", "captions.txt"}
@@ -381,26 +375,26 @@ def test_samples_metrics_and_curves_are_there(configure: Any, tmp_path: Path):
     assert (tmp_path / "config.yaml").is_file()
 
 
-def test_progress_is_no_result(configure: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_progress_goes_to_stderr(configure: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     train(configure(training={"epochs": 1}), tmp_path)
     out, err = capfd.readouterr()
     assert out == ""
     assert "epoch 1: loss" in err
 
 
-def test_the_loss_is_a_mean_over_words_in_nats(configure: Any, tmp_path: Path):
-    """A model that knows nothing and never learns: ln V."""
+def test_the_loss_is_the_mean_over_words_in_nats(configure: Any, tmp_path: Path):
+    """ln V for uniform predictions."""
     config = configure(training={"epochs": 1, "lr": 0.0}, decoder={"dropout": 0.0})
     setup = prepare(config)
     with torch.no_grad():
         for parameter in setup.stored.model.decoder.word_output.parameters():
             parameter.zero_()
-    start(config, setup, tmp_path, resume=False)
+    start(setup, tmp_path, resume=False)
     expected = math.log(len(setup.stored.vocabulary))
     assert rows(tmp_path)[0]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-# --- Where photos come from ---
+# --- Feature caches and shards ---
 
 
 def cached(
@@ -431,32 +425,30 @@ def test_a_cache_trains_the_same_model_as_the_photos(
     config = configure(**changes)
     cached(config, tmp_path)
     train(config, tmp_path / "features")
-    assert_twins(tmp_path / "photos", tmp_path / "features")
+    assert_same_run(tmp_path / "photos", tmp_path / "features")
 
 
 @pytest.mark.slow
-def test_a_run_from_features_that_was_stopped_is_the_twin_of_one_that_was_not(
-    configure: Any, tmp_path: Path
-):
+def test_a_resumed_run_from_features_equals_an_uninterrupted_one(configure: Any, tmp_path: Path):
     config = configure(**AVERAGED)
     cached(config, tmp_path, "float16")
     train(config, tmp_path / "straight")
     with signal_in_step(4), pytest.raises(Interrupted):
         train(config, tmp_path / "stopped")
     train(config, tmp_path / "stopped", resume=True)
-    assert_twins(tmp_path / "straight", tmp_path / "stopped")
+    assert_same_run(tmp_path / "straight", tmp_path / "stopped")
 
 
 def test_features_of_another_encoder_are_refused(configure: Any, tmp_path: Path):
     config = configure()
     cached(config, tmp_path)
-    other = configure(training={"seed": 5})  # other weights: they are random
+    other = configure(training={"seed": 5})  # other random weights
     other.data.features = config.data.features
     with pytest.raises(DataError, match="was made with other weights"):
         prepare(other)
 
 
-def test_a_validation_photo_without_features_is_told_before_training(
+def test_a_validation_photo_without_features_fails_before_training(
     configure: Any, squares: Path, tmp_path: Path
 ):
     photos = tmp_path / "photos"
@@ -464,7 +456,7 @@ def test_a_validation_photo_without_features_is_told_before_training(
     (photos / "gray.png").write_bytes(b"no picture")
     config = configure(data={"images": [str(photos)]})
     cached(config, tmp_path, expected=FAILED)
-    with pytest.raises(ImageError, match=r"gray\.png: this photo could not be read when its feat"):
+    with pytest.raises(ImageError, match=r"gray\.png: unreadable when its features were computed"):
         prepare(config)
     config.training.limit_val = 7  # without the last
     assert len(prepare(config).train) == 7
@@ -472,7 +464,7 @@ def test_a_validation_photo_without_features_is_told_before_training(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_shards_teach_as_photos_do_and_can_be_resumed(configure: Any, tmp_path: Path, workers: int):
+def test_runs_from_shards_resume_exactly(configure: Any, tmp_path: Path, workers: int):
     config = configure(data={"workers": workers}, training={"epochs": 2})
     path = tmp_path / "config.json"
     path.write_text(json.dumps(asdict(config)))
@@ -484,25 +476,25 @@ def test_shards_teach_as_photos_do_and_can_be_resumed(configure: Any, tmp_path: 
     with signal_in_step(2), pytest.raises(Interrupted):
         train(config, tmp_path / "stopped")
     train(config, tmp_path / "stopped", resume=True)
-    assert_twins(tmp_path / "straight", tmp_path / "stopped")
+    assert_same_run(tmp_path / "straight", tmp_path / "stopped")
     assert progress_of(tmp_path / "straight")["settings"]["photos"] == 8
 
 
-def test_another_order_of_photos_is_refused_on_the_way(configure: Any, tmp_path: Path):
+def test_settings_that_change_the_steps_are_refused_on_resume(configure: Any, tmp_path: Path):
     with signal_in_step(2), pytest.raises(Interrupted):
         train(configure(), tmp_path)
-    for changes, told in (
-        ({"data": {"bucket_batches": 1}}, "data.bucket_batches 64, now it is 1"),
-        ({"training": {"seed": 1}}, "training.seed 0, now it is 1"),
-        ({"data": {"horizontal_flip": True}}, "data.horizontal_flip False, now it is True"),
-        ({"data": {"min_crop": 0.5}}, r"data.min_crop 1\.0, now it is 0\.5"),
-        ({"data": {"color_jitter": 0.5}}, r"data.color_jitter 0\.0, now it is 0\.5"),
+    for changes, expected in (
+        ({"data": {"bucket_batches": 1}}, "data.bucket_batches 64, but now it is 1"),
+        ({"training": {"seed": 1}}, "training.seed 0, but now it is 1"),
+        ({"data": {"horizontal_flip": True}}, "data.horizontal_flip False, but now it is True"),
+        ({"data": {"min_crop": 0.5}}, r"data.min_crop 1\.0, but now it is 0\.5"),
+        ({"data": {"color_jitter": 0.5}}, r"data.color_jitter 0\.0, but now it is 0\.5"),
     ):
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=expected):
             train(configure(**changes), tmp_path, resume=True)
 
 
-# --- The rest of the recipe ---
+# --- Micro-batches, plateau, kept models, rewards ---
 
 
 def test_a_step_in_parts_has_the_gradients_of_the_whole_step(configure: Any, tmp_path: Path):
@@ -514,7 +506,7 @@ def test_a_step_in_parts_has_the_gradients_of_the_whole_step(configure: Any, tmp
         )
         setup = prepare(config)
         setup.stored.model.double()
-        trainer = Trainer(config, setup, RunFolder(tmp_path, config))
+        trainer = Trainer(setup, RunFolder(tmp_path, config))
         found: dict[str, torch.Tensor] = {}
 
         def keep(parameters: Any, norm: float) -> None:
@@ -535,14 +527,13 @@ def test_a_step_in_parts_has_the_gradients_of_the_whole_step(configure: Any, tmp
         torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:
-    """Validations find these, whatever the model says."""
+def set_scores(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:
+    """Make validations return these."""
     scores, whole = iter(ciders), Trainer._validate
 
     def validate(self: Trainer, stored: StoredModel) -> Any:
         found, sentences = whole(self, stored)
-        found.corpus["CIDEr"] = next(scores)
-        return found, sentences
+        return {**found, "CIDEr": next(scores)}, sentences
 
     monkeypatch.setattr(Trainer, "_validate", validate)
 
@@ -551,17 +542,17 @@ def judged(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:
 def test_a_plateau_halves_the_learning_rate(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    judged(monkeypatch, [0.3, 0.3, 0.2, 0.4, 0.1, 0.1])
+    set_scores(monkeypatch, [0.3, 0.3, 0.2, 0.4, 0.1, 0.1])
     settings = {"schedule": "plateau", "plateau_patience": 2, "epochs": 6, "lr": 1e-3}
     train(configure(training=settings), tmp_path)
     # Two validations without a better one: halved after the third and after the sixth.
     assert [row["lr"] for row in rows(tmp_path)] == [1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 5e-4]
 
 
-def test_the_best_are_kept_and_averaged(
+def test_the_best_models_are_kept_and_averaged(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    judged(monkeypatch, [0.3, 0.1, 0.5, 0.4, 0.6])
+    set_scores(monkeypatch, [0.3, 0.1, 0.5, 0.4, 0.6])
     train(configure(training={"epochs": 4, "keep_best": 2}), tmp_path)
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert kept == ["epoch_003", "epoch_004"]
@@ -588,18 +579,16 @@ def test_self_critical_training_raises_the_reward(configure: Any, tmp_path: Path
     )
     setup = prepare(config)
     setup.train = setup.train * 30  # an epoch is 30 steps
-    start(config, setup, tmp_path / "second", resume=False)
+    start(setup, tmp_path / "second", resume=False)
     found = rows(tmp_path / "second")
     assert found[-1]["reward"] > 1.2 * found[0]["reward"] > 0
     assert all(row["reward_signature"].startswith("cider-d:1|bleu-4:0|end:yes") for row in found)
     assert all(0 <= row["sampled_bad_endings"] <= 1 for row in found)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_checkpoint(
-    configure: Any, tmp_path: Path
-):
+def test_a_nan_loss_stops_the_run_and_keeps_the_checkpoint(configure: Any, tmp_path: Path):
     config = configure(training={"save_every": 2, "epochs": 1})
-    trainer = Trainer(config, prepare(config), RunFolder(tmp_path, config))
+    trainer = Trainer(prepare(config), RunFolder(tmp_path, config))
     whole = trainer.step
 
     def step(*given: Any) -> None:
@@ -617,11 +606,11 @@ def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_checkpoint(
     )
 
 
-def test_a_gradient_that_is_no_number_is_told_before_anything_is_saved(
+def test_an_infinite_gradient_stops_the_run_before_anything_is_saved(
     configure: Any, tmp_path: Path
 ):
     config = configure(training={"save_every": 1, "epochs": 1})
-    trainer = Trainer(config, prepare(config), RunFolder(tmp_path, config))
+    trainer = Trainer(prepare(config), RunFolder(tmp_path, config))
     whole = trainer.accelerator.backward
 
     def backward(loss: torch.Tensor) -> None:
@@ -637,26 +626,26 @@ def test_a_gradient_that_is_no_number_is_told_before_anything_is_saved(
     assert all(tensor.isfinite().all() for tensor in saved.values())
 
 
-def test_more_of_the_best_can_be_kept_later(configure: Any, tmp_path: Path):
+def test_keep_best_can_be_raised_on_resume(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 1}), tmp_path)
     train(configure(training={"epochs": 3, "keep_best": 2}), tmp_path, resume=True)
     assert len(list((tmp_path / "kept").iterdir())) == 2
     assert (tmp_path / "average").is_dir()
 
 
-def test_a_finished_run_that_kept_none_has_none_to_average(configure: Any, tmp_path: Path):
+def test_a_finished_run_without_kept_models_is_not_averaged(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 1}), tmp_path)
     train(configure(training={"epochs": 1, "keep_best": 2}), tmp_path, resume=True)
     assert not (tmp_path / "average").exists()
 
 
-def test_other_captions_are_refused_on_the_way(configure: Any, squares: Path, tmp_path: Path):
-    """As many photos and words, but numbered otherwise: each weight would be another word's."""
+def test_other_captions_are_refused_on_resume(configure: Any, squares: Path, tmp_path: Path):
+    """The same number of photos and words, but with other token ids."""
     train(configure(training={"epochs": 1}), tmp_path / "run")
     content = json.loads((squares / "captions.json").read_text())
-    content["annotations"][0]["caption"] = "A red blue."  # blue is now a word that stands twice
+    content["annotations"][0]["caption"] = "A red blue."  # blue now occurs twice
     file = tmp_path / "edited.json"
     file.write_text(json.dumps(content))
     edited = configure(training={"epochs": 2}, data={"train_annotations": [str(file)]})
-    with pytest.raises(CheckpointError, match=r"with training captions \w+, now it is \w+; give"):
+    with pytest.raises(CheckpointError, match=r"training captions \w+, but now it is \w+; use"):
         train(edited, tmp_path / "run", resume=True)

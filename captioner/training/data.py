@@ -1,0 +1,179 @@
+"""From the config to data sets: photos, their captions as token ids, cached features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from captioner.config import DataConfig, TrainConfig
+from captioner.data.batches import EncodedImage, warn_skipped
+from captioner.data.coco import CaptionedImage, karpathy_ids, read_captions, read_dataset
+from captioner.data.features import FeatureCache, feature_fingerprint, read_contents, reader_threads
+from captioner.data.images import image_size
+from captioner.errors import ConfigError, ImageError
+from captioner.models.captioner import CaptionModel
+from captioner.vocabulary import END, Vocabulary
+
+T = TypeVar("T")
+
+
+def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
+    """Read the captions of the training and the validation photos, and locate the photos.
+
+    Raises:
+        DataError: A file or photo is missing or invalid.
+        ConfigError: There are no validation captions.
+    """
+    folders = None if config.shards else config.images  # of the training photos
+    if config.karpathy_split is not None:
+        ids = karpathy_ids(config.karpathy_split)
+        files = [*config.train_annotations, *config.val_annotations]
+        return (
+            read_dataset(files, folders, ids=ids["train"]),
+            read_dataset(files, config.images, ids=ids["val"]),
+        )
+    if not config.val_annotations:
+        raise ConfigError(
+            "data.val_annotations is empty; give a COCO captions file or data.karpathy_split"
+        )
+    return (
+        _read_styled(config.train_annotations, folders, config.styles),
+        _read_styled(config.val_annotations, config.images, config.val_styles),
+    )
+
+
+def _read_styled(
+    files: Sequence[str], folders: Sequence[str] | None, styles: Sequence[str]
+) -> list[CaptionedImage]:
+    photos = read_dataset(files, folders)
+    if not styles:
+        return photos
+    style_of = _per_photo(files[::-1], styles[::-1])  # the first file that lists a photo counts
+    return [replace(photo, style=style_of[photo.image_id]) for photo in photos]
+
+
+def _per_photo(files: Sequence[str], values: Sequence[T]) -> dict[int, T]:
+    """Map the image ids of each captions file to the file's value; later files override."""
+    return {
+        image_id: value
+        for file, value in zip(files, values, strict=True)
+        for image_id in read_captions([file])[0]
+    }
+
+
+def count_vocabulary(words: Sequence[Sequence[Sequence[str]]], config: DataConfig) -> Vocabulary:
+    """Build the vocabulary from the tokenized training captions of every photo.
+
+    Raises:
+        ConfigError: No word is frequent enough.
+    """
+    vocabulary = Vocabulary.count(
+        (caption for captions in words for caption in captions),
+        config.vocabulary_threshold,
+        tuple(dict.fromkeys(config.styles)),
+    )
+    if not vocabulary.words:
+        raise ConfigError(
+            f"no word occurs {config.vocabulary_threshold} times in the training captions; lower "
+            "data.vocabulary_threshold"
+        )
+    return vocabulary
+
+
+def encode_captions(
+    photos: Sequence[CaptionedImage],
+    words: Sequence[Sequence[Sequence[str]]],
+    vocabulary: Vocabulary,
+    max_words: int,
+) -> list[EncodedImage]:
+    """Convert the tokenized captions of every photo to token ids.
+
+    A caption longer than ``max_words`` is truncated and gets no end token, so that truncation is
+    not learned as an ending.
+    """
+
+    def encode(caption: Sequence[str]) -> list[int]:
+        end = [END] if len(caption) <= max_words else []
+        return [*vocabulary.encode(caption[:max_words]), *end]
+
+    return [
+        EncodedImage(photo, tuple(map(encode, captions)), vocabulary.start(photo.style))
+        for photo, captions in zip(photos, words, strict=True)
+    ]
+
+
+def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[EncodedImage]:
+    """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file."""
+    if not config.repeats:
+        return list(photos)
+    repeats = _per_photo(config.train_annotations, config.repeats)
+    return [photo for photo in photos for _ in range(repeats[photo.image.image_id])]
+
+
+def count_targets(photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> torch.Tensor:
+    """Count how often each token is a target, (V,)."""
+    tokens = [token for photo in photos for caption in photo.tokens for token in caption]
+    return torch.bincount(torch.tensor(tokens), minlength=len(vocabulary)).float()
+
+
+def open_features(
+    config: TrainConfig,
+    model: CaptionModel,
+    train: Sequence[EncodedImage],
+    val: Sequence[CaptionedImage],
+) -> tuple[FeatureCache, list[EncodedImage]]:
+    """Open the feature cache of ``data.features``.
+
+    Returns:
+        The cache and the training photos that it holds; a warning names each of the others.
+
+    Raises:
+        DataError: The cache is missing, incomplete, or of another encoder or preprocessing.
+        ConfigError: The encoder stages being fine-tuned include cached ones.
+    """
+    assert config.data.features is not None
+    encoder, finetune_from = model.encoder, config.encoder.finetune_from
+    stage = (read_contents(Path(config.data.features)) or {}).get("key", {}).get("stage")
+    order = encoder.stages()
+    if finetune_from is not None and (
+        stage is None or order.index(stage) > order.index(finetune_from)
+    ):
+        raise ConfigError(
+            f"data.features holds {f'the input of {stage}' if stage else 'the output'} of the "
+            f"encoder, and encoder.finetune_from {finetune_from} changes it; run captioner prepare "
+            f"features with encoder.finetune_from {finetune_from}"
+        )
+    # Without dtype and precision: those of the cache may differ from the run's.
+    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
+    key = feature_fingerprint(encoder.name, state, model.preprocessing, stage=stage)
+    cache = FeatureCache.open(config.data.features, key)
+    images = [photo.image for photo in train]
+    cache.check(images, flipped=config.data.horizontal_flip)
+    cache.check(val)
+    for image in images:
+        if not cache.has(image.image_id):
+            warn_skipped(ImageError(f"{image.path}: unreadable when its features were computed"))
+    return cache, [photo for photo in train if cache.has(photo.image.image_id)]
+
+
+def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:
+    """Fail now, not after an epoch, if a validation photo is missing or is not an image.
+
+    Only headers are read; a file that is damaged further in fails when it is captioned.
+
+    Raises:
+        ImageError: A photo cannot be read, or the cache lacks its features.
+    """
+    for image in images:
+        if cache is not None and not cache.has(image.image_id):
+            raise ImageError(
+                f"{image.path}: unreadable when its features were computed; repair the photo or "
+                "remove it from the validation captions, then compute the features again"
+            )
+    with ThreadPoolExecutor(reader_threads()) as pool:
+        list(pool.map(image_size, (image.path for image in images)))  # raises the first error

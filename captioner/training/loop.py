@@ -1,0 +1,469 @@
+"""The training loop: train, validate, save.
+
+    for every epoch:
+        for every batch:    forward, backward, clip, step      (state saved every save_every steps)
+        validate by decoding; save the model with the best CIDEr; stop early when it stops improving
+
+``Progress`` holds all counters, and every random choice is a function of seed and step, so that an
+interrupted run resumes exactly. On a GPU a step does not wait for the device, except to sample
+captions: sums stay there and are collected every ``COLLECT_EVERY`` steps.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import gather_object
+from torch import nn
+from tqdm import tqdm
+
+from captioner.api import Captioner
+from captioner.data.batches import Batch
+from captioner.data.sources import open_source
+from captioner.errors import CheckpointError
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.statistics import describe_texts
+from captioner.hardware import pick_precision
+from captioner.model_folder import StoredModel, save_model
+from captioner.models.captioner import CaptionModel
+from captioner.models.losses import Losses
+from captioner.models.packing import upload
+from captioner.training.build import Setup
+from captioner.training.objectives import EPOCH_SUMS, Task, build_objective
+from captioner.training.optim import average_models, lr_factor, make_average, make_optimizer
+from captioner.training.run import (
+    Progress,
+    RunFolder,
+    check_resume,
+    load_state,
+    resume_settings,
+    save_state,
+)
+from captioner.training.signals import Stop, stop_signals
+from captioner.training.trackers import Trackers
+from captioner.training.validation import Sentence, decode, score_sentences
+
+COLLECT_EVERY = 20
+"""Steps between two reads of the sums on a GPU; on a CPU they are read every step."""
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the user stopped the run
+    """The run was interrupted; its state is saved."""
+
+
+class _TaskLosses(nn.Module):
+    """The model with its losses as forward pass, as DistributedDataParallel needs it."""
+
+    def __init__(self, model: CaptionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, task: Task, label_smoothing: float) -> Losses:
+        """Losses of a task."""
+        return self.model(  # type: ignore[no-any-return]
+            task.images,
+            task.tokens,
+            label_smoothing,
+            inputs=task.inputs,
+            advantages=task.advantages,
+        )
+
+
+class Trainer:
+    """Trains one model in one run folder."""
+
+    def __init__(self, setup: Setup, folder: RunFolder) -> None:
+        """Move the model to its device and build optimizer, data source and objective.
+
+        Args:
+            setup: Config, data and model, from ``build.prepare``.
+            folder: Where the run is saved.
+
+        Raises:
+            CaptionerError: The shards of the config cannot be used.
+        """
+        config = self.config = setup.config
+        self.setup, self.folder = setup, folder
+        cpu = not torch.cuda.is_available()
+        # PartialState gives the device, which the precision depends on.
+        precision = pick_precision(config.training.precision, PartialState(cpu=cpu).device)
+        self.accelerator = Accelerator(
+            cpu=cpu, mixed_precision="bf16" if precision == "bf16" else "no"
+        )
+        self.device = self.accelerator.device
+        self.world = self.accelerator.num_processes
+        self.model: CaptionModel = setup.stored.model.to(self.device)
+        if config.training.compile:
+            self.model.decoder.compile_scores()
+        self.optimizer = make_optimizer(self.model, config.training)
+        self.average = make_average(self.model, config.training.ema_decay)
+        self.source = open_source(
+            config,
+            setup.train,
+            self.model.preprocessing,
+            setup.cache,
+            rank=self.accelerator.process_index,
+            world=self.world,
+        )
+        self.total_steps = sum(map(self.source.batches_in, range(config.training.epochs)))
+        self.objective = build_objective(
+            config, setup.train, setup.stored.vocabulary, self.total_steps
+        )
+        self.progress = Progress(settings=resume_settings(setup, self.world))
+        self._sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
+
+    def resume(self) -> None:
+        """Continue from the checkpoint in the run folder.
+
+        Raises:
+            CheckpointError: It cannot be read, or is from a run with other settings.
+        """
+        loaded = load_state(self.folder.state, self.model, self.average, self.optimizer)
+        check_resume(self.folder.state, loaded.settings, self.progress.settings)
+        self.progress = loaded
+
+    def run(self) -> Progress:
+        """Train to the end.
+
+        Raises:
+            Interrupted: By Ctrl-C or a termination signal; the state is saved.
+            CheckpointError: The state cannot be saved, or the loss or gradient is not finite.
+        """
+        progress, main = self.progress, self.accelerator.is_main_process
+        if self._finished() and (not self._keeps_several() or self.folder.average.exists()):
+            return progress
+        trackers = Trackers(self.config.training.trackers, self.folder, active=main)
+        self._check_processes_agree()
+        fresh = progress.step == 0
+        if fresh:  # before anything else is written or deleted: a killed run can then be resumed
+            self._save()
+        if main:
+            self.folder.open(progress.epoch, fresh=fresh)
+        model, optimizer = self.prepare()
+        bar = tqdm(
+            total=self.total_steps,
+            initial=progress.step,
+            desc="training",
+            unit="step",
+            disable=not main,
+            dynamic_ncols=True,
+        )
+        with bar, trackers, stop_signals() as stop:
+            while not self._finished():
+                self._train_epoch(model, optimizer, bar, stop)
+                self._end_epoch(bar, trackers)
+                if self._any_process(stop.requested):  # the state is saved
+                    raise Interrupted
+            if self._keeps_several():
+                self._save_average(bar)
+        return progress
+
+    def _finished(self) -> bool:
+        """Whether all epochs are done, or CIDEr has not improved for ``patience`` epochs."""
+        config, progress = self.config.training, self.progress
+        since_best = progress.epoch - 1 - progress.best_epoch
+        stale = config.patience > 0 and progress.epoch > 0 and since_best >= config.patience
+        return progress.epoch >= config.epochs or stale
+
+    def _keeps_several(self) -> bool:
+        """Whether there are kept models to average (a run resumed at its end may have none)."""
+        return self.config.training.keep_best > 1 and bool(self.progress.kept)
+
+    def _check_processes_agree(self) -> None:
+        """Check that all processes continue from the same step.
+
+        Raises:
+            CheckpointError: They do not: their run folders differ.
+        """
+        steps = gather_object([self.progress.step])
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"the processes found {self.folder.path} at different steps "
+                f"({', '.join(map(str, steps))}); use a --run-folder on a disk that they all share"
+            )
+
+    def prepare(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Wrap model and optimizer for ``step``."""
+        model, optimizer = self.accelerator.prepare(_TaskLosses(self.model), self.optimizer)
+        return model, optimizer
+
+    def _train_epoch(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, bar: Any, stop: Stop
+    ) -> None:
+        """Take the remaining steps of the epoch."""
+        progress = self.progress
+        self.model.train()
+        started = time.monotonic()
+        for batch in self.source.batches(progress.epoch, progress.batch):
+            self.step(model, optimizer, batch)
+            progress.batch += 1
+            progress.step += 1
+            bar.update()
+            collect = self.device.type == "cpu" or progress.step % COLLECT_EVERY == 0
+            if collect:
+                self.collect_sums()
+                bar.set_postfix({"epoch": progress.epoch + 1} | self._epoch_mean())
+            # Several processes agree through the device: only where that is waited for anyway.
+            stopping = (collect or self.world == 1) and self._any_process(stop.requested)
+            if stopping or progress.step % self.config.training.save_every == 0:
+                self.collect_sums()
+                started = self._add_seconds(started)
+                self._save()
+            if stopping:
+                raise Interrupted
+        self.collect_sums()
+        self._add_seconds(started)
+        self._save()  # before validation, which may take long
+        if self._any_process(stop.requested):
+            raise Interrupted
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        """Take one optimizer step; its sums stay on the device until ``collect_sums``.
+
+        Args:
+            model: From ``prepare``.
+            optimizer: From ``prepare``.
+            batch: This process's share.
+        """
+        config, accelerator = self.config.training, self.accelerator
+        # Sampling and dropout depend on seed, step and process alone: a resumed run repeats them.
+        torch.manual_seed(
+            (config.seed * 1_000_003 + self.progress.step) * self.world + accelerator.process_index
+        )
+        factor = self._lr_factor(self.progress.step)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+        tasks = [task for part in batch.parts(config.micro_batch) for task in self._tasks(part)]
+        count = torch.tensor(sum(task.words for task in tasks))
+        words = accelerator.reduce(upload(count, self.device))
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        for number, task in enumerate(tasks, 1):
+            last = number == len(tasks)
+            with nullcontext() if last else accelerator.no_sync(model):
+                losses = model(task, config.label_smoothing)
+                # Mean over the words of all processes and parts, however unequal (gradients are
+                # averaged over processes).
+                loss = task.scale * losses.objective(config)
+                accelerator.backward(loss * self.world / words.clamp(min=1))
+                if task.scale == 1:
+                    loss_sum += losses.cross_entropy.detach()
+        norm = accelerator.clip_grad_norm_(
+            [p for group in optimizer.param_groups for p in group["params"]], config.clip_norm
+        )
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        counted = {"words": float(count), **self.objective.sums()}
+        values = torch.tensor([counted.get(name, 0.0) for name in EPOCH_SUMS], dtype=torch.float64)
+        step_sums = upload(values, self.device)
+        sums = dict(zip(EPOCH_SUMS, step_sums, strict=True))  # views
+        sums["loss"] += loss_sum
+        if norm is not None and accelerator.is_main_process:  # all processes have the same
+            sums["gradient_norm"] += norm
+        self._sums += accelerator.reduce(step_sums)
+
+    def _tasks(self, part: Batch) -> list[Task]:
+        images = part.images.to(self.device, non_blocking=True)
+        with self.accelerator.autocast():
+            return self.objective.tasks(self.model, part, images, self.progress.step)
+
+    def _lr_factor(self, step: int) -> float:
+        config = self.config.training
+        factor = lr_factor(step, config.warmup_steps, self.total_steps, config.schedule)
+        return factor * self.progress.lr_scale
+
+    def collect_sums(self) -> None:
+        """Move the sums from the device to the progress.
+
+        Raises:
+            CheckpointError: The loss or the gradient norm is not finite.
+        """
+        sums = self.progress.sums
+        for name, value in zip(EPOCH_SUMS, self._sums.tolist(), strict=True):
+            sums[name] = sums.get(name, 0.0) + value
+        self._sums.zero_()
+        for name in ("loss", "gradient_norm"):
+            if math.isfinite(sums[name]):
+                continue
+            config, step = self.config.training, self.progress.step
+            first = 1 if self.device.type == "cpu" else max(1, step - COLLECT_EVERY + 1)
+            where = f"step {step}" if self.device.type == "cpu" else f"steps {first} to {step}"
+            lr = config.lr * self._lr_factor(step - 1)
+            raise CheckpointError(
+                f"the {name.replace('_', ' ')} is {sums[name]} at {where} of {self.total_steps} "
+                f"(epoch {self.progress.epoch + 1}, learning rate {lr:.1e}, clip_norm "
+                f"{config.clip_norm}); the last checkpoint is from before that: lower training.lr, "
+                "raise training.warmup_steps or set training.precision fp32, and continue with "
+                "--resume auto"
+            )
+
+    def _epoch_mean(self) -> dict[str, Any]:
+        """Mean loss or reward of the epoch so far, for the progress bar."""
+        sums = self.progress.sums
+        if sums["samples"]:
+            return {"reward": f"{sums['reward'] / sums['samples']:.3f}"}
+        return {"loss": f"{sums['loss'] / max(1, sums['words']):.3f}"}
+
+    def _any_process(self, flag: bool) -> bool:
+        """Whether the flag is set in any process: all must stop at the same step."""
+        if self.world == 1:
+            return flag
+        return bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.device)))
+
+    def _add_seconds(self, started: float) -> float:
+        now = time.monotonic()
+        self.progress.seconds += now - started
+        sums = self.progress.sums
+        sums["seconds"] = sums.get("seconds", 0.0) + now - started
+        return now
+
+    def _end_epoch(self, bar: Any, trackers: Trackers) -> None:
+        """Validate, report the metrics, save the model and the state."""
+        config, progress = self.config.training, self.progress
+        main = self.accelerator.is_main_process
+        scores, sentences = self._validate(self._validated_model())
+        lr = config.lr * self._lr_factor(progress.step - 1)  # before it may be to_float16
+        better = self._update_best(scores["CIDEr"])
+        if main:
+            row = self._metrics(scores, sentences, lr)
+            self.folder.add_metrics(row)
+            trackers.log(row)
+            bar.write(_summary(row), file=sys.stderr)
+            self._save_models(row, better)
+        progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
+        self._save()
+        if main:  # last: a figure that fails loses nothing
+            self.folder.prune(progress.kept)
+            figures = self.folder.add_samples(progress.epoch, sentences[: config.sample_images])
+            trackers.log_images(figures, progress.step)
+
+    def _validated_model(self) -> StoredModel:
+        """The model that is validated and saved: the running average if there is one."""
+        stored = self.setup.stored
+        model = stored.model if self.average is None else self.average.module
+        return StoredModel(model, stored.decoder, stored.vocabulary, stored.search, {})  # type: ignore[arg-type]
+
+    def captioner(self, stored: StoredModel) -> Captioner:
+        """A captioner on the run's device and in its precision, as validation uses it."""
+        precision = pick_precision(self.config.training.precision, self.device)
+        return Captioner(stored, device=str(self.device), precision=precision)
+
+    def _validate(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
+        """Caption the validation photos, distributed over the processes, and score the captions."""
+        images = self.setup.val[: self.config.training.limit_val or None]
+        mine = images[self.accelerator.process_index :: self.world]
+        sentences = decode(self.captioner(stored), mine, self.config.search, self.setup.cache)
+        if self.world > 1:
+            sentences = gather_object(sentences)
+        sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
+        return score_sentences(sentences), sentences
+
+    def _update_best(self, cider: float) -> bool:
+        """Update best score, plateau and kept epochs, in every process alike.
+
+        Returns:
+            Whether this is the best validation so far.
+        """
+        progress, config = self.progress, self.config.training
+        better = cider > progress.best
+        if better:
+            progress.best, progress.best_epoch = cider, progress.epoch
+        progress.plateau = 0 if better else progress.plateau + 1
+        if config.schedule == "plateau" and progress.plateau >= config.plateau_patience:
+            progress.lr_scale, progress.plateau = progress.lr_scale / 2, 0
+        if config.keep_best > 1:
+            progress.kept[str(progress.epoch + 1)] = cider
+            best = sorted(progress.kept, key=lambda epoch: -progress.kept[epoch])
+            progress.kept = {epoch: progress.kept[epoch] for epoch in best[: config.keep_best]}
+        return better
+
+    def _metrics(
+        self, scores: dict[str, float], sentences: list[Sentence], lr: float
+    ) -> dict[str, Any]:
+        """The epoch's row in metrics.jsonl."""
+        progress, sums = self.progress, self.progress.sums
+        row: dict[str, Any] = {
+            "epoch": progress.epoch + 1,
+            "step": progress.step,
+            "loss": sums["loss"] / max(1, sums["words"]),
+            "lr": lr,
+            "seconds": progress.seconds,
+        }
+        if sums["samples"]:
+            row |= {name: sums[name] / sums["samples"] for name in ("reward", "baseline")}
+            row |= {
+                "sampled_bad_endings": sums["bad_endings"] / sums["samples"],
+                "seconds_waiting_for_rewards": sums["waited"] / self.world,
+                "seconds_of_epoch": sums["seconds"],
+                "reward_signature": self._reward_signature,
+            }
+        endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
+        return row | {**scores, "bad_endings": endings}
+
+    @cached_property
+    def _reward_signature(self) -> str:
+        return self.objective.signature()
+
+    def _save_models(self, row: dict[str, Any], better: bool) -> None:
+        """Save the model if it is the best or one of the kept ones."""
+        stored = self._validated_model()
+        stored.info = {"training": row | {"train_photos": len(self.setup.train)}}
+        stored.frequencies = self._frequencies
+        if better:
+            save_model(self.folder.best, stored)
+        epoch = str(self.progress.epoch + 1)
+        if epoch in self.progress.kept:
+            save_model(self.folder.kept(epoch), stored)
+
+    @cached_property
+    def _frequencies(self) -> bytes:
+        """Document frequencies of the training captions, stored with the model."""
+        captions = {photo.image.image_id: photo.image.captions for photo in self.setup.train}
+        return DocumentFrequencies.from_references(captions).to_bytes()
+
+    def _save_average(self, bar: Any) -> None:
+        """Average the kept models' weights into one more model, validate and save it."""
+        self.accelerator.wait_for_everyone()
+        stored = average_models([self.folder.kept(epoch) for epoch in self.progress.kept])
+        scores, _ = self._validate(stored)
+        if self.accelerator.is_main_process:
+            epochs = sorted(map(int, self.progress.kept))
+            stored.info = {"training": {"average_of_epochs": epochs, **scores}}
+            save_model(self.folder.average, stored)
+            bar.write(
+                f"average of epochs {', '.join(map(str, epochs))}: CIDEr "
+                f"{100 * scores['CIDEr']:.1f}, BLEU-4 {100 * scores['Bleu_4']:.1f}, saved to "
+                f"{self.folder.average}",
+                file=sys.stderr,
+            )
+
+    def _save(self) -> None:
+        if self.accelerator.is_main_process:
+            save_state(self.folder.state, self.progress, self.model, self.average, self.optimizer)
+        self.accelerator.wait_for_everyone()
+
+
+def _summary(row: dict[str, Any]) -> str:
+    """One line per epoch for the terminal."""
+    name = "reward" if "reward" in row else "loss"
+    return (
+        f"epoch {row['epoch']}: {name} {row[name]:.3f}, CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 "
+        f"{100 * row['Bleu_4']:.1f}, bad endings {100 * row['bad_endings']:.1f}%"
+    )
+
+
+def start(setup: Setup, folder: Path, resume: bool) -> Progress:
+    """Train in a run folder; see ``Trainer.run``."""
+    trainer = Trainer(setup, RunFolder(folder, setup.config))
+    if resume:
+        trainer.resume()
+    return trainer.run()

@@ -1,0 +1,103 @@
+"""What a step does with the gradients: parameter groups, learning rate, averages of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from captioner.config import TrainingConfig
+from captioner.model_folder import StoredModel, load_model
+from captioner.models.captioner import CaptionModel
+
+
+def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with a learning rate of its own for the encoder; only matrices have weight decay."""
+    groups = []
+    for module, lr in ((model.encoder, config.encoder_lr), (model.decoder, config.lr)):
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        for decay, members in (
+            (config.weight_decay, [p for p in trainable if p.ndim > 1]),
+            (0.0, [p for p in trainable if p.ndim < 2]),
+        ):
+            if members:
+                groups.append({"params": members, "lr": lr, "peak_lr": lr, "weight_decay": decay})
+    return torch.optim.AdamW(groups, fused=True)
+
+
+def lr_factor(step: int, warmup_steps: int, total_steps: int, schedule: str = "cosine") -> float:
+    """Learning rate at a step as a fraction of its peak: linear warm-up, then the schedule.
+
+    Args:
+        step: Steps taken so far, from 0.
+        warmup_steps: Length of the warm-up.
+        total_steps: Length of the run.
+        schedule: ``cosine``: half a cosine down to 0; ``plateau``: constant (the training loop
+            halves the peak when the validation score stops improving).
+
+    Returns:
+        0 to 1.
+    """
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if schedule == "plateau":
+        return 1.0
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class RunningAverage(AveragedModel):
+    """Exponential moving average of the weights.
+
+        average <- d average + (1 - d) weights,   d = min(decay, (1 + n) / (10 + n))
+
+    after n updates: the cap lets the average forget the random initialization. The first update
+    copies the weights. ``AveragedModel`` passes n on the weights' device, so that reading it makes
+    every step wait; here n is read on the CPU.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(model)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Update the average with the model's weights and copy its buffers."""
+        n = int(self.n_averaged)  # AveragedModel keeps it on the CPU
+        decay = min(self.decay, (1 + n) / (10 + n)) if n else 0.0
+        averages: list[torch.Tensor] = list(self.module.parameters())
+        weights: list[torch.Tensor] = list(model.parameters())
+        if n:
+            torch._foreach_lerp_(averages, weights, 1 - decay)
+        else:
+            torch._foreach_copy_(averages, weights)
+        for mine, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
+            mine.copy_(theirs)
+        self.n_averaged += 1
+
+
+def make_average(model: nn.Module, decay: float) -> RunningAverage | None:
+    """A running average of the weights, or None if the decay is 0."""
+    return RunningAverage(model, decay) if decay else None
+
+
+def average_models(folders: Sequence[Path]) -> StoredModel:
+    """Average the weights of several models of one run.
+
+    Source: Izmailov et al. 2018 (arXiv:1803.05407). Deviation: averages the best models of a run
+    with a decaying learning rate, as Vaswani et al. 2017 do, not the last of a constant one.
+    """
+    models = [load_model(folder) for folder in folders]
+    states = [stored.model.state_dict() for stored in models]
+    mean = {
+        name: torch.stack([state[name].double() for state in states]).mean(dim=0).to(value.dtype)
+        if value.is_floating_point()
+        else value
+        for name, value in states[0].items()
+    }
+    models[0].model.load_state_dict(mean)
+    return models[0]

@@ -1,0 +1,169 @@
+"""From the config to a model: a new one, or the model of a first stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from captioner.errors import ConfigError, ModelError
+from captioner.model_folder import load_model, save_model
+from captioner.training.build import prepare
+
+# --- Model ---
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"attention": "aditive"}, "decoder.attention 'aditive' is unknown; give one of additive"),
+        ({"attention": "concat", "query": "self"}, "decoder.query 'self' does not go with"),
+        ({"attention": "fixed", "selection": "hard"}, "decoder.selection 'hard' does not go with"),
+    ],
+)
+def test_decoder_settings_are_checked_before_the_data_are_read(
+    configure: Any, tmp_path: Path, words: dict[str, str], expected: str
+):
+    nowhere = str(tmp_path / "nowhere.json")  # reading it would be another error
+    with pytest.raises(ConfigError, match=expected):
+        prepare(configure(decoder=words, data={"train_annotations": [nowhere]}))
+
+
+def test_unknown_forced_words_fail_before_training(configure: Any):
+    with pytest.raises(ConfigError, match=r"forced-words holds xylophone, which the model does"):
+        prepare(configure(search={"forced_words": ["xylophone"]}))
+
+
+def test_the_seed_decides_the_initial_weights(configure: Any):
+    def weights(seed: int) -> dict[str, torch.Tensor]:
+        torch.rand(3)  # the state of the generator does not matter
+        return prepare(configure(training={"seed": seed})).stored.model.state_dict()
+
+    one, same, other = weights(1), weights(1), weights(2)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["decoder.embedding.weight"], other["decoder.embedding.weight"])
+
+
+def test_mean_and_std_are_the_encoders_unless_the_config_gives_others(configure: Any):
+    stored = prepare(configure()).stored
+    assert stored.model.preprocessing.mean == stored.model.encoder.mean
+    stored = prepare(configure(encoder={"mean": [0, 0.5, 1], "std": [1, 2, 3]})).stored
+    assert stored.model.preprocessing.mean == (0, 0.5, 1)
+    assert stored.model.preprocessing.std == (1, 2, 3)
+    assert stored.model.preprocessing.image_size == 48
+
+
+def test_the_encoder_is_frozen_below_the_finetuned_stage(configure: Any):
+    encoder = prepare(configure()).stored.model.encoder
+    assert not any(p.requires_grad for p in encoder.parameters())
+    encoder = prepare(configure(encoder={"finetune_from": "layer4"})).stored.model.encoder
+    trainable = {name for name, p in encoder.backbone.named_parameters() if p.requires_grad}
+    assert trainable
+    assert all(name.startswith("layer4.") for name in trainable)
+
+
+# --- Second stage ---
+
+
+@pytest.fixture
+def first_stage(configure: Any, tmp_path: Path) -> Path:
+    stored = prepare(configure(training={"seed": 5})).stored
+    stored.info = {"training": "first"}
+    save_model(tmp_path / "first", stored)
+    return tmp_path / "first"
+
+
+def test_a_second_stage_keeps_weights_and_vocabulary(
+    configure: Any, first_stage: Path, two_files: tuple[str, str]
+):
+    config = configure(
+        init_from=str(first_stage),
+        data={"train_annotations": [two_files[0]]},
+        encoder={"image_size": 64, "finetune_from": "layer4", "resize": "squash"},
+        decoder={"dropout": 0.4},
+        search={"beam_size": 4},
+    )
+    first, second = load_model(first_stage), prepare(config).stored
+    assert second.vocabulary == first.vocabulary
+    assert "gray" in second.vocabulary  # though it is not in this stage's captions
+    weights = second.model.state_dict()
+    assert all(torch.equal(weights[k], v) for k, v in first.model.state_dict().items())
+    assert second.model.preprocessing.image_size == 64
+    assert second.model.preprocessing.resize == "squash"
+    assert second.model.preprocessing.mean == first.model.preprocessing.mean
+    assert second.model.decoder.dropout.p == second.decoder.dropout == 0.4
+    assert second.search.beam_size == 4
+    assert any(p.requires_grad for p in second.model.encoder.parameters())
+
+
+def test_a_second_stage_with_another_encoder_is_refused(configure: Any, first_stage: Path):
+    other = configure(init_from=str(first_stage), encoder={"name": "timm/test_efficientnet"})
+    with pytest.raises(ConfigError, match=r"test_efficientnet, but .*first has timm/test_resnet"):
+        prepare(other)
+
+
+def stage_of(configure: Any, folder: Path, **decoder: Any) -> Path:
+    save_model(folder, prepare(configure(decoder=decoder)).stored)
+    return folder
+
+
+def test_a_second_stage_keeps_its_models_attention(configure: Any, tmp_path: Path):
+    settings = {"attention": "general", "selection": "hard", "order": "luong", "projection_dim": 5}
+    first = stage_of(configure, tmp_path / "first", **settings)
+    config = configure(init_from=str(first), encoder={"image_size": 96}, decoder={"dropout": 0.4})
+    given = config.decoder
+    setup = prepare(config)
+    second = setup.stored
+    for name, value in settings.items():
+        assert getattr(second.decoder, name) == value
+    assert setup.config.decoder == second.decoder  # saved in the run folder
+    assert config.decoder is given  # the caller's config is not changed
+    assert config.decoder.attention == "additive"
+    assert second.model.grid == (3, 3)  # only 'location' depends on the number of regions
+
+
+def test_a_second_stage_with_location_attention_keeps_the_grid(configure: Any, tmp_path: Path):
+    first = stage_of(configure, tmp_path / "first", attention="location")
+    larger = configure(init_from=str(first), encoder={"image_size": 96})
+    expected = (
+        r"^encoder\.image_size 96 gives 3 x 3 regions, but attention 'location' of .*first was "
+        r"trained on 2 x 2; use image_size 48$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        prepare(larger)
+    same_grid = prepare(configure(init_from=str(first), encoder={"image_size": 64})).stored
+    assert same_grid.model.grid == (2, 2)
+    rows = same_grid.model.decoder.attention.scorer.place.weight
+    assert torch.equal(rows, load_model(first).model.decoder.attention.scorer.place.weight)
+
+
+def test_a_second_stage_with_another_decoder_is_refused(configure: Any, first_stage: Path):
+    """The decoder comes with the model; other settings must not be ignored silently."""
+    other = configure(init_from=str(first_stage), decoder={"attention": "general"})
+
+    with pytest.raises(ConfigError, match=r"decoder.attention is 'general'.*has 'additive'"):
+        prepare(other)
+
+
+def test_self_critical_training_of_hard_attention_is_refused(configure: Any, tmp_path: Path):
+    """Detected after the model is loaded, since its decoder replaces the config's."""
+    first = stage_of(configure, tmp_path / "first", selection="hard")
+    config = configure(init_from=str(first), training={"objective": "self_critical"})
+    with pytest.raises(ConfigError, match=r"draws captions, decoder.selection hard draws regions"):
+        prepare(config)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_a_second_stage_keeps_mean_and_std(configure: Any, first_stage: Path, name: str):
+    held = list(getattr(load_model(first_stage).model.preprocessing, name))
+    prepare(configure(init_from=str(first_stage), encoder={name: held}))
+    other = configure(init_from=str(first_stage), encoder={name: [0.1, 0.2, 0.3]})
+    with pytest.raises(ConfigError, match=rf"encoder.{name} is .*0.3\], but .*first has"):
+        prepare(other)
+
+
+def test_a_missing_first_stage_is_refused(configure: Any, tmp_path: Path):
+    with pytest.raises(ModelError, match="does not exist"):
+        prepare(configure(init_from=str(tmp_path / "nowhere")))

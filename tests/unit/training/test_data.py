@@ -1,0 +1,91 @@
+"""From the config to data sets: splits, vocabulary, token ids."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.errors import ConfigError, ImageError
+from captioner.training.build import prepare
+from captioner.training.data import read_data
+from captioner.vocabulary import END
+
+
+def test_the_vocabulary_comes_from_the_training_captions_alone(
+    configure: Any, two_files: tuple[str, str]
+):
+    train, val = two_files
+    setup = prepare(configure(data={"train_annotations": [train], "val_annotations": [val]}))
+    assert set(setup.stored.vocabulary.words) == {"a", "square", "red", "lime", "blue", "yellow"}
+    assert [image.path.stem for image in setup.val] == ["cyan", "magenta", "white", "gray"]
+    decoder = setup.stored.model.decoder
+    assert decoder.word_output.out_features == len(setup.stored.vocabulary) == 10
+
+
+def test_the_karpathy_split_overrides_the_files(
+    configure: Any, two_files: tuple[str, str], tmp_path: Path
+):
+    splits = ["val", "train", "restval", "test", "train", "val", "test", "restval"]
+    images = [{"cocoid": number, "split": split} for number, split in enumerate(splits, start=1)]
+    split_file = tmp_path / "dataset_coco.json"
+    split_file.write_text(json.dumps({"images": images}))
+    data = {
+        "train_annotations": [two_files[0]],
+        "val_annotations": [two_files[1]],
+        "karpathy_split": str(split_file),
+    }
+    setup = prepare(configure(data=data))
+    assert [item.image.image_id for item in setup.train] == [2, 3, 5, 8]
+    assert [image.image_id for image in setup.val] == [1, 6]
+    assert "red" not in setup.stored.vocabulary  # photo 1 is for validation
+
+
+def test_karpathy_split_of_one_file_has_every_caption_once(configure: Any, tmp_path: Path):
+    split_file = tmp_path / "dataset_coco.json"
+    images = [{"cocoid": number, "split": "val" if number > 6 else "train"} for number in range(9)]
+    split_file.write_text(json.dumps({"images": images}))
+    train, val = read_data(configure(data={"karpathy_split": str(split_file)}).data)
+    assert [len(image.captions) for image in [*train, *val]] == [1] * 8
+
+
+def test_captions_are_encoded_and_truncated(configure: Any):
+    setup = prepare(configure(data={"max_words": 2}))  # of three
+    words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
+    assert words == [["a", item.image.path.stem] for item in setup.train]
+    bias = setup.stored.model.decoder.word_output.bias
+    assert bias[END] == bias.min()  # truncation is not learned as an ending
+    setup = prepare(configure(data={"max_words": 3}))
+    words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
+    assert words == [["a", item.image.path.stem, "square", "<end>"] for item in setup.train]
+
+
+def test_rare_words_become_unknown(configure: Any):
+    setup = prepare(configure(data={"vocabulary_threshold": 2}))
+    assert setup.stored.vocabulary.words == ("a", "square")
+    assert setup.stored.vocabulary.decode(setup.train[0].tokens[0])[:3] == ["a", "<unk>", "square"]
+
+
+def test_settings_that_leave_no_data_are_refused(configure: Any):
+    with pytest.raises(ConfigError, match=r"val_annotations is empty"):
+        prepare(configure(data={"val_annotations": []}))
+    with pytest.raises(ConfigError, match=r"9 times .*vocabulary_threshold"):
+        prepare(configure(data={"vocabulary_threshold": 9}))
+
+
+# --- Validation photos ---
+
+
+def test_an_unreadable_validation_photo_fails_before_training(
+    configure: Any, squares: Path, tmp_path: Path
+):
+    photos = tmp_path / "photos"
+    shutil.copytree(squares / "photos", photos)
+    (photos / "gray.png").write_bytes(b"no picture")
+    data = {"images": [str(photos)]}
+    with pytest.raises(ImageError, match=r"gray\.png"):
+        prepare(configure(data=data))
+    prepare(configure(data=data, training={"limit_val": 7}))  # the last photo is not used

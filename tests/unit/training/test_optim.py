@@ -1,0 +1,141 @@
+"""Parameter groups, learning rate, running average."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from captioner.training.build import prepare
+from captioner.training.optim import lr_factor, make_average, make_optimizer
+
+# --- Parameter groups ---
+
+
+def test_only_matrices_have_weight_decay(configure: Any):
+    config = configure(
+        encoder={"finetune_from": "layer4"},
+        training={"lr": 0.5, "encoder_lr": 0.25, "weight_decay": 0.125},
+    )
+    model = prepare(config).stored.model
+    groups = make_optimizer(model, config.training).param_groups
+    found = {id(p): group for group in groups for p in group["params"]}
+    assert len(found) == sum(len(group["params"]) for group in groups)  # none twice
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert id(parameter) not in found, name
+            continue
+        group = found[id(parameter)]
+        assert group["weight_decay"] == (0.125 if parameter.ndim > 1 else 0), name
+        expected = 0.25 if name.startswith("encoder.") else 0.5
+        assert group["lr"] == group["peak_lr"] == expected, name
+
+
+def test_a_frozen_encoder_is_not_optimized(configure: Any):
+    model = prepare(configure()).stored.model
+    groups = make_optimizer(model, configure().training).param_groups
+    trainable = {id(p) for group in groups for p in group["params"]}
+    assert trainable == {id(p) for p in model.decoder.parameters()}
+    assert len(groups) == 2
+
+
+# --- Learning rate ---
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0, 1 / 11),  # not 0: the first step trains too
+        (4, 5 / 11),
+        (9, 10 / 11),
+        (10, 1.0),  # end of the warm-up
+        (35, 0.5 * (1 + math.cos(math.pi / 4))),
+        (60, 0.5),  # halfway down
+        (110, 0.0),
+        (500, 0.0),  # a run that is longer than planned
+    ],
+)
+def test_known_answers(step: int, expected: float):
+    assert lr_factor(step, warmup_steps=10, total_steps=110) == pytest.approx(expected, abs=1e-12)
+
+
+def test_warmup_then_decay():
+    factors = [lr_factor(step, 10, 110) for step in range(111)]
+    assert all(a < b for a, b in pairwise(factors[:11]))
+    assert all(a > b for a, b in pairwise(factors[10:]))
+    assert all(0 <= factor <= 1 for factor in factors)
+
+
+def test_without_warmup_it_starts_at_the_peak():
+    assert lr_factor(0, warmup_steps=0, total_steps=10) == 1
+
+
+@pytest.mark.parametrize("total", [0, 3, 5])
+def test_a_run_shorter_than_its_warmup(total: int):
+    factors = [lr_factor(step, warmup_steps=5, total_steps=total) for step in range(8)]
+    assert all(0 <= factor <= 1 for factor in factors)
+
+
+# --- Running average ---
+
+
+@pytest.mark.parametrize("decay", [0.15, 0.5, 0.999])
+def test_the_average_follows_the_equation(decay: float):
+    model = nn.Linear(2, 3)
+    average = make_average(model, decay)
+    assert average is not None
+    expected = np.zeros((3, 2))
+    for n in range(30):
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(3, 2))
+        average.update_parameters(model)
+        weight = model.weight.detach().double().numpy()
+        d = min(decay, (1 + n) / (10 + n)) if n > 0 else 0  # the first update copies
+        expected = d * expected + (1 - d) * weight
+        found = average.module.weight.detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_average_without_decay():
+    assert make_average(nn.Linear(2, 3), 0) is None
+
+
+def test_the_average_keeps_frozen_weights_exactly(configure: Any):
+    model = prepare(configure()).stored.model
+    average = make_average(model, 0.9)
+    assert average is not None
+    for _ in range(3):
+        average.update_parameters(model)
+    mine, theirs = average.module.state_dict(), model.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_the_average_matches_torchs_averaged_model(configure: Any):
+    """Bit for bit, with parameters and buffers, and from a state that was saved and loaded."""
+
+    def update(averages: Any, weights: Any, n: torch.Tensor) -> None:
+        decay = min(0.9, (1 + float(n)) / (10 + float(n)))
+        torch._foreach_lerp_(averages, weights, 1 - decay)
+
+    model = prepare(configure()).stored.model
+    expected = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=update)
+    average = make_average(model, 0.9)
+    assert average is not None
+    for step in range(6):
+        if step == 3:
+            saved = average.state_dict()
+            average = make_average(model, 0.9)
+            average.load_state_dict(saved)
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.copy_(torch.randn(tensor.shape))
+        average.update_parameters(model)
+        expected.update_parameters(model)
+        one, two = average.state_dict(), expected.state_dict()
+        assert one.keys() == two.keys()
+        assert not [name for name in one if not torch.equal(one[name], two[name])]
