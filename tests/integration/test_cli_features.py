@@ -202,9 +202,9 @@ def test_a_photo_that_cannot_be_read_is_skipped(run, tmp_path, capsys) -> None:
     assert [cache.has(i) for i in (1, 2, 3, 4)] == [True, False, True, True]
 
 
-def test_an_encoder_that_learns_is_refused(run, tmp_path, capsys) -> None:
+def test_an_encoder_that_cannot_be_split_is_refused(run, tmp_path, capsys) -> None:
     assert run("--encoder.finetune-from", "layer4") == USAGE
-    assert "encoder.finetune_from" in only_line(capsys)
+    assert "timm/test_resnet cannot be split at 'layer4'" in only_line(capsys)
     assert not (tmp_path / "f").exists()
 
 

@@ -55,7 +55,11 @@ def test_what_is_written_can_be_streamed(tiny, config, tmp_path, capsys):
     assert "writing shards: 100%" in printed.err
 
     images, _ = read_data(
-        DataConfig([str(tiny.captions)], [str(tiny.captions)], [str(tiny.photos)])
+        DataConfig(
+            train_annotations=[str(tiny.captions)],
+            val_annotations=[str(tiny.captions)],
+            images=[str(tiny.photos)],
+        )
     )
     items = {one.image_id: EncodedImage(one, ([3 + one.image_id],)) for one in images}
     stream = ShardStream(read_manifest(out), items, Preprocessing(32), batch_size=2, max_captions=5)
