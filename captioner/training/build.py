@@ -101,10 +101,9 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
 
 
 def _new_encoder(config: EncoderConfig) -> Encoder:
-    """Build the encoder, its weights rounded to the precision of a model folder.
+    """Build the encoder, with weights rounded to the precision of a model folder.
 
-    Frozen weights, and features cached from them, are then the same in this run, in the saved
-    model and in the next stage.
+    So frozen weights and cached features are the same in this run, its model and the next stage.
     """
     encoder = build_encoder(config.name, config.weights)
     encoder.load_state_dict(
@@ -129,12 +128,7 @@ def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
 
 
 def _load_first_stage(config: TrainConfig) -> StoredModel:
-    """Load the model of ``init_from`` at the config's image size, resizing and dropout.
-
-    Raises:
-        ModelError: It cannot be loaded.
-        ConfigError: The config sets another encoder, decoder, mean or standard deviation.
-    """
+    """Load the model of ``init_from``; the config may only change image size and dropout."""
     assert config.init_from is not None
     stored = load_model(config.init_from)
     if stored.model.encoder.name != config.encoder.name:
@@ -162,17 +156,13 @@ def _load_first_stage(config: TrainConfig) -> StoredModel:
 
 def _reconfigured(stored: StoredModel, config: TrainConfig) -> StoredModel:
     """The same weights at the config's image size, resizing and dropout."""
-    old = stored.model
+    old, vocabulary = stored.model, stored.vocabulary
     decoder = replace(stored.decoder, dropout=config.decoder.dropout)
     preprocessing = replace(
         old.preprocessing, image_size=config.encoder.image_size, resize=config.encoder.resize
     )
     model = CaptionModel(
-        old.encoder,
-        decoder,
-        preprocessing,
-        len(stored.vocabulary),
-        len(stored.vocabulary.styles),
+        old.encoder, decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
     )
     if decoder.attention == "location" and model.grid != old.grid:
         raise ConfigError(
@@ -181,4 +171,4 @@ def _reconfigured(stored: StoredModel, config: TrainConfig) -> StoredModel:
             f"on {old.grid[0]} x {old.grid[1]}; use image_size {old.preprocessing.image_size}"
         )
     model.load_state_dict(old.state_dict())
-    return StoredModel(model, decoder, stored.vocabulary, stored.search, stored.info)
+    return StoredModel(model, decoder, vocabulary, stored.search, stored.info)

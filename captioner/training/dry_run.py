@@ -62,11 +62,7 @@ class DryRun:
 
 
 def dry_run(setup: Setup, folder: Path) -> DryRun:
-    """Take a few steps and caption a few photos without writing anything.
-
-    Args:
-        setup: Config, data and model; the model's weights change.
-        folder: Where the run would be saved.
+    """Take a few steps and caption a few photos; weights change, but nothing is written.
 
     Raises:
         ConfigError: There is not enough disk space.

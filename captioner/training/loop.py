@@ -83,10 +83,6 @@ class Trainer:
     def __init__(self, setup: Setup, folder: RunFolder) -> None:
         """Move the model to its device and build optimizer, data source and objective.
 
-        Args:
-            setup: Config, data and model, from ``build.prepare``.
-            folder: Where the run is saved.
-
         Raises:
             CaptionerError: The shards of the config cannot be used.
         """
@@ -178,11 +174,7 @@ class Trainer:
         return self.config.training.keep_best > 1 and bool(self.progress.kept)
 
     def _check_processes_agree(self) -> None:
-        """Check that all processes continue from the same step.
-
-        Raises:
-            CheckpointError: They do not: their run folders differ.
-        """
+        """Raise CheckpointError unless all processes continue from the same step."""
         steps = gather_object([self.progress.step])
         if len(set(steps)) > 1:
             raise CheckpointError(
@@ -226,12 +218,9 @@ class Trainer:
             raise Interrupted
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-        """Take one optimizer step; its sums stay on the device until ``collect_sums``.
+        """Take one optimizer step on this process's share of a batch.
 
-        Args:
-            model: From ``prepare``.
-            optimizer: From ``prepare``.
-            batch: This process's share.
+        Model and optimizer come from ``prepare``; sums stay on the device until ``collect_sums``.
         """
         config, accelerator = self.config.training, self.accelerator
         # Sampling and dropout depend on seed, step and process alone: a resumed run repeats them.
@@ -368,11 +357,7 @@ class Trainer:
         return score_sentences(sentences), sentences
 
     def _update_best(self, cider: float) -> bool:
-        """Update best score, plateau and kept epochs, in every process alike.
-
-        Returns:
-            Whether this is the best validation so far.
-        """
+        """Update best score, plateau and kept epochs; return whether the score is the best."""
         progress, config = self.progress, self.config.training
         better = cider > progress.best
         if better:

@@ -83,12 +83,7 @@ class ReferenceCaptions:
     """
 
     def __init__(self, share: float, steps: int) -> None:
-        """Set the schedule.
-
-        Args:
-            share: Fraction of input words that are the model's own at the end of the run.
-            steps: Steps of the run, over which the fraction rises linearly from 0.
-        """
+        """Let the fraction of the model's own input words rise linearly from 0 to ``share``."""
         self.share, self.steps = share, steps
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
@@ -139,14 +134,7 @@ class SelfCritical:
         vocabulary: Vocabulary,
         seed: int,
     ) -> None:
-        """Prepare the references.
-
-        Args:
-            config: Number of samples, baseline, weights of the metrics in the reward.
-            photos: The training photos.
-            vocabulary: The model's vocabulary.
-            seed: Of the sampling.
-        """
+        """Prepare the references of the training photos; ``seed`` is that of the sampling."""
         self.config, self.seed = config, seed
         self.reward = CaptionReward(
             {
@@ -271,14 +259,7 @@ def _seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
 def build_objective(
     config: TrainConfig, photos: Sequence[EncodedImage], vocabulary: Vocabulary, steps: int
 ) -> Objective:
-    """Build the objective of ``training.objective``.
-
-    Args:
-        config: The run's config.
-        photos: The training photos.
-        vocabulary: The model's vocabulary.
-        steps: Steps of the run.
-    """
+    """Build ``training.objective`` for the training photos and the number of steps of the run."""
     if config.training.objective == "self_critical":
         return SelfCritical(config.self_critical, photos, vocabulary, config.training.seed)
     return ReferenceCaptions(config.training.scheduled_sampling, steps)

@@ -86,7 +86,7 @@ class RunFolder:
                 shutil.rmtree(folder)
 
     def rows(self) -> list[dict[str, Any]]:
-        """All validations so far."""
+        """See ``read_metrics``."""
         return read_metrics(self.path)
 
     def add_metrics(self, row: dict[str, Any]) -> None:
@@ -108,11 +108,7 @@ class RunFolder:
                 shutil.rmtree(folder)
 
     def add_samples(self, epoch: int, sentences: Sequence[Sentence]) -> dict[str, Path]:
-        """Save figures of captions with their attention.
-
-        Returns:
-            The figures, by the photo's name.
-        """
+        """Save figures of captions with their attention; return them by the photo's name."""
         folder = self.path / "samples" / f"epoch_{epoch:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
@@ -253,8 +249,8 @@ def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str,
 def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
     """Settings that must match when resuming.
 
-    They decide which photos and captions a step contains and what is learned from them. All others
-    may change on resume, such as the number of epochs or the learning rate.
+    They decide which photos and captions a step contains and what is learned from them. Others,
+    such as the number of epochs or the learning rate, may change.
     """
     config, data = setup.config, setup.config.data
     settings: dict[str, Any] = {
@@ -286,15 +282,10 @@ def _fingerprint(setup: Setup) -> str:
 
 
 def check_resume(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check that a checkpoint is from a run with the same data and settings.
-
-    Args:
-        checkpoint: Its file, for the error message.
-        held: ``resume_settings`` of the run that saved it.
-        given: ``resume_settings`` of this run.
+    """Compare the ``resume_settings`` of the run that saved a checkpoint with those of this run.
 
     Raises:
-        CheckpointError: Something differs.
+        CheckpointError: They differ.
     """
     for name, new in given.items():
         if held.get(name) != new:

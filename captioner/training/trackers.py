@@ -69,12 +69,7 @@ class Trackers:
             _log(tracker, row)
 
     def log_images(self, figures: Mapping[str, Path], step: int) -> None:
-        """Log figures of captions with their attention.
-
-        Args:
-            figures: Files, by the photo's name.
-            step: Steps taken so far.
-        """
+        """Log figures of captions with their attention, given as files by the photo's name."""
         for name, path in figures.items():
             with Image.open(path) as figure:
                 pixels = np.asarray(figure.convert("RGB"))

@@ -1,4 +1,4 @@
-"""The recipe's scripts: what they count, and the whole way in small."""
+"""The scripts of the recipe: their counts, and a small run of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(said: dict[int, str]) -> dict[str, Any]:
     return {"per_image": [{"image_id": i, "caption": text} for i, text in said.items()]}
 
 
-def test_biases_are_counted_where_people_agree(script: Any) -> None:
+def test_biases_are_counted_where_references_agree(script: Any) -> None:
     references = {
         1: ["A woman runs.", "A girl runs.", "Somebody runs."],  # clearly a woman
         2: ["A woman and a man.", "A lady."],  # not clear
@@ -69,7 +69,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_model_ships_with_its_numbers_and_its_card(
+def test_a_shipped_model_has_its_scores_and_its_card(
     *, script: Any, photos: Path, make_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     best = make_model(tmp_path / "best", 4, ("dog",))  # it says "dog"
@@ -98,13 +98,13 @@ def test_a_model_ships_with_its_numbers_and_its_card(
     assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0 in" in card
     capsys.readouterr()
     assert main(["info", "--model", str(shipped)]) == 0
-    told = capsys.readouterr().out
-    assert f"CIDEr {cider}" in told
-    assert "{" not in told
-    assert "# The model that ships" in told
+    printed = capsys.readouterr().out
+    assert f"CIDEr {cider}" in printed
+    assert "{" not in printed
+    assert "# The model that ships" in printed
 
 
-def test_every_row_of_the_ablation_is_a_config_that_can_be_read(script: Any) -> None:
+def test_every_row_of_the_ablation_is_a_valid_config(script: Any) -> None:
     ablate = script("ablate")
 
     def config(row: Any) -> TrainConfig:
@@ -116,7 +116,7 @@ def test_every_row_of_the_ablation_is_a_config_that_can_be_read(script: Any) -> 
         assert (config(row) == base) == (name == ablate.BASE), name
 
 
-def test_rows_share_features_only_where_the_encoder_sees_the_same(
+def test_rows_share_features_only_if_the_encoder_input_is_the_same(
     script: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     ablate = script("ablate")
@@ -142,10 +142,10 @@ def test_rows_share_features_only_where_the_encoder_sees_the_same(
     assert len(kept) == len({one for seen in kept.values() for one in seen})
 
 
-def test_cocos_photos_are_learned_from_beside_flickr8ks_but_for_those_that_are_measured_on(
+def test_coco_photos_are_added_to_flickr8k_except_those_used_for_evaluation(
     script: Any, tmp_path: Path
 ) -> None:
-    """Both number their photos from a small number on."""
+    """Their image ids overlap."""
     ablate = script("ablate")
     options = Namespace(**{name: tmp_path / name for name in ("flickr8k", "coco_mini", "work")})
     options.data = options.flickr8k
@@ -181,7 +181,7 @@ def test_cocos_photos_are_learned_from_beside_flickr8ks_but_for_those_that_are_m
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "expected"),
     [
         ("ablate", "--table --work nowhere", "nowhere has no finished row"),
         ("ablate", "nowhere nowhere nowhere", "nowhere/images does not exist"),
@@ -198,8 +198,8 @@ def test_cocos_photos_are_learned_from_beside_flickr8ks_but_for_those_that_are_m
         ),
     ],
 )
-def test_a_script_says_in_one_line_what_is_not_there(
-    tmp_path: Path, name: str, options: str, told: str
+def test_a_script_names_a_missing_input_in_one_line(
+    tmp_path: Path, name: str, options: str, expected: str
 ) -> None:
     script = str(ROOT / "scripts" / f"{name}.py")
     done = subprocess.run(
@@ -211,11 +211,11 @@ def test_a_script_says_in_one_line_what_is_not_there(
     )
     assert done.returncode in {1, 2}
     assert done.stderr.splitlines()[-1].startswith(f"{name}.py: ")
-    assert told in done.stderr.splitlines()[-1]
+    assert expected in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
-def test_the_ablation_s_table_holds_what_is_done(script: Any, tmp_path: Path) -> None:
+def test_the_ablation_table_has_the_finished_rows(script: Any, tmp_path: Path) -> None:
     for name, cider in (("base", 0.5), ("grid_10", 0.515), ("lite0", 0.6)):
         (tmp_path / name).mkdir()
         best = {"epoch": 1, "CIDEr": cider, "Bleu_4": 0.2}
@@ -232,9 +232,9 @@ def test_the_ablation_s_table_holds_what_is_done(script: Any, tmp_path: Path) ->
     assert grid.endswith("| `--encoder.image_size 320` | 51.5 | +1.5 | 20.0 |  | 1 |")
 
 
-def test_the_stages_of_the_recipe_start_where_the_one_before_ends() -> None:
-    told = (ROOT / "scripts" / "train_shipped").read_text()
-    [line] = [line for line in told.splitlines() if line.startswith("stages=")]
+def test_each_stage_of_the_recipe_starts_from_the_one_before() -> None:
+    script = (ROOT / "scripts" / "train_shipped").read_text()
+    [line] = [line for line in script.splitlines() if line.startswith("stages=")]
     stages = line.removeprefix("stages=(").removesuffix(")").split()
     before = None
     for stage in stages:

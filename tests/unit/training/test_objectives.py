@@ -163,7 +163,7 @@ class Enumeration:
 
     def log_probs(self) -> Tensor:
         """Of every sentence, word by word, over words and the end token."""
-        decoder, told = self.model.decoder, []
+        decoder, totals = self.model.decoder, []
         memory = decoder.memory(self.images)
         for words, ended in self.sentences:
             state, total, last = decoder.start(memory), torch.zeros((), dtype=torch.float64), START
@@ -174,8 +174,8 @@ class Enumeration:
                 possible = logits[[END, 4, 5]].log_softmax(0)
                 total = total + possible[{END: 0, 4: 1, 5: 2}[word]]
                 state, last = step.state, word
-            told.append(total)
-        return torch.stack(told)
+            totals.append(total)
+        return torch.stack(totals)
 
     def loss_of(self, drawn: tuple[int, ...]) -> Tensor:
         """The training loss if these sentences are sampled."""
@@ -194,9 +194,7 @@ class Enumeration:
     def expected_reward(self) -> Tensor:
         rewards = torch.tensor([toy_reward(*sentence) for sentence in self.sentences]).double()
         probabilities = self.log_probs().exp()
-        assert probabilities.sum().item() == pytest.approx(
-            1, abs=1e-12
-        )  # the enumeration is complete
+        assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)  # complete
         return (probabilities * rewards).sum()
 
 
@@ -268,8 +266,8 @@ def test_a_better_caption_becomes_more_probable() -> None:
         optimizer.zero_grad()
         losses.cross_entropy.backward()
         optimizer.step()
-        told = objective.sums()
-        means.append(told["reward"] / told["samples"])
+        sums = objective.sums()
+        means.append(sums["reward"] / sums["samples"])
 
     best = max(toy_reward(*sentence) for sentence in all_sentences())
     assert np.mean(means[:5]) < 0.5 * best
@@ -289,10 +287,10 @@ def test_leave_one_out_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [(sum(rewards) - own) / 2 for own in rewards]
     expected = [own - other for own, other in zip(rewards, others, strict=True)]
     assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
-    told = game.objective.sums()
-    assert told["reward"] == pytest.approx(sum(rewards))
-    assert told["baseline"] == pytest.approx(sum(rewards))  # the same mean, always
-    assert told["samples"] == 3
+    sums = game.objective.sums()
+    assert sums["reward"] == pytest.approx(sum(rewards))
+    assert sums["baseline"] == pytest.approx(sum(rewards))  # the same mean, always
+    assert sums["samples"] == 3
 
 
 def test_greedy_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,9 +303,9 @@ def test_greedy_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     expected = [own - baseline for own in rewards]
     assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
-    told = game.objective.sums()
-    assert told["reward"] == pytest.approx(sum(rewards))
-    assert told["baseline"] == pytest.approx(2 * baseline)
+    sums = game.objective.sums()
+    assert sums["reward"] == pytest.approx(sum(rewards))
+    assert sums["baseline"] == pytest.approx(2 * baseline)
 
 
 def test_a_truncated_sample_has_no_end_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +433,7 @@ def test_dropout_is_off_in_the_training_pass() -> None:
     assert torch.equal(with_dropout, gradient())
 
 
-# --- Sums and signature -------------------------------------------------------------------------
+# --- Sums and signature --------------------------------------------------------------------------
 
 
 def test_a_photo_without_captions_adds_nothing() -> None:
@@ -443,7 +441,7 @@ def test_a_photo_without_captions_adds_nothing() -> None:
     photos = photos_of(WORDS)
     model = model_of(WORDS).double()
     whole, other = batch_of(photos), batch_of([photos[0]], filling=(10,))
-    told = []
+    results = []
     for batches in ([whole], [whole, other]):
         objective, words, gradient = objective_of(photos), 0, 0
         for batch in batches:
@@ -454,11 +452,11 @@ def test_a_photo_without_captions_adds_nothing() -> None:
             )[0]
             assert int(losses.words) == task.words
             words += task.words
-        told.append((words, gradient, objective.sums() | {"waited": 0.0}))
+        results.append((words, gradient, objective.sums() | {"waited": 0.0}))
 
-    assert told[0][0] == told[1][0]
-    assert torch.equal(told[0][1], told[1][1])
-    assert told[0][2] == told[1][2]
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+    assert results[0][2] == results[1][2]
 
 
 def test_bad_endings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,12 +501,16 @@ def test_the_signature_covers_all_that_rewards_depend_on() -> None:
         {"count_end": False},
     ]  # fmt: skip
 
-    told = [objective_of(photos, **changes).signature() for changes in settings]
+    signatures = [objective_of(photos, **changes).signature() for changes in settings]
     fewer = objective_of(photos[:3]).signature()
 
-    assert len({*told, fewer}) == len(settings) + 1
-    assert told[0].endswith("|baseline:leave_one_out|samples:4")
-    assert objective_of(photos).signature() == objective_of(photos, seed=1).signature() == told[0]
+    assert len({*signatures, fewer}) == len(settings) + 1
+    assert signatures[0].endswith("|baseline:leave_one_out|samples:4")
+    assert (
+        objective_of(photos).signature()
+        == objective_of(photos, seed=1).signature()
+        == signatures[0]
+    )
 
 
 def test_an_error_in_the_reward_reaches_the_loop() -> None:
