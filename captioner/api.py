@@ -100,7 +100,7 @@ class Captioner(BatchCaptioner):
         options = self.options(**search)
         image = open_image(photo)
         found = self.caption_batch([self.prepare(image)], options, alternatives=alternatives)[0]
-        return PhotoCaption.of(found, image)
+        return PhotoCaption.of(found, image, photo)
 
     def explain(self, photo: Photo, text: str, *, alternatives: int = 0) -> PhotoCaption:
         """Where the model looks, and how probable it finds each word, when it says this sentence.
@@ -120,7 +120,7 @@ class Captioner(BatchCaptioner):
         words = self.known_words(text)
         image = open_image(photo)
         told = self.explain_batch([self.prepare(image)], [words], alternatives=alternatives)
-        return PhotoCaption.of(told, image)[0]
+        return PhotoCaption.of(told, image, photo)[0]
 
     def known_words(self, text: str) -> list[str]:
         """The words of a sentence, as the vocabulary spells them.
