@@ -146,7 +146,7 @@ class Captioner:
         options = self.options(**search)
         image = open_image(photo)
         found = self.caption_batch([self.prepare(image)], options, alternatives=alternatives)[0]
-        return PhotoCaption.of(found, image)
+        return PhotoCaption.of(found, image, photo)
 
     def explain(
         self, photo: Photo, text: str, *, alternatives: int = 0, style: str | None = None
@@ -171,7 +171,7 @@ class Captioner:
         explained = self.explain_batch(
             [self.prepare(image)], [words], alternatives=alternatives, style=style
         )
-        return PhotoCaption.of(explained, image)[0]
+        return PhotoCaption.of(explained, image, photo)[0]
 
     def known_words(self, text: str) -> list[str]:
         """The words of a text, spelled as in the vocabulary.

@@ -1,6 +1,6 @@
-"""A caption: the words, how sure the model was of each, and where it looked for each.
+"""A caption: its words with their log-probabilities and attention maps.
 
-Plain NumPy, so that pictures, reports and files can be made from it without torch.
+Plain NumPy, so that it can be drawn and stored without torch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Tokens that the Penn Treebank convention splits off a word and that readers want joined again.
+# Tokens that the Penn Treebank convention splits off a word.
 _CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
-# The convention's names of brackets.
+# Its names of brackets.
 _BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
 
 
 class CropBox(NamedTuple):
-    """The part of a photo that the encoder saw, as fractions of its width and height.
-
-    (0, 0, 1, 1) is the whole photo; a centre crop lies inside it.
-    """
+    """The part of a photo that the encoder saw, as fractions of its width and height."""
 
     left: float = 0.0
     top: float = 0.0
@@ -30,74 +27,70 @@ class CropBox(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """A word that the model could have said at a place."""
+    """A candidate word at a position of a caption."""
 
     word: str
-    """As the vocabulary spells it; ``END_NAME`` for the sentence's end."""
+    """As in the vocabulary, or ``END_NAME``."""
     log_prob: float
-    """Natural log-probability given the words before it."""
+    """Natural log-probability given the previous words."""
 
 
 END_NAME = "<end>"
-"""What an alternative calls the end of the sentence."""
+"""Name of the end token in alternatives."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Caption:
-    """One sentence about one photo, with its evidence.
-
-    T words, a grid of Gh x Gw regions.
-    """
+    """One caption of one photo: T words, attention over a grid of Gh x Gw regions."""
 
     words: tuple[str, ...]
-    """The T words, as the vocabulary spells them."""
+    """The T words, as in the vocabulary."""
     log_probs: NDArray[np.float32]
-    """(T,) natural log-probability of each word given the words before it."""
+    """(T,) natural log-probability of each word given the previous words."""
     alphas: NDArray[np.float32]
-    """(T, Gh, Gw) attention while each word was chosen; every map sums to 1."""
+    """(T, Gh, Gw) attention for each word; every map sums to 1."""
     gates: NDArray[np.float32]
-    """(T,) the context gate beta, 0 (the photo is ignored) to 1 (fully used). Models of the order
-    ``luong`` have no gate: 1; with attention ``fixed_at_start`` no word is given a context: 0."""
+    """(T,) context gate beta, from 0 (photo ignored) to 1 (fully used). Always 1 with order
+    ``luong``, which has no gate, and 0 with attention ``fixed_at_start``, which has no context."""
     log_prob: float
-    """Natural log-probability of the whole sentence, its end token included."""
+    """Natural log-probability of the whole sentence, including its end token."""
     crop_box: CropBox = field(default=CropBox())
     """The part of the photo that the maps cover."""
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
-    """The most probable words at each of the T places, best first, the one that was said among
-    them where it is one of them; empty where they were not asked for."""
+    """The most probable words at each of the T positions, best first; empty unless requested."""
 
     @property
     def text(self) -> str:
-        """The sentence as a person writes it: clitics joined, no final stop."""
+        """The sentence with clitics joined and no final full stop."""
         return join_words(self.words)
 
     def as_dict(self, *, attention: bool = False) -> dict[str, Any]:
-        """What JSON can hold of it.
+        """Convert to values that JSON can represent.
 
         Args:
-            attention: Tell the gates, the maps and the part of the photo that they cover too.
+            attention: Include gates, attention maps and the crop box.
 
         Returns:
-            ``text``, ``words``, ``log_prob``, ``log_probs``; ``alternatives`` where they were asked
-            for, a list a word; with attention ``gates``, ``alphas`` (T, Gh, Gw) and ``region``
+            ``text``, ``words``, ``log_prob``, ``log_probs``; ``alternatives``, if any, one list
+            per word; with attention ``gates``, ``alphas`` (T, Gh, Gw) and ``region``, the crop box
             (left, top, right, bottom).
         """
-        told: dict[str, Any] = {
+        data: dict[str, Any] = {
             "text": self.text,
             "words": list(self.words),
             "log_prob": round(self.log_prob, 4),
             "log_probs": _rounded(self.log_probs, 4),
         }
         if self.alternatives:
-            told["alternatives"] = [
-                [{"word": other.word, "log_prob": round(other.log_prob, 4)} for other in place]
-                for place in self.alternatives
+            data["alternatives"] = [
+                [{"word": other.word, "log_prob": round(other.log_prob, 4)} for other in words]
+                for words in self.alternatives
             ]
         if attention:
-            told["gates"] = _rounded(self.gates, 4)
-            told["alphas"] = _rounded(self.alphas, 6)
-            told["region"] = [round(side, 6) for side in self.crop_box]
-        return told
+            data["gates"] = _rounded(self.gates, 4)
+            data["alphas"] = _rounded(self.alphas, 6)
+            data["region"] = [round(side, 6) for side in self.crop_box]
+        return data
 
     def __str__(self) -> str:
         return self.text
@@ -107,13 +100,13 @@ class Caption:
 
 
 def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
-    """As nested lists of numbers that are short to write."""
+    """Nested lists of rounded numbers."""
     rounded: list[Any] = np.round(np.asarray(values, dtype=np.float64), decimals).tolist()
     return rounded
 
 
 def join_words(words: tuple[str, ...] | list[str]) -> str:
-    """Join tokens into a sentence; Penn Treebank clitics go back to the word before them.
+    """Join tokens into a sentence, attaching Penn Treebank clitics to the previous word.
 
     Args:
         words: Tokens, e.g. ``["a", "man", "'s", "hat"]``.

@@ -1,4 +1,4 @@
-"""Pictures of captions and attention: pure functions from arrays and words to images."""
+"""Figures, animations and pages of captions and their attention."""
 
 from captioner.visualization.animation import Animation, animate
 from captioner.visualization.figure import Figure, overlay

@@ -1,7 +1,7 @@
-"""One HTML document that needs nothing else: styles, scripts, pictures and data stand inside.
+"""Self-contained HTML documents: styles, scripts, pictures and data are embedded.
 
-It says itself what it may do (Content-Security-Policy): its own scripts run, known by their hashes,
-and nothing is fetched. Text is escaped, data are escaped JSON in a block that is never executed.
+A Content-Security-Policy allows only the document's own scripts, by hash, and no requests. Text is
+escaped; data are escaped JSON in a block that is never executed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from PIL import Image
 from captioner.errors import ConfigError
 from captioner.visualization.theme import THEMES
 
-MOST_PIXELS = 65_500
-"""A side of a picture in a page: of JPEG."""
+MAX_SIDE = 65_500
+"""Largest side of a JPEG picture in pixels."""
+
+ThemeName = Literal["auto", "light", "dark"]
 
 _JPEG_QUALITY = 88
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -30,17 +32,17 @@ _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
 def asset(name: str, folder: Path = Path(__file__).parent / "web") -> str:
-    """A script or a style that comes with the package."""
+    """Read a script or style sheet of the package."""
     return (folder / name).read_text(encoding="utf-8")
 
 
 def escaped(text: str) -> str:
-    """Text as it stands between tags and in quoted attributes."""
+    """Escape text for elements and quoted attributes."""
     return html.escape(_printable(text), quote=True)
 
 
 def embedded(data: Any, element_id: str) -> str:
-    """Data as an element that a script can read and that no text in it can leave."""
+    """Embed data as JSON for scripts, escaped so that no text in it can close the element."""
     text = _printable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -48,12 +50,12 @@ def embedded(data: Any, element_id: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """With what UTF-8 cannot hold (bytes of a file's name that are no letters) as ``?``."""
+    """Replace what UTF-8 cannot encode, such as undecodable bytes of a file name, by ``?``."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def data_uri(image: Image.Image) -> str:
-    """A picture as an address that holds it, JPEG."""
+    """Encode a picture as a JPEG data URI."""
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=_JPEG_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -65,19 +67,19 @@ def document(
     *,
     styles: Sequence[str],
     scripts: Sequence[str],
-    theme: Literal["auto", "light", "dark"] = "auto",
+    theme: ThemeName = "auto",
 ) -> str:
-    """The whole document.
+    """Build the document.
 
     Args:
         title: Plain text.
-        body: Markup, with all text in it escaped.
+        body: Markup; text in it must be escaped.
         styles: Style sheets.
-        scripts: Scripts, run in their order after the body.
-        theme: auto follows the reader's system.
+        scripts: Scripts, run in order after the body.
+        theme: ``auto`` follows the reader's system.
 
     Raises:
-        ConfigError: There is no such theme.
+        ConfigError: The theme is unknown.
     """
     if theme not in ("auto", *THEMES):
         raise ConfigError(f"unknown theme {theme!r}; choose one of auto, {', '.join(THEMES)}")
@@ -93,18 +95,18 @@ def document(
     return f"<!doctype html>\n{root}\n{chr(10).join(head)}\n{body}\n{code}\n</html>\n"
 
 
-def closed(page: str) -> str:
-    """The document with its own policy inside: for a file, which has no server to send one."""
+def with_policy(page: str) -> str:
+    """Add the policy to the document, for files, which have no server to send it."""
     rule = f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy(page))}">'
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
 
 
 def policy(page: str, *, connect: str = "'none'") -> str:
-    """The Content-Security-Policy under which a document's own scripts and styles work.
+    """The Content-Security-Policy that allows a document's own scripts and styles only.
 
     Args:
         page: From ``document``.
-        connect: Where its scripts may send requests.
+        connect: Hosts to which scripts may send requests, as in ``connect-src``.
     """
     return "; ".join(
         [

@@ -1,46 +1,36 @@
-"""A drawing as a list of texts, boxes, pictures and contours, and the same drawing in every format.
+"""A drawing, and its renderers, which figures and animations share.
 
-Coordinates are pixels from the upper left corner. Pictures lie on whole pixels and are never
-resampled: in PNG they are there pixel for pixel, in SVG and PDF they are embedded whole.
-Everything else is vectors in SVG and PDF.
-
-PNG and PDF are drawn by matplotlib. SVG is written here: matplotlib's would hold either outlines
-of letters, which nobody can search, or the bare name of a font that other machines lack. Here the
-letters are text and the font's letters that are used come along, so that it looks the same
-everywhere; letters that the font does not have are left to the viewer's fonts, where PNG and PDF
-have to draw a box.
+Figures are rendered by matplotlib as PNG and PDF, and written as SVG by ``svg``; frames of
+animations are rendered by Pillow, which is fast and fits letters to whole pixels. Pictures are
+never resampled; everything else is vectors in SVG and PDF.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
-from xml.sax.saxutils import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from captioner.errors import ConfigError
-from captioner.visualization.lettering import FAMILY, drawable, font_file, printable
+from captioner.visualization.fonts import FAMILY, drawable, pillow_font, printable
+from captioner.visualization.primitives import OUTLINE, Box, Contour, Item, Picture, Text
+from captioner.visualization.svg import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-Align = Literal["left", "right", "center"]
+_MAX_SIDE = 65_500  # pixels; matplotlib's renderer uses 16-bit coordinates
+_MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that needs 5 GB
 
-_MAX_SIDE = 65_500  # pixels; the renderer counts with 16 bits
-_MAX_PIXELS = 89_478_485  # what Pillow reads without a warning; twice that fills 5 GB
-_OUTLINE = ((3.6, "#000000"), (1.6, "#ffffff"))  # width in hairlines: dark edges, light middle
-
-# Whatever the reader's matplotlibrc says, a picture is the same.
-_SETTINGS: Any = {
+# Set explicitly, so that the user's matplotlibrc has no effect.
+_RC_PARAMS: Any = {
     "text.usetex": False,
     "text.antialiased": True,
     "text.hinting": "none",
@@ -52,175 +42,115 @@ _SETTINGS: Any = {
     "pdf.use14corefonts": False,
     "pdf.inheritcolor": False,
 }
-# Always in an SVG's font: most figures then share one part of it, which takes a while to cut out.
-_USUAL = "".join(chr(code) for code in range(32, 127)) + "βé×·–−…▸⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
-_LOCK = threading.Lock()  # matplotlib's settings belong to the process
-
-
-@dataclass(frozen=True)
-class Text:
-    """One line of text."""
-
-    x: float
-    y: float
-    """Of the baseline."""
-    text: str
-    size: float
-    colour: str
-    bold: bool = False
-    align: Align = "left"
-
-
-@dataclass(frozen=True)
-class Box:
-    """A filled rectangle."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-    colour: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An RGB picture, pixel for pixel."""
-
-    x: int
-    y: int
-    image: Image.Image
-    title: str = ""
-    """What it shows, for those who cannot see it."""
-
-
-@dataclass(frozen=True)
-class Contour:
-    """The border of a mask over a picture, in two tones that show on light and on dark."""
-
-    x: int
-    y: int
-    width: int
-    height: int
-    lines: list[NDArray[np.float64]]
-    """Closed lines of (N, 2) x and y, 0 to 1 within the picture."""
-    hairline: float
-
-
-Item = Text | Box | Picture | Contour
+_LOCK = threading.Lock()  # matplotlib's settings are global
 
 
 @dataclass
 class Drawing:
-    """Items on a page, drawn one over the other."""
+    """Items drawn in order on a background."""
 
     width: int
     height: int
-    paper: str
+    background: str
     title: str = ""
     items: list[Item] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_size(self.width, self.height)
+        check_size("figure", self.width, self.height)
 
     def image(self) -> Image.Image:
-        """The drawing as an RGB picture."""
+        """Render as an antialiased RGB picture."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        with _settings():
+        with _rc_params():
             canvas: Any = FigureCanvasAgg(self._figure())
             canvas.draw()
             pixels = np.asarray(canvas.buffer_rgba())
         return Image.fromarray(np.ascontiguousarray(pixels[..., :3]))
 
+    def frame(self) -> Image.Image:
+        """Render as an RGB frame of an animation; contours are not supported."""
+        image = Image.new("RGB", (self.width, self.height), self.background)
+        draw = ImageDraw.Draw(image)
+        for item in self.items:
+            if isinstance(item, Picture):
+                image.paste(item.image, (item.x, item.y))
+            elif isinstance(item, Text):
+                anchor = {"left": "ls", "right": "rs", "center": "ms"}[item.align]
+                font = pillow_font(round(item.size), item.bold)
+                draw.text((item.x, item.y), drawable(item.text), item.colour, font, anchor=anchor)
+            elif isinstance(item, Box) and item.radius:
+                _rounded_box(image, item)
+            elif isinstance(item, Box):
+                corners = (item.left, item.top, item.right - 1, item.bottom - 1)
+                draw.rectangle(corners, item.colour)
+            else:
+                raise NotImplementedError("contours in animation frames")
+        return image
+
     def pdf(self) -> bytes:
-        """The drawing as one page; a pixel is a point of 1/72 inch."""
+        """Render as a PDF page on which one pixel is one point (1/72 inch)."""
         from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
         buffer = io.BytesIO()
-        about = {"Title": printable(self.title), "Creator": "captioner", "CreationDate": None}
-        with _settings():
+        metadata = {"Title": printable(self.title), "Creator": "captioner", "CreationDate": None}
+        with _rc_params():
             canvas: Any = FigureCanvasPdf(self._figure())
-            canvas.print_pdf(buffer, metadata=about)
+            canvas.print_pdf(buffer, metadata=metadata)
         return buffer.getvalue()
 
     def svg(self) -> str:
-        """The drawing as SVG."""
-        from captioner import __version__
-
-        size = f'width="{self.width}" height="{self.height}"'
-        lines = [
-            '<?xml version="1.0" encoding="UTF-8"?>',
-            f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-            f'version="1.1" {size} viewBox="0 0 {self.width} {self.height}" '
-            f"font-family=\"'{FAMILY}', Verdana, sans-serif\">",
-            f"<title>{_xml(self.title)}</title>",
-            f"<desc>captioner {__version__}</desc>",
-            f"<style>{self._font_faces()}</style>",
-            f'<rect {size} fill="{self.paper}"/>',
-            *(_SVG[type(item)](item) for item in self.items),
-            "</svg>",
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _font_faces(self) -> str:
-        faces = ""
-        for bold in (False, True):
-            texts = [i.text for i in self.items if isinstance(i, Text) and i.bold == bold]
-            letters = "".join(sorted({*_USUAL, *printable("".join(texts))}))
-            faces += (
-                f"@font-face{{font-family:'{FAMILY}';font-weight:{700 if bold else 400};"
-                f"src:url(data:font/woff;base64,{_font_part(letters, bold)})}}"
-            )
-        return faces
+        """Write as SVG."""
+        return to_svg(self.width, self.height, self.background, self.title, self.items)
 
     def _figure(self) -> MatplotlibFigure:
-        """The drawing for matplotlib, one pixel a point."""
+        """The drawing for matplotlib, one point per pixel."""
         from matplotlib.figure import Figure as MatplotlibFigure
 
-        inches = self.width / 72, self.height / 72
-        figure = MatplotlibFigure(figsize=inches, dpi=72, facecolor=self.paper, edgecolor="none")
-        figure.suppressComposite = True  # each panel stays a picture of its own
+        figure = MatplotlibFigure(
+            figsize=(self.width / 72, self.height / 72),
+            dpi=72,
+            facecolor=self.background,
+            edgecolor="none",
+        )
+        figure.suppressComposite = True  # keep each panel a separate picture
         for order, item in enumerate(self.items):
             for artist in _artists(figure, self.height, item):
                 artist.set_zorder(order)
         return figure
 
 
-def check_size(width: int, height: int) -> None:
-    """Refuse a page that is too large to draw."""
-    if max(width, height) > _MAX_SIDE or width * height > _MAX_PIXELS:
+def check_size(
+    kind: str, width: int, height: int, max_side: int = _MAX_SIDE, max_pixels: int = _MAX_PIXELS
+) -> None:
+    """Raise ConfigError if a drawing is too large to render."""
+    if max(width, height) > max_side or width * height > max_pixels:
         raise ConfigError(
-            f"the figure would have {width} x {height} pixels; give a smaller panel_size, or fewer "
-            f"words ({_MAX_PIXELS:,} pixels and a side of {_MAX_SIDE:,} at most)"
+            f"the {kind} would have {width} x {height} pixels (limits: {max_pixels:,} pixels, "
+            f"{max_side:,} per side); use a smaller panel_size or fewer words"
         )
 
 
-def contour(mask: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
-    """The border of a mask (H, W) as closed lines of (N, 2) x and y, 0 to 1 over the mask.
-
-    A line runs half way between the pixels inside and the pixels outside; the mask ends at the
-    photo's border.
-    """
-    from contourpy import contour_generator
-
-    padded = np.pad(np.asarray(mask, dtype=np.float32), 1)
-    lines = contour_generator(z=padded).lines(0.5)
-    height, width = mask.shape
-    # Pixel i of the mask is i + 1 of the padded one, and its centre lies at i + 0.5.
-    return [np.clip((np.asarray(line) - 0.5) / (width, height), 0.0, 1.0) for line in lines]
+def check_suffix(kind: str, path: str | Path, suffixes: Sequence[str]) -> str:
+    """Return the lower-case file extension; raise ConfigError if it is not supported."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in suffixes:
+        wanted = suffix or "a file without extension"
+        raise ConfigError(f"{path}: cannot write {wanted} as {kind}; use {', '.join(suffixes)}")
+    return suffix
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
-    """Give matplotlib our settings, one thread at a time; the caller's come back after."""
+def _rc_params() -> Iterator[None]:
+    """Apply our matplotlib settings, one thread at a time, and restore the caller's."""
     import matplotlib
 
-    with _LOCK, matplotlib.rc_context(_SETTINGS):
+    with _LOCK, matplotlib.rc_context(_RC_PARAMS):
         yield
 
 
 def _artists(figure: MatplotlibFigure, page_height: int, item: Item) -> list[Any]:
-    """What matplotlib draws for an item; its y axis points up."""
+    """Add an item to a matplotlib figure, whose y axis points up."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
@@ -242,7 +172,7 @@ def _artists(figure: MatplotlibFigure, page_height: int, item: Item) -> list[Any
         low = item.x, page_height - item.y - item.height
         clip = Bbox.from_bounds(*low, item.width, item.height)
         strokes = []
-        for thick, colour in _OUTLINE:
+        for thick, colour in OUTLINE:
             for line in item.lines:
                 across = item.x + line[:, 0] * item.width
                 up = page_height - item.y - line[:, 1] * item.height
@@ -260,79 +190,12 @@ def _artists(figure: MatplotlibFigure, page_height: int, item: Item) -> list[Any
     return [figure.add_artist(text)]
 
 
-def _svg_text(item: Text) -> str:
-    anchor = {"left": "", "right": ' text-anchor="end"', "center": ' text-anchor="middle"'}
-    bold = ' font-weight="700"' if item.bold else ""
-    return (
-        f'<text x="{item.x:g}" y="{item.y:g}" font-size="{item.size:g}" fill="{item.colour}"'
-        f'{bold}{anchor[item.align]} xml:space="preserve">{_xml(item.text)}</text>'
-    )
-
-
-def _svg_box(item: Box) -> str:
-    return (
-        f'<rect x="{item.left:g}" y="{item.top:g}" width="{item.right - item.left:g}" '
-        f'height="{item.bottom - item.top:g}" fill="{item.colour}"/>'
-    )
-
-
-def _svg_picture(item: Picture) -> str:
-    buffer = io.BytesIO()
-    item.image.save(buffer, format="PNG", compress_level=4)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    title = f"<title>{_xml(item.title)}</title>" if item.title else ""
-    return (
-        f'<image x="{item.x}" y="{item.y}" width="{item.image.width}" '
-        f'height="{item.image.height}" preserveAspectRatio="none" '
-        f'xlink:href="data:image/png;base64,{data}">{title}</image>'
-    )
-
-
-def _svg_contour(item: Contour) -> str:
-    frame = f'x="{item.x}" y="{item.y}" width="{item.width}" height="{item.height}"'
-    path = ""
-    for line in item.lines:
-        points = line * (item.width, item.height)
-        path += "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z"
-    strokes = "".join(
-        f'<path d="{path}" stroke="{colour}" stroke-width="{thick * item.hairline:g}"/>'
-        for thick, colour in _OUTLINE
-    )
-    return f'<svg {frame} overflow="hidden" fill="none" stroke-linejoin="round">{strokes}</svg>'
-
-
-_SVG: dict[type, Any] = {
-    Text: _svg_text,
-    Box: _svg_box,
-    Picture: _svg_picture,
-    Contour: _svg_contour,
-}
-
-
-def _xml(text: str) -> str:
-    """Text inside an XML element; what XML cannot hold became a space."""
-    return escape(printable(text))
-
-
-@lru_cache(maxsize=16)
-def _font_part(letters: str, bold: bool) -> str:
-    """The font with these letters only, WOFF in Base64."""
-    import logging
-
-    from fontTools import subset
-    from fontTools.ttLib import TTFont
-
-    options = subset.Options(hinting=False, drop_tables=["FFTM"], layout_features=["kern"])
-    with TTFont(font_file(bold), recalcTimestamp=False) as whole:
-        chosen = subset.Subsetter(options)
-        chosen.populate(text=letters)
-        level = logging.getLogger("fontTools.subset").level
-        logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
-        try:
-            chosen.subset(whole)
-        finally:
-            logging.getLogger("fontTools.subset").setLevel(level)
-        whole.flavor = "woff"
-        buffer = io.BytesIO()
-        whole.save(buffer, reorderTables=False)
-    return base64.b64encode(buffer.getvalue()).decode()
+def _rounded_box(image: Image.Image, box: Box) -> None:
+    """Draw a box with antialiased round corners: drawn at four times its size, then reduced."""
+    left, top = round(box.left), round(box.top)
+    width, height = max(1, round(box.right) - left), max(1, round(box.bottom) - top)
+    mask = Image.new("L", (4 * width, 4 * height))
+    corners = (0, 0, 4 * width - 1, 4 * height - 1)
+    ImageDraw.Draw(mask).rounded_rectangle(corners, 4 * box.radius, fill=255)
+    mask = mask.resize((width, height), Image.Resampling.BOX)
+    image.paste(Image.new("RGB", (width, height), box.colour), (left, top), mask)

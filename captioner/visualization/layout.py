@@ -1,17 +1,17 @@
-"""Where everything stands on a figure's page.
+"""Layout of a figure.
 
     ┌──────────────────────────┬──────────────────────────┐
-    │ label                    │ label                    │  header of each block: one a caption
+    │ label                    │ label                    │  header of a block (one per caption)
     │ the sentence             │ the sentence             │
-    │ photo   word 1   word 2  │ photo   word 1   word 2  │  cells: above each panel its word, the
-    │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │  gate β and the probability p;
-    │         ▸ dog ▬▬ ▸ on ▬  │         ▸ cat ▬▬ ▸ on ▬  │  below it the alternatives
+    │ photo   word 1   word 2  │ photo   word 1   word 2  │  cells: above a panel its word, gate β
+    │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │ ▒▒▒▒▒   ▓▒▒▒▒▒   ▒▒▓▒▒▒  │  and probability p; below it the
+    │         ▸ dog ▬▬ ▸ on ▬  │         ▸ cat ▬▬ ▸ on ▬  │  alternatives
     ├──────────────────────────┴──────────────────────────┤
     │ 0 ▒▒▓▓ 31%   β …   p …                              │  legend
     └─────────────────────────────────────────────────────┘
 
-Every length is a multiple of one: the size of the text, which follows from the size of a panel
-and from the width of the page: on the width of two columns of a paper it stays readable.
+All lengths are multiples of the text size, which follows from the size of a panel and the width of
+the figure, so that text is readable when printed 7 inches wide.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SHAPE = 1.5  # width / height that a page aims at
-_MAX_COLUMNS = 8  # of the page, where the caller does not say
+_ASPECT = 1.5  # target width / height
+_MAX_COLUMNS = 8  # over all blocks, unless columns is given
 _MIN_TEXT, _MIN_CELL, _MIN_CELL_NOTED = 14, 160, 250  # pixels
-_PAPER, _PRINT = 7 * 72, 5.2  # points: the width of two columns, the smallest letters there
-_READABLE = 0.0135  # text size / page width: 6.8 points on a width of 7 inches
+_PRINT_WIDTH, _PRINT_TEXT = 7 * 72, 5.2  # points: two columns of a paper, smallest text there
+_READABLE = 0.0135  # text size / figure width: 6.8 points at a width of 7 inches
 
 
 @dataclass(frozen=True)
-class Page:
-    """The lengths of a page in pixels."""
+class FigureLayout:
+    """Arrangement and lengths of a figure, in pixels."""
 
     panel: tuple[int, int]
     counts: tuple[int, ...]
-    """Panels of each block."""
+    """Number of panels of each block."""
     across: int
-    """Blocks beside each other."""
+    """Blocks per band."""
     columns: int
-    """Panels beside each other in a block."""
+    """Panels per row of a block."""
     alternatives: int
     """Lines below a panel."""
     cell_width: int
     text: int
 
     @classmethod
-    def of(
+    def choose(
         cls,
         panel: tuple[int, int],
         counts: Sequence[int],
@@ -52,61 +52,62 @@ class Page:
         *,
         alternatives: int = 0,
         noted: bool = False,
-    ) -> Page:
-        """The page for blocks of panels, in the best arrangement.
+    ) -> FigureLayout:
+        """Choose the arrangement with the lowest penalty.
 
         Args:
             panel: Width and height of a panel.
-            counts: Panels of each block.
-            columns: Panels beside each other in a block; None chooses.
+            counts: Number of panels of each block.
+            columns: Panels per row of a block; None: automatic.
             alternatives: Lines below a panel.
-            noted: Some title has a note beside its word and needs the room.
+            noted: Whether some titles have a note, which needs wider cells.
         """
         blocks, most = len(counts), max(counts)
-        # Two or three captions always stand side by side.
+        # Two or three captions are always side by side.
         arrangements = [blocks] if blocks <= 3 else range(2, min(blocks, 4) + 1)
         cell = max(panel[0], _MIN_CELL_NOTED if noted else _MIN_CELL)
-        pages = []
+        layouts = []
         for across in arrangements:
             widest = max(1, min(most, _MAX_COLUMNS // across))
             for n in [columns] if columns else range(1, widest + 1):
                 fitting = max(0.06 * math.sqrt(math.prod(panel)), _READABLE * cell * n * across)
                 text = max(_MIN_TEXT, round(min(fitting, 0.092 * cell)))
-                pages.append(cls(panel, tuple(counts), across, n, alternatives, cell, text))
-        return min(pages, key=lambda page: page.unshapely())
+                layouts.append(cls(panel, tuple(counts), across, n, alternatives, cell, text))
+        return min(layouts, key=lambda layout: layout.penalty())
 
-    def unshapely(self) -> float:
-        """How far the page is from a good shape, how ragged its last rows, how small in print."""
+    def penalty(self) -> float:
+        """Penalty for a bad aspect ratio, empty cells and small text in print."""
         rows = [self.rows(band) for band in self.bands]
         height = sum(r * (self.cell_height + self.gap) + 4 * self.text for r in rows)
-        places = sum(rows) * self.columns * self.across
-        empty = (places - sum(self.counts)) / (self.columns * self.across)
-        shape = abs(math.log(self.width / (height + 4 * self.text) / _SHAPE))
-        return shape + 0.8 * empty + 0.5 * max(0.0, _PRINT - _PAPER * self.small / self.width)
+        cells = sum(rows) * self.columns * self.across
+        empty = (cells - sum(self.counts)) / (self.columns * self.across)
+        aspect = abs(math.log(self.width / (height + 4 * self.text) / _ASPECT))
+        printed = _PRINT_WIDTH * self.small / self.width
+        return aspect + 0.8 * empty + 0.5 * max(0.0, _PRINT_TEXT - printed)
 
     @property
     def bands(self) -> list[range]:
-        """The blocks that stand beside each other, from the top down."""
+        """The blocks side by side, from top to bottom."""
         blocks = len(self.counts)
         return [range(s, min(s + self.across, blocks)) for s in range(0, blocks, self.across)]
 
     def rows(self, band: range) -> int:
-        """Rows of panels of the blocks of a band."""
+        """Rows of panels in a band."""
         return max(math.ceil(self.counts[block] / self.columns) for block in band)
 
     @property
-    def least_height(self) -> int:
+    def min_height(self) -> int:
         """Height of the panels, without headers and legend."""
         return sum(self.rows(band) for band in self.bands) * (self.title + self.panel[1])
 
     @property
     def small(self) -> int:
-        """Size of the numbers and notes."""
+        """Text size of numbers and notes."""
         return round(0.82 * self.text)
 
     @property
     def title(self) -> int:
-        """Height of what stands above a panel."""
+        """Height of the title above a panel."""
         return round(2.8 * self.text)
 
     @property
@@ -116,27 +117,27 @@ class Page:
 
     @property
     def below(self) -> int:
-        """Height of what stands below a panel."""
+        """Height of the alternatives below a panel."""
         return round(0.35 * self.text) + self.alternatives * self.line if self.alternatives else 0
 
     @property
     def cell_height(self) -> int:
-        """Height of a panel with what stands above and below."""
+        """Height of a panel with its title and alternatives."""
         return self.title + self.panel[1] + self.below
 
     @property
     def gap(self) -> int:
-        """Between two panels."""
+        """Distance between panels."""
         return round(0.9 * self.text)
 
     @property
     def block_gap(self) -> int:
-        """Between two blocks."""
+        """Distance between blocks."""
         return round(2.4 * self.text)
 
     @property
     def margin(self) -> int:
-        """Around the page."""
+        """Margin of the figure."""
         return round(1.2 * self.text)
 
     @property
@@ -151,5 +152,5 @@ class Page:
 
     @property
     def width(self) -> int:
-        """Width of the page."""
+        """Width of the figure."""
         return self.inner + 2 * self.margin

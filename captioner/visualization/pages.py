@@ -1,7 +1,7 @@
-"""A page to explore attention: one HTML file that opens offline, for one photo or a folder of them.
+"""Interactive pages: one HTML file, usable offline, for one photo or many.
 
-Without scripts it is a list of photos and captions. With them a photo opens in the viewer: words
-that are hovered, tapped or reached by arrow keys move the light over the photo.
+Without JavaScript a page is a list of photos and captions. With it, a photo opens in the viewer,
+which shows the attention of the word that is hovered, tapped or selected by arrow keys.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,55 +19,54 @@ from captioner.data.images import open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.visualization.document import (
-    MOST_PIXELS,
+    MAX_SIDE,
+    ThemeName,
     asset,
-    closed,
     data_uri,
     document,
     embedded,
     escaped,
+    with_policy,
 )
-from captioner.visualization.heatmap import LIGHT, fit_photo, palette
+from captioner.visualization.drawing import check_suffix
+from captioner.visualization.heatmap import HEATMAP_STYLE, fit_photo, palette
 from captioner.visualization.maps import check_caption
 
 PAGES = (".html", ".htm")
-"""File name endings of pages."""
-
-Photo = Image.Image | str | Path
-Theme = Literal["auto", "light", "dark"]
+"""File extensions of pages."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A photo of a page."""
+    """A photo of a page with its captions."""
 
-    photo: Photo
+    photo: Image.Image | str | Path
     captions: Sequence[Caption]
-    """Shown under each other, on one scale."""
+    """Shown below each other on one colour scale."""
     title: str = ""
-    """What the page calls the photo, e.g. its file's name."""
+    """Title of the photo, e.g. its file name."""
     labels: Sequence[str] = ()
-    """What the page calls each caption, e.g. the models that said them."""
+    """A name for each caption, e.g. its model's."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """An HTML document; shows itself in a notebook."""
+    """An HTML document that can be saved, or shown in a notebook."""
 
     html: str
 
     def save(self, path: str | Path) -> None:
-        """Write the page, whole or not at all.
+        """Write the page.
 
         Raises:
-            ConfigError: The file's name does not end in .html.
+            ConfigError: The file extension is not ``.html``.
+            OSError: The file cannot be written; an existing file is kept.
         """
-        if Path(path).suffix.lower() not in PAGES:
-            raise ConfigError(f"{path}: a page is an HTML file; give a name that ends in .html")
+        check_suffix("a page", path, PAGES)
         atomic_write(path, self.html.encode())
 
     def _repr_html_(self) -> str:
-        """In a frame of its own: its styles and scripts touch nothing else."""
+        """In an iframe, so that styles and scripts do not affect the notebook."""
         return (
             f'<iframe srcdoc="{escaped(self.html)}" sandbox="allow-scripts" loading="lazy" '
             'style="width:100%;height:720px;border:0" title="attention viewer"></iframe>'
@@ -75,7 +74,7 @@ class Page:
 
 
 def page(
-    photo: Photo,
+    photo: Image.Image | str | Path,
     captions: Caption | Sequence[Caption],
     *,
     title: str = "",
@@ -83,23 +82,22 @@ def page(
     panel_size: int = 1280,
     smooth: bool = True,
     colormap: str = "inferno",
-    theme: Theme = "auto",
+    theme: ThemeName = "auto",
 ) -> Page:
-    """A page of one photo.
+    """Make a page of one photo.
 
     Args:
-        photo: The photo that was captioned, or its path.
-        captions: One caption or several, with their attention; ``alternatives`` are shown where a
-            caption has them.
-        title: What the page is called.
-        labels: What each caption is called.
-        panel_size: Longest side of the photo in the page, pixels; 0: its own.
-        smooth: Interpolate the maps at first; the reader can change it.
+        photo: The captioned photo, or its path.
+        captions: One or several captions; their ``alternatives`` are shown if they have any.
+        title: Title of the page.
+        labels: A name for each caption.
+        panel_size: Longest side of the embedded photo in pixels (0: never scale).
+        smooth: Interpolate the maps initially; the reader can change it.
         colormap: One of ``COLORMAPS``.
-        theme: auto follows the reader's system; light; dark.
+        theme: ``auto`` (follows the reader's system), ``light`` or ``dark``.
 
     Raises:
-        ConfigError: There is no caption, or something else; the labels are not as many.
+        ConfigError: An option or a caption is invalid, or labels and captions differ in number.
         ImageError: The photo cannot be read.
     """
     several = captions if isinstance(captions, Sequence) else [captions]
@@ -116,30 +114,29 @@ def gallery(
     panel_size: int = 800,
     smooth: bool = True,
     colormap: str = "inferno",
-    theme: Theme = "auto",
+    theme: ThemeName = "auto",
 ) -> Page:
-    """A page of many photos; see ``page``.
+    """Make a page of many photos.
 
     Args:
-        entries: The photos with their captions; read one by one.
-        title: What the page is called.
-        panel_size: Longest side of each photo in the page, pixels; 0: its own.
-        smooth: Interpolate the maps at first.
-        colormap: One of ``COLORMAPS``.
-        theme: auto follows the reader's system; light; dark.
+        entries: The photos with their captions; photos are read one by one.
+        title: See ``page``.
+        panel_size: See ``page``.
+        smooth: See ``page``.
+        colormap: See ``page``.
+        theme: See ``page``.
 
     Raises:
-        ConfigError: There is no photo, or no `Entry`; a photo has no caption, or something else;
-            the labels are not as many as the captions.
+        ConfigError: An entry or option is invalid, or there are no entries.
         ImageError: A photo cannot be read.
     """
     look = viewer_look(colormap, smooth=smooth)
     items: list[str] = []
-    told: list[dict[str, Any]] = []
+    data: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, 1):
         _check(entry, number)
         items.append(_item(entry, number, panel_size))
-        told.append(
+        data.append(
             {
                 "title": entry.title,
                 "labels": list(entry.labels),
@@ -147,18 +144,18 @@ def gallery(
             }
         )
     if not items:
-        raise ConfigError("a page needs one photo or more")
-    called = title or (told[0]["title"] if len(told) == 1 else f"{len(told)} photos")
-    body = _body(called, items, embedded({"entries": told, "look": look}, "captioner-data"))
+        raise ConfigError("a page needs at least one photo")
+    heading = title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
+    body = _body(heading, items, embedded({"entries": data, "look": look}, "captioner-data"))
     styles = [asset("viewer.css"), asset("page.css")]
     scripts = [asset("viewer.js"), asset("page.js")]
-    made = document(called or "captioner", body, styles=styles, scripts=scripts, theme=theme)
-    return Page(closed(made))
+    html = document(heading or "captioner", body, styles=styles, scripts=scripts, theme=theme)
+    return Page(with_policy(html))
 
 
 def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, Any]:
-    """What the viewer has to know to draw light as ``heatmap`` does."""
-    return {"palette": palette(colormap), "light": LIGHT._asdict(), "smooth": smooth}
+    """Settings with which the viewer draws heatmaps as ``heatmap`` does."""
+    return {"palette": palette(colormap), "heatmap": HEATMAP_STYLE._asdict(), "smooth": smooth}
 
 
 def _body(title: str, items: Sequence[str], data: str) -> str:
@@ -167,62 +164,61 @@ def _body(title: str, items: Sequence[str], data: str) -> str:
     return f"""<body>
 <main class="{kind}">
 {heading}
-<div class="bar-of-gallery">
-<input type="search" placeholder="words in a caption" aria-label="show photos whose captions hold">
+<div class="toolbar">
+<input type="search" placeholder="Search captions" aria-label="Search captions">
 <output class="quiet"></output>
 </div>
-<section class="alone" aria-label="Attention viewer" hidden>
+<section class="photo-view" aria-label="Attention viewer" hidden>
 <nav aria-label="Photos">
 <button type="button" class="back">All photos</button>
 <button type="button" class="previous" aria-label="previous photo">‹</button>
 <button type="button" class="next" aria-label="next photo">›</button>
 <h2></h2>
 </nav>
-<div class="stand"></div>
+<div class="container"></div>
 </section>
 <ol class="gallery">
 {chr(10).join(items)}
 </ol>
-<footer>Brighter: more attention while the word was chosen. β, the gate: how much of what was seen
-went into the word. Where the model looked is no proof of why it chose a word.</footer>
+<footer>Brighter means more attention while the word was chosen. The gate β is the weight of the
+photo for the word. Attention does not explain why the model chose a word.</footer>
 </main>
 {data}
 </body>"""
 
 
 def _check(entry: Entry, number: int) -> None:
-    """Refuse what cannot be shown truthfully."""
     if not isinstance(entry, Entry):
         raise ConfigError(
-            f"photo {number} of the page is given as {type(entry).__name__}; give "
+            f"entry {number} of the page is a {type(entry).__name__}; use "
             "captioner.Entry(photo, [caption])"
         )
     if entry.labels and len(entry.labels) != len(entry.captions):
         raise ConfigError(
-            f"{len(entry.labels)} labels for {len(entry.captions)} captions; give one each"
+            f"{len(entry.labels)} labels for {len(entry.captions)} captions; pass one each"
         )
     if not entry.captions:
-        raise ConfigError(f"photo {number} of the page has no caption; give one or more")
+        raise ConfigError(f"photo {number} of the page has no captions; pass at least one")
     for caption in entry.captions:
         check_caption(caption)
         if not np.isfinite([*caption.log_probs, *caption.gates, caption.log_prob]).all():
             raise ConfigError(
-                f"the log_probs or gates of {caption.text!r} hold NaN or infinity; a page shows "
-                "numbers"
+                f"log_probs or gates of {caption.text!r} contain NaN or infinity and cannot be "
+                "shown"
             )
 
 
 def _item(entry: Entry, number: int, panel_size: int) -> str:
-    """What there is of a photo without a script."""
+    """The list item of a photo, which needs no JavaScript."""
     picture = fit_photo(open_image(entry.photo), panel_size)
-    if max(picture.size) > MOST_PIXELS:
+    if max(picture.size) > MAX_SIDE:
         raise ConfigError(
-            f"photo {number}: {picture.width} x {picture.height} pixels, and a page holds up to "
-            f"{MOST_PIXELS} a side; give a panel-size above 0"
+            f"photo {number} has {picture.width} x {picture.height} pixels (limit: {MAX_SIDE} "
+            "per side); use a panel_size above 0"
         )
     texts = [caption.text or "no words" for caption in entry.captions]
     labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
-    said = "<br>".join(
+    lines = "<br>".join(
         f'<span class="text">{escaped(label + text)}</span>'
         for label, text in zip(labels, texts, strict=True)
     )
@@ -232,5 +228,5 @@ def _item(entry: Entry, number: int, panel_size: int) -> str:
     image = f'<img src="{data_uri(picture)}" alt="{alt}" {size} decoding="async">'
     return (
         f'<li class="entry" id="entry-{number}"><figure><a href="#photo-{number}">{image}'
-        f"<figcaption>{said}{name}</figcaption></a></figure></li>"
+        f"<figcaption>{lines}{name}</figcaption></a></figure></li>"
     )

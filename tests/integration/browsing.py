@@ -1,4 +1,4 @@
-"""What both the page's and the served page's tests read from a browser."""
+"""Helpers for browser tests."""
 
 from __future__ import annotations
 

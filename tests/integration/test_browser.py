@@ -1,7 +1,7 @@
-"""The viewer as a person uses it, in headless Chromium: pointer, keys, finger, screen reader.
+"""The viewer in headless Chromium: pointer, keyboard, touch and screen reader.
 
-Every test fails on a request that leaves the page, on a console error and on a broken policy.
-CI installs Chromium (.ci/run); elsewhere these tests are left out where it is missing.
+Every test fails on a network request, a console error or a policy violation. The tests are skipped
+without Chromium; CI installs it (.ci/run).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GRID = (3, 4)
 def make(
     words: tuple[str, ...] = WORDS, crop_box: CropBox | None = None, grid: tuple[int, int] = GRID
 ) -> Caption:
-    """Word i looks at region i + 1 mostly: one-hot but for a hundredth spread over the others."""
+    """Word i has 0.99 of its attention on region i + 1, the rest spread over the others."""
     cells = grid[0] * grid[1]
     alphas = np.full((len(words), cells), 0.01 / (cells - 1), dtype=np.float32)
     for place in range(len(words)):
@@ -49,7 +49,7 @@ def make(
 
 
 def photo(width: int = 90, height: int = 60) -> Image.Image:
-    """Smooth, so that JPEG decoders agree on it; no two places are alike."""
+    """A gradient, on which JPEG decoders agree, without equal pixels."""
     across = np.broadcast_to(np.linspace(30, 220, width), (height, width))
     down = np.broadcast_to(np.linspace(200, 20, height)[:, None], (height, width))
     return Image.fromarray(np.stack([across, down, across[:, ::-1]], axis=2).astype(np.uint8))
@@ -60,14 +60,14 @@ def word(tab: Tab, text: str) -> Locator:
 
 
 def inside(made: str) -> Image.Image:
-    """The photo that a page holds."""
+    """The photo embedded in a page."""
     found = re.search(r"data:image/jpeg;base64,([\w+/=]+)", made)
     assert found is not None
     return Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGB")
 
 
-def lit(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.int64]:
-    """What Python draws for the same map."""
+def expected(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.int64]:
+    """The heatmap as Python draws it."""
     top = float(caption.alphas.max())
     image = attention_image(
         inside(made), alpha, scale_max=top, crop_box=caption.crop_box, **options
@@ -80,7 +80,7 @@ def lit(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.i
 
 @pytest.mark.parametrize("crop_box", [None, CropBox(0.2, 0.0, 0.8, 1.0)])
 @pytest.mark.parametrize("size", [(90, 60), (40, 120), (300, 50)])
-def test_hovering_a_word_lights_its_map_as_python_draws_it(visit, size, crop_box) -> None:
+def test_hovering_a_word_shows_its_map_as_python_draws_it(visit, size, crop_box) -> None:
     caption = make(crop_box=crop_box)
     made = page(photo(*size), caption)
     tab = visit(made)
@@ -88,8 +88,8 @@ def test_hovering_a_word_lights_its_map_as_python_draws_it(visit, size, crop_box
     for place, text in enumerate(WORDS):
         word(tab, text).hover()
         pixels = drawn(tab)
-        assert np.abs(pixels - lit(made.html, caption.alphas[place], caption)).max() <= 3
-        # Not only like yesterday's picture: the light is where the numbers say.
+        assert np.abs(pixels - expected(made.html, caption.alphas[place], caption)).max() <= 3
+        # The brightest pixel lies in the region with the most attention.
         row, column = np.unravel_index(pixels.sum(axis=2).argmax(), pixels.shape[:2])
         whole = caption.crop_box
         down = (row + 0.5) / pixels.shape[0]
@@ -97,9 +97,9 @@ def test_hovering_a_word_lights_its_map_as_python_draws_it(visit, size, crop_box
         assert (int(down * GRID[0]), int(across * GRID[1])) == divmod(place + 1, GRID[1])
 
 
-def test_a_turned_photo_is_lit_the_right_way_up(visit, tmp_path) -> None:
+def test_a_rotated_photo_is_upright(visit, tmp_path) -> None:
     turned = Image.Exif()
-    turned[0x0112] = 6  # stored lying on its side
+    turned[0x0112] = 6  # stored rotated
     photo(90, 60).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "t.jpg", exif=turned)
     caption = make()
     made = page(tmp_path / "t.jpg", caption)
@@ -111,10 +111,10 @@ def test_a_turned_photo_is_lit_the_right_way_up(visit, tmp_path) -> None:
     assert pixels.shape[:2] == (60, 90)
     row, column = np.unravel_index(pixels.sum(axis=2).argmax(), pixels.shape[:2])
     assert (row * 3 // 60, column * 4 // 90) == (1, 0)
-    assert np.abs(pixels - lit(made.html, caption.alphas[3], caption)).max() <= 3
+    assert np.abs(pixels - expected(made.html, caption.alphas[3], caption)).max() <= 3
 
 
-def test_smooth_can_be_switched_off(visit) -> None:
+def test_smoothing_can_be_switched_off(visit) -> None:
     caption = make()
     made = page(photo(), caption)
     tab = visit(made)
@@ -122,40 +122,40 @@ def test_smooth_can_be_switched_off(visit) -> None:
 
     tab.get_by_label("smooth").uncheck()
 
-    blocks = lit(made.html, caption.alphas[1], caption, smooth=False)
+    blocks = expected(made.html, caption.alphas[1], caption, smooth=False)
     assert np.abs(drawn(tab) - blocks).max() <= 3
-    assert np.abs(blocks - lit(made.html, caption.alphas[1], caption)).max() > 50
+    assert np.abs(blocks - expected(made.html, caption.alphas[1], caption)).max() > 50
 
 
-def test_less_light_shows_more_of_the_photo(visit) -> None:
+def test_the_slider_changes_the_opacity_of_the_heatmap(visit) -> None:
     tab = visit(page(photo(), make()))
     word(tab, "dog").click()
     canvas = tab.locator(".stage canvas")
     expect(canvas).to_have_css("opacity", "1")
 
-    tab.get_by_label("light").fill("30")
+    tab.get_by_label("heatmap").fill("30")
 
     expect(canvas).to_have_css("opacity", "0.3")
 
 
-def test_leaving_the_words_goes_back_to_the_chosen_one(visit) -> None:
+def test_leaving_the_words_shows_the_selected_one(visit) -> None:
     caption = make()
     made = page(photo(), caption)
     tab = visit(made)
-    expect(tab.locator(".stage")).to_have_class(re.compile("plain"))  # the photo, without light
+    expect(tab.locator(".stage")).to_have_class(re.compile("plain"))  # without heatmap
 
     word(tab, "runs").hover()
-    tab.get_by_label("light").hover()
+    tab.get_by_label("heatmap").hover()
     expect(tab.locator(".stage")).to_have_class(re.compile("plain"))
 
     word(tab, "grass").click()
     word(tab, "runs").hover()
-    tab.get_by_label("light").hover()
-    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[4], caption)).max() <= 3
+    tab.get_by_label("heatmap").hover()
+    assert np.abs(drawn(tab) - expected(made.html, caption.alphas[4], caption)).max() <= 3
 
 
 def test_one_scale_for_all_captions(visit) -> None:
-    """The second caption's strongest map is half as strong, and is drawn so."""
+    """The second caption's maximum is half of the first's, and is drawn darker."""
     caption, faint = make(), make()
     faint.alphas[:] = 0.5 * faint.alphas + 0.5 / 12
     made = page(photo(), [caption, faint], labels=["first model", "second model"])
@@ -163,7 +163,7 @@ def test_one_scale_for_all_captions(visit) -> None:
 
     tab.get_by_role("listbox").nth(1).get_by_role("option").nth(1).hover()
 
-    assert np.abs(drawn(tab) - lit(made.html, faint.alphas[1], caption)).max() <= 3
+    assert np.abs(drawn(tab) - expected(made.html, faint.alphas[1], caption)).max() <= 3
     expect(tab.get_by_text("second model", exact=True)).to_be_visible()
 
 
@@ -198,10 +198,10 @@ def test_arrow_keys_move_the_map(visit) -> None:
         tab.keyboard.press(key)
         assert chosen(tab) == wanted, key
     expect(word(tab, "a")).to_be_focused()
-    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[0], caption)).max() <= 3
+    assert np.abs(drawn(tab) - expected(made.html, caption.alphas[0], caption)).max() <= 3
 
 
-def test_shift_takes_words_together_and_their_mean_is_drawn(visit) -> None:
+def test_shift_selects_several_words_and_shows_their_mean(visit) -> None:
     caption = make()
     made = page(photo(), caption)
     tab = visit(made)
@@ -210,12 +210,15 @@ def test_shift_takes_words_together_and_their_mean_is_drawn(visit) -> None:
     word(tab, "dog").click(modifiers=["Shift"])
 
     assert chosen(tab) == ["dog", "runs", "on"]
-    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[1:4].mean(axis=0), caption)).max() <= 3
+    assert (
+        np.abs(drawn(tab) - expected(made.html, caption.alphas[1:4].mean(axis=0), caption)).max()
+        <= 3
+    )
     tab.get_by_role("option", name="all words together").click()
-    assert np.abs(drawn(tab) - lit(made.html, caption.alphas.mean(axis=0), caption)).max() <= 3
+    assert np.abs(drawn(tab) - expected(made.html, caption.alphas.mean(axis=0), caption)).max() <= 3
 
 
-def test_everything_is_reached_by_tab_and_has_a_name(visit) -> None:
+def test_every_control_is_reached_by_tab_and_has_a_name(visit) -> None:
     tab = visit(page(photo(), make()))
     names = []
     for _ in range(4):
@@ -230,7 +233,7 @@ def test_everything_is_reached_by_tab_and_has_a_name(visit) -> None:
     assert names == [
         "a, word 1 of 5, probability 82%",
         "play the sentence word by word",
-        "light",
+        "heatmap",
         "smooth",
     ]
     expect(tab.get_by_role("img")).to_have_accessible_name("a dog runs on grass")
@@ -238,7 +241,7 @@ def test_everything_is_reached_by_tab_and_has_a_name(visit) -> None:
     expect(box).to_have_accessible_name("Words of the caption: a dog runs on grass")
 
 
-def test_a_choice_is_told_to_those_who_cannot_see_it(visit) -> None:
+def test_the_selection_is_announced_to_screen_readers(visit) -> None:
     tab = visit(page(photo(), make()))
     word(tab, "a").focus()
 
@@ -246,11 +249,11 @@ def test_a_choice_is_told_to_those_who_cannot_see_it(visit) -> None:
     tab.keyboard.press("ArrowRight")
 
     spoken = tab.locator("[aria-live]")
-    # Word 2 looks at row 1 of 3, column 3 of 4.
+    # Word 2 attends to row 1 of 3, column 3 of 4.
     expect(spoken).to_have_text("dog: strongest at the top centre, 99% in one region")
 
 
-def test_the_numbers_of_a_word_and_what_it_could_have_been(visit) -> None:
+def test_details_of_a_word_with_its_alternatives(visit) -> None:
     tab = visit(page(photo(), make()))
 
     word(tab, "dog").click()
@@ -263,20 +266,20 @@ def test_the_numbers_of_a_word_and_what_it_could_have_been(visit) -> None:
         "end of the sentence\n22%",
         "cat\n5.0%",
     ]
-    expect(details.locator(".said")).to_have_count(1)
+    expect(details.locator(".current")).to_have_count(1)
 
 
-def test_pointing_at_the_photo_tells_which_word_looked_there(visit) -> None:
+def test_pointing_at_the_photo_names_the_word_that_attends_most(visit) -> None:
     tab = visit(page(photo(), make()))
     box = tab.locator(".stage").bounding_box()
     assert box is not None
 
     tab.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.1 * box["height"])
 
-    expect(tab.locator(".probe")).to_have_text("here: “dog” looked most, 99% of its attention")
+    expect(tab.locator(".probe")).to_have_text("“dog” attends most here (99% of its attention)")
 
 
-def test_play_goes_through_the_sentence_and_stops(visit) -> None:
+def test_playing_stops_after_the_sentence(visit) -> None:
     tab = visit(page(photo(), make()))
     tab.clock.install()
     word(tab, "runs").click()
@@ -288,7 +291,7 @@ def test_play_goes_through_the_sentence_and_stops(visit) -> None:
         seen.append(chosen(tab))
 
     assert seen == [["runs"], ["on"], ["grass"]]
-    expect(tab.get_by_role("button", name="play")).to_be_visible()  # it has ended
+    expect(tab.get_by_role("button", name="play")).to_be_visible()  # playing has stopped
     expect(tab.locator("[aria-live]")).to_have_text("a dog runs on grass")
     tab.keyboard.press("Home")
     tab.keyboard.press("Space")
@@ -297,7 +300,7 @@ def test_play_goes_through_the_sentence_and_stops(visit) -> None:
     expect(tab.get_by_role("button", name="play")).to_be_visible()
 
 
-def test_the_light_glides_and_arrives(visit) -> None:
+def test_the_map_moves_smoothly(visit) -> None:
     caption = make()
     made = page(photo(), caption)
     tab = visit(made, reduced_motion="no-preference")
@@ -310,7 +313,7 @@ def test_the_light_glides_and_arrives(visit) -> None:
             const seen = new Set([picture()]);
             const options = [...document.querySelectorAll("[role=option]")];
             options[4].dispatchEvent(new PointerEvent("pointerenter", {pointerType: "mouse"}));
-            const until = performance.now() + 1000;  // a glide takes 350 ms, on any machine
+            const until = performance.now() + 1000;  // a transition takes 350 ms
             while (performance.now() < until) {
                 await new Promise(requestAnimationFrame);
                 seen.add(picture());
@@ -319,14 +322,14 @@ def test_the_light_glides_and_arrives(visit) -> None:
         }"""
     )
 
-    assert arrived >= 4  # from, two or more on the way, to
-    assert np.abs(drawn(tab) - lit(made.html, caption.alphas[4], caption)).max() <= 3
+    assert arrived >= 4  # start, at least two in between, end
+    assert np.abs(drawn(tab) - expected(made.html, caption.alphas[4], caption)).max() <= 3
 
 
-# --- fingers and small screens -------------------------------------------------------------------
+# --- touch and small screens ---------------------------------------------------------------------
 
 
-def test_a_finger_chooses_and_slides_over_the_words(visit) -> None:
+def test_words_are_selected_by_tapping_and_sliding(visit) -> None:
     tab = visit(page(photo(), make()), has_touch=True, viewport={"width": 390, "height": 844})
     word(tab, "runs").tap()
     assert chosen(tab) == ["runs"]
@@ -346,7 +349,7 @@ def test_a_finger_chooses_and_slides_over_the_words(visit) -> None:
 
 
 @pytest.mark.parametrize("size", [(900, 90), (90, 400)])
-def test_nothing_sticks_out_of_a_narrow_screen(visit, size) -> None:
+def test_nothing_overflows_a_narrow_screen(visit, size) -> None:
     long = make(("a" * 60, *WORDS, "狗🐕"))
     tab = visit(
         gallery([Entry(photo(*size), [long], "n" * 90), Entry(photo(), [make()])]),
@@ -360,7 +363,7 @@ def test_nothing_sticks_out_of_a_narrow_screen(visit, size) -> None:
     expect(tab.locator(".stage")).to_be_visible()
 
 
-# --- what is written in captions -----------------------------------------------------------------
+# --- text of captions ----------------------------------------------------------------------------
 
 
 def test_text_that_looks_like_markup_is_shown_as_text(visit) -> None:
@@ -377,15 +380,15 @@ def test_text_that_looks_like_markup_is_shown_as_text(visit) -> None:
     expect(tab.locator(".label")).to_contain_text(closing)
 
 
-def test_a_caption_without_words_is_only_the_photo(visit) -> None:
-    tab = visit(page(photo(), nothing_said()))
+def test_a_caption_without_words_shows_only_the_photo(visit) -> None:
+    tab = visit(page(photo(), no_words()))
 
     tab.keyboard.press("ArrowRight")
 
-    expect(tab.get_by_text("No words, so no attention.")).to_be_visible()
+    expect(tab.get_by_text("No words, so no attention to show.")).to_be_visible()
 
 
-def test_without_scripts_the_photos_and_captions_are_there(visit) -> None:
+def test_photos_and_captions_are_shown_without_javascript(visit) -> None:
     entries = [Entry(photo(), [make()], "x.jpg"), Entry(photo(), [make(("a", "cat"))], "y.jpg")]
     tab = visit(gallery(entries), java_script_enabled=False)
 
@@ -398,13 +401,13 @@ def test_without_scripts_the_photos_and_captions_are_there(visit) -> None:
 
 @pytest.fixture
 def photos() -> Any:
-    said = [("a", "dog"), ("a", "cat"), ("two", "dogs", "run")]
+    captions = [("a", "dog"), ("a", "cat"), ("two", "dogs", "run")]
     return gallery(
-        Entry(photo(90, 60 + 10 * n), [make(words)], f"{n}.jpg") for n, words in enumerate(said)
+        Entry(photo(90, 60 + 10 * n), [make(words)], f"{n}.jpg") for n, words in enumerate(captions)
     )
 
 
-def test_a_folder_is_a_gallery_from_which_a_photo_opens(visit, photos) -> None:
+def test_a_photo_opens_from_the_gallery(visit, photos) -> None:
     tab = visit(photos)
     expect(tab.get_by_role("heading", name="3 photos")).to_be_visible()
     expect(tab.locator(".entry")).to_have_count(3)
@@ -426,7 +429,7 @@ def test_a_folder_is_a_gallery_from_which_a_photo_opens(visit, photos) -> None:
 
 
 @pytest.mark.parametrize("on", ["word", "button"])
-def test_escape_leads_to_the_photo_and_from_there_to_all(visit, photos, on) -> None:
+def test_escape_clears_the_selection_then_closes_the_photo(visit, photos, on) -> None:
     tab = visit(photos)
     tab.get_by_role("link", name="a cat").click()
     tab.keyboard.press("ArrowRight")
@@ -442,7 +445,7 @@ def test_escape_leads_to_the_photo_and_from_there_to_all(visit, photos, on) -> N
     expect(tab.locator(".gallery")).to_be_visible()
 
 
-def test_the_gallery_finds_what_captions_say(visit, photos) -> None:
+def test_the_gallery_can_be_searched(visit, photos) -> None:
     tab = visit(photos)
 
     tab.get_by_role("searchbox").fill("DOG run")
@@ -453,7 +456,7 @@ def test_the_gallery_finds_what_captions_say(visit, photos) -> None:
     expect(tab.locator(".entry:visible")).to_have_count(3)
 
 
-def test_an_address_leads_to_its_photo(visit, photos, tmp_path) -> None:
+def test_a_fragment_opens_its_photo(visit, photos, tmp_path) -> None:
     photos.save(tmp_path / "all.html")
 
     tab = visit(f"{(tmp_path / 'all.html').as_uri()}#photo-3")
@@ -464,7 +467,7 @@ def test_an_address_leads_to_its_photo(visit, photos, tmp_path) -> None:
 # --- notebooks -----------------------------------------------------------------------------------
 
 
-def test_a_caption_shows_itself_in_the_frame_of_a_notebook(visit, tmp_path) -> None:
+def test_a_caption_is_shown_in_a_notebook(visit, tmp_path) -> None:
     caption = PhotoCaption.of([make()], photo())[0]
     notebook = tmp_path / "notebook.html"
     notebook.write_text(f"<!doctype html><title>n</title>{caption._repr_html_()}", "utf-8")
@@ -476,8 +479,8 @@ def test_a_caption_shows_itself_in_the_frame_of_a_notebook(visit, tmp_path) -> N
     expect(frame.locator(".chosen")).to_contain_text("grass")
 
 
-def test_the_watch_over_requests_and_the_console_works(visit, tmp_path) -> None:
-    """Without it, the promise of the first line of this file would be empty."""
+def test_requests_and_console_errors_are_detected(visit, tmp_path) -> None:
+    """Check the fixture on which the other tests rely."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<!doctype html><link rel=icon href=data:,><script>fetch('http://127.0.0.1:9/')"
@@ -496,16 +499,16 @@ def test_the_watch_over_requests_and_the_console_works(visit, tmp_path) -> None:
     visit.complaints.clear()
 
 
-# --- what went wrong once ------------------------------------------------------------------------
+# --- regressions ---------------------------------------------------------------------------------
 
 
-def nothing_said() -> Caption:
+def no_words() -> Caption:
     numbers = np.zeros(0, dtype=np.float32)
     return Caption((), numbers, np.zeros((0, *GRID), np.float32), numbers, -1.0)
 
 
 def test_a_caption_keeps_its_own_label_beside_one_without_words(visit) -> None:
-    tab = visit(page(photo(), [nothing_said(), make()], labels=["model A", "model B"]))
+    tab = visit(page(photo(), [no_words(), make()], labels=["model A", "model B"]))
 
     sentences = tab.locator(".sentence").all_inner_texts()
 
@@ -514,17 +517,17 @@ def test_a_caption_keeps_its_own_label_beside_one_without_words(visit) -> None:
     assert "grass" in sentences[1]
 
 
-def test_grids_that_differ_have_an_even_share_each(visit) -> None:
+def test_each_grid_size_has_its_uniform_share(visit) -> None:
     fine = make(grid=(6, 8))
     tab = visit(page(photo(), [make(), fine], labels=["coarse", "fine"]))
 
     assert tab.locator(".tick").all_inner_texts() == [
-        "evenly spread (3 x 4): 8.3%",
-        "evenly spread (6 x 8): 2.1%",
+        "uniform (3 x 4): 8.3%",
+        "uniform (6 x 8): 2.1%",
     ]
 
 
-def test_a_mouse_that_moves_after_a_click_keeps_the_words(visit) -> None:
+def test_moving_the_mouse_after_a_click_keeps_the_selection(visit) -> None:
     tab = visit(page(photo(), make()))
     word(tab, "runs").click()
     box = word(tab, "a").bounding_box()
@@ -539,7 +542,7 @@ def test_a_mouse_that_moves_after_a_click_keeps_the_words(visit) -> None:
     assert chosen(tab) == ["a", "dog", "runs"]
 
 
-def test_the_focus_is_where_the_keys_are(visit) -> None:
+def test_the_focus_follows_the_selection(visit) -> None:
     tab = visit(page(photo(), make()))
     word(tab, "runs").click()
 
@@ -560,7 +563,7 @@ def test_keys_that_scroll_are_left_to_the_page(visit) -> None:
     assert chosen(tab) == ["a"]
 
 
-def test_the_photo_that_was_asked_for_last_is_shown(visit, photos) -> None:
+def test_the_last_requested_photo_is_shown(visit, photos) -> None:
     tab = visit(photos)
     tab.evaluate(
         """() => {
@@ -593,7 +596,7 @@ def test_back_in_the_gallery_the_photo_has_the_focus(visit, photos) -> None:
     expect(tab.get_by_role("link", name="two dogs run")).to_be_focused()
 
 
-def test_next_goes_through_what_was_found(visit, photos) -> None:
+def test_next_goes_through_search_results(visit, photos) -> None:
     tab = visit(photos)
     tab.get_by_role("searchbox").fill("dog")
     tab.get_by_role("link", name="a dog").click()
@@ -603,7 +606,7 @@ def test_next_goes_through_what_was_found(visit, photos) -> None:
     expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
 
 
-def test_a_page_of_one_photo_shows_it_whatever_its_address_says(visit, tmp_path) -> None:
+def test_a_page_of_one_photo_ignores_the_fragment(visit, tmp_path) -> None:
     page(photo(), make()).save(tmp_path / "one.html")
 
     tab = visit(f"{(tmp_path / 'one.html').as_uri()}#photo-2")

@@ -1,4 +1,4 @@
-"""A caption's text: written as a person writes, and still the tokens that are scored."""
+"""Captions and their text."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_joined_words_are_the_same_tokens_again(parts) -> None:
         "It's a dog 'n' a cat at 5 o'clock",
     ],
 )
-def test_a_sentences_text_has_the_sentences_tokens(sentence) -> None:
+def test_joining_the_tokens_of_a_sentence_preserves_them(sentence) -> None:
     words = tokenize(sentence)
 
     assert tokenize(join_words(words)) == words
 
 
-def test_a_caption_reads_as_its_text() -> None:
+def test_attributes_of_a_caption() -> None:
     words = ("a", "man", "'s", "hat")
     zeros = np.zeros(4, np.float32)
     caption = Caption(words, zeros, np.zeros((4, 2, 3), np.float32), zeros, -1.5)
@@ -72,10 +72,10 @@ def test_a_caption_reads_as_its_text() -> None:
     assert caption.crop_box == CropBox() == (0, 0, 1, 1)
     with pytest.raises(AttributeError):
         caption.words = ()
-    assert len({caption, caption}) == 1  # has no ==, but can be counted and kept in sets
+    assert len({caption, caption}) == 1  # compared by identity, hashable
 
 
-def test_a_caption_in_a_list_is_one_short_line() -> None:
+def test_the_repr_is_one_short_line() -> None:
     numbers = np.zeros(2, dtype=np.float32)
     caption = Caption(("a", "dog"), numbers, np.zeros((2, 7, 7), np.float32), numbers, -1.5)
 

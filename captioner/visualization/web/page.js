@@ -1,37 +1,37 @@
 "use strict";
-/* A page of photos: without a script a list of photos and captions, with it the viewer. */
+/* A page of photos: a list of photos and captions, from which photos open in the viewer. */
 (() => {
   const { entries, look } = JSON.parse(document.getElementById("captioner-data").textContent);
   const items = [...document.querySelectorAll(".entry")];
   const gallery = document.querySelector(".gallery");
-  const alone = document.querySelector(".alone");
-  const stand = alone.querySelector(".stand");
-  const bar = document.querySelector(".bar-of-gallery");
+  const photoView = document.querySelector(".photo-view");
+  const container = photoView.querySelector(".container");
+  const toolbar = document.querySelector(".toolbar");
   const single = entries.length === 1;
   let viewer = null;
-  let shown = null; // the photo's place; null: the gallery
-  let turn = 0; // a photo that is ready too late is not shown
+  let shown = null; // index of the open photo; null: the gallery
+  let request = 0; // a photo that was decoded too late is not shown
 
-  /** The viewer of one photo, or the gallery. */
+  /** Show a photo in the viewer; null: the gallery. */
   async function show(index, focus) {
-    const mine = (turn += 1);
+    const mine = (request += 1);
     const before = shown;
     viewer?.stop();
     viewer = null;
     shown = index;
-    gallery.hidden = bar.hidden = index !== null;
-    alone.hidden = index === null;
+    gallery.hidden = toolbar.hidden = index !== null;
+    photoView.hidden = index === null;
     if (index === null) {
-      if (before !== null) items[before].querySelector("a").focus(); // it scrolls there too
+      if (before !== null) items[before].querySelector("a").focus(); // also scrolls to it
       return;
     }
     const image = items[index].querySelector("img");
     await image.decode().catch(() => {});
-    if (mine !== turn) return;
-    alone.querySelector("h2").textContent = single ? "" : entries[index].title;
-    stand.className = "stand";
-    viewer = new CaptionViewer(stand, { ...entries[index], image }, look);
-    if (focus) stand.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
+    if (mine !== request) return;
+    photoView.querySelector("h2").textContent = single ? "" : entries[index].title;
+    container.className = "container";
+    viewer = new CaptionViewer(container, { ...entries[index], image }, look);
+    if (focus) container.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
     window.scrollTo(0, 0);
   }
 
@@ -40,7 +40,7 @@
     show(number >= 1 && number <= entries.length ? number - 1 : null, focus);
   }
 
-  /** To the next photo of those that the gallery shows. */
+  /** Open the next (1) or previous (-1) photo that matches the search. */
   function next(step) {
     let at = shown;
     do at = (at + step + items.length) % items.length;
@@ -48,17 +48,17 @@
     location.hash = `photo-${at + 1}`;
   }
 
-  /** Only photos whose captions hold every word that was typed. */
-  function filter(text) {
-    const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
+  /** Show only photos whose title and captions contain every word of the search. */
+  function filter(query) {
+    const wanted = query.toLowerCase().split(/\s+/).filter(Boolean);
     let count = 0;
     entries.forEach(({ title, captions }, index) => {
-      const said = [title, ...captions.map((caption) => caption.text)].join(" ").toLowerCase();
-      const fits = wanted.every((word) => said.includes(word));
-      items[index].hidden = !fits;
-      count += fits;
+      const text = [title, ...captions.map((caption) => caption.text)].join(" ").toLowerCase();
+      const matches = wanted.every((word) => text.includes(word));
+      items[index].hidden = !matches;
+      count += matches;
     });
-    bar.querySelector("output").textContent = `${count} of ${entries.length} photos`;
+    toolbar.querySelector("output").textContent = `${count} of ${entries.length} photos`;
   }
 
   document.addEventListener("keydown", (event) => {
@@ -69,17 +69,17 @@
     else if (leaving || !typing) viewer.key(event, true);
   });
   for (const [selector, step] of [[".previous", -1], [".next", 1]]) {
-    alone.querySelector(selector).addEventListener("click", () => next(step));
+    photoView.querySelector(selector).addEventListener("click", () => next(step));
   }
   items.forEach((item, index) => {
     item.querySelector("a").addEventListener("click", (event) => {
-      event.preventDefault(); // in a notebook's frame the link would lead to the notebook
+      event.preventDefault(); // in a notebook's iframe the link would point to the notebook
       location.hash = `photo-${index + 1}`;
     });
   });
-  alone.querySelector(".back").addEventListener("click", () => (location.hash = ""));
-  alone.querySelector("nav").hidden = single;
-  bar.querySelector("input").addEventListener("input", (event) => filter(event.target.value));
+  photoView.querySelector(".back").addEventListener("click", () => (location.hash = ""));
+  photoView.querySelector("nav").hidden = single;
+  toolbar.querySelector("input").addEventListener("input", (event) => filter(event.target.value));
   window.addEventListener("hashchange", () => fromAddress(true));
   document.body.classList.add("scripted");
   filter("");

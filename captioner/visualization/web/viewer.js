@@ -1,42 +1,42 @@
 "use strict";
-/* The attention viewer: one photo, its captions, and where the model looked for every word.
+/* The attention viewer: one photo, its captions, and where the model looked for each word.
 
    new CaptionViewer(root, entry, look) fills the element `root`.
      entry  {title, image, captions: [caption.as_dict(attention=True), ...], labels: [...]}
             `image` is a loaded <img>.
-     look   {palette: "rrggbb" x 256, light: {...}, smooth: true}
+     look   {palette: "rrggbb" x 256, heatmap: {...}, smooth: true}
 
-   The light is that of captioner/visualization/heatmap.py, number for number. */
+   Heatmaps are drawn exactly as in captioner/visualization/heatmap.py. */
 
-/** One attention map on one photo, on a canvas. */
-class Light {
-  static LONGEST = 800; // pixels of the canvas; a larger photo is drawn smaller and shown large
+/** A heatmap over a photo, on a canvas. */
+class Heatmap {
+  static MAX_SIDE = 800; // pixels of the canvas, which CSS scales to the photo
 
   constructor(canvas, image, look) {
     const { naturalWidth: width, naturalHeight: height } = image;
-    const shrink = Math.min(1, Light.LONGEST / Math.max(width, height));
+    const shrink = Math.min(1, Heatmap.MAX_SIDE / Math.max(width, height));
     canvas.width = Math.max(1, Math.round(width * shrink));
     canvas.height = Math.max(1, Math.round(height * shrink));
     this.context = canvas.getContext("2d", { willReadFrequently: true });
     this.context.imageSmoothingQuality = "high";
-    this.context.fillStyle = "#fff"; // what is transparent: the model saw it on white
+    this.context.fillStyle = "#fff"; // transparent pixels are blended with white, as for the model
     this.context.fillRect(0, 0, canvas.width, canvas.height);
     this.context.drawImage(image, 0, 0, canvas.width, canvas.height);
     this.photo = this.context.getImageData(0, 0, canvas.width, canvas.height);
     this.frame = this.context.createImageData(canvas.width, canvas.height);
     this.frame.data.fill(255);
-    this.light = look.light;
+    this.style = look.heatmap;
     this.colours = new Float32Array(768);
     for (let i = 0; i < 768; i++) {
       this.colours[i] = parseInt(look.palette.slice(2 * i, 2 * i + 2), 16) / 255;
     }
   }
 
-  /** Draw levels (Gh x Gw, 0 to 1, row after row) on the part of the photo that they cover. */
+  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the crop box `region` of the photo. */
   draw(levels, [rows, columns], region, smooth) {
     const { width, height } = this.frame;
-    const down = Light.places(height, region[1], region[3], rows, smooth);
-    const across = Light.places(width, region[0], region[2], columns, smooth);
+    const down = Heatmap.sampleAxis(height, region[1], region[3], rows, smooth);
+    const across = Heatmap.sampleAxis(width, region[0], region[2], columns, smooth);
     const line = new Float32Array(columns);
     for (let y = 0; y < height; y++) {
       const upper = down.lower[y] * columns;
@@ -50,7 +50,7 @@ class Light {
   }
 
   drawLine(y, line, across, columns) {
-    const { dark, faded, light, floor, unseen, hatch } = this.light;
+    const { dim, saturation, heat, floor, outside, hatch } = this.style;
     const { width, height } = this.frame;
     const from = this.photo.data;
     const to = this.frame.data;
@@ -62,7 +62,7 @@ class Light {
       const b = from[at + 2] / 255;
       const grey = 0.299 * r + 0.587 * g + 0.114 * b;
       if (line === null || !across.seen[x]) {
-        const value = unseen * grey + ((x + y) % period < thick ? hatch : 0);
+        const value = outside * grey + ((x + y) % period < thick ? hatch : 0);
         to[at] = to[at + 1] = to[at + 2] = (value * 255 + 0.5) | 0;
         continue;
       }
@@ -71,19 +71,19 @@ class Light {
       const level = line[left] * (1 - part) + line[Math.min(left + 1, columns - 1)] * part;
       const s = Math.min(Math.max(level, 0), 1);
       const entry = 3 * ((s * 255 + 0.5) | 0);
-      const reflected = light * (floor + (1 - floor) * grey);
-      const colour = dark * (faded + (1 - faded) * s);
-      const shade = dark * grey;
+      const added = heat * (floor + (1 - floor) * grey);
+      const colour = dim * (saturation + (1 - saturation) * s);
+      const shade = dim * grey;
       const red = shade + colour * (r - grey);
       const green = shade + colour * (g - grey);
       const blue = shade + colour * (b - grey);
-      to[at] = ((red + reflected * this.colours[entry] * (1 - red)) * 255 + 0.5) | 0;
-      to[at + 1] = ((green + reflected * this.colours[entry + 1] * (1 - green)) * 255 + 0.5) | 0;
-      to[at + 2] = ((blue + reflected * this.colours[entry + 2] * (1 - blue)) * 255 + 0.5) | 0;
+      to[at] = ((red + added * this.colours[entry] * (1 - red)) * 255 + 0.5) | 0;
+      to[at + 1] = ((green + added * this.colours[entry + 1] * (1 - green)) * 255 + 0.5) | 0;
+      to[at + 2] = ((blue + added * this.colours[entry + 2] * (1 - blue)) * 255 + 0.5) | 0;
     }
   }
 
-  /** The colours from no attention to the most, as they look on grey. */
+  /** The colour scale over mid-grey. */
   bar() {
     const canvas = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
     const context = canvas.getContext("2d");
@@ -94,30 +94,30 @@ class Light {
     this.frame = context.createImageData(256, 1);
     this.frame.data.fill(255);
     const levels = Float32Array.from({ length: 256 }, (_, x) => x / 255);
-    this.drawLine(0, levels, Light.places(256, 0, 1, 256, false), 256);
+    this.drawLine(0, levels, Heatmap.sampleAxis(256, 0, 1, 256, false), 256);
     context.putImageData(this.frame, 0, 0);
     Object.assign(this, { photo, frame });
     return canvas;
   }
 
-  /** Where the pixels of one axis lie among the centres of `cells` regions. */
-  static places(pixels, start, stop, cells, smooth) {
+  /** Coordinates of the pixel centres of one axis, in units of regions. */
+  static sampleAxis(pixels, start, stop, cells, smooth) {
     const lower = new Int32Array(pixels);
     const part = new Float32Array(pixels);
     const seen = new Uint8Array(pixels);
     for (let i = 0; i < pixels; i++) {
       const inside = ((i + 0.5) / pixels - start) / (stop - start);
-      let place = Math.min(Math.max(inside * cells - 0.5, 0), cells - 1);
-      if (!smooth) place = Math.floor(place + 0.5);
-      lower[i] = Math.floor(place);
-      part[i] = place - lower[i];
+      let sample = Math.min(Math.max(inside * cells - 0.5, 0), cells - 1);
+      if (!smooth) sample = Math.floor(sample + 0.5);
+      lower[i] = Math.floor(sample);
+      part[i] = sample - lower[i];
       seen[i] = inside >= 0 && inside < 1 ? 1 : 0;
     }
     return { lower, part, seen };
   }
 }
 
-/** An element with attributes and children; text is always text, never markup. */
+/** Create an element with attributes and children; strings become text, never markup. */
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -135,26 +135,26 @@ function percent(share) {
 }
 
 const END_NAME = "<end>"; // captioner.caption.END_NAME
-const named = (word) => (word === END_NAME ? "end of the sentence" : word);
+const wordName = (word) => (word === END_NAME ? "end of the sentence" : word);
 
 class CaptionViewer {
-  static PACE = 900; // milliseconds a word while playing
-  static GLIDE = 350; // milliseconds in which the light moves
+  static WORD_MS = 900; // per word while playing
+  static TRANSITION_MS = 350; // from one map to the next
 
   constructor(root, entry, look) {
     this.captions = entry.captions.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
-    this.selected = null; // {caption, start, end}: words, both ends included; null: the photo
+    this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
     this.timer = null;
-    this.still = matchMedia("(prefers-reduced-motion: reduce)");
+    this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
     this.build(root, entry);
-    this.light = new Light(this.canvas, entry.image, look);
+    this.heatmap = new Heatmap(this.canvas, entry.image, look);
     this.top = this.scale();
     this.fillLegend();
     this.select(null, false);
   }
 
-  /* --- what is there --------------------------------------------------------------------------- */
+  /* --- elements -------------------------------------------------------------------------------- */
 
   build(root, entry) {
     const { naturalWidth: width, naturalHeight: height } = entry.image;
@@ -162,20 +162,20 @@ class CaptionViewer {
     const photo = element("img", { src: entry.image.src, alt: entry.image.alt, width, height });
     this.stage = element("div", { class: "stage" }, photo, this.canvas);
     for (const kind of ["pointermove", "pointerdown"]) {
-      this.stage.addEventListener(kind, (event) => this.look(event));
+      this.stage.addEventListener(kind, (event) => this.probeAt(event));
     }
-    this.stage.addEventListener("pointerleave", () => this.lookAway());
+    this.stage.addEventListener("pointerleave", () => this.clearProbe());
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
     const sentences = entry.captions.map((caption, number) => {
       const label = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
       const sum = element("span", { class: "total" }, `log p ${caption.log_prob.toFixed(1)}`);
       const head = element("div", { class: "label" }, element("span", {}, label), sum);
       const list = this.lists[this.captions.indexOf(caption)];
-      const words = list ?? element("p", { class: "quiet" }, "No words, so no attention.");
+      const words = list ?? element("p", { class: "quiet" }, "No words, so no attention to show.");
       return element("div", { class: "sentence" }, head, words);
     });
     this.details = element("div", { class: "details" });
-    this.spoken = element("div", { class: "hidden-text", "aria-live": "polite" });
+    this.announcement = element("div", { class: "hidden-text", "aria-live": "polite" });
     this.probe = element("p", { class: "probe" });
     this.legend = element("div", { class: "legend" });
     this.side = element(
@@ -185,7 +185,7 @@ class CaptionViewer {
       this.controls(),
       this.details,
       this.legend,
-      this.spoken,
+      this.announcement,
     );
     const view = element("div", { class: "view" }, this.stage, this.probe);
     root.replaceChildren(view, this.side);
@@ -247,29 +247,29 @@ class CaptionViewer {
       "div",
       { class: "controls" },
       this.button,
-      element("label", {}, "light ", this.opacity),
+      element("label", {}, "heatmap ", this.opacity),
       element("label", {}, smooth, " smooth"),
     );
   }
 
-  /** What the colours and the letters mean. */
+  /** The colour scale with the uniform share of each grid size. */
   fillLegend() {
     if (this.captions.length === 0) return;
-    const bar = this.light.bar();
+    const bar = this.heatmap.bar();
     const sizes = new Set(this.captions.map((_, number) => this.grid(number).join(" x ")));
     const ticks = [...sizes].map((size) => {
       const [rows, columns] = size.split(" x ").map(Number);
       const uniform = 1 / (rows * columns);
       const grid = sizes.size > 1 ? ` (${size})` : "";
-      const text = `evenly spread${grid}: ${percent(uniform)}`;
+      const text = `uniform${grid}: ${percent(uniform)}`;
       const tick = element("span", { class: "tick" }, element("span", {}, text));
-      const place = Math.min(1, uniform / this.top);
-      tick.style.left = `${100 * place}%`;
-      tick.classList.toggle("before", place > 0.5);
+      const position = Math.min(1, uniform / this.top);
+      tick.style.left = `${100 * position}%`;
+      tick.classList.toggle("before", position > 0.5);
       return tick;
     });
     this.legend.append(
-      element("span", {}, "share of attention in a region, the same scale for all words"),
+      element("span", {}, "share of attention per region, same scale for all words"),
       element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(this.top)),
     );
   }
@@ -281,7 +281,7 @@ class CaptionViewer {
     return [alphas[0].length, alphas[0][0].length];
   }
 
-  /** The attention that gets the brightest colour; heatmap.py's `shared_scale` over all captions. */
+  /** Attention drawn in the brightest colour; heatmap.py's `shared_scale` over all captions. */
   scale() {
     let top = 0;
     for (const [number, { alphas }] of this.captions.entries()) {
@@ -292,14 +292,14 @@ class CaptionViewer {
     return top || 1;
   }
 
-  /** The mean map of some words, row after row. */
+  /** The mean map of the words, row-major. */
   map({ caption, start, end }) {
     const maps = this.captions[caption].alphas.slice(start, end + 1).map((alpha) => alpha.flat());
     return maps[0].map((_, i) => maps.reduce((sum, map) => sum + map[i], 0) / maps.length);
   }
 
-  /** Where the map is strongest, as a person would say it. */
-  place(where) {
+  /** Describe where attention is strongest. */
+  peak(where) {
     const map = this.map(where);
     const [rows, columns] = this.grid(where.caption);
     const most = Math.max(...map);
@@ -308,45 +308,47 @@ class CaptionViewer {
     const third = (index, count) => Math.min(2, Math.floor((3 * (index + 0.5)) / count));
     const down = ["at the top", "in the middle", "at the bottom"][third(Math.floor(at / columns), rows)];
     const across = ["left", "centre", "right"][third(at % columns, columns)];
-    const place = down === "in the middle" && across === "centre" ? "in the centre" : `${down} ${across}`;
-    return `strongest ${place}, ${percent(most)} in one region`;
+    const area = down === "in the middle" && across === "centre" ? "in the centre" : `${down} ${across}`;
+    return `strongest ${area}, ${percent(most)} in one region`;
   }
 
-  /* --- what is shown --------------------------------------------------------------------------- */
+  /* --- display --------------------------------------------------------------------------------- */
 
-  /** Choose words; they stay shown until others are chosen. */
-  select(where, speak = true) {
+  /** Select words; `announce` also to screen readers. */
+  select(where, announce = true) {
     this.selected = where;
     this.lists.forEach((list, number) => {
       [...list.children].forEach((option, index) => {
         const all = index === list.children.length - 1;
         const inside = where?.caption === number && index >= where.start && index <= where.end;
-        const chosen = Boolean(where?.all ? all && where.caption === number : !all && inside);
-        option.setAttribute("aria-selected", `${chosen}`);
+        const selected = Boolean(where?.all ? all && where.caption === number : !all && inside);
+        option.setAttribute("aria-selected", `${selected}`);
         option.tabIndex = this.focusable(where, number, index, all) ? 0 : -1;
       });
     });
     this.show(where);
-    if (speak) this.spoken.textContent = where === null ? "photo without light" : this.said(where);
+    if (announce) {
+      this.announcement.textContent = where === null ? "photo without heatmap" : this.summary(where);
+    }
   }
 
-  /** One option of every list is reached by the Tab key. */
+  /** Whether the Tab key reaches this option, one in each list. */
   focusable(where, number, index, all) {
     if (where?.caption !== number) return index === 0;
     return where.all ? all : index === (where.other ?? where.end) && !all;
   }
 
-  /** Show words for as long as the pointer is on them. */
+  /** Show words without selecting them, such as while the pointer is over them. */
   show(where) {
     this.shown = where;
     this.lists.flatMap((list) => [...list.children]).forEach((o) => o.classList.remove("shown"));
     if (where !== null) this.option(where).classList.add("shown");
     this.stage.classList.toggle("plain", where === null);
-    this.tell(where);
-    if (where !== null) this.glide(this.map(where), where.caption);
+    this.showDetails(where);
+    if (where !== null) this.moveTo(this.map(where), where.caption);
   }
 
-  /** The option that stands for words: the one that was reached last. */
+  /** The option of the selected words that has the focus. */
   option({ caption, end, other, all }) {
     const { children } = this.lists[caption];
     return children[all ? children.length - 1 : (other ?? end)];
@@ -356,16 +358,16 @@ class CaptionViewer {
     return all ? "all words" : this.captions[caption].words.slice(start, end + 1).join(" ");
   }
 
-  said(where) {
-    return `${this.words(where)}: ${this.place(where)}`;
+  summary(where) {
+    return `${this.words(where)}: ${this.peak(where)}`;
   }
 
-  tell(where) {
+  showDetails(where) {
     if (where === null) {
       const how = matchMedia("(pointer: coarse)").matches
-        ? "Tap a word, or slide over the words"
-        : "Point at a word, or press an arrow key (Shift adds words, space plays)";
-      const hint = `The photo itself. ${how}: light falls where the model looked for the word.`;
+        ? "Tap a word or slide over the words"
+        : "Hover over a word or use the arrow keys (Shift extends the selection, Space plays)";
+      const hint = `${how} to see where the model looked.`;
       this.details.replaceChildren(element("p", { class: "quiet" }, hint));
       return;
     }
@@ -375,9 +377,9 @@ class CaptionViewer {
     const gate = gates.reduce((a, b) => a + b, 0) / gates.length;
     const several = where.end > where.start;
     this.details.replaceChildren(
-      element("p", { class: "chosen" }, this.words(where), element("small", {}, this.place(where))),
-      this.meter(several ? "probability, all of them" : "probability", Math.exp(log), "p"),
-      this.meter(several ? "gate, mean" : "gate: use of photo", gate, "β"),
+      element("p", { class: "chosen" }, this.words(where), element("small", {}, this.peak(where))),
+      this.meter(several ? "joint probability" : "probability", Math.exp(log), "p"),
+      this.meter(several ? "mean gate" : "gate (use of photo)", gate, "β"),
     );
     const others = several ? undefined : caption.alternatives?.[where.start];
     if (others?.length) this.details.append(this.choices(others, caption.words[where.start]));
@@ -395,37 +397,37 @@ class CaptionViewer {
     );
   }
 
-  /** The words that the model found most probable at this place. */
-  choices(others, said) {
+  /** The most probable words at this position. */
+  choices(others, chosen) {
     const rows = others.map(({ word, log_prob: log }) => {
       const fill = element("i");
       fill.style.width = `${100 * Math.exp(log)}%`;
       return element(
         "li",
-        { class: word === said ? "said" : null },
-        element("span", {}, named(word)),
+        { class: word === chosen ? "current" : null },
+        element("span", {}, wordName(word)),
         element("span", { class: "track" }, fill),
         element("b", {}, percent(Math.exp(log))),
       );
     });
-    const title = element("p", { class: "quiet" }, "the most probable words at this place");
+    const title = element("p", { class: "quiet" }, "most probable words at this position");
     return element("div", { class: "choices" }, title, element("ol", {}, ...rows));
   }
 
-  /** Move the light from where it is to a map. */
-  glide(map, caption) {
+  /** Move the heatmap from the current map to another. */
+  moveTo(map, caption) {
     const target = Float32Array.from(map, (value) => value / this.top);
     const from = this.levels?.length === target.length ? this.levels : null;
     this.caption = caption;
     cancelAnimationFrame(this.moving);
-    if (from === null || this.still.matches) {
+    if (from === null || this.reducedMotion.matches) {
       this.levels = target;
       this.draw();
       return;
     }
     const started = performance.now();
     const step = (now) => {
-      const part = Math.min(Math.max((now - started) / CaptionViewer.GLIDE, 0), 1);
+      const part = Math.min(Math.max((now - started) / CaptionViewer.TRANSITION_MS, 0), 1);
       const eased = part * part * (3 - 2 * part);
       this.levels = target.map((value, i) => from[i] + (value - from[i]) * eased);
       this.draw();
@@ -437,14 +439,14 @@ class CaptionViewer {
   draw() {
     if (!this.levels) return;
     const { region } = this.captions[this.caption];
-    this.light.draw(this.levels, this.grid(this.caption), region, this.smooth);
+    this.heatmap.draw(this.levels, this.grid(this.caption), region, this.smooth);
   }
 
-  /* --- what a person does ---------------------------------------------------------------------- */
+  /* --- input ----------------------------------------------------------------------------------- */
 
   press(event, where) {
     event.preventDefault();
-    event.target.releasePointerCapture?.(event.pointerId); // so that a finger can go on to others
+    event.target.releasePointerCapture?.(event.pointerId); // so that a finger can slide on to other words
     this.stop();
     const { selected } = this;
     if (event.shiftKey && selected && !selected.all && selected.caption === where.caption && !where.all) {
@@ -455,7 +457,7 @@ class CaptionViewer {
     this.option(where).focus({ preventScroll: true });
   }
 
-  /** A finger that slides over the words moves the light; a mouse need not be pressed for that. */
+  /** Select words by sliding a finger over them; a mouse hovers instead. */
   drag(event, list, caption) {
     if (event.pointerType === "mouse" || event.buttons === 0) return;
     const under = document.elementFromPoint(event.clientX, event.clientY);
@@ -469,7 +471,7 @@ class CaptionViewer {
     return { caption, anchor, start: Math.min(anchor, other), end: Math.max(anchor, other), other };
   }
 
-  /** Keys on the words. Elsewhere on the page those that scroll it are left to the page. */
+  /** Handle a key; `elsewhere`, outside the words, keys that scroll are left to the page. */
   key(event, elsewhere = false) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const sideways = { ArrowLeft: -1, ArrowRight: 1 };
@@ -483,7 +485,7 @@ class CaptionViewer {
     this.stop(event.key === " ");
   }
 
-  /** To the word `step` further on; with `extend` the words between stay chosen too. */
+  /** Move the selection by `step` words, or extend it. */
   move(step, extend) {
     if (this.captions.length === 0) return;
     const at = this.selected ?? { caption: 0, start: 0, end: 0 };
@@ -508,24 +510,24 @@ class CaptionViewer {
     else this.play();
   }
 
-  /** From the chosen word on, or from the first where the end is reached. */
+  /** Play from the selected word, or from the first if the last is selected. */
   play() {
     if (this.captions.length === 0) return;
     const caption = this.selected?.caption ?? 0;
     const last = this.captions[caption].words.length - 1;
     const at = this.selected;
     let index = at === null || at.all || at.end === last ? 0 : at.end;
-    const say = () => {
+    const next = () => {
       this.select({ caption, start: index, end: index }, false);
       index += 1;
       if (index > last) {
         this.stop();
-        this.spoken.textContent = this.captions[caption].text;
+        this.announcement.textContent = this.captions[caption].text;
       }
     };
     this.label(true);
-    this.timer = setInterval(say, CaptionViewer.PACE);
-    say();
+    this.timer = setInterval(next, CaptionViewer.WORD_MS);
+    next();
   }
 
   stop(keep = false) {
@@ -541,8 +543,8 @@ class CaptionViewer {
     this.button.title = playing ? "pause" : "play";
   }
 
-  /** The other way round: which words looked at the place under the pointer? */
-  look(event) {
+  /** Show which words attend to the region under the pointer. */
+  probeAt(event) {
     if (this.captions.length === 0) return;
     const box = this.stage.getBoundingClientRect();
     const x = (event.clientX - box.left) / box.width;
@@ -553,7 +555,7 @@ class CaptionViewer {
     const row = Math.floor(((y - region[1]) / (region[3] - region[1])) * rows);
     const column = Math.floor(((x - region[0]) / (region[2] - region[0])) * columns);
     if (row < 0 || column < 0 || row >= rows || column >= columns) {
-      this.lookAway();
+      this.clearProbe();
       this.probe.textContent = "not seen by the model";
       return;
     }
@@ -565,10 +567,10 @@ class CaptionViewer {
     });
     const best = alphas.findIndex((alpha) => alpha[row][column] === most);
     const word = this.captions[number].words[best];
-    this.probe.textContent = `here: “${word}” looked most, ${percent(most)} of its attention`;
+    this.probe.textContent = `“${word}” attends most here (${percent(most)} of its attention)`;
   }
 
-  lookAway() {
+  clearProbe() {
     this.probe.textContent = "";
     this.lists.flatMap((list) => [...list.children]).forEach((o) => o.classList.remove("probed"));
   }

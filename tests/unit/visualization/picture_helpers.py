@@ -1,4 +1,4 @@
-"""Small photos, captions and measures that the tests of pictures share."""
+"""Small photos, captions and measurements shared by the tests of pictures."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def make_caption(
     total = float(log_probs.sum())
     others = tuple(
         tuple(
-            Alternative(word if place == 1 else f"other{place}", -1.0 - place)
-            for place in range(alternatives)
+            Alternative(word if rank == 1 else f"other{rank}", -1.0 - rank)
+            for rank in range(alternatives)
         )
         for word in words
     )
@@ -53,22 +53,22 @@ def make_caption(
 
 
 def one_hot(grid: tuple[int, int], *cells: tuple[int, int]) -> Caption:
-    """A caption of as many words as cells; each looks at its cell alone."""
+    """A caption with one word per cell, which has all of its attention."""
     alphas = np.zeros((len(cells), *grid), dtype=np.float32)
-    for place, cell in enumerate(cells):
-        alphas[(place, *cell)] = 1.0
+    for word, cell in enumerate(cells):
+        alphas[(word, *cell)] = 1.0
     one = np.ones(len(cells), dtype=np.float32)
-    words = tuple(f"word{place}" for place in range(len(cells)))
+    words = tuple(f"word{i}" for i in range(len(cells)))
     return Caption(words, -one, alphas, one, -float(len(cells)))
 
 
 def places_of(page: Image.Image, panel: Image.Image) -> list[tuple[int, int]]:
-    """Where a panel stands on a page, pixel for pixel: the left upper corner of every place."""
+    """Upper left corners of all exact copies of a panel on a page."""
     pixels, wanted = np.asarray(page), np.asarray(panel)
     height, width = wanted.shape[:2]
     across, down = pixels.shape[1] - width + 1, pixels.shape[0] - height + 1
     starts = np.ones((down, across), dtype=bool)
-    for x in range(min(width, 8)):  # only where the first pixels agree, the rest is looked at
+    for x in range(min(width, 8)):  # compare whole panels only where the first pixels agree
         starts &= (pixels[:down, x : x + across] == wanted[0, x]).all(axis=2)
     rows, columns = np.nonzero(starts)
     return [
@@ -81,7 +81,7 @@ def places_of(page: Image.Image, panel: Image.Image) -> list[tuple[int, int]]:
 def panels_of(
     page: Image.Image, caption: Caption, photo: Image.Image, **options: object
 ) -> list[tuple[int, int]]:
-    """Where the photo and each word's panel stand on a page; every one must be there once."""
+    """Corners of the photo and of each word's panel, each of which occurs exactly once."""
     scale = shared_scale(caption.alphas)
     places = places_of(page, photo)
     for alpha in caption.alphas:
@@ -98,7 +98,7 @@ def panels_of(
 
 
 def brightest_cell(panel: Image.Image, grid: tuple[int, int]) -> tuple[int, int]:
-    """The cell (row, column) of a grid over a panel that is brightest; whole cells are compared."""
+    """The cell (row, column) of a grid over a panel with the highest mean luma."""
     rows = np.array_split(luma(panel), grid[0], axis=0)
     means = [[cell.mean() for cell in np.array_split(row, grid[1], axis=1)] for row in rows]
     row, column = np.unravel_index(int(np.argmax(means)), grid)

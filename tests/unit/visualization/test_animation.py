@@ -1,4 +1,4 @@
-"""The animation: every frame is a true map, the sentence grows, and files hold what frames show."""
+"""Animations: the map of every frame, the sentence, and the encoded files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from captioner.visualization import (
     attention_image,
     shared_scale,
 )
-from captioner.visualization.maps import between
+from captioner.visualization.maps import interpolate
 
 GRID, CELLS = (3, 5), [(0, 4), (2, 0), (1, 2)]
 
@@ -47,7 +47,7 @@ def panel_of(frame: Image.Image, animation: Animation, size: tuple[int, int]) ->
 
 
 def resting(animation: Animation) -> list[int]:
-    """The last frame of each word, and of the pause."""
+    """Index of the last frame of each word, and of the pause."""
     ends, last = [], -1
     for shot in animation._shots:
         last += shot.frames
@@ -68,7 +68,7 @@ def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
     shots = [shot for shot in animation._shots for _ in range(shot.frames)]
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
-        alpha = between(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
+        alpha = interpolate(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
         wanted = attention_image(photo, alpha, scale_max=scale, crop_box=caption.crop_box)
         assert panel_of(frame, animation, photo.size).tobytes() == wanted.tobytes()
         assert frame.size == animation.size
@@ -76,7 +76,7 @@ def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
 
 
 @pytest.mark.parametrize("smooth", [True, False])
-def test_a_one_hot_map_glides_from_place_to_place_on_a_rotated_photo(
+def test_a_one_hot_map_moves_between_regions_of_a_rotated_photo(
     tmp_path: Path, smooth: bool
 ) -> None:
     turned = Image.Exif()
@@ -86,16 +86,16 @@ def test_a_one_hot_map_glides_from_place_to_place_on_a_rotated_photo(
     frames = list(animation.frames())
     for end, cell in zip(resting(animation), CELLS, strict=False):
         assert brightest_cell(panel_of(frames[end], animation, (150, 60)), GRID) == cell
-    # On the way from the first to the second word the first place fades, the second lights up.
+    # From the first to the second word, the first region gets darker and the second brighter.
     first, second = resting(animation)[:2]
     way = [luma(panel_of(frame, animation, (150, 60))) for frame in frames[first : second + 1]]
-    leaving = [light[:20, 120:].mean() for light in way]
-    coming = [light[40:, :30].mean() for light in way]
+    leaving = [frame[:20, 120:].mean() for frame in way]
+    coming = [frame[40:, :30].mean() for frame in way]
     assert (np.diff(leaving) <= 0).all()
     assert (np.diff(coming) >= 0).all()
     assert leaving[0] > leaving[-1] + 30
     moving = len(set(leaving))
-    assert 5 <= moving < len(way)  # it glides, then it rests
+    assert 5 <= moving < len(way)  # the map moves, then rests
 
 
 def test_same_attention_has_the_same_colour_in_every_frame() -> None:
@@ -118,16 +118,16 @@ def test_the_sentence_grows_and_never_jumps() -> None:
     assert [word for _, _, word in scene.words][:5] == ["a", "brown", "dog", "'s", "bowl"]
     frames = [np.asarray(frame) for frame in animation.frames()]
     texts = [frames[end][scene.sentence_top : scene.numbers_top] for end in resting(animation)]
-    paper, last = texts[-1][-1, -1], texts[-1]
-    written = (last != paper).any(axis=2)
+    background, last = texts[-1][-1, -1], texts[-1]
+    written = (last != background).any(axis=2)
     before = np.zeros_like(written)
-    for place, text in enumerate(texts[:-1]):
-        ink = (text != paper).any(axis=2)
+    for position, text in enumerate(texts[:-1]):
+        ink = (text != background).any(axis=2)
         assert ink.sum() > before.sum()
-        assert not (before & ~ink).any()  # what was said stays
+        assert not (before & ~ink).any()  # earlier words stay
         same = (text == last).all(axis=2)
-        if place:  # what was said before the present word already stands as it will at the end
-            left, line, _ = scene.words[place]
+        if position:  # earlier words are where they will be at the end
+            left, line, _ = scene.words[position]
             above = slice(0, round(1.55 * scene.text) * line)
             assert same[above][ink[above]].all()
             until = scene.margin + round(left - 0.3 * scene.text)
@@ -135,7 +135,7 @@ def test_the_sentence_grows_and_never_jumps() -> None:
         before = written & ink & same
 
 
-def test_clitics_stand_on_their_word() -> None:
+def test_clitics_are_attached_to_their_word() -> None:
     placed = animate(flat((300, 50)), make_caption(["dog", "'s", "hat"]))._scene.words
     (dog, _, _), (clitic, _, _), (hat, _, _) = placed
     assert hat - clitic > clitic - dog - 30
@@ -143,7 +143,7 @@ def test_clitics_stand_on_their_word() -> None:
     assert clitic < plain[1][0]
 
 
-def test_gate_and_probability_of_the_present_word() -> None:
+def test_gate_and_probability_of_the_current_word() -> None:
     photo, caption = flat((300, 60)), make_caption(["a", "dog"])
     pages = []
     for gate, log_prob in [(0.1, -1.0), (0.9, -1.0), (0.1, -2.0)]:
@@ -157,7 +157,7 @@ def test_gate_and_probability_of_the_present_word() -> None:
     assert columns[0].max() < columns[1].min()  # β left of p, and apart
 
 
-def test_frames_are_drawn_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_drawn_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     animation = animate(flat((60, 40)), make_caption(["a", "dog"] * 5))
     drawn = []
     draw = type(animation._scene).draw
@@ -169,11 +169,13 @@ def test_frames_are_drawn_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatc
     next(frames)
     assert len(drawn) == 1
     list(frames)
-    assert len(drawn) == len(animation._shots) < animation.duration * 15  # what rests, once
+    assert (
+        len(drawn) == len(animation._shots) < animation.duration * 15
+    )  # resting frames are drawn once
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0.8, 15), (0.33, 10), (0.05, 1), (1.0, 50)])
-def test_the_duration_is_what_was_asked_for(seconds: float, rate: int) -> None:
+def test_the_duration_follows_the_options(seconds: float, rate: int) -> None:
     count = 7
     animation = animate(
         flat((20, 20)),
@@ -200,13 +202,15 @@ def saved(tmp_path: Path, ending: str, **options: object) -> tuple[Animation, Pa
 
 @pytest.mark.parametrize("ending", [".gif", ".webp"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_gif_and_webp_hold_what_the_frames_show(tmp_path: Path, ending: str, theme: str) -> None:
+def test_gif_and_webp_match_the_frames(tmp_path: Path, ending: str, theme: str) -> None:
     animation, path = saved(tmp_path, ending, theme=theme)
     frames = list(animation.frames())
     with Image.open(path) as file:
         assert file.size == animation.size
         assert file.info["loop"] == 0  # for ever
-        assert file.n_frames <= len(animation._shots) < len(frames)  # what rests is stored once
+        assert (
+            file.n_frames <= len(animation._shots) < len(frames)
+        )  # resting frames are stored once
         pages, ends, time = [], [], 0
         for page in ImageSequence.Iterator(file):
             page.load()
@@ -221,7 +225,7 @@ def test_gif_and_webp_hold_what_the_frames_show(tmp_path: Path, ending: str, the
         difference = np.abs(np.asarray(page, float) - np.asarray(frames[end], float))
         assert difference.mean() < 4
     corners = [np.array(page.getpixel((0, 0))) for page in (pages[3], frames[0])]
-    assert np.abs(corners[0] - corners[1]).max() <= 4  # the paper
+    assert np.abs(corners[0] - corners[1]).max() <= 4  # the background
 
 
 def test_a_gif_has_one_palette_so_that_nothing_flickers(tmp_path: Path) -> None:
@@ -229,9 +233,9 @@ def test_a_gif_has_one_palette_so_that_nothing_flickers(tmp_path: Path) -> None:
     animation = animate(photo, caption, seconds_per_word=0.4)
     palette = animation._palette().getpalette()
     assert palette is not None
-    assert len(palette) <= 3 * 255  # one stays free for "did not change"
+    assert len(palette) <= 3 * 255  # one entry is free for "unchanged"
     colours = {tuple(palette[i : i + 3]) for i in range(0, len(palette), 3)}
-    assert {(255, 255, 255), (20, 20, 27)} <= colours  # paper and ink are exact
+    assert {(255, 255, 255), (20, 20, 27)} <= colours  # background and text are exact
     animation.save(tmp_path / "animation.gif")
     with Image.open(tmp_path / "animation.gif") as file:
         used = {
@@ -242,13 +246,13 @@ def test_a_gif_has_one_palette_so_that_nothing_flickers(tmp_path: Path) -> None:
     assert used <= colours
 
 
-def test_a_gif_is_near_the_frames_and_rests_nearer(tmp_path: Path) -> None:
+def test_a_gif_is_close_to_the_frames(tmp_path: Path) -> None:
     caption = make_caption(["a", "dog", "runs"], (4, 4))
     animation = animate(noisy((60, 40)).resize((120, 80), Image.Resampling.BICUBIC), caption)
     animation.save(tmp_path / "animation.gif")
     with Image.open(tmp_path / "animation.gif") as file:
         pages = [page.convert("RGB") for page in ImageSequence.Iterator(file)]
-    shown = [image for image, _ in animation._held()]
+    shown = [image for image, _ in animation._distinct_frames()]
     assert len(pages) == len(shown)
     errors = [
         np.abs(np.asarray(page, float) - np.asarray(frame, float)).mean()
@@ -258,7 +262,7 @@ def test_a_gif_is_near_the_frames_and_rests_nearer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mp4_is_of_the_kind_that_browsers_play(tmp_path: Path) -> None:
+def test_mp4_plays_in_browsers(tmp_path: Path) -> None:
     import av
 
     animation, path = saved(tmp_path, ".mp4")
@@ -287,7 +291,7 @@ def test_sizes_are_even_for_every_photo(size: tuple[int, int]) -> None:
     assert next(animation.frames()).size == animation.size
 
 
-def test_without_pyav_one_line_tells_what_to_install(
+def test_without_pyav_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
@@ -298,8 +302,8 @@ def test_without_pyav_one_line_tells_what_to_install(
 
 
 @pytest.mark.parametrize("name", ["a.png", "a", "a.avi"])
-def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"give one of \.gif, \.webp, \.mp4"):
+def test_an_unknown_extension_lists_the_supported_ones(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"use \.gif, \.webp, \.mp4"):
         animate(flat((40, 30)), make_caption(["a"])).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
@@ -318,8 +322,10 @@ def test_the_same_animation_gives_the_same_bytes(tmp_path: Path, ending: str) ->
 
 def test_a_notebook_shows_it() -> None:
     shown = animate(flat((40, 30)), make_caption(["a", '"<dog>"']), seconds_per_word=0.2)
-    told = shown._repr_html_()
-    match = re.fullmatch(r'<img alt="([^"<>]*)" width="\d+" height="\d+" src="([^"<>]*)">', told)
+    shown_html = shown._repr_html_()
+    match = re.fullmatch(
+        r'<img alt="([^"<>]*)" width="\d+" height="\d+" src="([^"<>]*)">', shown_html
+    )
     assert match
     assert html.unescape(match[1]).endswith('a "<dog>"')
     with Image.open(
@@ -354,7 +360,7 @@ def test_any_word_can_be_drawn(word: str) -> None:
     animation._repr_html_()
 
 
-def test_unknown_numbers_are_drawn_as_unknown() -> None:
+def test_nan_can_be_drawn() -> None:
     nothing = np.full(2, math.nan, np.float32)
     caption = replace(make_caption(["a", "dog"]), gates=nothing, log_probs=nothing)
     assert len(list(animate(noisy((60, 40)), caption).frames())) > 2
@@ -376,12 +382,12 @@ def test_a_long_caption_has_room_from_the_start() -> None:
     [
         ({"colormap": "jet"}, "'jet'; choose one of inferno"),
         ({"theme": "blue"}, "'blue'; choose one of light, dark"),
-        ({"panel_size": -1}, "panel_size is -1; give"),
-        ({"seconds_per_word": 0}, "seconds_per_word is 0; give 0.05 to 60"),
-        ({"seconds_per_word": math.nan}, "seconds_per_word is nan; give"),
-        ({"frames_per_second": 0}, "frames_per_second is 0; give a whole number, 1 to 50"),
-        ({"frames_per_second": 51}, "frames_per_second is 51; give a whole number"),
-        ({"frames_per_second": 12.5}, "frames_per_second is 12.5; give a whole number"),
+        ({"panel_size": -1}, "panel_size is -1; use"),
+        ({"seconds_per_word": 0}, "seconds_per_word is 0; use 0.05 to 60"),
+        ({"seconds_per_word": math.nan}, "seconds_per_word is nan; use"),
+        ({"frames_per_second": 0}, "frames_per_second is 0; use an integer from 1 to 50"),
+        ({"frames_per_second": 51}, "frames_per_second is 51; use an integer"),
+        ({"frames_per_second": 12.5}, "frames_per_second is 12.5; use an integer"),
     ],
 )
 def test_errors(options: dict[str, object], message: str) -> None:
@@ -389,7 +395,7 @@ def test_errors(options: dict[str, object], message: str) -> None:
         animate(flat((40, 30)), make_caption(["a"]), **options)  # type: ignore[arg-type]
 
 
-def test_a_broken_caption_is_refused() -> None:
+def test_an_invalid_caption_is_an_error() -> None:
     broken = replace(make_caption(["a", "dog"]), alphas=np.full((2, 7, 7), np.nan, np.float32))
     with pytest.raises(ConfigError, match="NaN or infinity"):
         animate(flat((40, 30)), broken)

@@ -1,4 +1,4 @@
-"""The figure: every map stands where and as bright as its numbers say, in every format."""
+"""Figures: every map has the right position and brightness, in every format."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from PIL import Image
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.errors import ConfigError
 from captioner.visualization import Figure, attention_image, fit_photo, overlay, shared_scale
-from captioner.visualization.drawing import Box, Picture, Text
-from captioner.visualization.lettering import width_of
+from captioner.visualization.fonts import text_width
+from captioner.visualization.primitives import Box, Picture, Text
 from captioner.visualization.theme import THEMES
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -51,7 +51,7 @@ def svg_of(figure: Figure) -> ET.Element:
 
 
 def embedded(figure: Figure) -> list[Embedded]:
-    """The pictures inside the SVG, as a reader of the file finds them."""
+    """The pictures embedded in the SVG."""
     found = []
     for element in svg_of(figure).iter(f"{SVG}image"):
         assert "transform" not in element.attrib
@@ -73,17 +73,17 @@ def texts_of(figure: Figure) -> list[str]:
     return ["".join(element.itertext()) for element in svg_of(figure).iter(f"{SVG}text")]
 
 
-# --- what the arrays say is what the picture shows -----------------------------------------------
+# --- maps ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smooth", [True, False])
-def test_a_one_hot_map_lights_its_place_on_a_rotated_photo_in_png_and_svg(
+def test_a_one_hot_map_is_brightest_in_its_region_of_a_rotated_photo(
     tmp_path: Path, smooth: bool
 ) -> None:
     grid, cells = (3, 5), [(0, 4), (2, 0), (1, 2)]
     upright = flat((150, 60))
     turned = Image.Exif()
-    turned[0x112] = 6  # stored on its side, to be shown a quarter turn clockwise
+    turned[0x112] = 6  # stored rotated, to be shown a quarter turn clockwise
     upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "photo.jpg", exif=turned)
 
     figure = overlay(tmp_path / "photo.jpg", one_hot(grid, *cells), smooth=smooth)
@@ -155,7 +155,7 @@ WORDS = ["a", "brown", "dog", "and", "a", "cat"]
 
 
 @pytest.mark.parametrize("combine", ["mean", "max"])
-def test_a_phrase_is_the_mean_or_the_greatest_of_its_words(combine: str) -> None:
+def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
@@ -172,7 +172,7 @@ def test_a_phrase_is_the_mean_or_the_greatest_of_its_words(combine: str) -> None
     assert f"{float(caption.gates[1:3].mean()):.2f}" in texts
 
 
-def test_only_keeps_the_scale_and_draws_what_was_named_in_that_order() -> None:
+def test_only_keeps_the_scale_and_the_given_order() -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     whole = maps_of(overlay(photo, caption))
     chosen = maps_of(overlay(photo, caption, only=["cat", "a", "2", "2-3", "brown"]))
@@ -193,17 +193,17 @@ def test_coverage_is_one_more_panel() -> None:
         assert {"all 6 words", "mean"} <= set(texts_of(figure))
 
 
-def test_the_legend_tells_what_white_lines_are() -> None:
+def test_the_legend_explains_white_lines() -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     mask = np.zeros((40, 60), dtype=np.bool_)
     mask[10:20, 10:20] = True
 
-    for outlines, told in (((), False), ([{2: [mask]}], True)):
+    for outlines, expected in (((), False), ([{2: [mask]}], True)):
         texts = texts_of(overlay(photo, caption, outlines=outlines))
-        assert any("white line" in text for text in texts) is told
+        assert any("white line" in text for text in texts) is expected
 
 
-def test_of_several_captions_some_may_lack_what_is_asked_for() -> None:
+def test_a_word_may_be_missing_from_some_captions() -> None:
     photo, one, other = noisy((60, 40)), make_caption(WORDS), make_caption(["a", "horse"])
 
     titles = [
@@ -215,7 +215,7 @@ def test_of_several_captions_some_may_lack_what_is_asked_for() -> None:
         overlay(photo, [one, other], only=["dog", "zebra"])
 
 
-def test_only_names_what_the_caption_has() -> None:
+def test_an_unknown_word_in_only_lists_the_words() -> None:
     for only in (["horse"], ["brown cat"], ["7"]):
         with pytest.raises(ConfigError, match="1 a 2 brown 3 dog 4 and 5 a 6 cat"):
             overlay(flat((40, 30)), make_caption(WORDS), only=only)
@@ -254,7 +254,7 @@ def test_the_gate_s_bar_is_as_long_as_the_gate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log_prob", "told"),
+    ("log_prob", "text"),
     [
         (0.0, "1.00"),
         (1e-7, "1.00"),
@@ -268,11 +268,11 @@ def test_the_gate_s_bar_is_as_long_as_the_gate() -> None:
         (math.nan, "–"),
     ],
 )
-def test_small_probabilities_do_not_become_zero(log_prob: float, told: str) -> None:
-    assert f"p {told}" in texts_of(overlay(flat((200, 150)), with_numbers(0.5, log_prob)))
+def test_small_probabilities_do_not_become_zero(log_prob: float, text: str) -> None:
+    assert f"p {text}" in texts_of(overlay(flat((200, 150)), with_numbers(0.5, log_prob)))
 
 
-def test_unknown_numbers_are_drawn_as_unknown() -> None:
+def test_nan_is_drawn_as_a_dash() -> None:
     nothing = np.full(2, np.nan, np.float32)
     caption = replace(
         make_caption(["a", "dog"]), log_probs=nothing, gates=nothing, log_prob=float("-inf")
@@ -282,7 +282,7 @@ def test_unknown_numbers_are_drawn_as_unknown() -> None:
     assert {"p –", "–", "log p –"} <= set(texts_of(figure))
 
 
-def test_the_scale_tells_zero_uniform_and_most() -> None:
+def test_the_scale_shows_zero_uniform_and_maximum() -> None:
     alphas = np.full((1, 5, 10), 0.75 / 49, np.float32)
     alphas[0, 2, 3] = 0.25
     one = np.ones(1, np.float32)
@@ -291,8 +291,8 @@ def test_the_scale_tells_zero_uniform_and_most() -> None:
 
 
 @pytest.mark.slow
-def test_the_uniform_tick_can_be_drawn_wherever_it_falls() -> None:
-    """Its place was a fraction of a pixel once, and could not be drawn."""
+def test_the_uniform_tick_can_be_drawn_at_any_position() -> None:
+    """Regression: at a fractional pixel it could not be drawn."""
     for uniform_over_top in np.linspace(0.02, 0.5, 25):
         top = 1 / 64 / uniform_over_top
         alphas = np.full((1, 8, 8), (1 - top) / 63, np.float32)
@@ -310,23 +310,23 @@ def test_the_uniform_tick_can_be_drawn_wherever_it_falls() -> None:
 # --- alternatives --------------------------------------------------------------------------------
 
 
-def test_alternatives_stand_below_their_word_and_the_said_one_is_marked() -> None:
-    places = (
+def test_alternatives_are_below_their_word_and_the_chosen_one_is_marked() -> None:
+    alternatives = (
         (Alternative("cat", -0.5), Alternative("dog", -1.0), Alternative("cow", -9.0)),
         (Alternative(END_NAME, -0.1), Alternative("it", -3.0), Alternative("he", -4.0)),
     )
-    caption = replace(make_caption(["dog", "runs"]), alternatives=places)
+    caption = replace(make_caption(["dog", "runs"]), alternatives=alternatives)
     figure = overlay(flat((300, 100)), caption, alternatives=2, columns=3)
     items = figure._drawing.items
     below = {i.text: i for i in items if isinstance(i, Text) and i.text in ("cat", "(end)", "it")}
     first, second = maps_of(figure)
     assert first.x < below["cat"].x < first.x + 300 < second.x < below["(end)"].x
     assert below["cat"].y > first.y + 100
-    (said,) = (i for i in items if isinstance(i, Text) and i.text == "dog" and i.y > first.y)
-    assert said.bold
+    (chosen,) = (i for i in items if isinstance(i, Text) and i.text == "dog" and i.y > first.y)
+    assert chosen.bold
     assert not below["cat"].bold
     marks = [i for i in items if isinstance(i, Text) and i.text == "▸"]
-    assert [mark.y for mark in marks] == [said.y]  # "runs" is not among its alternatives
+    assert [mark.y for mark in marks] == [chosen.y]  # "runs" is not among its alternatives
     texts = texts_of(figure)
     assert "cow" not in texts
     assert "he" not in texts
@@ -341,9 +341,9 @@ def test_alternatives_stand_below_their_word_and_the_said_one_is_marked() -> Non
 
 
 @pytest.mark.parametrize("known", [0, 2])
-def test_alternatives_that_are_not_there_are_asked_for(known: int) -> None:
+def test_missing_alternatives_are_an_error(known: int) -> None:
     caption = make_caption(["a", "dog"], alternatives=known)
-    message = rf"holds {known or 'no'} alternatives .* model\.caption\(photo, alternatives=3\)"
+    message = rf"has {known or 'no'} alternatives .* model\.caption\(photo, alternatives=3\)"
     with pytest.raises(ConfigError, match=message):
         overlay(flat((40, 30)), caption, alternatives=3)
     overlay(flat((40, 30)), make_caption([]), alternatives=3)
@@ -352,7 +352,7 @@ def test_alternatives_that_are_not_there_are_asked_for(known: int) -> None:
 # --- several captions ----------------------------------------------------------------------------
 
 
-def test_captions_stand_side_by_side_with_aligned_rows_and_their_labels() -> None:
+def test_captions_are_side_by_side_with_aligned_rows_and_labels() -> None:
     photo = noisy((160, 90))
     captions = [make_caption(["a", "dog"]), make_caption(["the", "cat", "on", "it"], seed=3)]
     figure = overlay(photo, captions, labels=["ours", "theirs"])
@@ -375,7 +375,7 @@ def test_one_scale_for_all_captions() -> None:
     assert luma(alone[0].image).mean() > luma(pair[1].image).mean()
 
 
-def test_many_captions_wrap_and_different_grids_are_told() -> None:
+def test_many_captions_wrap_and_different_grids_are_noted() -> None:
     captions = [make_caption(["a", "dog"], (3, 3 + i), seed=i) for i in range(5)]
     figure = overlay(noisy((90, 60)), captions, labels=[f"model {i}" for i in range(5)])
     rows = {m.y for m in maps_of(figure)}
@@ -387,7 +387,7 @@ def test_many_captions_wrap_and_different_grids_are_told() -> None:
 # --- outlines ------------------------------------------------------------------------------------
 
 
-def test_outlines_lie_on_the_mask_s_border() -> None:
+def test_outlines_follow_the_border_of_the_mask() -> None:
     photo, caption = flat((200, 120), 120), make_caption(["a", "dog"])
     mask = np.zeros((120, 200), dtype=bool)
     mask[30:90, 50:150] = True
@@ -408,7 +408,7 @@ def test_outlines_lie_on_the_mask_s_border() -> None:
             assert edges < 70  # with dark edges
 
 
-def test_outlines_follow_a_photo_that_is_scaled_down() -> None:
+def test_outlines_are_scaled_down_with_the_photo() -> None:
     mask = np.zeros((400, 800), dtype=bool)
     mask[100:, 600:] = True  # up to the photo's border
     caption = make_caption(["dog"])
@@ -430,7 +430,7 @@ def test_outlines_follow_a_photo_that_is_scaled_down() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".PNG", ".jpg", ".jpeg", ".svg", ".pdf"])
-def test_a_figure_is_saved_by_its_ending(tmp_path: Path, ending: str) -> None:
+def test_the_extension_selects_the_format(tmp_path: Path, ending: str) -> None:
     figure = overlay(noisy((60, 40)), make_caption(["a", "dog"]))
     path = tmp_path / f"figure{ending}"
     figure.save(path)
@@ -445,9 +445,9 @@ def test_a_figure_is_saved_by_its_ending(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["figure.webp", "figure", "figure.html", "figure.svgz"])
-def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, name: str) -> None:
+def test_an_unknown_extension_lists_the_supported_ones(tmp_path: Path, name: str) -> None:
     figure = overlay(noisy((60, 40)), make_caption(["a"]))
-    with pytest.raises(ConfigError, match=r"give one of \.png, \.jpg, \.jpeg, \.svg, \.pdf"):
+    with pytest.raises(ConfigError, match=r"use \.png, \.jpg, \.jpeg, \.svg, \.pdf"):
         figure.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
@@ -467,7 +467,7 @@ for data in (drawing.svg().encode(), drawing.pdf(), figure._repr_png_()):
 @pytest.mark.slow
 def test_the_same_figure_gives_the_same_bytes_in_every_process() -> None:
     code = CODE.format(folder=str(Path(__file__).parent))
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={"PYTHONHASHSEED": seed, "SOURCE_DATE_EPOCH": date},
@@ -477,13 +477,13 @@ def test_the_same_figure_gives_the_same_bytes_in_every_process() -> None:
         ).stdout
         for seed, date in (("1", "0"), ("2", "1700000000"))
     }
-    assert len(told) == 1
+    assert len(outputs) == 1
     pdf = overlay(noisy((60, 40)), make_caption(["a"]))._drawing.pdf()
     assert b"CreationDate" not in pdf
 
 
 @pytest.mark.slow
-def test_settings_of_the_reader_change_nothing_and_are_left_alone() -> None:
+def test_matplotlib_settings_are_ignored_and_kept() -> None:
     photo, caption = noisy((60, 40)), make_caption(["a", "dog"], alternatives=2)
 
     def all_formats() -> tuple[bytes, ...]:
@@ -517,20 +517,20 @@ def test_threads_draw_the_same() -> None:
         assert list(pool.map(draw, photos)) == wanted
 
 
-def test_the_svg_is_text_that_brings_its_font_and_asks_for_nothing() -> None:
+def test_the_svg_has_text_with_an_embedded_font_and_no_requests() -> None:
     figure = overlay(noisy((60, 40)), make_caption(["a", '<dog> & "cat"', "$x^2$", "猫"]))
     svg = figure._drawing.svg()
     root = svg_of(figure)
     assert root.findtext(f"{SVG}title") == 'a <dog> & "cat" $x^2$ 猫'
     texts = texts_of(figure)
-    assert {'<dog> & "cat"', "$x^2$", "猫"} <= set(texts)  # what DejaVu lacks the viewer may have
+    assert {'<dog> & "cat"', "$x^2$", "猫"} <= set(texts)  # the viewer may have what DejaVu lacks
     assert svg.count("@font-face") == 2
     outside = re.findall(r"(?:href=\"|url\()(?!data:)[^\")]*", svg)
     assert outside == []
-    assert "<path" not in svg  # no letter is an outline
+    assert "<path" not in svg  # letters are not outlines
 
 
-def test_mathtext_is_drawn_letter_by_letter(tmp_path: Path) -> None:
+def test_mathtext_is_not_interpreted(tmp_path: Path) -> None:
     words = ["$", "$$", "$\\frac{1}$", "a$b$c", "\\alpha", "{", "%", "_^", "$x^2$"]
     figure = overlay(noisy((90, 60)), make_caption(words))
     figure.image()
@@ -548,7 +548,7 @@ def test_mathtext_is_drawn_letter_by_letter(tmp_path: Path) -> None:
 # --- the page ------------------------------------------------------------------------------------
 
 
-def test_panels_stand_in_reading_order_and_apart() -> None:
+def test_panels_are_in_reading_order_and_apart() -> None:
     photo, caption = noisy((160, 90)), make_caption(["a", "dog", "on", "a", "red", "sofa"])
     places = panels_of(overlay(photo, caption, columns=3).image(), caption, photo)
     assert [y for _, y in places] == sorted(y for _, y in places)
@@ -559,11 +559,11 @@ def test_panels_stand_in_reading_order_and_apart() -> None:
 
 
 def boxes_of(figure: Figure) -> list[tuple[float, float, float, float, object]]:
-    """What letters and pictures take up: left, top, right, bottom."""
+    """Extent of texts and pictures: left, top, right, bottom."""
     boxes: list[tuple[float, float, float, float, object]] = []
     for item in figure._drawing.items:
         if isinstance(item, Text):
-            wide = width_of(item.text, item.size, item.bold)
+            wide = text_width(item.text, item.size, item.bold)
             left = item.x - {"left": 0, "center": wide / 2, "right": wide}[item.align]
             top, bottom = item.y - 0.73 * item.size, item.y + 0.2 * item.size
             boxes.append((left, top, left + wide, bottom, item))
@@ -586,7 +586,7 @@ LONG = [
 
 @pytest.mark.parametrize("size", [(1, 1), (90, 60), (60, 180), (500, 100), (200, 600), (640, 480)])
 @pytest.mark.parametrize("options", [{}, {"alternatives": 3, "coverage": True}, {"only": ["2-4"]}])
-def test_nothing_overlaps_and_nothing_leaves_the_page(
+def test_nothing_overlaps_or_leaves_the_figure(
     size: tuple[int, int], options: dict[str, object]
 ) -> None:
     low = np.full(len(LONG), -9.0, np.float32)
@@ -627,7 +627,7 @@ def test_every_size_and_length(size: tuple[int, int], count: int) -> None:
     assert (corners == 255).all()
 
 
-def test_text_stays_readable_on_the_width_of_a_paper() -> None:
+def test_text_is_readable_when_printed() -> None:
     for size in ((640, 480), (480, 640), (640, 640)):
         figure = overlay(flat(size), make_caption([f"word{i}" for i in range(12)]))
         smallest = min(item.size for item in figure._drawing.items if isinstance(item, Text))
@@ -635,9 +635,9 @@ def test_text_stays_readable_on_the_width_of_a_paper() -> None:
 
 
 @pytest.mark.parametrize("size", [(12000, 2), (2, 12000)])
-def test_a_page_too_large_to_draw_is_one_line(size: tuple[int, int]) -> None:
+def test_a_figure_too_large_to_draw_is_an_error(size: tuple[int, int]) -> None:
     columns = 6 if size[0] > size[1] else 1
-    with pytest.raises(ConfigError, match=r"would have \d+ x \d+ pixels; give a smaller panel"):
+    with pytest.raises(ConfigError, match=r"would have \d+ x \d+ pixels \(.*use a smaller panel"):
         overlay(flat(size), make_caption(["a"] * 5), panel_size=0, columns=columns)
 
 
@@ -701,16 +701,16 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_contrast_is_wcag_aa(name: str) -> None:
     theme = THEMES[name]
-    for text in (theme.ink, theme.quiet):
-        assert contrast(text, theme.paper) >= 4.5
-    assert contrast(theme.ink, theme.shade) >= 4.5
-    for bar in (theme.gate, theme.said):
-        assert contrast(bar, theme.paper) >= 3
+    for text in (theme.text, theme.muted):
+        assert contrast(text, theme.background) >= 4.5
+    assert contrast(theme.text, theme.highlight) >= 4.5
+    for bar in (theme.gate, theme.chosen):
+        assert contrast(bar, theme.background) >= 3
         assert contrast(bar, theme.track) >= 3
-    assert contrast(theme.other, theme.paper) >= 3
+    assert contrast(theme.other, theme.background) >= 3
 
 
-def test_dark_paper_is_dark_and_keeps_the_panels() -> None:
+def test_the_dark_theme_changes_only_the_background() -> None:
     photo, caption = noisy((90, 60)), make_caption(["a", "dog"])
     page = overlay(photo, caption, theme="dark").image()
     assert luma(page)[0, 0] < 40
@@ -739,7 +739,7 @@ def test_the_inputs_are_not_changed() -> None:
     np.testing.assert_array_equal(caption.alphas, alphas)
 
 
-def test_an_image_that_was_given_out_is_the_caller_s_own() -> None:
+def test_the_returned_image_is_a_copy() -> None:
     figure = overlay(noisy((60, 40)), make_caption(["a", "dog"]))
     mine = figure.image()
     mine.paste((0, 0, 0), (0, 0, *mine.size))
@@ -754,7 +754,7 @@ def test_a_path_and_an_image_give_the_same_picture(tmp_path: Path) -> None:
     assert overlay(str(tmp_path / "photo.png"), [caption]).image().tobytes() == wanted
 
 
-# --- errors: one line that says what was given and what is allowed -------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 def broken(**changes: object) -> Caption:
@@ -767,23 +767,27 @@ MASK = np.zeros((30, 40), dtype=bool)
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"alphas": np.ones((2, 49))}, {}, r"2 words have the shape \(2, rows, columns\), not \(2"),
+        (
+            {"alphas": np.ones((2, 49))},
+            {},
+            r"2 words must have shape \(2, rows, columns\), not \(2",
+        ),
         ({"alphas": np.ones((3, 7, 7))}, {}, r"not \(3, 7, 7\)"),
         ({"alphas": np.ones((2, 0, 7))}, {}, r"not \(2, 0, 7\)"),
         ({"alphas": np.full((2, 7, 7), np.nan)}, {}, "NaN or infinity"),
         ({"gates": np.ones(3)}, {}, r"gates .* \(2,\), not \(3,\)"),
         ({"log_probs": np.ones((2, 1))}, {}, r"log_probs .* not \(2, 1\)"),
-        ({"alternatives": ((),)}, {}, "alternatives at 2 places, not at 1"),
+        ({"alternatives": ((),)}, {}, "alternatives at 2 positions, not 1"),
         ({}, {"colormap": "jet"}, "'jet'; choose one of inferno, magma, plasma, viridis"),
-        ({}, {"panel_size": -1}, "panel_size is -1; give"),
-        ({}, {"columns": 0}, "columns is 0; give"),
-        ({}, {"alternatives": -1}, "alternatives is -1; give"),
+        ({}, {"panel_size": -1}, "panel_size is -1; use"),
+        ({}, {"columns": 0}, "columns is 0; use"),
+        ({}, {"alternatives": -1}, "alternatives is -1; use"),
         ({}, {"labels": ["a", "b"]}, "2 labels for 1 captions"),
-        ({}, {"labels": "a"}, "labels is one text"),
+        ({}, {"labels": "a"}, "labels must be a list"),
         ({}, {"outlines": [{}, {}]}, "2 outlines for 1 captions"),
-        ({}, {"outlines": [{2: [MASK]}]}, "no word 2 to outline in a caption of 2 words"),
-        ({}, {"outlines": [{0: [MASK.T]}]}, r"rows and columns \(30, 40\), not \(40, 30\)"),
-        ({}, {"combine": "sum"}, "combine is 'sum'; give mean or max"),
+        ({}, {"outlines": [{2: [MASK]}]}, "outlines has position 2, but the caption has 2 words"),
+        ({}, {"outlines": [{0: [MASK.T]}]}, r"the photo\'s shape \(30, 40\), not \(40, 30\)"),
+        ({}, {"combine": "sum"}, "combine is 'sum'; use mean or max"),
     ],
 )
 def test_errors(changes: dict[str, object], options: dict[str, object], message: str) -> None:

@@ -1,4 +1,4 @@
-"""One map on one photo: every value stands where and as bright as the numbers say."""
+"""Heatmaps: every region has the right position and brightness."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_hot_block_is_exactly_its_region(
         across = (np.arange(columns) + 0.5) / columns
         across = (across - crop_box.left) / (crop_box.right - crop_box.left) * width
         down = (np.arange(rows) + 0.5) / rows * height
-        # Computed in float64 here and there; a centre exactly on a border may fall on either side.
+        # Pixel centres on a border between regions may be rounded to either side.
         clear = np.ix_(np.abs(down - down.round()) > 1e-6, np.abs(across - across.round()) > 1e-6)
         wanted = np.outer(np.floor(down) == row, np.floor(across) == column)
         np.testing.assert_array_equal(got[clear], wanted[clear].astype(np.float32))
@@ -47,16 +47,14 @@ def test_one_hot_block_is_exactly_its_region(
 
 @pytest.mark.parametrize("smooth", [True, False])
 @pytest.mark.parametrize("grid", [(3, 5), (7, 7), (5, 2)])
-def test_one_hot_region_lights_its_place_in_the_picture(
-    grid: tuple[int, int], smooth: bool
-) -> None:
+def test_a_one_hot_region_is_brightest_in_the_picture(grid: tuple[int, int], smooth: bool) -> None:
     cell = 12
     photo = flat((grid[1] * cell, grid[0] * cell))
     for row, column in np.ndindex(grid):
         alpha = np.zeros(grid)
         alpha[row, column] = 1.0
-        lit = luma(attention_image(photo, alpha, smooth=smooth))
-        cells = lit.reshape(grid[0], cell, grid[1], cell).mean(axis=(1, 3))
+        heat = luma(attention_image(photo, alpha, smooth=smooth))
+        cells = heat.reshape(grid[0], cell, grid[1], cell).mean(axis=(1, 3))
         assert np.unravel_index(cells.argmax(), grid) == (row, column)
         if not smooth:
             dark = np.delete(cells.ravel(), row * grid[1] + column)
@@ -64,7 +62,7 @@ def test_one_hot_region_lights_its_place_in_the_picture(
             assert cells.max() > dark[0] + 50
 
 
-def test_smooth_map_is_bilinear_between_centres_and_level_outside() -> None:
+def test_smooth_map_is_bilinear_between_centres_and_constant_outside() -> None:
     alpha = np.array([[0.0, 0.4], [0.2, 0.4]])
     got = attention_map(alpha, (8, 8))
     # Centres of the regions lie between pixels 1 and 2 and between 5 and 6.
@@ -125,16 +123,16 @@ def test_shared_scale() -> None:
     assert shared_scale(np.zeros((0, 7, 7))) == 1.0
 
 
-def test_what_was_not_seen_is_dimmed() -> None:
-    region = CropBox(0.25, 0.0, 0.75, 1.0)
+def test_outside_the_crop_box_the_photo_is_dimmed() -> None:
+    crop_box = CropBox(0.25, 0.0, 0.75, 1.0)
     for level in (90, 160, 255):
         alpha = np.zeros((4, 4))
-        lit = luma(attention_image(flat((80, 40), level), alpha, scale_max=1.0, crop_box=region))
-        outside = np.concatenate([lit[:, :20], lit[:, 60:]], axis=1)
-        assert outside.mean() < lit[:, 20:60].mean() < level
-        assert np.ptp(lit[:, 20:60]) == 0
+        heat = luma(attention_image(flat((80, 40), level), alpha, scale_max=1.0, crop_box=crop_box))
+        outside = np.concatenate([heat[:, :20], heat[:, 60:]], axis=1)
+        assert outside.mean() < heat[:, 20:60].mean() < level
+        assert np.ptp(heat[:, 20:60]) == 0
         assert np.ptp(outside) > 0
-    values = attention_map(alpha, (80, 40), region)
+    values = attention_map(alpha, (80, 40), crop_box)
     assert np.isnan(values[:, :20]).all()
     assert np.isnan(values[:, 60:]).all()
     assert not np.isnan(values[:, 20:60]).any()
@@ -143,8 +141,8 @@ def test_what_was_not_seen_is_dimmed() -> None:
 def test_photo_stays_recognisable() -> None:
     photo = noisy((60, 60))
     for alpha in (np.zeros((2, 2)), np.full((2, 2), 0.5), np.ones((2, 2))):
-        lit = luma(attention_image(photo, alpha, scale_max=1.0))
-        assert np.corrcoef(lit.ravel(), luma(photo).ravel())[0, 1] > 0.95
+        heat = luma(attention_image(photo, alpha, scale_max=1.0))
+        assert np.corrcoef(heat.ravel(), luma(photo).ravel())[0, 1] > 0.95
 
 
 @pytest.mark.parametrize(
@@ -165,12 +163,12 @@ def test_fit_photo_scales_down_only(
     assert fit_photo(flat(size), panel_size).size == wanted
 
 
-def test_what_is_transparent_is_seen_on_white() -> None:
+def test_transparent_pixels_are_blended_with_white() -> None:
     clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
     assert fit_photo(clear).getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_errors_of_one_map() -> None:
+def test_errors() -> None:
     with pytest.raises(ConfigError, match="rows, columns"):
         attention_image(flat((40, 30)), np.ones(49))
     with pytest.raises(ConfigError, match="scale_max is 0"):
@@ -179,7 +177,7 @@ def test_errors_of_one_map() -> None:
         attention_map(np.ones((7, 7)), (40, 30), CropBox(0.5, 0.0, 0.5, 1.0))
 
 
-def test_knows_no_torch() -> None:
+def test_does_not_import_torch() -> None:
     code = (
         "import sys, captioner.visualization; sys.exit('torch' in sys.modules"
         " or 'matplotlib.pyplot' in sys.modules)"

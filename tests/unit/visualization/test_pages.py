@@ -1,4 +1,4 @@
-"""The page as a file: everything inside, nothing from outside, text that stays text."""
+"""Pages as files: self-contained, with escaped text and a Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from captioner.caption import Alternative, Caption
 from captioner.errors import ConfigError
 from captioner.visualization import Entry, PhotoCaption, animate, gallery, overlay, page
 from captioner.visualization.document import document, embedded, policy
-from captioner.visualization.heatmap import LIGHT, palette
+from captioner.visualization.heatmap import HEATMAP_STYLE, palette
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
@@ -66,19 +66,23 @@ def data_of(text: str) -> Any:
     return json.loads(found[1])
 
 
-def test_the_page_holds_what_the_caption_says() -> None:
+def test_the_page_embeds_the_caption() -> None:
     caption = make()
 
-    told = data_of(page(photo(), caption, title="x.jpg").html)
+    data = data_of(page(photo(), caption, title="x.jpg").html)
 
-    assert told["entries"] == [
+    assert data["entries"] == [
         {"title": "x.jpg", "labels": [], "captions": [caption.as_dict(attention=True)]}
     ]
-    assert np.allclose(told["entries"][0]["captions"][0]["alphas"], caption.alphas, atol=1e-6)
-    assert told["look"] == {"palette": palette(), "light": LIGHT._asdict(), "smooth": True}
+    assert np.allclose(data["entries"][0]["captions"][0]["alphas"], caption.alphas, atol=1e-6)
+    assert data["look"] == {
+        "palette": palette(),
+        "heatmap": HEATMAP_STYLE._asdict(),
+        "smooth": True,
+    }
 
 
-def test_the_photo_is_inside_upright_and_of_the_size_that_was_asked(tmp_path: Path) -> None:
+def test_the_photo_is_embedded_upright_at_the_panel_size(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.new("RGB", (40, 90), "red").save(tmp_path / "turned.jpg", exif=turned)
@@ -94,7 +98,7 @@ def test_the_photo_is_inside_upright_and_of_the_size_that_was_asked(tmp_path: Pa
     assert np.abs(np.asarray(inside).astype(int) - [255, 0, 0]).max() < 4
 
 
-def test_text_stays_text() -> None:
+def test_text_is_escaped() -> None:
     made = page(photo(), make(("a", EVIL)), title=EVIL, labels=[EVIL]).html
 
     elements = Elements(made)
@@ -105,7 +109,7 @@ def test_text_stays_text() -> None:
     assert f"<h1>{html.escape(EVIL)}</h1>" in made
 
 
-def test_nothing_comes_from_outside() -> None:
+def test_a_page_makes_no_requests() -> None:
     made = gallery([Entry(photo(), [make()], "x"), Entry(photo(), [make()], "y")]).html
 
     for _, attributes in Elements(made).tags:
@@ -141,7 +145,7 @@ def test_the_policy_of_a_page_without_scripts_allows_none() -> None:
 
 
 @pytest.mark.parametrize("text", [EVIL, "<!--", "]]>", "\u2029", "naïve 狗 🐕"])
-def test_embedded_data_come_back_and_cannot_leave(text: str) -> None:
+def test_embedded_data_round_trip_and_cannot_close_the_element(text: str) -> None:
     made = embedded({"a": [text]}, "it")
 
     assert Elements(made).tags == [("script", {"type": "application/json", "id": "it"})]
@@ -151,7 +155,7 @@ def test_embedded_data_come_back_and_cannot_leave(text: str) -> None:
     assert not set("<>&\u2028\u2029") & set(inside)
 
 
-def test_a_page_is_saved_under_an_html_name_only(tmp_path: Path) -> None:
+def test_a_page_needs_an_html_extension(tmp_path: Path) -> None:
     made = page(photo(), make())
 
     made.save(tmp_path / "x.html")
@@ -166,23 +170,25 @@ def test_the_same_page_is_the_same_bytes() -> None:
     assert page(photo(), make()).html == page(photo(), make()).html
 
 
-def test_the_theme_is_the_readers_unless_it_is_given() -> None:
+def test_the_theme_follows_the_system_by_default() -> None:
     assert "data-theme" not in page(photo(), make()).html.partition("<style>")[0]
     assert '<html lang="en" data-theme="dark">' in page(photo(), make(), theme="dark").html
 
 
-def test_what_cannot_be_shown_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one photo or more"):
+def test_errors() -> None:
+    with pytest.raises(ConfigError, match="at least one photo"):
         gallery([])
     with pytest.raises(ConfigError, match="2 labels for 1 captions"):
         page(photo(), make(), labels=["x", "y"])
-    with pytest.raises(ConfigError, match="photo 1 of the page has no caption"):
+    with pytest.raises(ConfigError, match="photo 1 of the page has no captions"):
         page(photo(), [])
     with pytest.raises(ConfigError, match="unknown colormap 'jet'"):
         page(photo(), make(), colormap="jet")
     with pytest.raises(ConfigError, match="unknown theme '\">'; choose one of auto, "):
         page(photo(), make(), theme='">')
-    with pytest.raises(ConfigError, match=r"1: 65600 x 2 pixels, .* 65500 a side; give a pan"):
+    with pytest.raises(
+        ConfigError, match=r"1 has 65600 x 2 pixels \(limit: 65500 .* use a panel_size"
+    ):
         page(Image.new("RGB", (65_600, 2)), make(), panel_size=0)
     broken = make()
     broken.alphas[0, 0, 0] = np.nan
@@ -198,18 +204,18 @@ def test_what_cannot_be_shown_is_refused() -> None:
         page(photo(), short)
 
 
-def test_what_is_no_caption_or_no_entry_is_named() -> None:
+def test_wrong_types_are_named() -> None:
     for draw in (overlay, animate, page):
         for given in ("a dog", None, 3):
-            with pytest.raises(ConfigError, match=rf"not {type(given).__name__}; give one"):
+            with pytest.raises(ConfigError, match=rf"not {type(given).__name__}; use the result"):
                 draw(photo(), given)
-    with pytest.raises(ConfigError, match="not list; give one"):
+    with pytest.raises(ConfigError, match="not list; use the result"):
         animate(photo(), [make()])
-    with pytest.raises(ConfigError, match=r"photo 1 .* str; give captioner\.Entry\("):
+    with pytest.raises(ConfigError, match=r"entry 1 .* str; use captioner\.Entry\("):
         gallery(["photo.jpg"])
 
 
-def test_a_name_that_is_no_text_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_an_undecodable_name_is_shown_with_a_question_mark(tmp_path: Path) -> None:
     page(photo(), make(), title="\udcffname.jpg").save(tmp_path / "x.html")
 
     assert "<h1>?name.jpg</h1>" in (tmp_path / "x.html").read_text(encoding="utf-8")
@@ -223,7 +229,7 @@ def test_a_caption_without_words_has_a_page() -> None:
     assert "no words" in page(photo(), empty).html
 
 
-def test_a_notebook_shows_a_page_in_a_frame_of_its_own() -> None:
+def test_notebooks_show_a_page_in_an_iframe() -> None:
     made = page(photo(), make(("a", EVIL)))
 
     ((tag, attributes),) = Elements(made._repr_html_()).tags
@@ -233,14 +239,27 @@ def test_a_notebook_shows_a_page_in_a_frame_of_its_own() -> None:
     assert attributes["sandbox"] == "allow-scripts"
 
 
-def test_a_caption_of_a_photo_shows_itself_and_is_still_the_caption() -> None:
+def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make()
-
-    caption = PhotoCaption.of([plain], photo((1600, 400)))[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "save", None)
+        caption = PhotoCaption.of([plain], photo((1600, 400)))[0]
 
     assert caption.as_dict(attention=True) == plain.as_dict(attention=True)
-    with Image.open(io.BytesIO(caption.photo)) as small:
-        assert small.size == (640, 160)
-    ((_, attributes),) = Elements(caption._repr_html_()).tags
-    told = data_of(str(attributes["srcdoc"]))
-    assert told["entries"][0]["captions"] == [plain.as_dict(attention=True)]
+    assert isinstance(caption.photo, Image.Image)
+    assert caption.photo.size == (640, 160)
+    ((_, attributes),) = Elements(caption._repr_html_() or "").tags
+    data = data_of(str(attributes["srcdoc"]))
+    assert data["entries"][0]["captions"] == [plain.as_dict(attention=True)]
+
+
+def test_a_photo_caption_keeps_the_path_of_its_photo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo((1600, 400)).save(tmp_path / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    caption = PhotoCaption.of([make()], photo((1600, 400)), "photo.png")[0]
+    monkeypatch.chdir("/")
+
+    assert caption.photo == tmp_path / "photo.png"
+    assert "width=&quot;640&quot; height=&quot;160&quot;" in (caption._repr_html_() or "")
