@@ -32,6 +32,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, overload
 
+from captioner.errors import DataError
+
 if sys.platform != "win32":
     import fcntl
 
@@ -164,6 +166,29 @@ def complete_folder(path: str | Path) -> Path:
     return path
 
 
+@contextmanager
+def folder_lock(folder: str | Path) -> Iterator[None]:
+    """Hold the exclusive lock of a folder that is written in place.
+
+    The system releases the lock when the process ends, however it ends. Windows has no such lock;
+    there, nothing is locked.
+
+    Args:
+        folder: An existing folder.
+
+    Raises:
+        DataError: Another process holds the lock.
+    """
+    try:
+        lock = _flock(Path(folder))
+    except BlockingIOError as error:
+        raise DataError(
+            f"another process is writing to {folder}; wait for it, or choose another folder"
+        ) from error
+    with _released(lock):
+        yield
+
+
 def _swap_in(temporary: Path, target: Path) -> None:
     """Steps 2 to 5 of the dance; an error on the way brings the old folder back."""
     if not target.exists():
@@ -253,22 +278,27 @@ def _siblings(target: Path, kind: str) -> list[Path]:
 
 
 def _lock(path: Path) -> int | None:
-    """Take the lock that marks a temporary as in use; it goes when the descriptor closes.
+    """Lock a temporary as in use, until the descriptor is closed.
 
     Returns:
-        The open descriptor, or None where another process holds the lock or there are no locks.
+        The open descriptor, or None if another process holds the lock or there are no locks.
     """
-    if sys.platform == "win32":
-        return None
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        return _flock(path)
     except OSError:
         return None
+
+
+def _flock(path: Path) -> int | None:
+    """The descriptor of a file or folder, locked exclusively without waiting; None on Windows."""
+    if sys.platform == "win32":
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        return None
+        raise
     return descriptor
 
 
