@@ -59,15 +59,15 @@ WITH_COCO = (
     "--data.train_annotations [DATA/captions_train.json,WORK/coco_captions.json]"
 )
 ROWS = {
-    BASE: Row("stage 1 in short: 8 x 8, Lite2"),
-    "seed_1": Row("another seed (luck)", "--training.seed 1"),
+    BASE: Row("baseline: short stage 1, 8 x 8, Lite2"),
+    "seed_1": Row("another seed (seed noise)", "--training.seed 1"),
     "grid_7": Row("grid 7 x 7", encoder="--encoder.image_size 224"),
     "grid_10": Row("grid 10 x 10", encoder="--encoder.image_size 320"),
-    "lite0": Row("Lite0 (beside grid 7 x 7)", encoder=LITE0),
-    "no_flip": Row("no mirrored photos", "--data.horizontal_flip false"),
-    "coco": Row("COCO's photos too", photos=WITH_COCO),
+    "lite0": Row("Lite0 (compare with grid 7 x 7)", encoder=LITE0),
+    "no_flip": Row("no flipped photos", "--data.horizontal_flip false"),
+    "coco": Row("with COCO photos", photos=WITH_COCO),
     "crops": Row(
-        "crops and colours too", "--data.min_crop 0.7 --data.color_jitter 0.3", from_photos=True
+        "random crops and colours", "--data.min_crop 0.7 --data.color_jitter 0.3", from_photos=True
     ),
     "hidden_1024": Row("twice the LSTM", "--decoder.hidden_dim 1024"),
     "dropout_0.3": Row("less dropout", "--decoder.dropout 0.3"),

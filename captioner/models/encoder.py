@@ -175,14 +175,16 @@ class Encoder(nn.Module):
         return {name: value for name, value in self.state_dict().items() if name.startswith(before)}
 
     def _split(self, stage: str) -> tuple[EfficientNetLite, int]:
-        match = re.fullmatch(r"blocks\.(\d)", stage)
-        if not isinstance(self.backbone, EfficientNetLite) or match is None:
-            raise ConfigError(
-                f"encoder {self.name} cannot be split at {stage!r}; features of a partly trained "
-                "encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train without "
-                "data.features"
-            )
-        return self.backbone, int(match[1])
+        match, backbone = re.fullmatch(r"blocks\.(\d)", stage), self.backbone
+        if match and isinstance(backbone, EfficientNetLite):
+            number = int(match[1])
+            if number < len(backbone.blocks):
+                return backbone, number
+        raise ConfigError(
+            f"encoder {self.name} cannot be split at {stage!r}; features of a partly trained "
+            "encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train without "
+            "data.features"
+        )
 
     def fold_norms(self) -> None:
         """Put EfficientNet-Lite's batch norms into its convolutions; others stay as they are.

@@ -1,4 +1,4 @@
-"""The pages under docs/: commands are understood, the example works, links lead somewhere."""
+"""The pages in docs/: commands are valid, the example works, links exist."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ ATTENTION = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_pictures_are_there(page) -> None:
+def test_linked_files_exist(page) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_understood(page, monkeypatch) -> None:
+def test_commands_are_valid(page, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     shell = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL))
     lines = [shlex.split(line, comments=True) for line in shell.replace("\\\n", " ").splitlines()]
-    understood = {
+    parsers = {
         "train": train.read,
         "attend": lambda arguments: attend.parser().parse(arguments),
         "caption": lambda arguments: caption.parser().parse(arguments),
@@ -51,35 +51,35 @@ def test_commands_are_understood(page, monkeypatch) -> None:
     assert lines
     for program, what, *arguments in filter(None, lines):
         if program == "captioner":
-            understood[what](arguments)
+            parsers[what](arguments)
         else:
             script = ROOT / (what if program == "python" else program)
             assert script.is_file(), script
             assert program == "python" or os.access(script, os.X_OK), script
 
 
-def test_every_word_of_the_page_is_a_mechanism_and_every_mechanism_is_on_it() -> None:
+def test_attention_page_lists_every_mechanism() -> None:
     table = ATTENTION.partition("| `decoder.attention` |")[2].partition("\n\n")[0]
-    told = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
 
-    assert sorted(told) == sorted([*SCORERS, "multi_head", "fixed", "fixed_at_start"])
+    assert sorted(listed) == sorted([*SCORERS, "multi_head", "fixed", "fixed_at_start"])
 
 
-def test_the_page_on_decoding_names_every_option() -> None:
+def test_decoding_page_names_every_option() -> None:
     page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
 
     for option in dataclasses.fields(SearchOptions):
         assert f"--{option.name.replace('_', '-')}" in page, option.name
 
 
-def test_the_page_on_training_names_every_option_of_the_reward() -> None:
+def test_training_page_names_every_option_of_the_reward() -> None:
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
     for option in dataclasses.fields(SelfCriticalConfig):
         assert re.search(rf"\b{option.name}\b", page), option.name
 
 
-def test_the_page_on_evaluation_names_every_number_of_the_report() -> None:
+def test_evaluation_page_names_every_metric() -> None:
     page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
 
     for metric in ("BLEU-1 to 4", "ROUGE-L", "CIDEr", "CIDEr_D", *JAVA_METRICS):
@@ -91,16 +91,16 @@ def test_the_page_on_evaluation_names_every_number_of_the_report() -> None:
         assert word in page, word
 
 
-def test_the_table_is_the_comparisons() -> None:
+def test_attention_page_contains_the_generated_table() -> None:
     assert TABLE.read_text(encoding="utf-8").strip() in ATTENTION
 
 
-def test_the_figures_about_text_are_the_studys() -> None:
+def test_figures_about_text_match_the_study() -> None:
     figures = json.loads((ROOT / "docs" / "text_attention.json").read_text())
     attentive, fixed = figures["additive"], figures["fixed"]
     total = sum(attentive["numbers"])
 
-    told = ATTENTION.partition("## Over text")[2].partition("##")[0]
+    section = ATTENTION.partition("## Attention over text")[2].partition("##")[0]
     for figure in (
         f"Of {total:,} numbers",
         f"reads {round(total * attentive['overall']):,} without",
@@ -109,13 +109,13 @@ def test_the_figures_about_text_are_the_studys() -> None:
         f"{100 * fixed['accuracy'][0]:.0f}% of the shortest",
         f"{100 * fixed['accuracy'][-1]:.0f}% of the longest",
     ):
-        assert figure in told.replace("\n", " "), figure
+        assert figure in section.replace("\n", " "), figure
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("changes", [{}, {"order": "luong"}, {"selection": "hard"}])
-def test_the_scorer_that_the_page_adds_works_by_its_word(changes, precision, monkeypatch) -> None:
-    """The class goes among the others in the file, the line into ``SCORERS``."""
+def test_example_scorer_works(changes, precision, monkeypatch) -> None:
+    """Add the class to the module and the line to ``SCORERS``."""
     scorer, line = re.findall(r"```python\n(.*?)```", ATTENTION, flags=re.DOTALL)
     file = dict(vars(attention))
     exec(compile(scorer, "docs/attention.md", "exec"), file)
