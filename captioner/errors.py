@@ -1,26 +1,26 @@
-"""Every error that captioner raises on purpose.
+"""Exceptions raised by captioner.
 
     CaptionerError
-    ├── ConfigError        a setting is wrong, or two settings contradict each other
-    ├── DataError          annotations, captions or folders that cannot be used
-    │   ├── ImageError     one photo that cannot be read
-    │   │   ├── NotAnImageError    it is something else, or of a kind that is not read
-    │   │   └── LargeImageError    it has more pixels or bytes than are allowed
-    │   └── ProgramError   a program of another maker (METEOR, SPICE) that failed
+    ├── ConfigError        an invalid setting, or conflicting settings
+    ├── DataError          unusable annotations, captions or folders
+    │   ├── ImageError     an image that cannot be read
+    │   │   ├── NotAnImageError    not an image, or an unsupported format
+    │   │   └── LargeImageError    too many pixels or bytes
+    │   └── ProgramError   an external program (METEOR, SPICE) that failed
     ├── ModelError         a model folder that cannot be loaded or saved
-    └── CheckpointError    a training run that cannot be taken up again or saved
+    └── CheckpointError    a training run that cannot be resumed or saved
 
 Each message is one line: what was given, what is allowed, what to do. The command line prints the
-message alone and exits with 1 or 2; a traceback appears only with ``--debug``.
+message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 """
 
 
 class CaptionerError(Exception):
-    """Base class: catch this one to catch everything that captioner raises on purpose."""
+    """Base class of all exceptions that captioner raises on purpose."""
 
 
 class ConfigError(CaptionerError):
-    """A setting is wrong, or two settings contradict each other."""
+    """A setting is invalid, or settings conflict."""
 
 
 class DataError(CaptionerError):
@@ -28,22 +28,22 @@ class DataError(CaptionerError):
 
 
 class ImageError(DataError):
-    """One photo cannot be read; the others can go on."""
+    """An image cannot be read; the others are not affected."""
 
 
 class NotAnImageError(ImageError):
-    """What was given is no picture, or one of a kind that is not read."""
+    """The input is not an image, or its format is not supported."""
 
 
 class LargeImageError(ImageError):
-    """A picture has more pixels or bytes than are allowed."""
+    """An image has too many pixels or bytes."""
 
 
 class ProgramError(DataError):
-    """A program of another maker (METEOR, SPICE) failed; the other metrics can go on."""
+    """An external program (METEOR, SPICE) failed; other metrics are not affected."""
 
     def __init__(self, program: str, message: str) -> None:
-        """Name the program."""
+        """Initialize the error with the program's name."""
         super().__init__(message)
         self.program = program
 
@@ -53,4 +53,4 @@ class ModelError(CaptionerError):
 
 
 class CheckpointError(CaptionerError):
-    """A training run cannot be taken up again, or its state cannot be saved."""
+    """A training run cannot be resumed, or its state cannot be saved."""

@@ -1,22 +1,21 @@
-"""Files and folders that are written whole or not at all.
+"""Atomic writes of files and folders, and a folder lock.
 
-A file: a temporary beside it is filled, fsynced and renamed over it, which the system does in one
-step.
+A file is written to a temporary file beside it, synced to disk and renamed over the old one, which
+is atomic.
 
-A folder cannot be replaced in one step once it holds anything, so `atomic_folder` dances:
+A non-empty folder cannot be replaced atomically, so `atomic_folder` uses these steps:
 
-    1. fill        .NAME.tmp-TOKEN
-    2. rename it   .NAME.new-TOKEN        this name says: complete, and on disk
+    1. write       .NAME.tmp-TOKEN
+    2. rename to   .NAME.new-TOKEN        marks it as complete and on disk
     3. rename      NAME -> .NAME.old-TOKEN
     4. rename      .NAME.new-TOKEN -> NAME
     5. remove      .NAME.old-TOKEN        renamed to tmp first: new and old are always complete
 
-At every moment NAME, or else a ``new`` or ``old`` sibling, is complete. Only a death between 3 and
-4 leaves no NAME: `complete_folder` then finds the sibling for a reader (it changes nothing), and
-the next write puts it back first. Whatever a dead run left behind goes at the next write; what a
-living process still fills holds a lock (flock; without it, as on Windows, leftovers stay) and is
-left alone. Two processes may write one file at a time, the last one wins; a folder wants one
-writer at a time.
+At any time NAME, or else a ``new`` or ``old`` sibling, is complete. Only a crash between steps 3
+and 4 leaves no NAME: readers then find the sibling with `complete_folder`, and the next write
+restores it. The next write also removes the temporaries of crashed processes. Those in use are
+locked with flock; without it, as on Windows, leftovers are kept. Several processes may write the
+same file at once (the last one wins), but only one may write a folder.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, overload
 
+from captioner.errors import DataError
+
 if sys.platform != "win32":
     import fcntl
 
@@ -40,18 +41,17 @@ FREQUENCIES = "document_frequencies.json.gz"
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
+    """Write a file atomically: readers see either the old content or the new.
 
-    Missing parent folders are made. The file keeps its permissions, a link to a file keeps being a
-    link, and what is no file at all (``/dev/stdout``, a pipe) is simply written to.
+    Missing parent folders are created, permissions are kept and symbolic links are followed.
+    Devices and pipes such as ``/dev/stdout`` are written to directly.
 
     Args:
         path: The file to write or replace.
-        data: Its whole content; text is stored as UTF-8, line ends as they are.
+        data: The content; text is encoded as UTF-8 without changing line ends.
 
     Raises:
-        OSError: It cannot be written (a full disk, no permission, a folder of that name); the old
-            file stays as it was and nothing is left beside it.
+        OSError: The file cannot be written; the old file is unchanged.
     """
     with atomic_open(path, "wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
@@ -67,7 +67,9 @@ def atomic_open(path: str | Path, mode: Literal["wb"]) -> AbstractContextManager
 
 @contextmanager
 def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """A file to be written bit by bit that takes its place only when it is complete.
+    """Open a file for writing that replaces the old one when the block ends.
+
+    After an error in the block, the old file is unchanged and the temporary is removed.
 
     Args:
         path: The file to write or replace; see `atomic_write`.
@@ -77,15 +79,14 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         The open file.
 
     Raises:
-        OSError: It cannot be written. As after any error in the block, the old file stays as it
-            was and the temporary is removed.
+        OSError: The file cannot be written.
     """
     text: dict[str, Any] = (
         {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     )
     if Path(path).exists() and not Path(path).is_file():
         with _named_after(path, others=True), Path(path).open(mode, **text) as special:
-            yield special  # never rename over a device
+            yield special  # must not be replaced by a file
         return
     with _named_after(path):
         target = Path(path).resolve()
@@ -99,7 +100,7 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
             with _named_after(path, others=True), file:
                 with _named_after(path):
                     if (permissions := _mode_of(target)) is not None:
-                        temporary.chmod(permissions)  # once it is open: they may forbid writing
+                        temporary.chmod(permissions)  # after opening: they may be read-only
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -113,26 +114,26 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Fill a folder that takes its place only when it is complete.
+    """Create a folder that replaces the old one when the block ends; see the module docstring.
 
-    Missing parent folders are made. The dance and what a death leaves: see the module's head.
+    Missing parent folders are created. After an error in the block, the old folder is unchanged
+    and the temporary is removed.
 
     Args:
-        path: The folder to make or replace, with everything in it.
+        path: The folder to create or replace, with everything in it.
 
     Yields:
-        An empty temporary folder beside it, to be filled.
+        An empty temporary folder to write to.
 
     Raises:
-        OSError: It cannot be written. As after any error in the block, the old folder stays as it
-            was and the temporary is removed.
+        OSError: The folder cannot be written.
     """
     with _named_after(path):
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(20, "Not a folder", str(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        _put_back(target)
+        _restore(target)
         _remove_leftovers(target)
         temporary, lock = _claim(target, Path.mkdir)
     with _released(lock):
@@ -147,13 +148,13 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def complete_folder(path: str | Path) -> Path:
-    """Where a folder's complete content is now, even after a death in the middle of a swap.
+    """Find the complete version of a folder, even after a crash while it was being replaced.
 
     Args:
-        path: A folder that `atomic_folder` writes.
+        path: A folder written by `atomic_folder`.
 
     Returns:
-        ``path`` itself, or the complete sibling when only that is there.
+        ``path`` itself, or a complete sibling if only that exists.
     """
     path = Path(path)
     if path.exists():
@@ -167,8 +168,31 @@ def complete_folder(path: str | Path) -> Path:
     return path
 
 
+@contextmanager
+def folder_lock(folder: str | Path) -> Iterator[None]:
+    """Hold the exclusive lock of a folder that is written in place.
+
+    The system releases the lock when the process ends, however it ends. Windows has no such lock;
+    there, nothing is locked.
+
+    Args:
+        folder: An existing folder.
+
+    Raises:
+        DataError: Another process holds the lock.
+    """
+    try:
+        lock = _flock(Path(folder))
+    except BlockingIOError as error:
+        raise DataError(
+            f"another process is writing to {folder}; wait for it, or choose another folder"
+        ) from error
+    with _released(lock):
+        yield
+
+
 def _swap_in(temporary: Path, target: Path) -> None:
-    """Steps 2 to 5 of the dance; an error on the way brings the old folder back."""
+    """Steps 2 to 5; an error restores the old folder."""
     if not target.exists():
         temporary.rename(target)
         _fsync_folder(target.parent)
@@ -188,19 +212,19 @@ def _swap_in(temporary: Path, target: Path) -> None:
     _discard(old, target)
 
 
-def _put_back(target: Path) -> None:
-    """Finish the swap of a run that died between steps 3 and 4."""
+def _restore(target: Path) -> None:
+    """Finish the replacement of a process that crashed between steps 3 and 4."""
     survivor = complete_folder(target)
     if survivor != target:
         survivor.rename(target)
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove what dead runs left beside the target."""
+    """Remove the temporaries of crashed processes."""
     for kind in ("tmp", "new", "old"):
         for leftover in _siblings(target, kind):
             lock = _lock(leftover)
-            if lock is None:  # another process is filling it, or has just moved it into place
+            if lock is None:  # another process is writing it, or has just renamed it
                 continue
             with suppress(OSError):
                 if leftover.is_dir():
@@ -211,18 +235,17 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _discard(folder: Path, target: Path) -> None:
-    """Remove a sibling folder, renamed first: half removed it must not pass for complete."""
+    """Remove a sibling folder; renamed first, since a partly removed one is not complete."""
     trash = _sibling(target, "tmp")
-    with suppress(OSError):  # what cannot go now goes at the next write
+    with suppress(OSError):  # otherwise removed by the next write
         folder.rename(trash)
         shutil.rmtree(trash)
 
 
 def _claim(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
-    """A new temporary beside the target, and its lock; None where there are no locks.
+    """Create a temporary beside the target, with its lock (None if there are no locks).
 
-    Between its making and its locking another writer may have taken it for a dead run's, so that
-    a new one is made.
+    Another writer may remove the temporary before it is locked; then a new one is created.
     """
     for last in (False, False, True):
         temporary = _sibling(target, "tmp")
@@ -238,7 +261,7 @@ def _claim(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None
 
 
 def _prefix(target: Path, kind: str) -> str:
-    """How the names of such siblings begin; a name near the system's limit is told by its hash."""
+    """Start of the siblings' names; long names are hashed to stay within the system's limit."""
     long = len(os.fsencode(target.name)) > 200
     name = hashlib.sha256(os.fsencode(target.name)).hexdigest() if long else target.name
     return f".{name}.{kind}-"
@@ -256,28 +279,33 @@ def _siblings(target: Path, kind: str) -> list[Path]:
 
 
 def _lock(path: Path) -> int | None:
-    """Take the lock that marks a temporary as in use; it goes when the descriptor closes.
+    """Lock a temporary as in use, until the descriptor is closed.
 
     Returns:
-        The open descriptor, or None where another process holds the lock or there are no locks.
+        The open descriptor, or None if another process holds the lock or there are no locks.
     """
-    if sys.platform == "win32":
-        return None
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        return _flock(path)
     except OSError:
         return None
+
+
+def _flock(path: Path) -> int | None:
+    """The descriptor of a file or folder, locked exclusively without waiting; None on Windows."""
+    if sys.platform == "win32":
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        return None
+        raise
     return descriptor
 
 
 @contextmanager
 def _released(lock: int | None) -> Iterator[None]:
-    """A temporary is in use in here."""
+    """Release a lock at the end of the block."""
     try:
         yield
     finally:
@@ -296,14 +324,14 @@ def _fsync_tree(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
             file = Path(parent, name)
-            if file.is_file():  # "r+b": some systems sync only what is open for writing
+            if file.is_file():  # "r+b": some systems sync only files open for writing
                 with file.open("r+b" if os.access(file, os.W_OK) else "rb") as opened:
                     os.fsync(opened.fileno())
         _fsync_folder(Path(parent))
 
 
 def _fsync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut, where the system can; some mounts cannot."""
+    """Make renames in a folder durable, if the file system supports it."""
     if sys.platform == "win32":
         return
     with suppress(OSError):
@@ -316,11 +344,11 @@ def _fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def _named_after(path: str | Path, *, others: bool = False) -> Iterator[None]:
-    """Let an OSError name the path that the caller gave, not a temporary nobody knows.
+    """Make OSErrors name the caller's path instead of the temporary.
 
     Args:
-        path: What the caller gave.
-        others: An error that names a file is another file's, and keeps its name.
+        path: The path that the caller gave.
+        others: Keep the file name of errors that have one; they belong to another file.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Which device and which precision a machine is good at; what memory is kept for the next step.
+"""Device and precision selection, and memory settings.
 
-torch is imported where it is needed: the command line looks in here before anything heavy.
+torch is imported inside functions, since the command line imports this module at startup.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 
 def keep_freed_memory(*, threads: bool = False) -> None:
-    """Let the C library keep what is freed, for the next step that needs as much.
+    """Make glibc keep freed memory instead of returning it to the system.
 
-    glibc asks the system for every block of some megabytes anew, and the system clears each page
-    as it is first touched, which takes as long as many a product. The setting is the whole
-    process's, so programs make it and libraries do not; the command line does.
-    Another C library, or a user's own ``MALLOC_...`` settings, are left alone.
+    By default, glibc requests every large block from the system, which zeroes each page on first
+    use; this can take as long as the matrix products. The setting affects the whole process, so
+    programs such as the command line call this and libraries should not. It has no effect with
+    another C library or if the user has set any ``MALLOC_...`` variable.
 
     Args:
-        threads: Threads that are started from now on share the main one's heap. Else each has one
-            of its own, which asks the system for every large block whatever the settings say: for
-            programs whose model runs in a thread.
+        threads: Also let new threads share the main heap, for programs whose model runs in a
+            thread. A heap per thread would ignore the setting.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
-    mmap_max, trim_threshold, arena_max = -4, -1, -8  # malloc.h: M_MMAP_MAX and so on
+    mmap_max, trim_threshold, arena_max = -4, -1, -8  # M_MMAP_MAX etc. in malloc.h
     with suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(mmap_max, 0)
@@ -45,10 +44,10 @@ def keep_freed_memory(*, threads: bool = False) -> None:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device of this name; ``auto``: a GPU where there is one, else the CPU.
+    """Return the device of this name; ``auto`` is CUDA if available, else the CPU.
 
     Raises:
-        ConfigError: torch does not know the name, or the device is not there.
+        ConfigError: The device is unknown or not available.
     """
     import torch
 
@@ -56,29 +55,29 @@ def pick_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" has a place for numbers and none of them
+        torch.zeros(1, device=device).item()  # also refuses "meta"
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ConfigError(f"device {name!r} is not to be had here; give auto, cpu, cuda") from error
+        raise ConfigError(
+            f"device {name!r} is not available; give auto, cpu or an available GPU such as cuda"
+        ) from error
     return device
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether the hardware has bf16 matrix units (AMX, recent GPUs); emulation does not count."""
+    """Whether the hardware has bf16 matrix units (AMX, recent GPUs), without emulation."""
     import torch
 
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities: dict[str, object] = getattr(
-        torch.cpu, "get_capabilities", dict
-    )()  # torch >= 2.12
-    return device.type == "cpu" and bool(capabilities.get("amx_bf16", False))
+    get_capabilities = getattr(torch.cpu, "get_capabilities", dict)  # torch >= 2.12
+    return device.type == "cpu" and bool(get_capabilities().get("amx_bf16", False))
 
 
 def pick_precision(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
-    """Resolve ``auto``: bf16 where it is native, else fp32.
+    """Resolve ``auto`` to bf16 where the hardware supports it natively, else to fp32.
 
     Raises:
-        ConfigError: There is no such precision.
+        ConfigError: The precision is unknown.
     """
     if precision not in ("auto", "fp32", "bf16"):
         raise ConfigError(f"precision is {precision!r}; give auto, fp32 or bf16")
@@ -88,7 +87,7 @@ def pick_precision(precision: Precision, device: torch.device) -> Literal["fp32"
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """A context in which matrix products and convolutions run in this precision."""
+    """A context that runs matrix products and convolutions in this precision."""
     if pick_precision(precision, device) == "fp32":
         return nullcontext()
     import torch
@@ -97,16 +96,16 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory that was in use so far, bytes: of the GPU, or else of this process."""
+    """Peak memory so far in bytes, of the GPU or else of this process."""
     import torch
 
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage's maximum would be inherited from the process that started us
+    if status.exists():  # the maximum of getrusage is inherited from the parent process
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
-    import resource  # not on Windows
+    import resource  # unavailable on Windows
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -73,10 +73,10 @@ def main(argv: Sequence[str]) -> int:
 
         from captioner.api import load
         from captioner.serving.app import create_app
-        from captioner.serving.security import answered_hosts
+        from captioner.serving.security import allowed_hosts
 
         model = load(*options.model, device=options.device, precision=options.precision)
-        hosts = answered_hosts(options.host, options.allow_host)
+        hosts = allowed_hosts(options.host, options.allow_host)
         app = create_app(model, limits, batch_size=options.batch_size, hosts=hosts)
         model.caption(Image.new("RGB", (64, 64)))  # the first one takes longest
         _log_to_stderr()
@@ -126,7 +126,7 @@ def _server(service: Service, app: Callable[..., object], limits: Limits, addres
     """A server that says when it is ready and tells the service when it is to stop."""
     import uvicorn
 
-    from captioner.serving.connections import limited
+    from captioner.serving.connections import limited_protocol
 
     class Announced(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -139,7 +139,7 @@ def _server(service: Service, app: Callable[..., object], limits: Limits, addres
 
     config = uvicorn.Config(
         app,
-        http=limited(limits),
+        http=limited_protocol(limits),
         loop="asyncio",
         ws="none",
         lifespan="on",

@@ -11,10 +11,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -44,10 +43,7 @@ from captioner.data.images import open_image
 from captioner.data.prefetch import read_ahead
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, DataError, ImageError
-from captioner.files import atomic_write
-
-if sys.platform != "win32":
-    import fcntl
+from captioner.files import atomic_write, folder_lock
 
 Encode = Callable[[Tensor], Tensor]
 """Pixels (B, H, W, 3) bytes to features (B, L, D) on any device."""
@@ -151,7 +147,7 @@ class FeatureWriter:
             OSError: The disk is full, or the folder cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _only_one(self.folder):
+        with folder_lock(self.folder):
             self._inspect()  # again: another process may have filled it
             if self.complete and not self.force:
                 return
@@ -299,26 +295,3 @@ def _read_journal(folder: Path) -> tuple[dict[str, Any] | None, list[Record]]:
         if line.endswith("\n"):
             records += block
     return header, records
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; it goes when the process dies. Without locks (Windows): nothing."""
-    if sys.platform == "win32":
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor, folder)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise DataError(
-            f"another process is filling {folder}; wait for it, or give another folder"
-        ) from error

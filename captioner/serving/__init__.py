@@ -1,14 +1,15 @@
-"""The web server: photos come in over HTTP, captions go out, a page shows them.
+"""HTTP server: photos in, captions out, and a web page to explore them.
 
-    app.py       the routes and what each answers
-    asks.py      query parameters to what is asked of the model
-    service.py   a request's way: admission, body, decoding, captions; its limits
-    batching.py  one thread owns the model; requests that wait are captioned together
-    answers.py   the answers' schema, refusals
-    connections.py  how many, and how long without a word of use
-    security.py  who may ask (Host, Origin), headers on every answer
-    metrics.py   what is counted and logged
-    front.py     the page
+    app.py          routes and error handlers
+    requests.py     query parameters -> `CaptionRequest`
+    service.py      one request: admission, body, decoding, captions, timeouts
+    batching.py     one thread owns the model and captions waiting requests in batches
+    responses.py    response schema and errors
+    connections.py  limits on the number and idle time of connections
+    security.py     Host and Origin checks, response headers
+    metrics.py      Prometheus metrics and the access log
+    page.py         the web page
+    limits.py       resource limits
 
-Nothing that is sent is written to disk or logged.
+Photos and words are never written to disk or logged.
 """

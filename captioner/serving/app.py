@@ -1,4 +1,4 @@
-"""The application: which routes there are and what each answers."""
+"""The ASGI application: routes and error handlers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,31 @@ from starlette.exceptions import HTTPException
 from captioner import __version__
 from captioner.api import Captioner
 from captioner.errors import ConfigError
-from captioner.serving import front
-from captioner.serving.answers import PROBLEMS, Answer, Health, Refusal, refusal_response
-from captioner.serving.asks import query_model, query_problem, read_ask
 from captioner.serving.connections import Drain
 from captioner.serving.limits import Limits
-from captioner.serving.metrics import Metrics, Watch
-from captioner.serving.security import Guard, Hosts, SecurityHeaders, answered_hosts
-from captioner.serving.service import LEFT, Service
+from captioner.serving.metrics import AccessLog, Metrics
+from captioner.serving.page import index_page, policy
+from captioner.serving.requests import query_error, query_model, read_request
+from captioner.serving.responses import (
+    ERROR_RESPONSES,
+    CaptionsResponse,
+    HealthResponse,
+    RequestError,
+    error_response,
+)
+from captioner.serving.security import AllowedHosts, OriginCheck, SecurityHeaders, allowed_hosts
+from captioner.serving.service import CLIENT_CLOSED, Service
 
-_ABOUT = """Captions photos and tells where the model looked for every word.
+_DESCRIPTION = """Captions photos and returns where the model looked for every word.
 
-The body of a request is the photo's bytes:
+The request body is the photo's bytes:
 `curl --data-binary @photo.jpg 'http://localhost:8000/v1/captions?num_captions=3'`"""
 
 _PHOTO = {
     "requestBody": {
         "required": True,
-        "description": "The photo's bytes: JPEG, PNG, WebP, GIF, BMP or TIFF, told apart by "
-        "themselves; the content type is not looked at.",
+        "description": "The photo's bytes: JPEG, PNG, WebP, GIF, BMP or TIFF, detected from the "
+        "content; the Content-Type header is ignored.",
         "content": {
             kind: {"schema": {"type": "string", "format": "binary"}}
             for kind in ("application/octet-stream", "image/*")
@@ -42,9 +48,9 @@ _PHOTO = {
     }
 }
 
-_LINES = {
-    404: "there is nothing here; captions are at /v1/captions, their description at /openapi.json",
-    405: "this method is not answered here; see /openapi.json",
+_HTTP_ERRORS = {
+    404: "not found; captions are at POST /v1/captions, the API is described at /openapi.json",
+    405: "method not allowed; see /openapi.json",
 }
 
 
@@ -53,15 +59,15 @@ def create_app(
     limits: Limits | None = None,
     *,
     batch_size: int = 32,
-    hosts: Hosts | None = None,
+    hosts: AllowedHosts | None = None,
 ) -> FastAPI:
-    """The server as an ASGI application; ``app.state.service`` is what works behind it.
+    """Create the ASGI application; ``app.state.service`` is its `Service`.
 
     Args:
-        model: The model; from now on the application's alone.
-        limits: What is taken on; None: the defaults.
-        batch_size: Photos captioned together.
-        hosts: The names that are answered; None: loopback's.
+        model: The model; it must not be used elsewhere from now on.
+        limits: Resource limits; None for the defaults.
+        batch_size: Maximum number of photos in a batch.
+        hosts: Accepted host names; None for loopback only.
 
     Raises:
         ConfigError: batch_size is less than 1.
@@ -71,10 +77,10 @@ def create_app(
     limits = limits or Limits()
     metrics = Metrics()
     service = Service(model, limits, batch_size=batch_size, on_batch=metrics.on_batch)
-    metrics.watch(lambda: service.batcher.waiting, lambda: service.held)
+    metrics.watch(lambda: service.batcher.waiting, lambda: service.in_flight)
 
     @asynccontextmanager
-    async def working(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
         service.close()
@@ -82,99 +88,99 @@ def create_app(
 
     app = FastAPI(
         title="captioner",
-        description=_ABOUT,
+        description=_DESCRIPTION,
         version=__version__,
-        docs_url=None,  # they load their scripts from elsewhere
+        docs_url=None,  # loads scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=working,
+        lifespan=lifespan,
     )
     app.state.service = service
     query = query_model(limits)
     _add_captions(app, service, query)
-    _add_the_rest(app, service, metrics, front.front_page(limits, model.options()))
-    _add_errors(app, metrics, query)
+    _add_other_routes(app, service, metrics, index_page(limits, model.options()))
+    _add_error_handlers(app, metrics, query)
     routes = {route.path for route in app.routes if hasattr(route, "path")}
-    app.add_middleware(Guard, hosts=hosts or answered_hosts("127.0.0.1"), metrics=metrics)
-    app.add_middleware(Watch, metrics=metrics, routes=routes)
+    app.add_middleware(OriginCheck, hosts=hosts or allowed_hosts("127.0.0.1"), metrics=metrics)
+    app.add_middleware(AccessLog, metrics=metrics, routes=routes)
     app.add_middleware(SecurityHeaders)
-    app.add_middleware(Drain)  # the outermost
+    app.add_middleware(Drain)  # outermost
     return app
 
 
 def _add_captions(app: FastAPI, service: Service, query: type[BaseModel]) -> None:
     async def captions(request: Request, parameters: Any) -> Response:
-        """Caption a photo, or explain own words about it."""
-        ask = read_ask(service.model, parameters)
-        attention = parameters.attention
-        body = await service.answer(request, ask, attention=attention)
+        """Caption a photo, or explain a caption of your own."""
+        wanted = read_request(service.model, parameters)
+        body = await service.caption(request, wanted, attention=parameters.attention)
         return Response(body, media_type="application/json")
 
-    # The parameters are made from the search options, so their type is not known before.
+    # The query model is created at run time, from the search options.
     captions.__annotations__["parameters"] = Annotated[query, Query()]
     app.post(
         "/v1/captions",
         summary="Caption a photo",
-        response_model=Answer,
-        responses=PROBLEMS,
+        response_model=CaptionsResponse,
+        responses=ERROR_RESPONSES,
         openapi_extra=_PHOTO,
     )(captions)
 
 
-def _add_the_rest(app: FastAPI, service: Service, metrics: Metrics, page: str) -> None:
-    policy = front.policy(page)
+def _add_other_routes(app: FastAPI, service: Service, metrics: Metrics, page: str) -> None:
+    page_headers = {"Content-Security-Policy": policy(page)}
 
     @app.head("/healthz", include_in_schema=False)
-    @app.get("/healthz", response_model=Health, responses={503: PROBLEMS[503]})
+    @app.get("/healthz", response_model=HealthResponse, responses={503: ERROR_RESPONSES[503]})
     async def healthz() -> Response:
-        """Whether photos are captioned."""
+        """Whether the server can caption photos."""
         if service.batcher.alive:
             return JSONResponse({"status": "ok"})
-        return refusal_response(Refusal(503, "closing", "no photos are captioned; start it again"))
+        message = "the model is not running; restart the server"
+        return error_response(RequestError(503, "closing", message))
 
     @app.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
+        responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
     )
     async def metrics_text() -> Response:
-        """What was counted since the start."""
+        """Metrics since the server started."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+        return HTMLResponse(page, headers=page_headers)
 
     @app.get("/favicon.ico", include_in_schema=False)
     async def favicon() -> Response:
         return Response(status_code=204)
 
 
-def _add_errors(app: FastAPI, metrics: Metrics, query: type[BaseModel]) -> None:
-    """Every error is one line of JSON, and counted."""
+def _add_error_handlers(app: FastAPI, metrics: Metrics, query: type[BaseModel]) -> None:
+    """Return every error as one line of JSON, and count it."""
 
-    def refuse(refusal: Refusal) -> Response:
-        metrics.refused.labels(refusal.reason).inc()
-        if refusal.status == LEFT:
-            return Response(status_code=LEFT)  # nobody reads it
-        return refusal_response(refusal)
+    def refuse(error: RequestError) -> Response:
+        metrics.refused.labels(error.reason).inc()
+        if error.status == CLIENT_CLOSED:
+            return Response(status_code=CLIENT_CLOSED)  # nobody reads it
+        return error_response(error)
 
-    @app.exception_handler(Refusal)
-    async def refused(_: Request, error: Refusal) -> Response:
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, error: RequestError) -> Response:
         return refuse(error)
 
     @app.exception_handler(ConfigError)
-    async def contradicted(_: Request, error: ConfigError) -> Response:
-        return refuse(Refusal(422, "options", str(error)))
+    async def config_error(_: Request, error: ConfigError) -> Response:
+        return refuse(RequestError(422, "options", str(error)))
 
     @app.exception_handler(RequestValidationError)
-    async def not_valid(_: Request, error: RequestValidationError) -> Response:
-        return refuse(Refusal(422, "options", query_problem(error.errors(), query)))
+    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+        return refuse(RequestError(422, "options", query_error(error.errors(), query)))
 
     @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> Response:
-        line = _LINES.get(error.status_code, str(error.detail))
-        response = refuse(Refusal(error.status_code, f"http_{error.status_code}", line))
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        message = _HTTP_ERRORS.get(error.status_code, str(error.detail))
+        response = refuse(RequestError(error.status_code, f"http_{error.status_code}", message))
         response.headers.update(error.headers or {})
         return response

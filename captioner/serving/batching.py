@@ -1,11 +1,11 @@
-"""Requests that wait are captioned together.
+"""Dynamic batching: requests that wait for the model are captioned together.
 
-One thread owns the model. While it works on a batch, requests gather; when it is free it takes the
-one that has waited longest, with those behind it that ask the same (search options, alternatives),
-and leaves the others where they stand: first come, first served. It never waits for a batch to
-fill: an idle server answers at once, and a busy one has full batches because it is busy.
+One thread owns the model. When it is free, it takes the request that has waited longest, together
+with later requests for the same search options and number of alternatives; the others keep their
+position in the queue. It never waits for a batch to fill up: an idle server responds at once, and
+batches fill under load.
 
-What a request gets does not depend on whom it shared a batch with; neither does an error.
+Neither captions nor errors depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -17,43 +17,18 @@ from dataclasses import dataclass, field
 
 from captioner.api import Captioner
 from captioner.caption import Caption
-from captioner.config import SearchOptions
 from captioner.inference import Prepared
+from captioner.serving.requests import CaptionRequest
 
 
 class ClosedError(Exception):
-    """The batcher takes no more, or stopped before this photo's turn."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What is asked of the model about a photo."""
-
-    options: SearchOptions | None
-    """How to search; None: own words are explained."""
-    words: tuple[str, ...] = ()
-    """Own words, as the vocabulary spells them."""
-    alternatives: int = 0
-
-    @property
-    def key(self) -> tuple[SearchOptions | None, int]:
-        """Requests of one key go together."""
-        return self.options, self.alternatives
-
-    @property
-    def steps(self) -> int:
-        """The words that a search looks at for one photo, at most; own words: 1, they are few."""
-        if self.options is None:
-            return 1
-        options = self.options
-        drawn = options.num_captions if options.temperature else options.beam_size
-        return drawn * (1 + len(options.forced_words)) * options.max_length
+    """The batcher was closed before the photo could be captioned."""
 
 
 @dataclass(eq=False)
 class _Job:
     photo: Prepared
-    ask: Ask
+    request: CaptionRequest
     future: Future[list[Caption]] = field(default_factory=Future)
 
 
@@ -63,113 +38,107 @@ class Batcher:
     def __init__(
         self, model: Captioner, batch_size: int, on_batch: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Put a model behind a queue; nothing runs before ``start``.
+        """Initialize the queue; ``start`` starts the thread.
 
         Args:
-            model: The model; from now on this one's alone.
-            batch_size: Photos captioned together with the model's own search options. A request
-                for a wider or longer search shares its batch with fewer, so that a batch never
-                takes more memory than this many photos do.
-            on_batch: Told how many photos each batch holds.
+            model: The model; it must not be used elsewhere from now on.
+            batch_size: Maximum number of photos in a batch with the model's default options.
+                Requests for a wider or longer search get smaller batches, which bounds memory.
+            on_batch: Called with the number of photos of every batch.
         """
         self._model = model
         self._batch_size = batch_size
-        self._steps = batch_size * Ask(model.options()).steps
+        self._max_cost = batch_size * CaptionRequest(model.options()).cost
         self._on_batch = on_batch
         self._changed = threading.Condition()
-        self._waiting: dict[_Job, None] = {}  # in order
+        self._waiting: dict[_Job, None] = {}  # an ordered set
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="captioner-model", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether photos are captioned."""
+        """Whether photos are being captioned."""
         return self._thread.is_alive() and not self._closed
 
     @property
     def waiting(self) -> int:
-        """Photos that wait for the model."""
+        """Number of photos waiting for the model."""
         return len(self._waiting)
 
-    def submit(self, photo: Prepared, ask: Ask) -> Future[list[Caption]]:
+    def submit(self, photo: Prepared, request: CaptionRequest) -> Future[list[Caption]]:
         """Queue a photo.
 
         Returns:
-            Its captions to be, best first (one of own words). Cancelled before its turn, it is
-            never run.
+            A future of its captions, best first (a single one if the request gives the words).
+            Cancelling it while it waits removes the photo from the queue.
 
         Raises:
-            ClosedError: No more are taken.
+            ClosedError: The batcher is closed.
         """
-        job = _Job(photo, ask)
+        job = _Job(photo, request)
         with self._changed:
             if self._closed:
                 raise ClosedError
             self._waiting[job] = None
             self._changed.notify()
-        job.future.add_done_callback(lambda _: self._forget(job))
+        job.future.add_done_callback(lambda _: self._remove(job))
         return job.future
 
     def close(self) -> None:
-        """Take no more; finish the batch that runs, fail those that wait with ``ClosedError``."""
+        """Finish the running batch and fail all waiting photos with ``ClosedError``."""
         with self._changed:
             self._closed = True
-            left = list(self._waiting)
+            waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify()
-        for job in left:
+        for job in waiting:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(ClosedError())
 
     def join(self) -> None:
-        """Wait until the last batch is finished; after ``close``."""
+        """Wait for the running batch to finish; call ``close`` first."""
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _forget(self, job: _Job) -> None:
+    def _remove(self, job: _Job) -> None:
         with self._changed:
             self._waiting.pop(job, None)
 
     def _work(self) -> None:
         jobs: list[_Job] = []
         try:
-            while jobs := self._take():
+            while jobs := self._next_batch():
                 self._run(jobs)
-        finally:  # whatever ended it: nobody waits for a thread that is gone
+        finally:  # also if the thread dies: no request may wait forever
             self.close()
             for job in jobs:
                 if not job.future.done():
                     job.future.set_exception(ClosedError())
 
-    def _take(self) -> list[_Job]:
-        """The next batch; empty when closed."""
+    def _next_batch(self) -> list[_Job]:
+        """Wait for the next batch; empty when the batcher is closed."""
         while True:
             with self._changed:
                 while not self._waiting and not self._closed:
                     self._changed.wait()
                 if not self._waiting:
                     return []
-                first = next(iter(self._waiting))
-                same = [job for job in self._waiting if job.ask.key == first.ask.key]
-                jobs = same[: self._room(first.ask)]
+                first = next(iter(self._waiting)).request
+                same = [job for job in self._waiting if job.request.key == first.key]
+                jobs = same[: max(1, min(self._batch_size, self._max_cost // first.cost))]
                 for job in jobs:
                     del self._waiting[job]
             if jobs := [job for job in jobs if job.future.set_running_or_notify_cancel()]:
                 return jobs
 
-    def _room(self, ask: Ask) -> int:
-        """Photos of this kind that go together."""
-        return max(1, min(self._batch_size, self._steps // ask.steps))
-
     def _run(self, jobs: Sequence[_Job]) -> None:
         try:
-            answers = self._ask(jobs)
-            answered = list(zip(jobs, answers, strict=True))
-        except Exception as error:  # one photo's error must not reach the others
+            results = list(zip(jobs, self._caption(jobs), strict=True))
+        except Exception as error:  # an error of one photo must not fail the others
             if len(jobs) == 1:
                 jobs[0].future.set_exception(error)
                 return
@@ -177,14 +146,14 @@ class Batcher:
                 self._run([job])
             return
         self._on_batch(len(jobs))
-        for job, captions in answered:
+        for job, captions in results:
             job.future.set_result(captions)
 
-    def _ask(self, jobs: Sequence[_Job]) -> list[list[Caption]]:
+    def _caption(self, jobs: Sequence[_Job]) -> list[list[Caption]]:
         photos = [job.photo for job in jobs]
-        options, alternatives = jobs[0].ask.key
+        options, alternatives = jobs[0].request.key
         if options is None:
-            sentences = [job.ask.words for job in jobs]
-            told = self._model.explain_batch(photos, sentences, alternatives=alternatives)
-            return [[caption] for caption in told]
+            sentences = [job.request.words for job in jobs]
+            captions = self._model.explain_batch(photos, sentences, alternatives=alternatives)
+            return [[caption] for caption in captions]
         return self._model.caption_batch(photos, options, alternatives=alternatives)

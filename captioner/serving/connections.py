@@ -1,12 +1,12 @@
-"""Connections: how many there are, and how long one may say nothing of use.
+"""Limits on the number of connections and on how long one may stay idle.
 
-uvicorn closes a connection that is silent after an answer. It waits for ever for the rest of a
-request's head, for a reader that takes its answer byte by byte, and for the rest of a body that was
-refused; and it takes as many connections as the system lets it. Here all four have a bound.
+uvicorn closes keep-alive connections that are idle, but it waits forever for the rest of the
+request headers, for a client that reads its response slowly and for the rest of a refused body,
+and it accepts any number of connections. Here all four are limited.
 
-Who is refused while still sending may not see the answer: the system throws it away when a
-connection is closed with bytes unread. So what is left of the body is read first, up to a bound,
-and thrown away (`Drain`).
+A client that is refused while it is still sending may not see the response: the operating system
+discards it when a connection is closed with unread data. `Drain` therefore reads and discards the
+rest of the body first, up to a limit.
 """
 
 from __future__ import annotations
@@ -20,84 +20,84 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from captioner.serving.answers import RETRY_SECONDS
 from captioner.serving.limits import Limits
+from captioner.serving.responses import RETRY_AFTER
 from captioner.serving.security import HEADERS
 
 DRAIN_SECONDS = 5.0
-"""What is left of a refused body is read for so long before the answer."""
+"""Time limit for reading the rest of a refused body."""
 
 DRAIN_BYTES = 64 << 20
-"""And at most so many bytes of it; then the connection ends with the answer."""
+"""Maximum number of bytes to read of a refused body before the connection is closed."""
 
 SLACK_SECONDS = 30.0
-"""For what comes on top of arriving and captioning: the model's turn, the answer's way."""
+"""Added to the time limits for receiving and captioning: queueing, sending the response."""
 
 
 class Connection(H11Protocol):
-    """One client's connection; see ``limited``."""
+    """A connection with limits; see ``limited_protocol``."""
 
     limits = Limits()
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take it, or send it away where there are too many."""
+        """Accept the connection, or refuse it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
-            line = f"{self.limits.max_connections} connections are open, which is all; come back"
-            transport.write(_plain(503, line, {"Retry-After": str(RETRY_SECONDS)}))
+            message = f"{self.limits.max_connections} connections are open (the limit); try again"
+            transport.write(_raw_response(503, message, {"Retry-After": str(RETRY_AFTER)}))
             transport.close()
             return
         self._close_after(self.limits.timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No more to wait for."""
+        """Stop the timer."""
         super().connection_lost(exc)
-        self._stop()
+        self._cancel_timer()
 
     def data_received(self, data: bytes) -> None:
-        """A whole head is a request that has its own limits; its parts only use up time."""
+        """Restart the timer when the headers are complete; partial headers do not restart it."""
         was_busy = self._busy()
         super().data_received(data)
         if self._busy() and not was_busy:
             self._close_after(2 * self.limits.timeout + SLACK_SECONDS)
 
     def on_response_complete(self) -> None:
-        """The answer is out: the next head has its time."""
+        """Restart the timer for the next request."""
         super().on_response_complete()
-        busy = self._busy()  # the next request was here already
+        busy = self._busy()  # a pipelined request
         self._close_after(2 * self.limits.timeout + SLACK_SECONDS if busy else self.limits.timeout)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, as everything is refused."""
-        self.transport.write(_plain(400, f"this is not HTTP as it should be: {msg}", {}))
+        """Refuse malformed HTTP with the same JSON as every other error."""
+        self.transport.write(_raw_response(400, f"not valid HTTP: {msg}", {}))
         self.transport.close()
 
     def _busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _close_after(self, seconds: float) -> None:
-        self._stop()
+        self._cancel_timer()
         self._timer = self.loop.call_later(seconds, self.transport.abort)
 
-    def _stop(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 class Drain:
-    """Middleware: an answer waits for what is left of the body, or ends the connection."""
+    """Middleware that reads the rest of the body before the response, or closes the connection."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on; see to it that the body is read."""
+        """Pass the request on; drain its body before the response."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         ended = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
-        # Who waits to be asked for the body sends none after a refusal.
-        waits = headers.get("expect", "").lower() == "100-continue"
+        # A client that waits for 100 Continue does not send the body after an error.
+        expects = headers.get("expect", "").lower() == "100-continue"
 
         async def watched() -> Message:
             nonlocal ended
@@ -110,30 +110,29 @@ class Drain:
             while not ended and left > 0:
                 left -= len((await watched()).get("body", b""))
 
-        async def after_the_body(message: Message) -> None:
+        async def send_after_body(message: Message) -> None:
             if message["type"] == "http.response.start" and not ended:
-                answer = MutableHeaders(scope=message)
-                if "connection" not in answer and not waits:
+                response = MutableHeaders(scope=message)
+                if "connection" not in response and not expects:
                     with suppress(TimeoutError, asyncio.TimeoutError):
                         await asyncio.wait_for(drained(), DRAIN_SECONDS)
                 if not ended:
-                    answer["Connection"] = "close"
+                    response["Connection"] = "close"
             await send(message)
 
-        await self.app(scope, watched, after_the_body)
+        await self.app(scope, watched, send_after_body)
 
 
-def limited(limits: Limits) -> type[Connection]:
-    """The class of connections within these limits, for ``uvicorn.Config(http=...)``."""
+def limited_protocol(limits: Limits) -> type[Connection]:
+    """A protocol class with these limits, for ``uvicorn.Config(http=...)``."""
     return type("LimitedConnection", (Connection,), {"limits": limits})
 
 
-def _plain(status: int, line: str, headers: dict[str, str]) -> bytes:
-    """An answer that is written past the application."""
-    body = json.dumps({"error": line}).encode()
+def _raw_response(status: int, message: str, headers: dict[str, str]) -> bytes:
+    """The bytes of an error response that bypasses the application."""
+    body = json.dumps({"error": message}).encode()
     phrase = {400: "Bad Request", 503: "Service Unavailable"}[status]
-    told = HEADERS | headers
-    told |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
-    told |= {"Connection": "close"}
-    head = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in told.items())]
+    headers = HEADERS | headers | {"Content-Type": "application/json"}
+    headers |= {"Content-Length": str(len(body)), "Connection": "close"}
+    head = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*head, "", ""]).encode("latin-1") + body

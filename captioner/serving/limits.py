@@ -1,4 +1,4 @@
-"""How much the server takes on."""
+"""Resource limits of the server."""
 
 from __future__ import annotations
 
@@ -11,47 +11,43 @@ from captioner.errors import ConfigError
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them together, may cost."""
+    """Resource limits per request and for the whole server."""
 
     max_bytes: int = 20 * 2**20
-    """Bytes of a photo's file; a larger one is refused (413)."""
+    """Maximum file size of a photo, in bytes (413)."""
     max_pixels: int = 50_000_000
-    """Pixels of a photo; a larger one is refused before it is decoded (413)."""
+    """Maximum number of pixels of a photo, checked before it is decoded (413)."""
     max_queue: int = 64
-    """Requests on their way at once, from the first byte to the answer; one more is told to come
-    back (429). So many times max-bytes is the memory that files can fill."""
+    """Maximum number of requests in flight; further ones get 429. Uploads use at most max-queue *
+    max-bytes of memory."""
     timeout: float = 30.0
-    """Seconds that a photo may take to arrive (408), and after that its captions to be ready
-    (503)."""
+    """Time limit in seconds for receiving a photo (408), and again for captioning it (503)."""
     max_connections: int = 500
-    """Connections open at once, used or not; one more is sent away (503). Each is an open file of
-    the system's, which usually allows 1,024."""
+    """Maximum number of open connections; further ones get 503. Each uses a file descriptor, of
+    which a process usually has 1,024."""
     max_beam: int = 20
-    """Greatest beam size and number of captions that may be asked for (422)."""
+    """Maximum beam size and number of captions per request (422)."""
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_pixels", "max_queue", "max_connections", "max_beam"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{_spelled(name)} is {value!r}; give a whole number from 1")
+                option = name.replace("_", "-")
+                raise ConfigError(f"{option} is {value!r}; give a whole number from 1")
         if self.max_pixels > MAX_PIXELS:
             raise ConfigError(f"max-pixels is {self.max_pixels:,}; give {MAX_PIXELS:,} at most")
         if not 0 < self.timeout < math.inf:
-            raise ConfigError(f"timeout is {self.timeout}; give seconds, more than 0")
-
-
-def _spelled(name: str) -> str:
-    return name.replace("_", "-")
+            raise ConfigError(f"timeout is {self.timeout}; give a positive number of seconds")
 
 
 MAX_WORDS = 10
-"""Words that may be forced, or banned, in one request; each forced one widens the beam."""
+"""Maximum number of forced or banned words per request; each forced word widens the beam."""
 
 MAX_LENGTH = 50
-"""Most tokens of a sentence that may be asked for."""
+"""Maximum caption length in tokens."""
 
 MAX_ALTERNATIVES = 20
-"""Most alternatives at a place."""
+"""Maximum number of alternatives per position."""
 
 MAX_TEXT = 1000
-"""Characters of own words."""
+"""Maximum number of characters of a text parameter."""

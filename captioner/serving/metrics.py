@@ -1,4 +1,4 @@
-"""What is counted and logged: how many, how long, how large; never what was sent."""
+"""Prometheus metrics and the access log: counts, durations and sizes, never request contents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.serving.answers import Refusal, refusal_response
+from captioner.serving.responses import RequestError, error_response
 
 logger = logging.getLogger("captioner.serving")
 
@@ -19,32 +19,27 @@ _PHOTOS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """One application's metrics, in a registry of their own."""
+    """The metrics of one application, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self.requests = Counter(
-            "captioner_requests", "Requests answered.", ["route", "status"], registry=self.registry
+            "captioner_requests", "Requests served.", ["route", "status"], registry=registry
         )
         self.seconds = Histogram(
             "captioner_request_seconds",
-            "Seconds from a request's head to the end of its answer.",
+            "Seconds from the request headers to the end of the response.",
             ["route"],
             buckets=_SECONDS,
-            registry=self.registry,
+            registry=registry,
         )
-        self.photos = Counter(
-            "captioner_photos_captioned", "Photos captioned.", registry=self.registry
-        )
+        self.photos = Counter("captioner_photos_captioned", "Photos captioned.", registry=registry)
         self.batches = Histogram(
-            "captioner_batch_photos",
-            "Photos captioned together.",
-            buckets=_PHOTOS,
-            registry=self.registry,
+            "captioner_batch_photos", "Photos per batch.", buckets=_PHOTOS, registry=registry
         )
         self.refused = Counter(
-            "captioner_refused", "Requests refused, by reason.", ["reason"], registry=self.registry
+            "captioner_refused", "Requests refused, by reason.", ["reason"], registry=registry
         )
 
     def on_batch(self, photos: int) -> None:
@@ -52,21 +47,21 @@ class Metrics:
         self.photos.inc(photos)
         self.batches.observe(photos)
 
-    def watch(self, waiting: Callable[[], int], held: Callable[[], int]) -> None:
-        """Show how long the queue is: photos that wait, requests on their way."""
+    def watch(self, waiting: Callable[[], int], in_flight: Callable[[], int]) -> None:
+        """Export the queue lengths: photos waiting for the model and requests in flight."""
         for name, text, value in (
-            ("captioner_waiting_photos", "Photos that wait for the model.", waiting),
-            ("captioner_held_requests", "Requests on their way.", held),
+            ("captioner_waiting_photos", "Photos waiting for the model.", waiting),
+            ("captioner_held_requests", "Requests in flight.", in_flight),
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
 
 
-class Watch:
-    """Middleware: counts and logs every request; a mistake inside becomes a bare 500.
+class AccessLog:
+    """Middleware that counts and logs requests and turns unexpected exceptions into a plain 500.
 
-    A log line has the method, the route, the status, milliseconds and bytes received, and nothing
-    that was sent: a path that is no route of ours is called ``other``. Of an error it has the kind
-    and the places in the code, without the message, which may quote what was sent.
+    A log line has the method, route, status, milliseconds and bytes received. Nothing else from the
+    request is logged: unknown paths are logged as ``other``, and exceptions as their type and
+    location without the message, which could quote the request.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: Collection[str]) -> None:
@@ -75,7 +70,7 @@ class Watch:
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and take note."""
+        """Pass the request on; count and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -87,19 +82,19 @@ class Watch:
             received += len(message.get("body", b""))
             return message
 
-        async def noted(message: Message) -> None:
+        async def recorded(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await self.app(scope, counted, noted)
+            await self.app(scope, counted, recorded)
         except Exception as error:
-            logger.error("%s", _where(error))
-            if status:  # it is too late to say so
+            logger.error("%s", _location(error))
+            if status:  # the response has already started
                 raise
-            problem = Refusal(500, "mistake", "a mistake of the server's; it is in its log")
-            await refusal_response(problem)(scope, counted, noted)
+            internal = RequestError(500, "mistake", "internal error; see the server log")
+            await error_response(internal)(scope, counted, recorded)
         finally:
             route = scope["path"] if scope["path"] in self.routes else "other"
             method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
@@ -110,8 +105,8 @@ class Watch:
             logger.info("%s %s %d %d ms %d bytes", method, route, status, milliseconds, received)
 
 
-def _where(error: BaseException) -> str:
-    """The kind of an error and where it came from; not its message."""
+def _location(error: BaseException) -> str:
+    """Type and traceback of an exception in one line, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
-    places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
-    return f"{type(error).__name__} at {places}"
+    calls = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
+    return f"{type(error).__name__} at {calls}"

@@ -1,8 +1,8 @@
-"""Who may ask, and what a browser may do with the answer.
+"""Host and Origin checks, and response headers.
 
-A server on loopback is still within reach of every web page that its user opens. Two ways in are
-closed: a page's own requests carry its ``Origin``, which is not ours; and a name that a stranger's
-DNS suddenly points here (DNS rebinding) stands in ``Host``, where only our own names are answered.
+Even a server on the loopback interface can be reached by every web page that its user opens. Two
+checks prevent this: cross-origin requests are refused by their ``Origin``, and DNS rebinding is
+prevented by accepting known ``Host`` names only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import ConfigError
-from captioner.serving.answers import Refusal, refusal_response
 from captioner.serving.metrics import Metrics
+from captioner.serving.responses import RequestError, error_response
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -32,22 +32,22 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-"""On every answer, unless it brings its own (the page's policy allows its script and style)."""
+"""Default response headers; the web page overrides Content-Security-Policy."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)\.?(?::[0-9]+)?")
 
 
 @dataclass(frozen=True)
-class Hosts:
-    """The values of ``Host`` that are answered, whatever the port."""
+class AllowedHosts:
+    """The ``Host`` values that the server accepts, with any port."""
 
     names: frozenset[str]
-    """In lower case; IPv6 addresses in brackets."""
+    """Lower case; IPv6 addresses in brackets."""
     addresses: bool = False
-    """Any IP address too: DNS rebinding needs a name."""
+    """Accept any IP address too; DNS rebinding needs a name."""
 
-    def answers_to(self, host: str) -> bool:
-        """Whether a ``Host`` header is one of ours."""
+    def allows(self, host: str) -> bool:
+        """Whether a ``Host`` header is accepted."""
         match = _HOST.fullmatch(host.strip().lower())
         if match is None:
             return False
@@ -59,34 +59,36 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that is bound to this address."""
+    """Whether a server bound to this address is reachable from this machine only."""
     address = _address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
-def answered_hosts(bound: str, names: Iterable[str] = ()) -> Hosts:
-    """What a server answers to.
+def allowed_hosts(bound: str, names: Iterable[str] = ()) -> AllowedHosts:
+    """The hosts that a server accepts.
 
-    On loopback: loopback's names. Elsewhere also any IP address and this machine's name; other
-    names, e.g. a proxy's, must be given.
+    On loopback, these are the loopback names; otherwise also any IP address and the name of this
+    machine. Other names, such as a proxy's, must be given.
 
     Args:
-        bound: The address that it is bound to.
-        names: More names.
+        bound: Address that the server is bound to.
+        names: Additional names.
 
     Raises:
-        ConfigError: One is no name: an address with a port, a URL.
+        ConfigError: A name is not a plain host name, for example a URL.
     """
     names = list(names)
     for name in names:
         match = _HOST.fullmatch(name.lower())
         if match is None or match[1] != name.lower():
-            raise ConfigError(f"allow-host is {name!r}; give a name alone, e.g. photos.example.org")
+            raise ConfigError(
+                f"allow-host is {name!r}; give a host name without port, e.g. photos.example.org"
+            )
     own = f"[{bound}]" if ":" in bound else bound
     known = LOOPBACK | {own.lower()} | {name.lower() for name in names}
     if is_loopback(bound):
-        return Hosts(known)
-    return Hosts(known | {socket.gethostname().lower()}, addresses=True)
+        return AllowedHosts(known)
+    return AllowedHosts(known | {socket.gethostname().lower()}, addresses=True)
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -97,21 +99,21 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _netloc(origin: str) -> str | None:
-    """Host and port of an ``Origin``; None of what is none."""
+    """Host and port of an ``Origin``; None if it is invalid."""
     try:
         return urlsplit(origin).netloc.lower()
-    except ValueError:  # a bracket without its other one
+    except ValueError:  # an unmatched bracket
         return None
 
 
 class SecurityHeaders:
-    """Middleware: ``HEADERS`` on every answer."""
+    """Middleware that adds ``HEADERS`` to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the headers."""
+        """Pass the request on; add the headers to its response."""
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -123,38 +125,38 @@ class SecurityHeaders:
         await self.app(scope, receive, with_headers)
 
 
-class Guard:
-    """Middleware: refuses names that are not ours, and other sites' pages."""
+class OriginCheck:
+    """Middleware that refuses unknown hosts and cross-origin requests."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, metrics: Metrics) -> None:
         self.app = app
         self.hosts = hosts
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let through or refuse."""
+        """Pass the request on or refuse it."""
         if scope["type"] == "http":
-            refusal = self._refusal(scope["method"], Headers(scope=scope))
-            if refusal is not None:
-                self.metrics.refused.labels(refusal.reason).inc()
-                await refusal_response(refusal)(scope, receive, send)
+            error = self._check(scope["method"], Headers(scope=scope))
+            if error is not None:
+                self.metrics.refused.labels(error.reason).inc()
+                await error_response(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _refusal(self, method: str, headers: Headers) -> Refusal | None:
+    def _check(self, method: str, headers: Headers) -> RequestError | None:
         host = headers.get("host", "")
-        if not self.hosts.answers_to(host):
-            return Refusal(
+        if not self.hosts.allows(host):
+            return RequestError(
                 421,
                 "host",
-                f"this server does not answer to the name {host[:100]!r}; use the address that it "
-                "told when it started, or start it with --allow-host NAME",
+                f"unknown host {host[:100]!r}; use the address that the server printed when it "
+                "started, or start it with --allow-host NAME",
             )
         if method in ("GET", "HEAD"):
-            return None  # changes nothing, and the answer is not shown to other sites
+            return None  # no side effects, and browsers hide the response from other sites
         origin = headers.get("origin")
         foreign = origin is not None and _netloc(origin) != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            problem = "a page of another site asks; open this server's own page, or use a program"
-            return Refusal(403, "origin", problem)
+            message = f"cross-origin request refused (Origin: {(origin or 'none')[:100]})"
+            return RequestError(403, "origin", f"{message}; use this server's own page")
         return None

@@ -1,11 +1,11 @@
-"""A request's way from the bytes of a photo to its captions.
+"""Process a request, from the bytes of a photo to its captions.
 
-    admission   a place, or "come back": taken before a byte is read, kept until the answer
-    body        into memory, within bounds of bytes and seconds
-    decoding    by few threads; from here on only the encoder's pixels are kept
-    captions    in a batch with others; see `batching`
+    admission   take a queue slot, or refuse the request before its body is read
+    body        read it into memory, within limits on bytes and seconds
+    decoding    in a few threads; only the encoder's input is kept
+    captions    in a batch with other requests; see `batching`
 
-A client that leaves gives its place up at once, wherever it stands. Nothing is written to disk.
+A client that disconnects frees its queue slot at once. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from captioner.api import Captioner
 from captioner.data.images import USUAL_FORMATS, open_image
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
-from captioner.serving.answers import Refusal, captions_json
-from captioner.serving.asks import respelled
-from captioner.serving.batching import Ask, Batcher, ClosedError
+from captioner.serving.batching import Batcher, ClosedError
 from captioner.serving.limits import Limits
+from captioner.serving.requests import CaptionRequest, query_spelling
+from captioner.serving.responses import RequestError, captions_json
 
-Some = TypeVar("Some")
+T = TypeVar("T")
 
-READERS = 2
-"""Photos decoded at once; each may take 25 bytes a pixel while it is (WebP; others 17): 1.25
-GB at 50 million."""
+DECODERS = 2
+"""Number of photos decoded in parallel. Each takes up to 25 bytes per pixel (WebP; other formats
+17), or 1.25 GB at 50 million pixels."""
 
-LEFT = 499
-"""What logs and metrics call the status of a request whose client did not wait (nginx's)."""
+CLIENT_CLOSED = 499
+"""Status logged when the client disconnected before the response, as in nginx."""
 
 
 class Service:
-    """Captions photos within limits."""
+    """Captions the photos of requests, within limits."""
 
     def __init__(
         self,
@@ -49,172 +49,177 @@ class Service:
         batch_size: int,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Take a model into service; nothing runs before ``start``.
+        """Initialize the service; ``start`` starts its threads.
 
         Args:
-            model: The model; from now on this one's alone.
-            limits: What is taken on.
+            model: The model; it must not be used elsewhere from now on.
+            limits: Resource limits.
             batch_size: See ``Batcher``.
             on_batch: See ``Batcher``.
         """
         self.model = model
         self.limits = limits
         self.batcher = Batcher(model, batch_size, on_batch)
-        self.held = 0
-        """Requests on their way."""
+        self.in_flight = 0
+        """Number of requests in flight."""
         self._closing = asyncio.Event()
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="captioner-reader")
-        self._reader_free = asyncio.Semaphore(READERS)
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="captioner-decoder")
+        self._free_decoders = asyncio.Semaphore(DECODERS)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start captioning."""
         self.batcher.start()
 
     def close(self) -> None:
-        """Refuse what comes and what waits; what the model works on is finished.
+        """Refuse new and waiting requests; the batch that the model works on is finished.
 
-        To be called in the event loop.
+        Must be called in the event loop.
         """
         self._closing.set()
         self.batcher.close()
 
     def join(self) -> None:
-        """Wait for the threads; after ``close``."""
+        """Wait for the threads to finish; call ``close`` first."""
         self.batcher.join()
-        self._readers.shutdown()
+        self._decoders.shutdown()
 
-    async def answer(self, request: Request, ask: Ask, *, attention: bool) -> bytes:
-        """Read a request's photo and caption it.
+    async def caption(self, request: Request, wanted: CaptionRequest, *, attention: bool) -> bytes:
+        """Read the photo of an HTTP request and caption it.
+
+        Args:
+            request: The HTTP request.
+            wanted: Its parsed query.
+            attention: Include attention maps in the response.
 
         Returns:
-            The answer as JSON.
+            The JSON of the response.
 
         Raises:
-            Refusal: The photo or the server's state does not allow it.
+            RequestError: The request cannot be served.
         """
         self._check_headers(request)
-        with self._place():
-            closing = (self._closing.wait(), _closing())
-            late = Refusal(
-                408,
-                "slow_upload",
-                f"the photo did not arrive within {self.limits.timeout:g} s; send it again",
+        with self._slot():
+            seconds = self.limits.timeout
+            late = RequestError(
+                408, "slow_upload", f"the photo was not received within {seconds:g} s; try again"
             )
-            body = await _within(self.limits.timeout, self._body(request.receive), late, [closing])
-            left = (_disconnected(request.receive), _left())
-            late = Refusal(
+            closing = (self._closing.wait(), _closing())
+            body = await _within(seconds, self._read_body(request.receive), late, [closing])
+            late = RequestError(
                 503,
                 "time",
-                f"the captions were not ready within {self.limits.timeout:g} s; try again later, "
-                "or ask for less (beam_size, num_captions)",
+                f"captioning took longer than {seconds:g} s; try again later, or reduce beam_size "
+                "or num_captions",
             )
-            work = self._captions(body, ask, attention)
-            return await _within(self.limits.timeout, work, late, [left])
+            left = (_disconnected(request.receive), _client_closed())
+            return await _within(seconds, self._captions(body, wanted, attention), late, [left])
 
     def _check_headers(self, request: Request) -> None:
-        """Refuse what the headers alone forbid."""
+        """Refuse what the headers alone rule out."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind.startswith("multipart/"):
-            raise Refusal(
+            raise RequestError(
                 415,
                 "multipart",
-                f"the body is {kind}; send the photo's bytes as the body: "
+                f"form uploads ({kind}) are not supported; send the photo's bytes as the body: "
                 "curl --data-binary @photo.jpg",
             )
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.limits.max_bytes:
             raise self._too_many_bytes(f"{int(length):,} bytes")
 
-    def _too_many_bytes(self, given: str) -> Refusal:
-        allowed = f"{self.limits.max_bytes:,} are allowed; make the picture smaller"
-        return Refusal(413, "bytes", f"the photo has {given}; {allowed}")
+    def _too_many_bytes(self, given: str) -> RequestError:
+        message = f"the photo has {given}; the limit is {self.limits.max_bytes:,}"
+        return RequestError(413, "bytes", f"{message}; send a smaller file")
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        """One of the places there are."""
-        if self.held >= self.limits.max_queue:
-            raise Refusal(
+    def _slot(self) -> Iterator[None]:
+        """Hold one of the ``max_queue`` slots."""
+        if self.in_flight >= self.limits.max_queue:
+            raise RequestError(
                 429,
                 "queue",
-                f"{self.held} requests are on their way, which is all that are taken at once; "
-                "try again after Retry-After seconds",
+                f"{self.in_flight} requests are in flight (the limit); try again after Retry-After "
+                "seconds",
             )
-        self.held += 1
+        self.in_flight += 1
         try:
             yield
         finally:
-            self.held -= 1
+            self.in_flight -= 1
 
-    async def _body(self, receive: Callable[[], Awaitable[Any]]) -> io.BytesIO:
-        """The whole body, in memory."""
+    async def _read_body(self, receive: Callable[[], Awaitable[Any]]) -> io.BytesIO:
+        """Read the whole body into memory."""
         body = io.BytesIO()
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _left()
+                raise _client_closed()
             body.write(message.get("body", b""))
             if body.tell() > self.limits.max_bytes:
                 raise self._too_many_bytes(f"more than {self.limits.max_bytes:,} bytes")
             more = message.get("more_body", False)
         if body.tell() == 0:
-            raise Refusal(
-                415, "empty", "the body is empty; send a photo's bytes: --data-binary @photo.jpg"
+            raise RequestError(
+                415,
+                "empty",
+                "the body is empty; send the bytes of a photo: --data-binary @photo.jpg",
             )
         body.seek(0)
         return body
 
-    async def _captions(self, body: io.BytesIO, ask: Ask, attention: bool) -> bytes:
+    async def _captions(self, body: io.BytesIO, wanted: CaptionRequest, attention: bool) -> bytes:
         try:
-            size, photo = await self._in_reader(self._read, body)
-            captions = await asyncio.wrap_future(self.batcher.submit(photo, ask))
+            size, photo = await self._in_decoder(self._decode, body)
+            captions = await asyncio.wrap_future(self.batcher.submit(photo, wanted))
         except ClosedError as error:
             raise _closing() from error
         except NotAnImageError as error:
-            raise Refusal(415, "no_picture", str(error)) from error
+            raise RequestError(415, "no_picture", str(error)) from error
         except LargeImageError as error:
-            raise Refusal(413, "pixels", str(error)) from error
+            raise RequestError(413, "pixels", str(error)) from error
         except ImageError as error:
-            # curl -d, which people try first, leaves line breaks out of what it sends
-            hint = "; with curl send it by --data-binary, not by -d"
-            raise Refusal(422, "broken", f"{error}{hint}") from error
+            # curl -d, which people try first, strips line breaks from the file
+            hint = "; with curl, use --data-binary instead of -d"
+            raise RequestError(422, "broken", f"{error}{hint}") from error
         except ConfigError as error:
-            raise Refusal(422, "options", respelled(str(error))) from error
-        # Many maps are long to write out: the loop serves the others meanwhile.
+            raise RequestError(422, "options", query_spelling(str(error))) from error
+        # Serializing many maps takes a while: keep the event loop free.
         return await asyncio.to_thread(captions_json, size, captions, attention)
 
-    def _read(self, body: io.BytesIO) -> tuple[tuple[int, int], Prepared]:
-        """Size (width, height) and pixels; the body is given up."""
+    def _decode(self, body: io.BytesIO) -> tuple[tuple[int, int], Prepared]:
+        """Size (width, height) and pixels of the photo; frees the body."""
         with body:
             image = open_image(
                 body, name="the photo", max_pixels=self.limits.max_pixels, formats=USUAL_FORMATS
             )
         return image.size, self.model.prepare(image)
 
-    async def _in_reader(self, work: Callable[..., Some], *given: Any) -> Some:
-        """Run something in a reader's thread.
+    async def _in_decoder(self, work: Callable[..., T], *args: Any) -> T:
+        """Run a function in a decoder thread.
 
-        A reader counts as busy until its thread is done, even if nobody waits for it any more: so
-        no photo but those being decoded outlives its request.
+        The thread counts as busy until the function returns, even if its request was cancelled, so
+        only photos that are being decoded can outlive their request.
         """
-        await self._reader_free.acquire()
+        await self._free_decoders.acquire()
         loop = asyncio.get_running_loop()
 
-        def free(_: Future[Some]) -> None:
+        def free(_: Future[T]) -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._reader_free.release)
+                loop.call_soon_threadsafe(self._free_decoders.release)
 
-        future = self._readers.submit(work, *given)
+        future = self._decoders.submit(work, *args)
         future.add_done_callback(free)
         return await asyncio.wrap_future(future)
 
 
-def _closing() -> Refusal:
-    return Refusal(503, "closing", "the server is stopping; try again when it is back")
+def _closing() -> RequestError:
+    return RequestError(503, "closing", "the server is shutting down; try again later")
 
 
-def _left() -> Refusal:
-    return Refusal(LEFT, "left", "the client left")
+def _client_closed() -> RequestError:
+    return RequestError(CLIENT_CLOSED, "left", "the client disconnected")
 
 
 async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
@@ -224,25 +229,25 @@ async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
 
 async def _within(
     seconds: float,
-    work: Awaitable[Some],
-    late: Refusal,
-    stops: Sequence[tuple[Awaitable[Any], Refusal]],
-) -> Some:
-    """Do something, unless time runs out or something else comes first.
+    work: Awaitable[T],
+    late: RequestError,
+    stops: Sequence[tuple[Awaitable[Any], RequestError]],
+) -> T:
+    """Await something with a timeout, unless another event comes first.
 
     Args:
-        seconds: As long as it may take.
-        work: What is done; cancelled when it is too late.
-        late: Raised when time runs out.
-        stops: What ends it before, and what is raised then.
+        seconds: Timeout.
+        work: The awaitable; cancelled if it does not finish first.
+        late: Raised on timeout.
+        stops: Events that stop the work, each with the error to raise.
     """
     task = asyncio.ensure_future(work)
-    ends = {asyncio.ensure_future(stop): refusal for stop, refusal in stops}
+    ends = {asyncio.ensure_future(stop): error for stop, error in stops}
     try:
         await asyncio.wait({task, *ends}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise next((refusal for end, refusal in ends.items() if end.done()), late)
+        raise next((error for end, error in ends.items() if end.done()), late)
     finally:
         for one in (task, *ends):
             one.cancel()

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from captioner import files
-from captioner.files import atomic_folder, atomic_open, atomic_write, complete_folder
+from captioner.errors import DataError
+from captioner.files import atomic_folder, atomic_open, atomic_write, complete_folder, folder_lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -399,3 +400,18 @@ def test_a_file_is_no_folder_to_replace(tmp_path: Path):
     with pytest.raises(NotADirectoryError, match="model"), atomic_folder(tmp_path / "model"):
         pass
     assert (tmp_path / "model").read_text() == "mine"
+
+
+# --- folder_lock ---
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+def test_a_folder_lock_is_exclusive_and_released(tmp_path: Path):
+    with (
+        folder_lock(tmp_path),
+        pytest.raises(DataError, match="another process is writing"),
+        folder_lock(tmp_path),
+    ):
+        pass
+    with folder_lock(tmp_path):
+        assert names(tmp_path) == []

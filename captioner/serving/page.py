@@ -1,4 +1,4 @@
-"""The front page: drop, paste or choose a photo, see its caption and where the model looked."""
+"""The web page: drop, paste or choose a photo, and explore its captions and attention maps."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from captioner.visualization.pages import viewer_look
 _WEB = Path(__file__).parent / "web"
 
 
-def front_page(limits: Limits, options: SearchOptions) -> str:
-    """The document, with its styles and scripts inside; ``policy`` tells what it may do.
+def index_page(limits: Limits, options: SearchOptions) -> str:
+    """The HTML document with its styles and scripts inline.
 
     Args:
-        limits: What the server takes on, so that the page can say so before it sends.
-        options: The model's own search options, shown as what an empty field means.
+        limits: The server's limits, which the page checks before it uploads a photo.
+        options: The model's default search options, shown in empty fields.
     """
     data = {"limits": asdict(limits), "look": viewer_look()}
     return document(
         "captioner",
         _body(limits, options, embedded(data, "captioner-data")),
-        styles=[asset("viewer.css"), asset("front.css", _WEB)],
-        scripts=[asset("viewer.js"), asset("front.js", _WEB)],
+        styles=[asset("viewer.css"), asset("page.css", _WEB)],
+        scripts=[asset("viewer.js"), asset("page.js", _WEB)],
     )
 
 
 def policy(page: str) -> str:
-    """The Content-Security-Policy of the page: its own scripts, requests to its own server."""
+    """The page's Content-Security-Policy: inline scripts by hash, requests to this server only."""
     return documents.policy(page, connect="'self'") + "; frame-ancestors 'none'"
 
 
@@ -40,28 +40,29 @@ def _body(limits: Limits, options: SearchOptions, data: str) -> str:
     return f"""<body class="empty">
 <main>
 <h1>captioner</h1>
-<p class="quiet">Captions a photo and shows where it looked. The photo goes to this server only, is
-kept in memory until it is answered, and is then forgotten.</p>
+<p class="quiet">Captions a photo and shows where the model looked. Your photo is sent to this
+server only, kept in memory while it is processed, and never stored.</p>
 <div class="drop">
 <span><input id="file" type="file" accept="image/*" multiple>
 <label class="pick" for="file">Choose photos</label></span>
 <span class="hint">or drop them here, or paste</span>
 </div>
-<form class="wishes" autocomplete="off">
+<form class="options" autocomplete="off">
 <label>beam size
 <input name="beam_size" {number} placeholder="{options.beam_size}"></label>
 <label>captions
 <input name="num_captions" {number} placeholder="{options.num_captions}"></label>
-<label class="own">own words instead
+<label class="own-caption">test your own caption
 <input name="words" type="text" maxlength="400" placeholder="a dog runs through the grass"></label>
 <button type="submit">Caption</button>
 </form>
 <div class="strip" role="group" aria-label="Photos" hidden></div>
-<div class="complaints" role="alert"></div>
+<div class="errors" role="alert"></div>
 <p class="status" role="status"></p>
-<div class="stand"></div>
-<footer>Brighter: more attention while the word was chosen. β, the gate: how much of what was seen
-went into the word. The model guesses; where it looked is no proof of why it chose a word.</footer>
+<div class="result"></div>
+<footer>Brighter regions got more attention when the word was chosen. β is the gate: how strongly
+the attended features influenced the word. Captions can be wrong, and attention does not prove why
+the model chose a word.</footer>
 </main>
 {data}
 </body>"""

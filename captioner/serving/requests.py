@@ -1,0 +1,185 @@
+"""Parse the query parameters of a caption request.
+
+The parameters are the fields of `SearchOptions` with their docstrings as descriptions, limited in
+range so that one request cannot block the server for the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from docstring_parser import parse_from_object
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from captioner.api import Captioner
+from captioner.config import SearchOptions
+from captioner.errors import ConfigError
+from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
+
+_SEARCH = [field.name for field in dataclasses.fields(SearchOptions)]
+_LISTS = ("forced_words", "banned_words")
+
+
+@dataclass(frozen=True)
+class CaptionRequest:
+    """How to caption a photo."""
+
+    options: SearchOptions | None
+    """Search options; None: explain the given words."""
+    words: tuple[str, ...] = ()
+    """The words to explain, as in the vocabulary."""
+    alternatives: int = 0
+    """Number of alternatives per position."""
+
+    @property
+    def key(self) -> tuple[SearchOptions | None, int]:
+        """Requests with the same key can share a batch."""
+        return self.options, self.alternatives
+
+    @property
+    def cost(self) -> int:
+        """Maximum number of decoder steps for a photo; explaining given words counts as 1."""
+        if self.options is None:
+            return 1
+        options = self.options
+        beams = options.num_captions if options.temperature else options.beam_size
+        return beams * (1 + len(options.forced_words)) * options.max_length
+
+
+def query_model(limits: Limits) -> type[BaseModel]:
+    """Create a pydantic model of the query parameters; unknown parameters are refused."""
+    texts = {entry.arg_name: entry.description for entry in parse_from_object(SearchOptions).params}
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(SearchOptions):
+        text = " ".join((texts[field.name] or "").split())
+        fields[field.name] = _parameter(field.name, str(field.type), text, limits)
+    own = "Explain this caption instead of searching for one."
+    fields["words"] = (str | None, Field(None, description=own, max_length=MAX_TEXT))
+    fields["attention"] = (
+        bool,
+        Field(False, description="Return attention: gates, alphas and region."),
+    )
+    fields["alternatives"] = (
+        int,
+        Field(
+            0,
+            ge=0,
+            le=MAX_ALTERNATIVES,
+            description="Number of most probable words to return per position.",
+        ),
+    )
+    query: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
+    return query
+
+
+def _parameter(name: str, kind: str, text: str, limits: Limits) -> tuple[Any, Any]:
+    """Type and pydantic field of a search option, None by default."""
+    if name in _LISTS:
+        text += f" At most {MAX_WORDS}, separated by commas or as repeated parameters."
+        word = Annotated[str, Field(max_length=MAX_TEXT)]
+        return list[word] | None, Field(None, description=text)
+    text += " Defaults to the model's setting."
+    if kind == "bool":
+        return bool | None, Field(None, description=text)
+    if kind == "str":
+        return str | None, Field(None, max_length=MAX_TEXT, description=text)
+    low, high = _bounds(limits)[name]
+    bounded = Field(None, ge=low, le=high, description=text)
+    return {"int": int, "float": float}[kind] | None, bounded
+
+
+def _bounds(limits: Limits) -> dict[str, tuple[int, int]]:
+    return {
+        "beam_size": (1, limits.max_beam),
+        "num_captions": (1, limits.max_beam),
+        "min_length": (0, MAX_LENGTH - 1),
+        "max_length": (1, MAX_LENGTH),
+        "length_penalty": (0, 10),
+        "temperature": (0, 100),
+        "top_k": (0, 1_000_000),
+        "top_p": (0, 1),
+        "seed": (0, 2**32 - 1),
+        "beam_groups": (1, limits.max_beam),
+        "diversity": (0, 100),
+        "block_ngrams": (0, MAX_LENGTH),
+    }
+
+
+def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
+    """Convert validated query parameters to a request.
+
+    Raises:
+        ConfigError: Parameters contradict each other, or a word is not in the vocabulary.
+    """
+    given = query.model_dump(exclude_none=True)
+    changes = {name: given[name] for name in _SEARCH if name in given}
+    alternatives = given["alternatives"]
+    if "words" in given:
+        if changes:
+            raise ConfigError(
+                f"words cannot be combined with search options ({', '.join(changes)}); give one "
+                "or the other"
+            )
+        return CaptionRequest(None, _known_words(model, given["words"]), alternatives)
+    for name in _LISTS:
+        if name in changes:
+            changes[name] = _split_words(name, changes[name])
+    try:
+        return CaptionRequest(model.options(**changes), alternatives=alternatives)
+    except ConfigError as error:
+        raise ConfigError(query_spelling(str(error))) from error
+
+
+def _known_words(model: Captioner, text: str) -> tuple[str, ...]:
+    words = tuple(model.known_words(text))
+    if len(words) >= MAX_LENGTH:
+        raise ConfigError(f"words has {len(words)} words; give {MAX_LENGTH - 1} at most")
+    return words
+
+
+def _split_words(name: str, given: Iterable[str]) -> list[str]:
+    words = [word for text in given for word in text.replace(",", " ").split()]
+    if len(words) > MAX_WORDS:
+        raise ConfigError(f"{name} has {len(words)} words; give {MAX_WORDS} at most")
+    return words
+
+
+def query_spelling(message: str) -> str:
+    """Replace command-line option names in a message with query parameter names."""
+    for name in _SEARCH:
+        message = message.replace(name.replace("_", "-"), name)
+    return message
+
+
+def query_error(errors: Iterable[Mapping[str, Any]], query: type[BaseModel]) -> str:
+    """Summarize pydantic's validation errors in one line."""
+    errors = list(errors)
+    unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
+    if unknown:
+        known = ", ".join(query.model_fields)
+        return f"unknown parameter {_short(', '.join(unknown))}; give {known}"
+    error = errors[0]
+    name = next((str(part) for part in error["loc"][1:] if part in query.model_fields), "query")
+    return f"{name} is {_short(error.get('input'))}; give {_allowed(name, error, query)}"
+
+
+def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str:
+    if error["type"].startswith("bool"):
+        return "true or false"
+    if error["type"] == "string_too_long":
+        return f"{error['ctx']['max_length']} characters at most"
+    schema = query.model_json_schema()["properties"].get(name, {})
+    numbers = next((one for one in schema.get("anyOf", [schema]) if "maximum" in one), None)
+    if numbers is None:
+        return "something else"
+    kind = "a whole number from" if numbers["type"] == "integer" else "a number from"
+    return f"{kind} {numbers['minimum']:g} to {numbers['maximum']:,}"
+
+
+def _short(value: object) -> str:
+    """A value shortened to fit on one line."""
+    text = str(value) if str(value).isprintable() else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
