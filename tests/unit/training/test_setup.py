@@ -100,9 +100,9 @@ def test_settings_that_leave_nothing_are_named(configure: Any):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ({"attention": "aditive"}, "decoder.attention 'aditive' is unknown; give one of additive"),
-        ({"attention": "concat", "query": "self"}, "decoder.query 'self' does not go with"),
-        ({"attention": "fixed", "selection": "hard"}, "decoder.selection 'hard' does not go with"),
+        ({"attention": "aditive"}, "unknown decoder.attention 'aditive'; use one of additive"),
+        ({"attention": "concat", "query": "self"}, "decoder.query 'self' does not support"),
+        ({"attention": "fixed", "selection": "hard"}, "decoder.selection 'hard' does not support"),
     ],
 )
 def test_words_of_the_decoder_are_judged_before_the_data_are_read(
