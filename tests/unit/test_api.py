@@ -594,10 +594,8 @@ def test_no_caption_ends_badly_where_endings_are_guarded(captioner: Captioner, p
     assert not guarded & {"a", "on"}
 
 
-def test_a_forced_word_that_the_model_does_not_know_is_told_in_one_line(
-    captioner: Captioner, photos: list[Path]
-):
-    with pytest.raises(ConfigError, match="forced-words holds zeppelin") as caught:
+def test_an_unknown_forced_word_is_an_error_of_one_line(captioner: Captioner, photos: list[Path]):
+    with pytest.raises(ConfigError, match="forced-words zeppelin: not in") as caught:
         captioner.caption(photos[0], forced_words=["zeppelin", "dog"])
     assert "\n" not in str(caught.value)
 

@@ -74,8 +74,8 @@ def test_a_caption_that_holds_a_special_tokens_text_cannot_collide(name) -> None
     assert vocabulary.decode([number]) == [name]
 
 
-def test_a_word_that_stands_twice_is_named() -> None:
-    with pytest.raises(ConfigError, match="'dog' twice"):
+def test_a_repeated_word_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="repeats 'dog'"):
         Vocabulary(["a", "dog", "cat", "dog"])
 
 

@@ -197,11 +197,11 @@ def test_a_banned_word_that_the_model_does_not_know_is_no_error() -> None:
     assert numbers_of(banned_words=["zeppelin"]).banned == ()
 
 
-def test_forced_words_that_the_model_does_not_know_are_named() -> None:
+def test_unknown_forced_words_are_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         numbers_of(forced_words=["dog", "zeppelin", "Yeti"])
 
-    assert "forced-words holds zeppelin, yeti, which the model does not know" in str(caught.value)
+    assert "forced-words zeppelin, yeti: not in the model's vocabulary" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -548,11 +548,11 @@ def test_no_gradient_passes_through_the_choice() -> None:
 # --- Choosing one --------------------------------------------------------------------------------
 
 
-def test_location_refuses_more_regions_than_it_knows() -> None:
+def test_location_with_too_many_regions_is_an_error() -> None:
     scorer = LocationScorer(Sizes(D, N, A, L))
 
     assert scorer.keys(torch.zeros(B, L, D)).shape == (B, L, 0)
-    with pytest.raises(ConfigError, match="'location' knows 5 regions and was given 6; give as"):
+    with pytest.raises(ConfigError, match="'location' was built for 5 regions and got 6; use"):
         scorer.keys(torch.zeros(B, L + 1, D))
 
 
@@ -564,28 +564,27 @@ ALLOWED = "additive, concat, dot, general, location, scaled_dot"
     [
         (
             {"attention": "aditive"},
-            "decoder.attention 'aditive' is unknown; give one of "
+            "unknown decoder.attention 'aditive'; use one of "
             f"{ALLOWED}, multi_head, fixed, fixed_at_start",
         ),
-        ({"attention": ""}, "decoder.attention '' is unknown; give one of additive"),
+        ({"attention": ""}, "unknown decoder.attention ''; use one of additive"),
         *(
             (
                 {"attention": name},
-                f"decoder.attention '{name}' multiplies features ({D}) and hidden state ({N}), "
-                f"which must have one size; set decoder.projection_dim to {N}, or take 'general'",
+                f"decoder.attention '{name}' needs features ({D}) and hidden state ({N}) of the same "
+                f"size; set decoder.projection_dim to {N}, or use 'general'",
             )
             for name in ("dot", "scaled_dot")
         ),
         (
             {"attention": "multi_head", "heads": 4},
-            f"decoder.attention_dim {A} cannot be shared among decoder.heads 4; "
-            "give a multiple of 4",
+            f"decoder.attention_dim {A} is not divisible by decoder.heads 4; use a multiple of 4",
         ),
         *(
             (
                 {"attention": name, "query": query},
-                f"decoder.query '{query}' does not go with decoder.attention '{name}'; "
-                "give query 'hidden', or attention additive, dot, general",
+                f"decoder.query '{query}' does not support decoder.attention '{name}'; "
+                "use query 'hidden', or attention additive, dot, general",
             )
             for query in ("self", "mean")
             for name in ("concat", "location", "scaled_dot", "multi_head", "fixed")
@@ -593,20 +592,20 @@ ALLOWED = "additive, concat, dot, general, location, scaled_dot"
         *(
             (
                 {"attention": name, "selection": "hard"},
-                f"decoder.selection 'hard' does not go with decoder.attention '{name}' and "
-                f"decoder.query 'hidden'; give query 'hidden' and attention {ALLOWED}",
+                f"decoder.selection 'hard' does not support decoder.attention '{name}' with "
+                f"decoder.query 'hidden'; use query 'hidden' and attention {ALLOWED}",
             )
             for name in ("multi_head", "fixed", "fixed_at_start")
         ),
         (
             {"attention": "additive", "query": "mean", "selection": "hard"},
-            "decoder.selection 'hard' does not go with decoder.attention 'additive' and "
-            "decoder.query 'mean'; give query 'hidden'",
+            "decoder.selection 'hard' does not support decoder.attention 'additive' with "
+            "decoder.query 'mean'; use query 'hidden'",
         ),
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_words_and_sizes_that_do_not_go_together_are_named(words: Any, expected: str) -> None:
+def test_incompatible_settings_are_errors(words: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
         build_attention(config_of(words), Sizes(D, N, A, L))
     assert "\n" not in str(caught.value)

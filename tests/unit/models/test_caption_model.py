@@ -140,13 +140,18 @@ def test_pixels_to_losses_is_encode_then_losses(model) -> None:
     assert_same(model(pixels, CAPTIONS), model.losses(encoded, CAPTIONS))
 
 
-def test_features_are_seen_as_their_pixels(model) -> None:
-    """With inputs and weights, as in training; a cache's half precision is widened."""
+def test_losses_from_features_equal_those_from_pixels(model) -> None:
+    """For both losses; cached half-precision features are converted."""
     pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
     features = model.encode(pixels)
-    told = {"inputs": 4 + CAPTIONS[..., :-1] % 4, "weights": lambda: torch.randn(2, 2)}
+    inputs, advantages = 4 + CAPTIONS[..., :-1] % 4, torch.randn(2, 2)
 
-    for more in ({}, {"label_smoothing": 0.1}, {"inputs": told["inputs"]}, told):
+    for more in (
+        {},
+        {"label_smoothing": 0.1},
+        {"inputs": inputs},
+        {"advantages": lambda: advantages},
+    ):
         torch.manual_seed(3)
         live = model(pixels, CAPTIONS, **more)
         torch.manual_seed(3)

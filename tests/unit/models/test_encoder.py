@@ -190,8 +190,10 @@ def test_a_transformers_class_token_is_no_region() -> None:
 @pytest.mark.parametrize(
     ("name", "size"), [("timm/vit_tiny_patch16_224", 64), ("squeezenet1_0", 12)]
 )
-def test_a_size_that_the_backbone_cannot_take_is_one_line(name, size, capfd) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} cannot take {size} x {size} pixels") as caught:
+def test_an_unsupported_size_is_an_error_of_one_line(name, size, capfd) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{name} does not support {size} x {size} pixels"
+    ) as caught:
         Encoder(name).measure(size)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""  # torch.fx would print a traceback
@@ -200,14 +202,14 @@ def test_a_size_that_the_backbone_cannot_take_is_one_line(name, size, capfd) -> 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet19", "'resnet19' is not a torchvision classification model; give one of .*timm/"),
-        ("timm/resnet19", "'timm/resnet19' is not a timm model; close names: .*resnet1"),
+        ("resnet19", "'resnet19' is not a torchvision classification model; use one of .*timm/"),
+        ("timm/resnet19", "'timm/resnet19' is not a timm model; did you mean .*resnet1"),
         ("timm/zzzzzzzz", "'timm/zzzzzzzz' is not a timm model$"),
         ("fcn_resnet50", "not a torchvision classification model"),
-        ("vit_b_16", "'vit_b_16' has no grid before its pooling"),
+        ("vit_b_16", "'vit_b_16' has no feature grid"),
     ],
 )
-def test_an_unknown_name_says_what_is_allowed(name, message) -> None:
+def test_the_error_for_an_unknown_name_lists_allowed_ones(name, message) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Encoder(name)
     assert "\n" not in str(caught.value)
@@ -283,17 +285,19 @@ def test_what_lies_behind_the_grid_does_not_learn() -> None:
     assert "conv_head" in encoder.stages()
 
 
-def test_a_stage_behind_the_grid_is_refused() -> None:
+def test_a_stage_after_the_grid_is_an_error() -> None:
     encoder = Encoder("timm/mobilenetv3_small_050")
-    with pytest.raises(ConfigError, match=r"'conv_head' lies behind the grid of timm/mobilenet"):
+    with pytest.raises(
+        ConfigError, match=r"'conv_head' comes after the feature grid of timm/mobilenet"
+    ):
         encoder.finetune_from("conv_head", 64)
 
 
 @pytest.mark.parametrize("stage", ["layer9", "layer", "", "features.1"])
-def test_an_unknown_stage_says_what_is_allowed(tiny, stage) -> None:
+def test_the_error_for_an_unknown_stage_lists_allowed_ones(tiny, stage) -> None:
     encoder = Encoder("squeezenet1_0") if stage == "features.1" else tiny
 
-    with pytest.raises(ConfigError, match="is no stage of") as caught:
+    with pytest.raises(ConfigError, match="is not a stage of") as caught:
         encoder.finetune_from(stage, 64)
 
     for allowed in encoder.stages():
@@ -375,8 +379,10 @@ def test_a_file_without_named_tensors_is_refused_in_one_line(tmp_path, what) -> 
     assert "\x1b" not in message
 
 
-def test_a_file_that_is_not_there_says_what_else_to_give() -> None:
-    with pytest.raises(ConfigError, match="neither a file nor one of default, none") as caught:
+def test_the_error_for_a_missing_file_lists_alternatives() -> None:
+    with pytest.raises(
+        ConfigError, match="is not a file; give a file or one of default, none"
+    ) as caught:
         build_encoder(TINY, "nowhere.pth")
     for package in WEIGHT_PACKAGES:
         assert package in str(caught.value)
@@ -398,7 +404,7 @@ def test_a_package_that_is_not_installed_says_how(monkeypatch) -> None:
     ("name", "library"),
     [("resnet18", models), (TINY, timm), ("timm/tf_efficientnet_lite0", timm)],
 )
-def test_a_failed_download_is_one_line_that_says_what_to_do(name, library, monkeypatch) -> None:
+def test_a_failed_download_is_an_error_of_one_line(name, library, monkeypatch) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
         raise OSError("no route to host\nand much more")
 
