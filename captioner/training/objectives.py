@@ -106,8 +106,8 @@ class ReferenceCaptions:
         return ""
 
 
-class _Found(NamedTuple):
-    drawn: list[list[Hypothesis]]
+class _Sampled(NamedTuple):
+    captions: list[list[Hypothesis]]
     greedy: list[Hypothesis] | None
 
 
@@ -147,33 +147,33 @@ class SelfCritical:
             count_end=config.count_end,
         )
         known = [word for word in vocabulary.words if word in BAD_ENDINGS]
-        self._asking = frozenset(vocabulary.encode(known))
+        self._endings = frozenset(vocabulary.encode(known))
         self._thread = ThreadPoolExecutor(1)
         self._sums = dict.fromkeys(REWARD_SUMS, 0.0)
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``; a photo's samples are a function of seed, step and photo."""
-        real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others only fill a place
+        real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others have no captions
         if not len(real):
             nothing = torch.zeros(len(images), 1)
             return [Task(images, batch.tokens[:, :1], 0, advantages=lambda: nothing)]
         images, image_ids = images[real.to(images.device)], [batch.image_ids[i] for i in real]
         features, images = _seen(model, images)
         starts = batch.tokens[real, 0, 0]
-        found = self._draw(model, features, image_ids, starts, step)
-        samples = [[one.tokens for one in of_photo] for of_photo in found.drawn]
-        ended = [[one.ended for one in of_photo] for of_photo in found.drawn]
+        sampled = self._sample(model, features, image_ids, starts, step)
+        samples = [[one.tokens for one in of_photo] for of_photo in sampled.captions]
+        ended = [[one.ended for one in of_photo] for of_photo in sampled.captions]
         tokens = pad_captions(
             [
                 [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
-                for of_photo in found.drawn
+                for of_photo in sampled.captions
             ],
             starts.tolist(),
         )
-        judged = self._thread.submit(self._judge, image_ids, samples, ended, found.greedy)
+        judged = self._thread.submit(self._rewards, image_ids, samples, ended, sampled.greedy)
         self._sums["samples"] += sum(map(len, samples))
         self._sums["bad_endings"] += sum(
-            bool(words) and words[-1] in self._asking for of_photo in samples for words in of_photo
+            bool(words) and words[-1] in self._endings for of_photo in samples for words in of_photo
         )
         words = int((tokens[..., 1:] != PAD).sum())
         tasks = [Task(images, tokens, words, advantages=lambda: self._advantages(judged))]
@@ -182,20 +182,20 @@ class SelfCritical:
             tasks.append(Task(images, batch.tokens[real], 0, scale=share))
         return tasks
 
-    def _draw(
+    def _sample(
         self,
         model: CaptionModel,
         features: Tensor,
         image_ids: Sequence[int],
         starts: Tensor,
         step: int,
-    ) -> _Found:
+    ) -> _Sampled:
         config, training = self.config, model.training
         model.eval()
         with torch.no_grad():
             memory = model.decoder.memory(features)
-        plain = SearchOptions(beam_size=1, max_length=config.max_length)
-        drawing = plain.changed(
+        greedy_search = SearchOptions(beam_size=1, max_length=config.max_length)
+        drawing = greedy_search.changed(
             temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
         )
         seeds = [image_id % 2**32 for image_id in image_ids]
@@ -203,12 +203,12 @@ class SelfCritical:
         drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, seeds=seeds)
         greedy = None
         if config.baseline == "greedy":
-            best = search(DecoderStepper(model.decoder, memory, starts), plain)
+            best = search(DecoderStepper(model.decoder, memory, starts), greedy_search)
             greedy = [of_photo[0] for of_photo in best]
         model.train(training)
-        return _Found(drawn, greedy)
+        return _Sampled(drawn, greedy)
 
-    def _judge(
+    def _rewards(
         self,
         image_ids: Sequence[int],
         samples: Sequence[Sequence[Sequence[int]]],
@@ -252,8 +252,8 @@ class SelfCritical:
 def _seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
     """Features without gradient, and what to train on: the features if the encoder is frozen."""
     features = model.to_features(images)
-    learning = any(parameter.requires_grad for parameter in model.encoder.parameters())
-    return features, images if learning else features
+    finetuned = any(parameter.requires_grad for parameter in model.encoder.parameters())
+    return features, images if finetuned else features
 
 
 def build_objective(

@@ -18,9 +18,9 @@ from captioner.training.build import prepare
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ({"attention": "aditive"}, "decoder.attention 'aditive' is unknown; give one of additive"),
-        ({"attention": "concat", "query": "self"}, "decoder.query 'self' does not go with"),
-        ({"attention": "fixed", "selection": "hard"}, "decoder.selection 'hard' does not go with"),
+        ({"attention": "aditive"}, "unknown decoder.attention 'aditive'; use one of additive"),
+        ({"attention": "concat", "query": "self"}, "decoder.query 'self' does not support"),
+        ({"attention": "fixed", "selection": "hard"}, "decoder.selection 'hard' does not support"),
     ],
 )
 def test_decoder_settings_are_checked_before_the_data_are_read(
