@@ -571,8 +571,8 @@ ALLOWED = "additive, concat, dot, general, location, scaled_dot"
         *(
             (
                 {"attention": name},
-                f"decoder.attention '{name}' needs features ({D}) and hidden state ({N}) of the same "
-                f"size; set decoder.projection_dim to {N}, or use 'general'",
+                f"decoder.attention '{name}' needs features ({D}) and hidden state ({N}) of the "
+                f"same size; set decoder.projection_dim to {N}, or use 'general'",
             )
             for name in ("dot", "scaled_dot")
         ),
