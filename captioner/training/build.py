@@ -64,11 +64,8 @@ def prepare(config: TrainConfig) -> Setup:
         stored = _load_first_stage(config)
     config = replace(config, decoder=stored.decoder)  # checked again with the model's decoder
     stored.search = config.search
-    encode_search_words(
-        config.search, stored.vocabulary
-    )  # fail on unknown words before the first epoch
-    for style in config.data.styles:
-        stored.vocabulary.start(style)  # fail on a style that the first stage has not learned
+    encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
+    stored.vocabulary.start(config.search.style)  # and on an unknown style
     model = stored.model
     model.encoder.finetune_from(
         config.encoder.finetune_from,
@@ -155,8 +152,14 @@ def _load_first_stage(config: TrainConfig) -> StoredModel:
 
 
 def _reconfigured(stored: StoredModel, config: TrainConfig) -> StoredModel:
-    """The same weights at the config's image size, resizing and dropout."""
-    old, vocabulary = stored.model, stored.vocabulary
+    """The same weights at the config's image size, resizing and dropout, with its new styles.
+
+    A new style starts as a copy of the default style.
+    """
+    old, styles = stored.model, stored.vocabulary.styles
+    vocabulary = Vocabulary(
+        stored.vocabulary.words, tuple(dict.fromkeys([*styles, *config.data.styles]))
+    )
     decoder = replace(stored.decoder, dropout=config.decoder.dropout)
     preprocessing = replace(
         old.preprocessing, image_size=config.encoder.image_size, resize=config.encoder.resize
@@ -170,5 +173,9 @@ def _reconfigured(stored: StoredModel, config: TrainConfig) -> StoredModel:
             f"{model.grid[1]} regions, but attention 'location' of {config.init_from} was trained "
             f"on {old.grid[0]} x {old.grid[1]}; use image_size {old.preprocessing.image_size}"
         )
-    model.load_state_dict(old.state_dict())
+    state = old.state_dict()
+    embedding = state["decoder.embedding.weight"]
+    added = embedding[stored.vocabulary.start()].expand(len(vocabulary.styles) - len(styles), -1)
+    state["decoder.embedding.weight"] = torch.cat([embedding, added])
+    model.load_state_dict(state)
     return StoredModel(model, decoder, vocabulary, stored.search, stored.info)

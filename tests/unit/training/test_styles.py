@@ -16,7 +16,7 @@ from captioner.cli.main import OK, main
 from captioner.config import DataConfig
 from captioner.data.batches import EpochSampler
 from captioner.errors import ConfigError
-from captioner.model_folder import load_model
+from captioner.model_folder import load_model, save_model
 from captioner.training.build import prepare
 from captioner.training.loop import start
 from captioner.vocabulary import START, Vocabulary
@@ -104,21 +104,37 @@ def test_the_reward_is_learned_from_in_both_styles(
     assert load_model(tmp_path / "second" / "best").vocabulary.styles == ("plain", "loud")
 
 
-def test_a_second_stage_keeps_to_the_styles_of_its_model(
+def test_fine_tuning_adds_a_style_that_starts_as_the_default_one(
     both: Any, configure: Any, tmp_path: Path
 ) -> None:
-    first = configure(data=both, training={"epochs": 1})
+    first = configure(data=both, training={"epochs": 20})
     start(prepare(first), tmp_path / "first", resume=False)
     best = str(tmp_path / "first" / "best")
-    with pytest.raises(ConfigError, match="'shy'; use plain, loud"):
-        prepare(
-            configure(data=both | {"styles": ["plain", "shy"], "val_styles": []}, init_from=best)
-        )
+    styles = {"styles": ["plain", "mine"], "val_styles": ["plain", "mine"]}
+    second = prepare(configure(data=both | styles, init_from=best))
+    assert second.stored.vocabulary.styles == ("plain", "loud", "mine")
+
+    save_model(tmp_path / "second", second.stored)
+    before, after = (load(tmp_path / name, precision="fp32") for name in ("first/best", "second"))
+    photo = next(Path(first.data.images[0]).glob("*.png"))
+    old = {style: before.caption(photo, style=style) for style in ("plain", "loud")}
+    for style, kept in (("plain", "plain"), ("loud", "loud"), ("mine", "plain")):
+        found = after.caption(photo, style=style)
+        assert found.text == old[kept].text
+        assert found.log_prob == pytest.approx(old[kept].log_prob, rel=1e-5)
+
+
+def test_a_model_without_styles_learns_named_ones(configure: Any, tmp_path: Path) -> None:
+    start(prepare(configure(training={"epochs": 1})), tmp_path / "first", resume=False)
+    data = {"styles": ["mine"], "val_styles": ["mine"]}
+    config = configure(data=data, init_from=str(tmp_path / "first" / "best"))
+    assert prepare(config).stored.vocabulary.styles == ("mine",)
+    config.search = replace(config.search, style="shy")
+    with pytest.raises(ConfigError, match="no style 'shy'"):
+        prepare(config)
 
 
 def test_an_older_model_folder_has_one_style(stored_model: Any, tmp_path: Path) -> None:
-    from captioner.model_folder import save_model
-
     save_model(tmp_path / "model", stored_model)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     del config["styles"], config["search"]["style"]
