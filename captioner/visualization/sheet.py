@@ -176,8 +176,8 @@ class Sheet:
         upper = number_line - round(0.46 * text)
         lower = max(number_line - round(0.14 * text), upper + 2)
         self._text(x, number_line, "β", small, theme.muted)
-        colours = {"track": theme.track, "fill": theme.gate}
-        self.items += bar(start, upper, start + length, lower, gate, **colours)
+        end = start + length
+        self.items += bar(start, upper, end, lower, gate, track=theme.track, fill=theme.gate)
         after = start + length + round(0.4 * text)
         self._text(after, number_line, fonts.number(gate), small, theme.text)
         log_prob = float(sum(min(float(caption.log_probs[p]), 0.0) for p in panel.positions))
