@@ -457,8 +457,8 @@ def test_loading_says_what_is_wrong(captioner: Captioner, tmp_path: Path):
     ("wrong", "words"),
     [
         (lambda c, photo: load([c, c]), r"^a model is \[.*; give each folder by its own path$"),
-        (lambda c, photo: load(device=None), "device None is not to be had here"),
-        (lambda c, photo: load(device="meta"), "device 'meta' is not to be had here"),
+        (lambda c, photo: load(device=None), "device None is not available"),
+        (lambda c, photo: load(device="meta"), "device 'meta' is not available"),
         (lambda c, photo: c.explain(photo, None), "^a sentence is None; give it as one text$"),
         (lambda c, photo: c.explain(photo, ["a", "cat"]), "^a sentence is .'a', 'cat'.; give it"),
         (lambda c, photo: c.caption(photo, alternatives="2"), "alternatives is .2.; give a whole"),
