@@ -69,8 +69,9 @@ def multiplies_bf16(device: torch.device) -> bool:
 
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    get_capabilities = getattr(torch.cpu, "get_capabilities", dict)  # torch >= 2.12
-    return device.type == "cpu" and bool(get_capabilities().get("amx_bf16", False))
+    # torch.cpu.get_capabilities exists since torch 2.12
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return device.type == "cpu" and bool(capabilities.get("amx_bf16", False))
 
 
 def pick_precision(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:

@@ -461,8 +461,8 @@ def test_loading_says_what_is_wrong(captioner: Captioner, tmp_path: Path):
     ("wrong", "words"),
     [
         (lambda c, photo: load([c, c]), r"^a model is \[.*; give each folder by its own path$"),
-        (lambda c, photo: load(device=None), "device None is not to be had here"),
-        (lambda c, photo: load(device="meta"), "device 'meta' is not to be had here"),
+        (lambda c, photo: load(device=None), "device None is not available"),
+        (lambda c, photo: load(device="meta"), "device 'meta' is not available"),
         (
             lambda c, photo: c.explain(photo, None),
             "caption to explain is None; give a string$",

@@ -1,4 +1,4 @@
-"""A model that says what colour a photo has, and a client that sends as slowly as it is told."""
+"""A model that captions a photo with its colour, and a client that controls its upload."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from captioner.errors import ConfigError
 from captioner.inference import Prepared
 
 BAD = (255, 0, 0)
-"""A photo of this colour makes its whole batch fail."""
+"""A photo of this colour can make its whole batch fail."""
 OWN = SearchOptions(beam_size=2, max_length=6)
 
 
 class ColourModel:
-    """Captions a photo with its colour; keeps what it was given; can be held up."""
+    """Captions a photo with its colour; records its batches and can be blocked."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        """The colours of every batch that was begun."""
+        """The colours of every batch, in order of their start."""
         self.entered = threading.Semaphore(0)
-        """Released when a batch begins."""
+        """Released when a batch starts."""
         self.gate = threading.Event()
-        """Closed: batches wait."""
+        """While unset, batches wait."""
         self.gate.set()
         self.broken: Exception | None = None
-        """What a photo of the bad colour raises."""
+        """Raised for a photo of the bad colour."""
 
     def options(self, **changes: Any) -> SearchOptions:
         return OWN.changed(**changes)
@@ -52,8 +52,8 @@ class ColourModel:
         colours = self._begin(photos)
         return [
             [
-                _caption((colour, str(options.beam_size), str(place)), alternatives)
-                for place in range(options.num_captions)
+                _caption((colour, str(options.beam_size), str(rank)), alternatives)
+                for rank in range(options.num_captions)
             ]
             for colour in colours
         ]
@@ -99,14 +99,14 @@ def png(colour=(1, 2, 3), size=(6, 4)) -> bytes:
 
 
 class Exchange:
-    """One request, sent part by part, and its answer."""
+    """One request, sent in parts, and its response."""
 
     def __init__(self, app, method: str, path: str, query: dict[str, Any], headers) -> None:
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._sent: list[dict[str, Any]] = []
         self.read = 0
-        """Body parts that the server took."""
-        every = {"host": "localhost"} | headers
+        """Number of body parts that the server has read."""
+        all_headers = {"host": "localhost"} | headers
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -117,34 +117,34 @@ class Exchange:
             "root_path": "",
             "scheme": "http",
             "query_string": urlencode(query, doseq=True).encode(),
-            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in every.items()],
+            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in all_headers.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8000),
             "state": {},
         }
-        self.task = asyncio.ensure_future(app(scope, self._receive, self._keep))
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         message = await self._messages.get()
         self.read += 1
         return message
 
-    async def _keep(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: dict[str, Any]) -> None:
         self._sent.append(message)
 
     def send(self, part: bytes, more: bool = False) -> Exchange:
         self._messages.put_nowait({"type": "http.request", "body": part, "more_body": more})
         return self
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._messages.put_nowait({"type": "http.disconnect"})
 
-    async def answer(self) -> Answer:
+    async def response(self) -> Response:
         await asyncio.wait_for(self.task, 30)
-        return Answer(self._sent)
+        return Response(self._sent)
 
 
-class Answer:
+class Response:
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self.status = messages[0]["status"]
         self.headers = {k.decode().lower(): v.decode() for k, v in messages[0]["headers"]}
@@ -168,7 +168,7 @@ class Answer:
 
 
 class Server:
-    """An application at work, inside of an event loop."""
+    """A running application inside an event loop."""
 
     def __init__(self, app, model) -> None:
         self.app = app
@@ -181,27 +181,27 @@ class Server:
     def post(self, body: bytes, *, headers=None, **query) -> Exchange:
         return self.open(headers=headers, **query).send(body)
 
-    async def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        return await self.open(path, method=method, headers=headers).send(b"").answer()
+    async def get(self, path: str, method: str = "GET", **headers: str) -> Response:
+        return await self.open(path, method=method, headers=headers).send(b"").response()
 
     async def hold(self) -> Exchange:
-        """Let the model begin a photo and not finish it."""
+        """Block the model while it works on a photo."""
         self.model.gate.clear()
         exchange = self.post(png((0, 0, 0)))
         assert await asyncio.to_thread(self.model.entered.acquire, timeout=30)
         return exchange
 
     async def metric(self, line: str) -> float:
-        """The value of one line of /metrics; 0 where it is not there yet."""
+        """The value of a line of /metrics; 0 if there is none yet."""
         text = (await self.get("/metrics")).body.decode()
         values = [one.rsplit(" ", 1)[1] for one in text.splitlines() if one.startswith(line + " ")]
         return float(values[0]) if values else 0.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the others go on until something is so."""
+    """Let other tasks run until a condition holds."""
     for _ in range(30_000):
         if condition():
             return
         await asyncio.sleep(0.001)
-    raise AssertionError("it never came to be so")
+    raise AssertionError("timed out")

@@ -1,4 +1,4 @@
-"""An application at work, with a model that says what colour a photo has."""
+"""A running application with a model that captions a photo with its colour."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def model() -> ColourModel:
 
 @pytest.fixture
 def serve(model, monkeypatch):
-    """``serve(test, **limits)``: runs ``await test(server)`` against an application at work."""
+    """``serve(test, **limits)`` runs ``await test(server)`` against a running application."""
 
-    # These clients never end a body that was refused: that need not be waited for.
+    # These clients never finish a refused body; do not wait for it.
     monkeypatch.setattr("captioner.serving.connections.DRAIN_SECONDS", 0.1)
 
     def run(test: Callable[[Server], Awaitable[None]], *, batch_size=8, of=model, **limits) -> None:
         @asynccontextmanager
-        async def working(app):
+        async def running(app):
             async with app.router.lifespan_context(app):
                 try:
                     yield Server(app, of)
                 finally:
-                    getattr(of, "gate", threading.Event()).set()  # or the end would wait for it
+                    getattr(of, "gate", threading.Event()).set()  # or shutdown would wait for it
 
         async def main() -> None:
             app = create_app(of, Limits(**limits), batch_size=batch_size)
-            async with working(app) as server:
+            async with running(app) as server:
                 await test(server)
 
         asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The routes: what each answers, and what the OpenAPI description says of it."""
+"""Routes, error responses and the OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from PIL import Image
 from captioner.api import Captioner
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
-from captioner.serving.answers import Answer
 from captioner.serving.app import create_app
+from captioner.serving.responses import CaptionsResponse
 
 JPEG, PNG = io.BytesIO(), io.BytesIO()
 for file, kind in ((JPEG, "JPEG"), (PNG, "PNG")):
@@ -29,11 +29,11 @@ for file, kind in ((JPEG, "JPEG"), (PNG, "PNG")):
 # --- captions ------------------------------------------------------------------------------------
 
 
-def test_an_answer_holds_the_size_and_the_captions(serve):
+def test_response_has_size_and_captions(serve):
     async def test(server):
-        answer = await server.post(png((1, 2, 3), size=(6, 4))).answer()
-        assert answer.headers["content-type"] == "application/json"
-        assert answer.json == {
+        response = await server.post(png((1, 2, 3), size=(6, 4))).response()
+        assert response.headers["content-type"] == "application/json"
+        assert response.json == {
             "width": 6,
             "height": 4,
             "captions": [
@@ -49,57 +49,57 @@ def test_an_answer_holds_the_size_and_the_captions(serve):
     serve(test)
 
 
-def test_the_size_is_the_upright_photos(serve):
+def test_size_is_after_exif_rotation(serve):
     turned = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     Image.new("RGB", (6, 4)).save(turned, "JPEG", exif=exif)
 
     async def test(server):
-        told = (await server.post(turned.getvalue()).answer()).json
-        assert (told["width"], told["height"]) == (4, 6)
+        body = (await server.post(turned.getvalue()).response()).json
+        assert (body["width"], body["height"]) == (4, 6)
 
     serve(test)
 
 
-def test_attention_and_alternatives_come_when_asked_for(serve):
+def test_attention_and_alternatives_are_optional(serve):
     async def test(server):
-        answer = await server.post(png(), attention="true", alternatives=2).answer()
-        [caption] = answer.json["captions"]
+        response = await server.post(png(), attention="true", alternatives=2).response()
+        [caption] = response.json["captions"]
         assert caption["gates"] == [1, 1, 1]
         assert np.shape(caption["alphas"]) == (3, 2, 2)
         assert caption["region"] == [0, 0, 1, 1]
         assert [one["word"] for one in caption["alternatives"][0]] == ["other0", "other1"]
-        Answer.model_validate(answer.json, strict=False)
+        CaptionsResponse.model_validate(response.json, strict=False)
 
     serve(test)
 
 
-def test_search_options_and_own_words_reach_the_model(serve):
+def test_search_options_and_words_reach_the_model(serve):
     async def test(server):
-        several = await server.post(png(), beam_size=7, num_captions=3).answer()
+        several = await server.post(png(), beam_size=7, num_captions=3).response()
         assert several.texts == ["1-2-3 7 0", "1-2-3 7 1", "1-2-3 7 2"]
-        own = await server.post(png(), words="a dog").answer()
+        own = await server.post(png(), words="a dog").response()
         assert own.texts == ["1-2-3 a dog"]
 
     serve(test)
 
 
 @pytest.mark.parametrize("declared", ["image/jpeg", "text/plain", "application/x-nonsense", ""])
-def test_the_bytes_decide_what_a_photo_is(serve, declared):
+def test_content_type_is_ignored(serve, declared):
     async def test(server):
-        answer = await server.post(png(), headers={"content-type": declared}).answer()
-        assert answer.status == 200
-        answer = await server.post(b"<html>", headers={"content-type": "image/png"}).answer()
-        assert answer.status == 415
+        response = await server.post(png(), headers={"content-type": declared}).response()
+        assert response.status == 200
+        response = await server.post(b"<html>", headers={"content-type": "image/png"}).response()
+        assert response.status == 415
 
     serve(test)
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "message"),
     [
-        (b"", 415, "the body is empty; send a photo's bytes"),
+        (b"", 415, "the body is empty; send the bytes of a photo"),
         (b"hello", 415, "not a supported image"),
         (b"%PDF-1.7", 415, "a PDF, which is not supported; give JPEG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 415, "a PostScript drawing"),
@@ -108,29 +108,32 @@ def test_the_bytes_decide_what_a_photo_is(serve, declared):
         (PNG.getvalue()[:-300], 422, "the image is truncated"),
     ],
 )
-def test_what_is_no_photo(serve, model, body, status, told):
+def test_invalid_images(serve, model, body, status, message):
     async def test(server):
-        answer = await server.post(body).answer()
-        assert answer.status == status
-        assert told in answer.error
+        response = await server.post(body).response()
+        assert response.status == status
+        assert message in response.error
 
     serve(test)
     assert model.batches == []
 
 
-def test_a_form_is_told_how_to_send_its_photo(serve):
+def test_form_upload_explains_how_to_send_a_photo(serve):
     async def test(server):
         kind = "multipart/form-data; boundary=x"
         exchange = server.open(headers={"content-type": kind})
-        answer = await exchange.answer()
-        assert (answer.status, exchange.read) == (415, 0)  # not even read: nothing is spooled
-        assert "curl --data-binary @photo.jpg" in answer.error
+        response = await exchange.response()
+        assert (response.status, exchange.read) == (
+            415,
+            0,
+        )  # not read, so nothing is spooled to disk
+        assert "curl --data-binary @photo.jpg" in response.error
 
     serve(test)
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ({"beam_size": 21}, "beam_size is 21; give a whole number from 1 to 20"),
         ({"beam_size": 0}, "beam_size is 0; give a whole number from 1 to 20"),
@@ -144,36 +147,39 @@ def test_a_form_is_told_how_to_send_its_photo(serve):
         ({"alternatives": 21}, "alternatives is 21; give a whole number from 0 to 20"),
         ({"attention": "maybe"}, "attention is maybe; give true or false"),
         ({"guard_endings": 7}, "guard_endings is 7; give true or false"),
-        ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "forced_words holds 11 words; give 10 at most"),
-        ({"banned_words": ["w"] * 11}, "banned_words holds 11 words; give 10 at most"),
+        ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "forced_words has 11 words; give 10 at most"),
+        ({"banned_words": ["w"] * 11}, "banned_words has 11 words; give 10 at most"),
         ({"forced_words": "x" * 1001}, "1000 characters at most"),
         ({"words": "x" * 1001}, "1000 characters at most"),
-        ({"words": "word " * 50}, "words holds 50 words; give 49 at most"),
+        ({"words": "word " * 50}, "words has 50 words; give 49 at most"),
         ({"words": "zebra"}, "the model does not know zebra"),
         ({"words": ""}, "''"),
-        ({"words": "a", "beam_size": 2, "seed": 1}, "beam_size, seed would search for one"),
+        (
+            {"words": "a", "beam_size": 2, "seed": 1},
+            "words cannot be combined with search options (beam_size, seed)",
+        ),
         ({"num_captions": 3}, "num_captions is 3; give 1 to beam_size (2)"),
         ({"seed": 1}, "seed 1 says how words are drawn"),
         ({"min_length": 6}, "give a min_length below max_length"),
-        ({"beam": 2, "size": 3}, "beam, size: no such parameter; give beam_size, num_captions"),
-        ({"beam-size": 2}, "beam-size: no such parameter"),
-        ({"beam_size\n": 2}, "'beam_size\\n': no such parameter"),
+        ({"beam": 2, "size": 3}, "unknown parameter beam, size; give beam_size, num_captions"),
+        ({"beam-size": 2}, "unknown parameter beam-size"),
+        ({"beam_size\n": 2}, "unknown parameter 'beam_size\\n'"),
     ],
 )
-def test_a_parameter_that_cannot_be(serve, model, query, told):
+def test_invalid_parameters(serve, model, query, message):
     async def test(server):
-        exchange = server.open(**query)  # sends no body: it is refused before
-        answer = await exchange.answer()
-        assert answer.status == 422
-        assert told in answer.error
-        assert len(answer.error) < 600
+        exchange = server.open(**query)  # refused without reading a body
+        response = await exchange.response()
+        assert response.status == 422
+        assert message in response.error
+        assert len(response.error) < 600
         assert await server.metric('captioner_refused_total{reason="options"}') == 1
 
     serve(test)
     assert model.batches == []
 
 
-def test_words_may_come_with_commas_or_one_by_one(serve, model, monkeypatch):
+def test_word_lists_are_comma_separated_or_repeated(serve, model, monkeypatch):
     seen = []
     real = model.caption_batch
     monkeypatch.setattr(
@@ -182,15 +188,15 @@ def test_words_may_come_with_commas_or_one_by_one(serve, model, monkeypatch):
 
     async def test(server):
         for given in ("a,b", ["a", "b"], "a b", ["a, b"]):
-            assert (await server.post(png(), banned_words=given).answer()).status == 200
+            assert (await server.post(png(), banned_words=given).response()).status == 200
 
     serve(test)
     assert seen == [("a", "b")] * 4
 
 
-def test_a_smaller_limit_of_the_beam_is_told(serve):
+def test_beam_limit_is_configurable(serve):
     async def test(server):
-        assert "from 1 to 3" in (await server.open(beam_size=4).answer()).error
+        assert "from 1 to 3" in (await server.open(beam_size=4).response()).error
 
     serve(test, max_beam=3)
 
@@ -198,9 +204,9 @@ def test_a_smaller_limit_of_the_beam_is_told(serve):
 # --- the model itself ----------------------------------------------------------------------------
 
 
-def test_answers_are_the_models_own(serve, stored_model):
-    """Whatever shares its batch, a photo gets what ``Captioner`` says of it alone."""
-    with torch.no_grad():  # so that it says something else of every photo
+def test_responses_match_the_model(serve, stored_model):
+    """The captions of a photo do not depend on the rest of its batch."""
+    with torch.no_grad():  # so that captions differ between photos
         for parameter in stored_model.model.decoder.parameters():
             parameter.mul_(4)
     real = Captioner(stored_model, precision="fp32")
@@ -211,7 +217,7 @@ def test_answers_are_the_models_own(serve, stored_model):
         file = io.BytesIO()
         Image.fromarray(pixels * colour).save(file, "PNG")
         files.append(file.getvalue())
-    ways = [
+    queries = [
         {"min_length": 2},
         {"num_captions": 2, "beam_size": 3, "length_penalty": 1.0, "min_length": 1},
         {"temperature": 1.5, "seed": 3, "num_captions": 2, "min_length": 1},
@@ -219,21 +225,21 @@ def test_answers_are_the_models_own(serve, stored_model):
     ]
 
     async def test(server):
-        asked = [(file, way) for way in ways for file in files]
+        requests = [(file, query) for query in queries for file in files]
         exchanges = [
-            server.post(file, attention="true", alternatives=3, **way) for file, way in asked
+            server.post(file, attention="true", alternatives=3, **query) for file, query in requests
         ]
-        answers = await asyncio.gather(*(one.answer() for one in exchanges))
-        assert len({answer.texts[0] for answer in answers[: len(files)]}) > 3
-        for (file, way), answer in zip(asked, answers, strict=True):
-            if "words" in way:
-                alone = [real.explain(io.BytesIO(file), way["words"], alternatives=3)]
+        responses = await asyncio.gather(*(one.response() for one in exchanges))
+        assert len({response.texts[0] for response in responses[: len(files)]}) > 3
+        for (file, query), response in zip(requests, responses, strict=True):
+            if "words" in query:
+                alone = [real.explain(io.BytesIO(file), query["words"], alternatives=3)]
             else:
-                alone = real.captions(io.BytesIO(file), alternatives=3, **way)
-            assert answer.texts == [caption.text for caption in alone]
-            for told, caption in zip(answer.json["captions"], alone, strict=True):
-                np.testing.assert_allclose(told["alphas"], caption.alphas, atol=1e-4)
-                np.testing.assert_allclose(told["log_probs"], caption.log_probs, atol=1e-3)
+                alone = real.captions(io.BytesIO(file), alternatives=3, **query)
+            assert response.texts == [caption.text for caption in alone]
+            for result, caption in zip(response.json["captions"], alone, strict=True):
+                np.testing.assert_allclose(result["alphas"], caption.alphas, atol=1e-4)
+                np.testing.assert_allclose(result["log_probs"], caption.log_probs, atol=1e-3)
 
     serve(test, of=Captioner(stored_model, precision="fp32"), batch_size=5)
 
@@ -255,12 +261,12 @@ def test_answers_are_the_models_own(serve, stored_model):
         {"words": "\u0000 ' \" ` <dog>"},
     ],
 )
-def test_no_parameter_breaks_the_model(serve, stored_model, query):
-    """The ends of every range: an answer or a line, never a mistake of ours."""
+def test_extreme_parameters_never_fail_internally(serve, stored_model, query):
+    """The limits of each range give captions or a 422, never a 500."""
 
     async def test(server):
-        answer = await server.post(png(size=(64, 64)), **query).answer()
-        assert answer.status == 200 or (answer.status == 422 and answer.error)
+        response = await server.post(png(size=(64, 64)), **query).response()
+        assert response.status == 200 or (response.status == 422 and response.error)
 
     serve(test, of=Captioner(stored_model, precision="fp32"))
 
@@ -268,21 +274,21 @@ def test_no_parameter_breaks_the_model(serve, stored_model, query):
 # --- the other routes ----------------------------------------------------------------------------
 
 
-def test_health_tells_whether_photos_are_captioned(serve, model):
+def test_health_reports_whether_the_model_runs(serve, model):
     async def test(server):
-        answer = await server.get("/healthz")
-        assert (answer.status, answer.json) == (200, {"status": "ok"})
+        response = await server.get("/healthz")
+        assert (response.status, response.json) == (200, {"status": "ok"})
         server.service.batcher.close()
         server.service.batcher.join()
-        answer = await server.get("/healthz")
-        assert answer.status == 503
-        assert "retry-after" in answer.headers
-        assert "no photos" in answer.error
+        response = await server.get("/healthz")
+        assert response.status == 503
+        assert "retry-after" in response.headers
+        assert "not running" in response.error
 
     serve(test)
 
 
-def test_before_the_start_it_is_not_healthy(model):
+def test_unhealthy_before_startup(model):
     from colour_server import Server
 
     async def test():
@@ -293,8 +299,8 @@ def test_before_the_start_it_is_not_healthy(model):
 
 def test_metrics_count_by_route_and_status(serve):
     async def test(server):
-        await server.post(png()).answer()
-        await server.post(b"no photo").answer()
+        await server.post(png()).response()
+        await server.post(b"no photo").response()
         await server.get("/nothing")
         await server.get("/nothing-else")
         for line, value in {
@@ -309,26 +315,26 @@ def test_metrics_count_by_route_and_status(serve):
             "captioner_held_requests": 0,
         }.items():
             assert await server.metric(line) == value, line
-        answer = await server.get("/metrics")
-        assert answer.headers["content-type"].startswith("text/plain; version=")
-        assert "nothing" not in answer.body.decode()
+        response = await server.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=")
+        assert "nothing" not in response.body.decode()
 
     serve(test)
 
 
-def test_every_application_counts_for_itself(model):
+def test_applications_have_separate_metrics(model):
     create_app(model)
-    create_app(model)  # in one registry for both, this would fail
+    create_app(model)  # would fail with a shared registry
 
 
-def test_the_page_may_run_its_own_script_alone(serve):
+def test_page_policy_allows_its_own_scripts_only(serve):
     async def test(server):
-        answer = await server.get("/")
-        assert answer.status == 200
-        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        response = await server.get("/")
+        assert response.status == 200
+        assert response.headers["content-type"] == "text/html; charset=utf-8"
         rules = dict(
             rule.strip().split(" ", 1)
-            for rule in answer.headers["content-security-policy"].split(";")
+            for rule in response.headers["content-security-policy"].split(";")
             if " " in rule.strip()
         )
         assert rules["default-src"] == "'none'"
@@ -336,9 +342,9 @@ def test_the_page_may_run_its_own_script_alone(serve):
             assert rules[name] == "'none'"
         assert rules["connect-src"] == "'self'"
         for tag in ("script", "style"):
-            for text in re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", answer.body.decode(), re.S):
+            for text in re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", response.body.decode(), re.S):
                 digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-                if text.lstrip()[:1] not in "[{":  # data is not run
+                if text.lstrip()[:1] not in "[{":  # data is not executed
                     assert f"'sha256-{digest}'" in rules[f"{tag}-src"]
             assert "unsafe" not in rules.get(f"{tag}-src", "")
             assert "http" not in rules.get(f"{tag}-src", "")
@@ -346,7 +352,7 @@ def test_the_page_may_run_its_own_script_alone(serve):
     serve(test)
 
 
-def test_browsers_find_an_icon_or_nothing_to_complain_of(serve):
+def test_favicon_request_does_not_fail(serve):
     async def test(server):
         assert (await server.get("/favicon.ico")).status == 204
 
@@ -365,46 +371,46 @@ def test_browsers_find_an_icon_or_nothing_to_complain_of(serve):
         ("POST", "/", 405),
     ],
 )
-def test_what_is_not_there(serve, method, path, status):
+def test_unknown_paths_and_methods(serve, method, path, status):
     async def test(server):
-        answer = await server.get(path, method)
-        assert answer.status == status
-        assert answer.error
+        response = await server.get(path, method)
+        assert response.status == status
+        assert response.error
         if status == 405:
-            assert answer.headers["allow"]
+            assert response.headers["allow"]
 
     serve(test)
 
 
-def test_an_impossible_batch_size_is_refused(model):
+def test_invalid_batch_size(model):
     with pytest.raises(ConfigError, match="batch-size is 0"):
         create_app(model, batch_size=0)
 
 
-# --- the description -----------------------------------------------------------------------------
+# --- the OpenAPI schema ---------------------------------------------------------------------------
 
 
 @pytest.fixture
-def described(model):
+def schema(model):
     return create_app(model).openapi()
 
 
-def test_the_description_tells_every_parameter(described):
-    post = described["paths"]["/v1/captions"]["post"]
-    told = {one["name"]: one for one in post["parameters"]}
+def test_schema_has_every_parameter(schema):
+    post = schema["paths"]["/v1/captions"]["post"]
+    parameters = {one["name"]: one for one in post["parameters"]}
     fields = [field.name for field in dataclasses.fields(SearchOptions)]
-    assert list(told) == [*fields, "words", "attention", "alternatives"]
-    for name, one in told.items():
+    assert list(parameters) == [*fields, "words", "attention", "alternatives"]
+    for name, one in parameters.items():
         assert one["in"] == "query"
         assert not one.get("required")
         assert len(one["description"]) > 20, name
-    assert "Sentences kept at every word" in told["beam_size"]["description"]
-    beam = next(s for s in told["beam_size"]["schema"]["anyOf"] if s["type"] == "integer")
+    assert "Sentences kept at every word" in parameters["beam_size"]["description"]
+    beam = next(s for s in parameters["beam_size"]["schema"]["anyOf"] if s["type"] == "integer")
     assert (beam["minimum"], beam["maximum"]) == (1, 20)
 
 
-def test_the_description_tells_the_body_and_the_answers(described):
-    post = described["paths"]["/v1/captions"]["post"]
+def test_schema_has_body_and_responses(schema):
+    post = schema["paths"]["/v1/captions"]["post"]
     body = post["requestBody"]
     assert body["required"]
     for content in body["content"].values():
@@ -412,16 +418,16 @@ def test_the_description_tells_the_body_and_the_answers(described):
     statuses = {"200", "400", "403", "408", "413", "415", "421", "422", "429", "500", "503"}
     assert set(post["responses"]) == statuses
     for status, one in post["responses"].items():
-        schema = one["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-        assert schema == ("Answer" if status == "200" else "Problem")
-    caption = described["components"]["schemas"]["CaptionAnswer"]
+        name = one["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        assert name == ("CaptionsResponse" if status == "200" else "ErrorResponse")
+    caption = schema["components"]["schemas"]["CaptionResult"]
     assert set(caption["required"]) == {"text", "words", "log_prob", "log_probs"}
-    assert "HTTPValidationError" not in described["components"]["schemas"]
+    assert "HTTPValidationError" not in schema["components"]["schemas"]
 
 
-def test_the_description_is_served_and_lists_the_routes(serve):
+def test_schema_is_served(serve):
     async def test(server):
-        answer = await server.get("/openapi.json")
-        assert set(answer.json["paths"]) == {"/v1/captions", "/healthz", "/metrics"}
+        response = await server.get("/openapi.json")
+        assert set(response.json["paths"]) == {"/v1/captions", "/healthz", "/metrics"}
 
     serve(test)

@@ -1,4 +1,4 @@
-"""Who is captioned with whom, in which order, and who gets which answer."""
+"""Which requests share a batch, in which order, and which response each gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from captioner.caption import CropBox
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
 from captioner.inference import Prepared
-from captioner.serving.batching import Ask, Batcher, ClosedError
+from captioner.serving.batching import Batcher, ClosedError
+from captioner.serving.requests import CaptionRequest
 
 
 def photo(*colour: int) -> Prepared:
@@ -29,16 +30,16 @@ def batcher(model):
     new.join()
 
 
-def held(model: ColourModel, batcher: Batcher):
-    """The model is at work on a photo; what comes now waits."""
+def block(model: ColourModel, batcher: Batcher):
+    """Block the model with a photo, so that later requests wait."""
     model.gate.clear()
-    future = batcher.submit(photo(0, 0, 0), Ask(OWN))
+    future = batcher.submit(photo(0, 0, 0), CaptionRequest(OWN))
     assert model.entered.acquire(timeout=30)
     return future
 
 
-def test_an_idle_model_begins_at_once(model, batcher):
-    future = batcher.submit(photo(1, 2, 3), Ask(OWN))
+def test_idle_model_starts_at_once(model, batcher):
+    future = batcher.submit(photo(1, 2, 3), CaptionRequest(OWN))
 
     [caption] = future.result(timeout=30)
 
@@ -46,25 +47,33 @@ def test_an_idle_model_begins_at_once(model, batcher):
     assert model.batches == [["1-2-3"]]
 
 
-def test_those_who_wait_go_together_up_to_the_batch_size(model, batcher):
-    first = held(model, batcher)
-    futures = [batcher.submit(photo(n, 0, 0), Ask(OWN)) for n in range(1, 6)]
+def test_waiting_requests_share_batches(model, batcher):
+    first = block(model, batcher)
+    futures = [batcher.submit(photo(n, 0, 0), CaptionRequest(OWN)) for n in range(1, 6)]
     assert batcher.waiting == 5
 
     model.gate.set()
 
-    said = [future.result(timeout=30)[0].words[0] for future in (first, *futures)]
-    assert said == ["0-0-0", "1-0-0", "2-0-0", "3-0-0", "4-0-0", "5-0-0"]
+    first_words = [future.result(timeout=30)[0].words[0] for future in (first, *futures)]
+    assert first_words == ["0-0-0", "1-0-0", "2-0-0", "3-0-0", "4-0-0", "5-0-0"]
     assert model.batches == [["0-0-0"], ["1-0-0", "2-0-0", "3-0-0"], ["4-0-0", "5-0-0"]]
     assert batcher.waiting == 0
 
 
-def test_who_asks_something_else_waits_where_it_stands(model, batcher):
-    """First come, first served: the head of the queue decides what the next batch is."""
-    held(model, batcher)
-    other = Ask(SearchOptions(beam_size=1, max_length=6))
-    asks = [other, Ask(OWN), other, Ask(OWN, alternatives=2), Ask(OWN), other, other]
-    futures = [batcher.submit(photo(n, 0, 0), ask) for n, ask in enumerate(asks, 1)]
+def test_requests_with_other_options_keep_their_position(model, batcher):
+    """The oldest request determines the options of the next batch."""
+    block(model, batcher)
+    other = CaptionRequest(SearchOptions(beam_size=1, max_length=6))
+    requests = [
+        other,
+        CaptionRequest(OWN),
+        other,
+        CaptionRequest(OWN, alternatives=2),
+        CaptionRequest(OWN),
+        other,
+        other,
+    ]
+    futures = [batcher.submit(photo(n, 0, 0), request) for n, request in enumerate(requests, 1)]
 
     model.gate.set()
     for number, future in enumerate(futures, 1):
@@ -78,10 +87,11 @@ def test_who_asks_something_else_waits_where_it_stands(model, batcher):
     ]
 
 
-def test_own_words_go_together_and_each_gets_its_own(model, batcher):
-    held(model, batcher)
+def test_given_words_are_batched(model, batcher):
+    block(model, batcher)
     futures = [
-        batcher.submit(photo(n, 0, 0), Ask(None, words=(f"word{n}",) * n)) for n in (1, 2, 3)
+        batcher.submit(photo(n, 0, 0), CaptionRequest(None, words=(f"word{n}",) * n))
+        for n in (1, 2, 3)
     ]
 
     model.gate.set()
@@ -97,7 +107,7 @@ def test_own_words_go_together_and_each_gets_its_own(model, batcher):
 @pytest.mark.parametrize(
     ("options", "together"),
     [
-        (SearchOptions(beam_size=1, max_length=6), 6),  # narrower: no more than the batch size
+        (SearchOptions(beam_size=1, max_length=6), 6),  # narrower: limited by the batch size
         (SearchOptions(beam_size=2, max_length=6), 6),
         (SearchOptions(beam_size=4, max_length=6), 3),
         (SearchOptions(beam_size=2, max_length=12), 3),
@@ -106,11 +116,11 @@ def test_own_words_go_together_and_each_gets_its_own(model, batcher):
         (SearchOptions(beam_size=20, max_length=50), 1),
     ],
 )
-def test_a_wider_search_shares_with_fewer(model, options, together):
+def test_wider_search_gets_smaller_batches(model, options, together):
     batcher = Batcher(model, batch_size=6)
     batcher.start()
-    held(model, batcher)
-    futures = [batcher.submit(photo(n, 0, 0), Ask(options)) for n in range(1, 7)]
+    block(model, batcher)
+    futures = [batcher.submit(photo(n, 0, 0), CaptionRequest(options)) for n in range(1, 7)]
 
     model.gate.set()
     for future in futures:
@@ -121,9 +131,9 @@ def test_a_wider_search_shares_with_fewer(model, options, together):
     batcher.join()
 
 
-def test_a_cancelled_photo_is_never_run(model, batcher):
-    held(model, batcher)
-    kept, dropped = (batcher.submit(photo(n, 0, 0), Ask(OWN)) for n in (1, 2))
+def test_cancelled_photo_is_never_captioned(model, batcher):
+    block(model, batcher)
+    kept, dropped = (batcher.submit(photo(n, 0, 0), CaptionRequest(OWN)) for n in (1, 2))
 
     assert dropped.cancel()
     assert batcher.waiting == 1
@@ -133,11 +143,12 @@ def test_a_cancelled_photo_is_never_run(model, batcher):
     assert model.batches == [["0-0-0"], ["1-0-0"]]
 
 
-def test_an_error_reaches_the_one_who_causes_it(model, batcher):
+def test_error_reaches_only_its_request(model, batcher):
     model.broken = ConfigError("no sentence is left to say")
-    held(model, batcher)
+    block(model, batcher)
     good, bad, also_good = (
-        batcher.submit(photo(*colour), Ask(OWN)) for colour in ((1, 0, 0), BAD, (2, 0, 0))
+        batcher.submit(photo(*colour), CaptionRequest(OWN))
+        for colour in ((1, 0, 0), BAD, (2, 0, 0))
     )
 
     model.gate.set()
@@ -146,27 +157,27 @@ def test_an_error_reaches_the_one_who_causes_it(model, batcher):
     assert also_good.result(timeout=30)[0].words[0] == "2-0-0"
     with pytest.raises(ConfigError, match="no sentence"):
         bad.result(timeout=30)
-    assert len(model.batches[1]) == 3  # they were tried together first
+    assert len(model.batches[1]) == 3  # tried together first
     assert batcher.alive
 
 
-def test_a_model_that_gives_too_few_answers_mixes_none(model, batcher, monkeypatch):
+def test_missing_results_are_an_error(model, batcher, monkeypatch):
     monkeypatch.setattr(model, "caption_batch", lambda *_, **__: [])
 
     with pytest.raises(ValueError, match="shorter"):
-        batcher.submit(photo(1, 0, 0), Ask(OWN)).result(timeout=30)
+        batcher.submit(photo(1, 0, 0), CaptionRequest(OWN)).result(timeout=30)
 
 
-def test_closing_finishes_what_runs_and_fails_what_waits(model, batcher):
-    running = held(model, batcher)
-    waiting = batcher.submit(photo(1, 0, 0), Ask(OWN))
+def test_close_finishes_running_and_fails_waiting(model, batcher):
+    running = block(model, batcher)
+    waiting = batcher.submit(photo(1, 0, 0), CaptionRequest(OWN))
 
     batcher.close()
 
     with pytest.raises(ClosedError):
         waiting.result(timeout=30)
     with pytest.raises(ClosedError):
-        batcher.submit(photo(2, 0, 0), Ask(OWN))
+        batcher.submit(photo(2, 0, 0), CaptionRequest(OWN))
     assert not running.done()
     model.gate.set()
     assert running.result(timeout=30)[0].words[0] == "0-0-0"
@@ -176,14 +187,14 @@ def test_closing_finishes_what_runs_and_fails_what_waits(model, batcher):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_a_thread_that_died(model, monkeypatch):
+def test_dead_thread_fails_all_requests(model, monkeypatch):
     batcher = Batcher(model, batch_size=1)
 
     def dies(*_, **__):
-        raise SystemExit  # no Exception: the thread ends
+        raise SystemExit  # not an Exception, so it ends the thread
 
     monkeypatch.setattr(model, "caption_batch", dies)
-    running, waiting = (batcher.submit(photo(n, 0, 0), Ask(OWN)) for n in (1, 2))
+    running, waiting = (batcher.submit(photo(n, 0, 0), CaptionRequest(OWN)) for n in (1, 2))
     batcher.start()
     batcher.join()
 
@@ -192,24 +203,24 @@ def test_nobody_waits_for_a_thread_that_died(model, monkeypatch):
         with pytest.raises(ClosedError):
             future.result(timeout=30)
     with pytest.raises(ClosedError):
-        batcher.submit(photo(2, 0, 0), Ask(OWN))
+        batcher.submit(photo(2, 0, 0), CaptionRequest(OWN))
 
 
-def test_no_answer_is_mixed_under_load(serve, model):
-    """Eighty photos of their own colours at once, searched in three ways: each gets its own."""
+def test_responses_are_not_mixed_up_under_load(serve, model):
+    """Eighty photos of different colours with three kinds of options at once."""
     colours = [(n, 255 - n, n * 3 % 256) for n in range(1, 81)]
 
     async def test(server):
         first = await server.hold()
-        ways = [{}, {"beam_size": 5}, {"words": "own words", "alternatives": 1}]
-        exchanges = [server.post(png(colour), **ways[n % 3]) for n, colour in enumerate(colours)]
+        queries = [{}, {"beam_size": 5}, {"words": "own words", "alternatives": 1}]
+        exchanges = [server.post(png(colour), **queries[n % 3]) for n, colour in enumerate(colours)]
         await until(lambda: server.service.batcher.waiting >= 40)
         model.gate.set()
-        answers = await asyncio.gather(*(one.answer() for one in exchanges))
-        await first.answer()
-        for n, (colour, answer) in enumerate(zip(colours, answers, strict=True)):
-            told = ["2 0", "5 0", "own words"][n % 3]
-            assert answer.texts == [f"{name(colour)} {told}"]
+        responses = await asyncio.gather(*(one.response() for one in exchanges))
+        await first.response()
+        for n, (colour, response) in enumerate(zip(colours, responses, strict=True)):
+            rest = ["2 0", "5 0", "own words"][n % 3]
+            assert response.texts == [f"{name(colour)} {rest}"]
         assert await server.metric("captioner_photos_captioned_total") == 81
         assert await server.metric("captioner_batch_photos_count") == len(model.batches) < 81
 

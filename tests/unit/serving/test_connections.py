@@ -1,4 +1,4 @@
-"""Connections over real sockets: those that say nothing of use are closed, and there is a most."""
+"""Connection limits, over real sockets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from colour_server import ColourModel
 from PIL import Image
 
 from captioner.serving.app import create_app
-from captioner.serving.connections import limited
+from captioner.serving.connections import limited_protocol
 from captioner.serving.limits import Limits
 
 pytestmark = pytest.mark.slow  # they wait for timeouts of the server
 
-PATIENCE = 30  # seconds until a test that waits for the server gives up
+PATIENCE = 30  # seconds that a test waits for the server
 Connect = Callable[[], socket.socket]
 
 
@@ -41,7 +41,7 @@ def serve() -> Iterator[Callable[..., Connect]]:
         def start(**options: float) -> Connect:
             limits = Limits(**options)  # type: ignore[arg-type]
             app = create_app(ColourModel(), limits)  # type: ignore[arg-type]
-            protocol = limited(limits)
+            protocol = limited_protocol(limits)
             config = uvicorn.Config(app, port=0, log_config=None, ws="none", http=protocol)
             server = uvicorn.Server(config)
             thread = threading.Thread(target=server.run)
@@ -70,8 +70,8 @@ def head(length: int | None = None, query: str = "") -> bytes:
     return f"POST /v1/captions{query} HTTP/1.1\r\nHost: localhost\r\n{size}\r\n\r\n".encode()
 
 
-def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the next answer."""
+def read_response(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the next response."""
     file = connection.makefile("rb")
     status = int(file.readline().split()[1])
     headers = {}
@@ -82,7 +82,7 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the other side closes it, before patience ends."""
+    """Whether the server closes the connection in time."""
     try:
         while connection.recv(65536):
             pass
@@ -91,16 +91,16 @@ def closed(connection: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("said", [b"", b"POST /v1/cap", b"GET / HTTP/1.1\r\nHost: loc"])
-def test_half_a_head_is_not_waited_for(serve, said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"POST /v1/cap", b"GET / HTTP/1.1\r\nHost: loc"])
+def test_incomplete_headers_time_out(serve, data: bytes) -> None:
     connection = serve(timeout=0.3)()
 
-    connection.sendall(said)
+    connection.sendall(data)
 
     assert closed(connection)
 
 
-def test_a_head_that_comes_byte_by_byte_is_not_waited_for(serve) -> None:
+def test_slow_headers_time_out(serve) -> None:
     connection = serve(timeout=0.5)()
     connection.settimeout(0.05)
     connection.sendall(b"GET / HTTP/1.1\r\nX: ")
@@ -114,43 +114,43 @@ def test_a_head_that_comes_byte_by_byte_is_not_waited_for(serve) -> None:
             continue
         except ConnectionError:
             return
-    raise AssertionError("it was waited for")
+    raise AssertionError("the connection stayed open")
 
 
-def test_the_next_head_has_its_time_too(serve) -> None:
+def test_headers_of_the_next_request_time_out(serve) -> None:
     connect = serve()
     connection = connect()
     connection.sendall(head(len(photo())) + photo())
-    assert answer(connection)[0] == 200
-    connect.protocol.limits = Limits(timeout=0.5)  # from the next answer on
+    assert read_response(connection)[0] == 200
+    connect.protocol.limits = Limits(timeout=0.5)  # from the next response on
     connection.sendall(head(len(photo())) + photo())
-    assert answer(connection)[0] == 200
+    assert read_response(connection)[0] == 200
 
     connection.sendall(b"GET / HT")
 
     assert closed(connection)
 
 
-def test_a_connection_serves_one_request_after_another(serve) -> None:
+def test_keep_alive_and_pipelining(serve) -> None:
     connection = serve()()
     for _ in range(3):
         connection.sendall(head(len(photo())) + photo())
-        status, _, body = answer(connection)
+        status, _, body = read_response(connection)
         assert status == 200
         assert json.loads(body)["captions"]
-    connection.sendall((head(len(photo())) + photo()) * 2)  # and two at once
-    assert [answer_status(connection) for _ in range(2)] == [200, 200]
+    connection.sendall((head(len(photo())) + photo()) * 2)  # two at once
+    assert [read_status(connection) for _ in range(2)] == [200, 200]
 
 
-def answer_status(connection: socket.socket) -> int:
-    """One answer read byte by byte, so that nothing of the next is taken."""
-    told = b""
-    while not told.endswith(b"\r\n\r\n"):
-        told += connection.recv(1)
-    length = int(told.lower().partition(b"content-length: ")[2].split()[0])
+def read_status(connection: socket.socket) -> int:
+    """Read exactly one response, byte by byte up to its body."""
+    data = b""
+    while not data.endswith(b"\r\n\r\n"):
+        data += connection.recv(1)
+    length = int(data.lower().partition(b"content-length: ")[2].split()[0])
     while length:
         length -= len(connection.recv(length))
-    return int(told.split()[1])
+    return int(data.split()[1])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def answer_status(connection: socket.socket) -> int:
         head(None).replace(b"Host: localhost", b"Host: evil.example"),
     ],
 )
-def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve, start: bytes, monkeypatch) -> None:
+def test_endless_body_after_a_refusal_is_cut_off(serve, start: bytes, monkeypatch) -> None:
     monkeypatch.setattr("captioner.serving.connections.DRAIN_BYTES", 1 << 20)
     connection = serve()()
     connection.sendall(start)
@@ -175,59 +175,59 @@ def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve, start: bytes, mon
     except ConnectionError:
         pass
 
-    assert sent < most  # what the sockets' own buffers hold comes on top of the bound
+    assert sent < most  # the limit plus the sockets' buffers
 
 
 @pytest.mark.parametrize("query", ["", "?beem=1"])
-def test_who_is_refused_while_sending_sees_the_answer_and_may_go_on(
+def test_refused_upload_gets_its_response_and_keeps_the_connection(
     serve, query: str, monkeypatch
 ) -> None:
-    """A body that is too large, or not looked at, but ends: the connection lives on."""
+    """The rest of a finite refused body is drained, so the connection stays usable."""
     monkeypatch.setattr("captioner.serving.connections.DRAIN_SECONDS", PATIENCE)
     connection = serve(max_bytes=1000)()
     for _ in range(3):
         connection.sendall(head(5 << 20, query))
         connection.sendall(b"x" * (5 << 20))
-        status, headers, _ = answer(connection)
+        status, headers, _ = read_response(connection)
         assert status == (422 if query else 413)
         assert "connection" not in headers
     connection.sendall(head(len(photo())) + photo())
-    assert answer(connection)[0] == 200
+    assert read_response(connection)[0] == 200
 
 
-def test_who_stops_sending_after_a_refusal_is_let_go(serve, monkeypatch) -> None:
+def test_stalled_body_after_a_refusal_is_closed(serve, monkeypatch) -> None:
     monkeypatch.setattr("captioner.serving.connections.DRAIN_SECONDS", 0.2)
     connection = serve()()
     connection.sendall(head(10**12) + b"x")
 
-    status, headers, _ = answer(connection)
+    status, headers, _ = read_response(connection)
 
     assert status == 413
     assert headers["connection"] == "close"
     assert closed(connection)
 
 
-def test_who_waits_to_be_asked_for_the_body_is_refused_at_once(serve) -> None:
-    """curl does so with large files: they are never sent."""
+def test_expect_100_continue_is_refused_at_once(serve) -> None:
+    """curl uses it for large files, which are then never sent."""
     connection = serve()()
-    asking = head(10**12).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")
-    connection.sendall(asking)
+    request = head(10**12).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")
+    connection.sendall(request)
 
-    status, headers, _ = answer(connection)
+    status, headers, _ = read_response(connection)
 
     assert status == 413  # not 100
     assert headers["connection"] == "close"
     assert closed(connection)
 
 
-def test_there_is_a_most_of_connections(serve) -> None:
+def test_connection_limit(serve) -> None:
     connect = serve(max_connections=3)
     held = [connect() for _ in range(3)]
-    for connection in held:  # they are known to be there
+    for connection in held:  # so that the server has accepted them
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert answer(connection)[0] == 200
+        assert read_response(connection)[0] == 200
 
-    status, headers, body = answer(connect())
+    status, headers, body = read_response(connect())
 
     assert status == 503
     assert headers["retry-after"]
@@ -236,19 +236,19 @@ def test_there_is_a_most_of_connections(serve) -> None:
     for _ in range(100):
         connection = connect()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        if answer(connection)[0] == 200:
+        if read_response(connection)[0] == 200:
             return
-    raise AssertionError("the place that was left is not given away")
+    raise AssertionError("the closed connection was not replaced")
 
 
-@pytest.mark.parametrize("said", [b"\x16\x03\x01\x00\xa5\x01\r\n\r\n", b"GET\r\n\r\n"])
-def test_what_is_not_http_is_refused_like_everything(serve, said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x00\xa5\x01\r\n\r\n", b"GET\r\n\r\n"])
+def test_malformed_http(serve, data: bytes) -> None:
     connection = serve()()
 
-    connection.sendall(said)
+    connection.sendall(data)
 
-    status, headers, body = answer(connection)
+    status, headers, body = read_response(connection)
     assert status == 400
-    assert "not HTTP" in json.loads(body)["error"]
+    assert "not valid HTTP" in json.loads(body)["error"]
     assert headers["x-content-type-options"] == "nosniff"
     assert closed(connection)

@@ -1,4 +1,4 @@
-"""Who may ask, headers on every answer, and nothing kept of what was sent."""
+"""Host and Origin checks, response headers, and that nothing from a request is stored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from colour_server import Server, png
 
 from captioner.errors import ConfigError
 from captioner.serving.app import create_app
-from captioner.serving.security import HEADERS, Hosts, answered_hosts, is_loopback
+from captioner.serving.security import HEADERS, AllowedHosts, allowed_hosts, is_loopback
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:80", "[::1]"]
 )
-def test_loopbacks_names_are_answered(serve, host):
+def test_loopback_names_are_accepted(serve, host):
     async def test(server):
         assert (await server.get("/healthz", host=host)).status == 200
 
@@ -45,37 +45,37 @@ def test_loopbacks_names_are_answered(serve, host):
         "",
     ],
 )
-def test_other_names_are_not(serve, model, host):
-    """A name that a stranger's DNS points here does not get through, whatever it asks."""
+def test_unknown_hosts_are_refused(serve, model, host):
+    """Otherwise a DNS rebinding attack could use the server."""
 
     async def test(server):
         for exchange in (
             server.open("/", method="GET", headers={"host": host}),
             server.open(headers={"host": host}),
         ):
-            answer = await exchange.answer()
-            assert answer.status == 421
-            assert "--allow-host" in answer.error
+            response = await exchange.response()
+            assert response.status == 421
+            assert "--allow-host" in response.error
             assert exchange.read == 0
 
     serve(test)
 
 
-def test_a_server_on_the_network_answers_to_addresses_and_its_names():
-    hosts = answered_hosts("0.0.0.0", ["Captions.Example.org"])
+def test_network_server_accepts_addresses_and_its_names():
+    hosts = allowed_hosts("0.0.0.0", ["Captions.Example.org"])
 
     for host in ("192.168.1.2:8000", "10.0.0.1", "[fe80::1]:80", "captions.example.org:443"):
-        assert hosts.answers_to(host)
-    assert hosts.answers_to(f"{socket.gethostname()}:8000")
-    assert hosts.answers_to("captions.example.org.")
-    assert not hosts.answers_to("evil.example")
+        assert hosts.allows(host)
+    assert hosts.allows(f"{socket.gethostname()}:8000")
+    assert hosts.allows("captions.example.org.")
+    assert not hosts.allows("evil.example")
 
 
-def test_a_proxys_name_may_be_allowed_on_loopback():
-    hosts = answered_hosts("127.0.0.1", ["captions.example.org"])
+def test_proxy_name_can_be_allowed_on_loopback():
+    hosts = allowed_hosts("127.0.0.1", ["captions.example.org"])
 
-    assert hosts.answers_to("captions.example.org")
-    assert not hosts.answers_to("192.168.1.2")
+    assert hosts.allows("captions.example.org")
+    assert not hosts.allows("192.168.1.2")
 
 
 @pytest.mark.parametrize(
@@ -91,33 +91,33 @@ def test_a_proxys_name_may_be_allowed_on_loopback():
         ("example.org", False),
     ],
 )
-def test_what_is_loopback(host, loopback):
+def test_is_loopback(host, loopback):
     assert is_loopback(host) is loopback
-    assert answered_hosts(host).addresses is not loopback
-    assert answered_hosts(host).answers_to(f"[{host}]:1" if ":" in host else f"{host}:1")
+    assert allowed_hosts(host).addresses is not loopback
+    assert allowed_hosts(host).allows(f"[{host}]:1" if ":" in host else f"{host}:1")
 
 
 @pytest.mark.parametrize(
     "headers",
     [
         {"origin": "http://evil.example"},
-        {"origin": "http://localhost:3000"},  # another program's page on this machine
+        {"origin": "http://localhost:3000"},  # another local server's page
         {"origin": "http://localhost.evil.example:8000"},
         {"origin": "null"},
         {"origin": ""},
-        {"origin": "http://["},  # no address at all
+        {"origin": "http://["},  # invalid
         {"origin": "http://a]b"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
         {"origin": "http://localhost:8000", "sec-fetch-site": "cross-site"},
     ],
 )
-def test_another_sites_page_may_not_send(serve, model, headers):
+def test_cross_origin_requests_are_refused(serve, model, headers):
     async def test(server):
         exchange = server.open(headers={"host": "localhost:8000"} | headers)
-        answer = await exchange.answer()
-        assert (answer.status, exchange.read) == (403, 0)
-        assert "another site" in answer.error
+        response = await exchange.response()
+        assert (response.status, exchange.read) == (403, 0)
+        assert "cross-origin request refused" in response.error
         assert await server.metric('captioner_refused_total{reason="origin"}') == 1
 
     serve(test)
@@ -129,48 +129,48 @@ def test_another_sites_page_may_not_send(serve, model, headers):
     [
         {},
         {"origin": "http://localhost:8000", "sec-fetch-site": "same-origin"},
-        {"origin": "https://LOCALHOST:8000"},  # behind a proxy that speaks TLS
+        {"origin": "https://LOCALHOST:8000"},  # behind a TLS proxy
         {"sec-fetch-site": "none"},
     ],
 )
-def test_our_own_page_and_programs_may(serve, headers):
+def test_own_page_and_programs_are_accepted(serve, headers):
     async def test(server):
-        answer = await server.post(png(), headers={"host": "localhost:8000"} | headers).answer()
-        assert answer.status == 200
+        response = await server.post(png(), headers={"host": "localhost:8000"} | headers).response()
+        assert response.status == 200
 
     serve(test)
 
 
-def test_every_answer_has_the_headers(serve, model):
+def test_every_response_has_the_security_headers(serve, model):
     model.broken = RuntimeError()
 
     async def test(server):
-        answers = [
+        responses = [
             await server.get(path)
             for path in ("/", "/healthz", "/metrics", "/openapi.json", "/favicon.ico", "/nothing")
         ]
-        answers += [
-            await server.post(png()).answer(),
-            await server.post(png((255, 0, 0))).answer(),  # 500
-            await server.post(b"").answer(),
-            await server.open(beam_size=0).answer(),
-            await server.open(headers={"host": "evil.example"}).answer(),
-            await server.open(headers={"origin": "null"}).answer(),
+        responses += [
+            await server.post(png()).response(),
+            await server.post(png((255, 0, 0))).response(),  # 500
+            await server.post(b"").response(),
+            await server.open(beam_size=0).response(),
+            await server.open(headers={"host": "evil.example"}).response(),
+            await server.open(headers={"origin": "null"}).response(),
         ]
-        assert [a.status for a in answers[-6:]] == [200, 500, 415, 422, 421, 403]
-        for answer in answers:
+        assert [a.status for a in responses[-6:]] == [200, 500, 415, 422, 421, 403]
+        for response in responses:
             for name, value in HEADERS.items():
-                told = answer.headers[name.lower()]
-                assert told == value or name == "Content-Security-Policy"
-            assert "default-src 'none'" in answer.headers["content-security-policy"]
-            assert "access-control-allow-origin" not in answer.headers
+                header = response.headers[name.lower()]
+                assert header == value or name == "Content-Security-Policy"
+            assert "default-src 'none'" in response.headers["content-security-policy"]
+            assert "access-control-allow-origin" not in response.headers
 
     serve(test)
 
 
-def test_by_default_loopback_alone_is_answered(model):
+def test_default_is_loopback_only(model):
     async def test():
-        server = Server(create_app(model, hosts=Hosts(frozenset({"here"}))), model)
+        server = Server(create_app(model, hosts=AllowedHosts(frozenset({"here"}))), model)
         assert (await server.get("/favicon.ico", host="here")).status == 204
         assert (await server.get("/favicon.ico", host="localhost")).status == 421
         server = Server(create_app(model), model)
@@ -179,7 +179,7 @@ def test_by_default_loopback_alone_is_answered(model):
     asyncio.run(test())
 
 
-# --- nothing is kept -----------------------------------------------------------------------------
+# --- nothing is stored ----------------------------------------------------------------------------
 
 _SPY = """
 import asyncio, io, logging, os, sys
@@ -217,7 +217,7 @@ async def main():
         Image.effect_noise((900, 700), 99).save(tiff, "TIFF", compression="tiff_lzw")
         spying = True
         exchanges = [server.post(file) for file in [*files, tiff.getvalue()]]
-        assert [(await one.answer()).status for one in exchanges] == [200] * 7
+        assert [(await one.response()).status for one in exchanges] == [200] * 7
         form = {"content-type": "multipart/form-data; boundary=SECRET"}
         for exchange, status in (
             (server.post(files[0], words="SECRET words"), 200),
@@ -230,17 +230,17 @@ async def main():
             (server.post(files[0], headers={"host": "SECRET"}), 421),
             (server.open("/SECRET.jpg", method="PUT", headers={"SECRET": "SECRET"}), 404),
         ):
-            answer = await exchange.answer()
-            assert answer.status == status, (status, answer.body)
+            response = await exchange.response()
+            assert response.status == status, (status, response.body)
         spying = "done"
-        open(os.devnull, "w").close()  # the spy sees
+        open(os.devnull, "w").close()  # check that the hook works
 asyncio.run(main())
 """
 
 
 @pytest.mark.slow
 def test_nothing_is_written_to_disk_or_logged(tmp_path):
-    """Of every kind of request; asked of Python itself, which tells every file that is opened."""
+    """A Python audit hook reports every file opened during all kinds of requests."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", _SPY],
@@ -253,14 +253,14 @@ def test_nothing_is_written_to_disk_or_logged(tmp_path):
     )
 
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith(("WROTE", "DID"))]
-    assert told == [f"WROTE {os.devnull} w {told[0].rsplit(' ', 1)[1]}"]
-    assert "captioner.serving:POST /v1/captions 413 " in done.stdout  # it does log
+    events = [line for line in done.stdout.splitlines() if line.startswith(("WROTE", "DID"))]
+    assert events == [f"WROTE {os.devnull} w {events[0].rsplit(' ', 1)[1]}"]
+    assert "captioner.serving:POST /v1/captions 413 " in done.stdout  # requests are logged
     assert "SECRET" not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["x.org:8443", "https://x.org", "", "a b", "x.org/", "me@x.org"])
-def test_a_name_that_can_never_match_is_refused(name):
-    with pytest.raises(ConfigError, match="give a name alone"):
-        answered_hosts("127.0.0.1", [name])
+def test_invalid_allowed_host(name):
+    with pytest.raises(ConfigError, match="give a host name without port"):
+        allowed_hosts("127.0.0.1", [name])

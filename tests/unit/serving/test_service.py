@@ -1,4 +1,4 @@
-"""A request's way: a place, the body, the time it may take, and what becomes of it."""
+"""Queue slots, uploads, timeouts, disconnects and shutdown."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from colour_server import BAD, name, png, until
 from captioner.serving import service as service_module
 
 
-def test_more_than_the_queue_holds_are_told_to_come_back(serve, model):
+def test_full_queue_returns_429(serve, model):
     async def test(server):
         first = await server.hold()
         second = server.post(png())
-        await until(lambda: server.service.held == 2)
+        await until(lambda: server.service.in_flight == 2)
 
-        third = await server.post(png()).answer()
+        third = await server.post(png()).response()
 
         assert third.status == 429
         assert int(third.headers["retry-after"]) > 0
         assert "2 requests" in third.error
         assert await server.metric("captioner_held_requests") == 2
         model.gate.set()
-        assert [(await one.answer()).status for one in (first, second)] == [200, 200]
-        assert (await server.post(png()).answer()).status == 200  # there are places again
+        assert [(await one.response()).status for one in (first, second)] == [200, 200]
+        assert (await server.post(png()).response()).status == 200  # there are free slots again
         assert await server.metric('captioner_refused_total{reason="queue"}') == 1
         assert await server.metric("captioner_held_requests") == 0
 
     serve(test, max_queue=2)
 
 
-def test_a_place_is_taken_before_the_body_is_read(serve):
-    """Memory is bounded by places times bytes: who has no place has not sent a byte."""
+def test_slot_is_taken_before_the_body_is_read(serve):
+    """Memory is bounded by slots times bytes, since no body is read without a slot."""
 
     async def test(server):
         slow = server.open().send(b"part", more=True)
@@ -46,106 +46,106 @@ def test_a_place_is_taken_before_the_body_is_read(serve):
 
         refused = server.post(png())
 
-        assert (await refused.answer()).status == 429
+        assert (await refused.response()).status == 429
         assert refused.read == 0
-        slow.leave()
+        slow.disconnect()
         await slow.task
-        assert server.service.held == 0
+        assert server.service.in_flight == 0
 
     serve(test, max_queue=1)
 
 
-def test_too_many_bytes_are_refused_from_the_header(serve):
+def test_content_length_over_the_limit(serve):
     async def test(server):
         exchange = server.open(headers={"content-length": "1001"})
-        answer = await exchange.answer()
-        assert (answer.status, exchange.read) == (413, 0)
-        assert "1,001 bytes" in answer.error
-        assert "1,000 are allowed" in answer.error
+        response = await exchange.response()
+        assert (response.status, exchange.read) == (413, 0)
+        assert "1,001 bytes" in response.error
+        assert "the limit is 1,000" in response.error
 
     serve(test, max_bytes=1000)
 
 
-def test_too_many_bytes_are_refused_while_they_come(serve):
-    """A body without a length: what comes after the part that goes over is thrown away."""
+def test_chunked_body_over_the_limit(serve):
+    """The rest of a body without Content-Length is discarded."""
 
     async def test(server):
         exchange = server.open(headers={"transfer-encoding": "chunked"})
         for _ in range(10):
             exchange.send(b"x" * 400, more=True)
-        answer = await exchange.answer()
-        assert (answer.status, exchange.read) == (413, 10)
-        assert "1,000" in answer.error
+        response = await exchange.response()
+        assert (response.status, exchange.read) == (413, 10)
+        assert "1,000" in response.error
 
     serve(test, max_bytes=1000)
 
 
-def test_a_body_without_an_end_is_refused_all_the_same(serve, monkeypatch):
+def test_endless_body(serve, monkeypatch):
     monkeypatch.setattr("captioner.serving.connections.DRAIN_BYTES", 2000)
 
     async def test(server):
         exchange = server.open(headers={"transfer-encoding": "chunked"})
         for _ in range(20):
             exchange.send(b"x" * 400, more=True)
-        answer = await exchange.answer()
-        assert (answer.status, exchange.read) == (413, 3 + 5)
-        assert answer.headers["connection"] == "close"
+        response = await exchange.response()
+        assert (response.status, exchange.read) == (413, 3 + 5)
+        assert response.headers["connection"] == "close"
 
     serve(test, max_bytes=1000)
 
 
-def test_a_length_that_lies_does_not_help(serve):
+def test_wrong_content_length(serve):
     async def test(server):
         exchange = server.open(headers={"content-length": "10"}).send(b"x" * 1001)
-        assert (await exchange.answer()).status == 413
+        assert (await exchange.response()).status == 413
 
     serve(test, max_bytes=1000)
 
 
-def test_as_many_bytes_as_are_allowed_are_taken(serve):
+def test_body_at_the_limit(serve):
     async def test(server):
-        assert (await server.post(png()).answer()).status == 200
+        assert (await server.post(png()).response()).status == 200
 
     serve(test, max_bytes=len(png()))
 
 
-def test_parts_are_put_together(serve):
+def test_body_in_parts(serve):
     async def test(server):
         whole, exchange = png((9, 8, 7)), server.open()
         for start in range(0, len(whole), 10):
             exchange.send(whole[start : start + 10], more=True)
-        answer = await exchange.send(b"").answer()
-        assert answer.texts == ["9-8-7 2 0"]
+        response = await exchange.send(b"").response()
+        assert response.texts == ["9-8-7 2 0"]
 
     serve(test)
 
 
 @pytest.mark.parametrize("size", [(30, 41), (41, 30), (1000, 2)])
-def test_too_many_pixels_are_refused(serve, model, size):
+def test_too_many_pixels(serve, model, size):
     async def test(server):
-        answer = await server.post(png(size=size)).answer()
-        assert answer.status == 413
-        assert "1,200 pixels" in answer.error
+        response = await server.post(png(size=size)).response()
+        assert response.status == 413
+        assert "1,200 pixels" in response.error
         assert await server.metric('captioner_refused_total{reason="pixels"}') == 1
 
     serve(test, max_pixels=1200)
     assert model.batches == []
 
 
-def test_a_body_that_does_not_come_ends_with_408(serve):
+def test_slow_upload_returns_408(serve):
     async def test(server):
         exchange = server.open().send(b"part", more=True)
-        answer = await exchange.answer()
-        assert answer.status == 408
-        assert answer.headers["connection"] == "close"
-        assert "0.05 s" in answer.error
-        assert server.service.held == 0
+        response = await exchange.response()
+        assert response.status == 408
+        assert response.headers["connection"] == "close"
+        assert "0.05 s" in response.error
+        assert server.service.in_flight == 0
 
     serve(test, timeout=0.05)
 
 
-def test_captions_that_take_too_long_end_with_503(serve, model, monkeypatch):
-    """An event takes the place of the clock: a slow machine is not too late for the last photo."""
+def test_slow_captioning_returns_503(serve, model, monkeypatch):
+    """An event replaces the clock, so that a slow machine does not time out the last photo."""
     real, limits = service_module._within, []
 
     async def test(server):
@@ -163,34 +163,34 @@ def test_captions_that_take_too_long_end_with_503(serve, model, monkeypatch):
         too_late.set()
 
         for exchange in (waiting, running):
-            answer = await exchange.answer()
-            assert answer.status == 503
-            assert int(answer.headers["retry-after"]) > 0
-            assert "25 s" in answer.error
-        assert server.service.held == 0
+            response = await exchange.response()
+            assert response.status == 503
+            assert int(response.headers["retry-after"]) > 0
+            assert "25 s" in response.error
+        assert server.service.in_flight == 0
         assert server.service.batcher.waiting == 0
         too_late.clear()
         model.gate.set()
-        assert (await server.post(png((2, 2, 2))).answer()).texts == ["2-2-2 2 0"]
+        assert (await server.post(png((2, 2, 2))).response()).texts == ["2-2-2 2 0"]
 
     serve(test, timeout=25)
     assert set(limits) == {25}
     assert "1-1-1" not in [colour for batch in model.batches for colour in batch]
 
 
-def test_a_client_that_leaves_gives_up_its_place_in_the_queue(serve, model):
+def test_disconnect_while_waiting_frees_the_slot(serve, model):
     async def test(server):
         running = await server.hold()
-        leaving, staying = server.post(png((1, 1, 1))), server.post(png((2, 2, 2)))
+        disconnected, other = server.post(png((1, 1, 1))), server.post(png((2, 2, 2)))
         await until(lambda: server.service.batcher.waiting == 2)
 
-        leaving.leave()
-        await leaving.task
+        disconnected.disconnect()
+        await disconnected.task
 
-        assert (server.service.batcher.waiting, server.service.held) == (1, 2)
+        assert (server.service.batcher.waiting, server.service.in_flight) == (1, 2)
         model.gate.set()
-        await running.answer()
-        assert (await staying.answer()).texts == ["2-2-2 2 0"]
+        await running.response()
+        assert (await other.response()).texts == ["2-2-2 2 0"]
         line = 'captioner_requests_total{route="/v1/captions",status="499"}'
         assert await server.metric(line) == 1
 
@@ -198,19 +198,19 @@ def test_a_client_that_leaves_gives_up_its_place_in_the_queue(serve, model):
     assert model.batches == [["0-0-0"], ["2-2-2"]]
 
 
-def test_a_client_that_leaves_while_sending_gives_up_its_place(serve):
+def test_disconnect_while_sending_frees_the_slot(serve):
     async def test(server):
         exchange = server.open().send(b"part", more=True)
-        await until(lambda: server.service.held == 1)
-        exchange.leave()
+        await until(lambda: server.service.in_flight == 1)
+        exchange.disconnect()
         await exchange.task
-        assert server.service.held == 0
+        assert server.service.in_flight == 0
 
     serve(test)
 
 
 class Body(io.BytesIO):
-    """One that can be counted."""
+    """A body whose instances are counted."""
 
     alive: ClassVar[weakref.WeakSet[Body]] = weakref.WeakSet()
 
@@ -219,9 +219,8 @@ class Body(io.BytesIO):
         self.alive.add(self)
 
 
-def test_few_photos_are_decoded_at_once_and_abandoned_ones_count(serve, model, monkeypatch):
-    """A client that leaves cannot make room for one decoding more than there are readers, nor
-    leave a photo behind that waits to be decoded for nobody."""
+def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch):
+    """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
     monkeypatch.setattr(service_module, "io", SimpleNamespace(BytesIO=Body))
     decoding, most, started = 0, 0, threading.Semaphore(0)
     gate, lock, real = threading.Event(), threading.Lock(), service_module.open_image
@@ -241,44 +240,44 @@ def test_few_photos_are_decoded_at_once_and_abandoned_ones_count(serve, model, m
 
     async def test(server):
         exchanges = [server.post(png((n, n, n))) for n in range(1, 7)]
-        for _ in range(service_module.READERS):
+        for _ in range(service_module.DECODERS):
             assert await asyncio.to_thread(started.acquire, timeout=30)
-        for exchange in exchanges[:4]:  # two that are being decoded, two that wait for it
-            exchange.leave()
+        for exchange in exchanges[:4]:  # two being decoded and two waiting
+            exchange.disconnect()
             await exchange.task
-        assert server.service.held == 2
+        assert server.service.in_flight == 2
         gc.collect()
-        assert len(Body.alive) == service_module.READERS + 2
+        assert len(Body.alive) == service_module.DECODERS + 2
         gate.set()
         for n, exchange in enumerate(exchanges[4:], 5):
-            assert (await exchange.answer()).texts == [f"{n}-{n}-{n} 2 0"]
+            assert (await exchange.response()).texts == [f"{n}-{n}-{n} 2 0"]
 
     serve(test)
-    assert most == service_module.READERS
+    assert most == service_module.DECODERS
     assert sorted(colour for batch in model.batches for colour in batch) == ["5-5-5", "6-6-6"]
 
 
-def test_stopping_finishes_what_runs_and_refuses_the_rest(serve, model):
+def test_shutdown_finishes_running_and_refuses_the_rest(serve, model):
     async def test(server):
         running = await server.hold()
         waiting, sending = server.post(png()), server.open().send(b"part", more=True)
-        await until(lambda: server.service.batcher.waiting == 1 and server.service.held == 3)
+        await until(lambda: server.service.batcher.waiting == 1 and server.service.in_flight == 3)
 
         server.service.close()
 
         for exchange in (waiting, sending, server.post(png())):
-            answer = await exchange.answer()
-            assert answer.status == 503
-            assert "stopping" in answer.error
-            assert int(answer.headers["retry-after"]) > 0
+            response = await exchange.response()
+            assert response.status == 503
+            assert "shutting down" in response.error
+            assert int(response.headers["retry-after"]) > 0
         assert (await server.get("/healthz")).status == 503
         model.gate.set()
-        assert (await running.answer()).texts == ["0-0-0 2 0"]
+        assert (await running.response()).texts == ["0-0-0 2 0"]
 
     serve(test)
 
 
-def test_an_option_that_one_photo_cannot_fulfil_reaches_that_one(serve, model):
+def test_option_error_of_one_photo(serve, model):
     from captioner.errors import ConfigError
 
     model.broken = ConfigError("no sentence is left; lower min-length")
@@ -288,27 +287,27 @@ def test_an_option_that_one_photo_cannot_fulfil_reaches_that_one(serve, model):
         good, bad = server.post(png((1, 1, 1))), server.post(png(BAD))
         await until(lambda: server.service.batcher.waiting == 2)
         model.gate.set()
-        await running.answer()
-        assert (await good.answer()).texts == ["1-1-1 2 0"]
-        answer = await bad.answer()
-        assert answer.status == 422
-        assert answer.error == "no sentence is left; lower min_length"  # as the query spells it
+        await running.response()
+        assert (await good.response()).texts == ["1-1-1 2 0"]
+        response = await bad.response()
+        assert response.status == 422
+        assert response.error == "no sentence is left; lower min_length"  # as the query spells it
 
     serve(test)
 
 
-def test_a_mistake_inside_tells_nothing_of_the_inside(serve, model, caplog):
-    """Neither the answer nor the log quotes an error: it may hold what was sent."""
+def test_internal_error_does_not_leak_its_message(serve, model, caplog):
+    """An error message may quote the request, so it is neither returned nor logged."""
     model.broken = RuntimeError(f"secret {name(BAD)}")
     caplog.set_level("DEBUG")
 
     async def test(server):
-        answer = await server.post(png(BAD)).answer()
-        assert answer.status == 500
-        assert answer.error == "a mistake of the server's; it is in its log"
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert server.service.held == 0
-        assert (await server.post(png()).answer()).status == 200  # it goes on
+        response = await server.post(png(BAD)).response()
+        assert response.status == 500
+        assert response.error == "internal error; see the server log"
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert server.service.in_flight == 0
+        assert (await server.post(png()).response()).status == 200  # the server still works
         line = 'captioner_requests_total{route="/v1/captions",status="500"}'
         assert await server.metric(line) == 1
 
