@@ -25,7 +25,7 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import number_words
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision, autocast, pick_device, pick_precision
 from captioner.model_folder import StoredModel
 from captioner.models.attention import Memory, widen
@@ -227,9 +227,9 @@ class BatchCaptioner:
             stepper = ensemble if len(steppers) > 1 else steppers[0]
             found = search(stepper, options, words, keys)
         if not all(found):
-            raise ConfigError(
-                "the search options leave no sentence to say; lower min-length or block-ngrams, "
-                "force or ban fewer words"
+            raise OptionError(
+                "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "
+                "give fewer {forced_words} or {banned_words}"
             )
         told = None
         if alternatives:  # the sentences are said again: the search need not keep what it rejects

@@ -1,4 +1,4 @@
-"""``captioner prepare features``: what a frozen encoder makes of every photo, kept on disk."""
+"""``captioner prepare features``: cache the features of a frozen encoder on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.options import Parser, warn
+from captioner.cli.options import DEVICE_HELP, Parser, warn
 from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError, DataError
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @functools.cache
 def parser() -> Parser:
-    """Every setting of ``TrainConfig``, and what the cache is made with."""
+    """Options of the command: every field of ``TrainConfig`` and its own."""
     new = new_train_parser(
         "prepare features",
-        "Encode the photos of a training run once, so that its epochs need not: the encoder has to "
-        "be frozen. Stopped at any moment, the same command goes on where it was.",
+        "Compute the features of a frozen encoder (or of its frozen stages) once, instead of in "
+        "every epoch. After an interruption, run the same command again to continue.",
         "CONFIG.yaml [--data.images ...] -o FOLDER",
     )
     new.add_argument("-o", "--output", required=True, help="folder for the features")
@@ -38,44 +38,44 @@ def parser() -> Parser:
         "--dtype",
         choices=["float16", "bfloat16", "float32"],
         default="float16",
-        help="what a feature is kept in; float32 takes twice the room",
+        help="storage type; float32 takes twice the space",
     )
-    new.add_argument("--batch-size", type=int, default=32, help="photos encoded together")
-    new.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    new.add_argument("--force", action="store_true", help="replace the features in the folder")
+    new.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
+    new.add_argument("--device", default="auto", help=DEVICE_HELP)
+    new.add_argument("--force", action="store_true", help="replace existing features")
     new.add_class_arguments(TrainConfig)
     return new
 
 
 def run(options: Any) -> int:
-    """Encode what is missing."""
+    """Encode the photos that are not in the folder yet."""
     config, own = read_train_config(parser(), options)
     folder = Path(own["output"])
     if own["batch_size"] < 1:
-        raise ConfigError(f"batch-size is {own['batch_size']}; give 1 or more")
+        raise ConfigError(f"--batch-size is {own['batch_size']}; give an integer >= 1")
 
     from captioner.data.feature_writer import FeatureWriter
 
     plan, preprocessing, encode = _plan(config, own["dtype"], own["device"])
     writer = FeatureWriter(folder, plan, force=own["force"])
     if writer.complete and not own["force"]:
-        return _tell(folder, plan)
+        return _report(folder, plan)
     _check_room(writer)
     try:
         _fill(writer, encode, preprocessing, own["batch_size"])
     except KeyboardInterrupt:
-        warn("interrupted; the same command goes on from here")
+        warn("interrupted; run the same command again to continue")
         return INTERRUPTED
-    except OSError as error:  # a disk that has become full does not say which
+    except OSError as error:  # a full disk is reported without a file name
         error.filename = error.filename or str(folder)
         raise
-    return _tell(folder, plan)
+    return _report(folder, plan)
 
 
 def _plan(
     config: TrainConfig, dtype: str, device_name: str
 ) -> tuple[FeaturePlan, Preprocessing, Callable[[Tensor], Tensor]]:
-    """What is to be encoded, and by what."""
+    """Return the plan, the preprocessing and the encoder function."""
     import torch
 
     from captioner.data.feature_writer import FeaturePlan
@@ -85,9 +85,9 @@ def _plan(
 
     device = pick_device(device_name)
     train, val = read_data(replace(config.data, shards=None))
-    torch.manual_seed(config.training.seed)  # random weights are those of the run
+    torch.manual_seed(config.training.seed)  # the same random weights as the run
     encoder, preprocessing = open_encoder(config)
-    stage = config.encoder.finetune_from  # what lies before it never changes
+    stage = config.encoder.finetune_from  # the stages before it are frozen
     feature_dim, grid = encoder.measure(preprocessing.image_size, stage)
     precision = pick_precision(config.training.precision, device)
     state = encoder.state_dict() if stage is None else encoder.state_until(stage)
@@ -103,8 +103,8 @@ def _plan(
             features: Tensor = found[0]
             return features
 
-    mirrored = len(train) if config.data.horizontal_flip else 0
-    plan = FeaturePlan(_together(train, val), mirrored, grid, feature_dim, key)
+    flipped = len(train) if config.data.horizontal_flip else 0
+    plan = FeaturePlan(_together(train, val), flipped, grid, feature_dim, key)
     return plan, preprocessing, encode
 
 
@@ -117,13 +117,11 @@ def _together(
 
 
 def _check_room(writer: FeatureWriter) -> None:
-    """Say how large the features will be; stop where the disk has less room."""
+    """Print the size of the features; check that the disk has space for them."""
     plan, folder = writer.plan, writer.folder.absolute()
-    above = next(path for path in (folder, *folder.parents) if path.exists())
-    needed, free = writer.missing_bytes, shutil.disk_usage(above).free
-    rows = f"{len(plan.images)} photos" + (
-        f" and {plan.mirrored} mirrored" if plan.mirrored else ""
-    )
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    needed, free = writer.missing_bytes, shutil.disk_usage(existing).free
+    rows = f"{len(plan.images)} photos" + (f" and {plan.mirrored} flipped" if plan.mirrored else "")
     print(
         f"{rows}, each {plan.grid[0]} x {plan.grid[1]} regions of {plan.feature_dim} "
         f"{plan.key['dtype']}: {plan.bytes:,} bytes in {writer.folder}",
@@ -131,8 +129,8 @@ def _check_room(writer: FeatureWriter) -> None:
     )
     if needed > free:
         raise DataError(
-            f"{writer.folder}: {needed:,} bytes are needed and {free:,} are free; make room, or "
-            "give a folder on another disk or a smaller --dtype"
+            f"{writer.folder}: {needed:,} bytes are needed, {free:,} are free; free some space, "
+            "give a folder on another disk, or use --dtype float16"
         )
 
 
@@ -154,17 +152,17 @@ def _fill(
     with bar:
         for count, errors in writer.fill(encode, preprocessing, batch_size):
             for error in errors:
-                warn(f"{error}; left out")
+                warn(f"{error}; skipped")
             bar.update(count)
 
 
-def _tell(folder: Path, plan: FeaturePlan) -> int:
-    """Open what is there as training will, and say what it holds."""
+def _report(folder: Path, plan: FeaturePlan) -> int:
+    """Check the features as training does and print a summary."""
     from captioner.data.features import FeatureCache
 
     cache = FeatureCache.open(folder, plan.key)
     cache.check(plan.images)
     missing = [image for image in plan.images if not cache.has(image.image_id)]
-    left_out = f"; {len(missing)} left out (first: {missing[0].path})" if missing else ""
-    print(f"{folder}: features of {len(plan.images) - len(missing)} photos{left_out}")
+    skipped = f"; {len(missing)} skipped (first: {missing[0].path})" if missing else ""
+    print(f"{folder}: features of {len(plan.images) - len(missing)} photos{skipped}")
     return FAILED if missing else OK

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from captioner.config import SearchOptions
-from captioner.errors import ConfigError
+from captioner.errors import OptionError
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
 
 
@@ -36,9 +36,10 @@ def number_words(options: SearchOptions, vocabulary: Vocabulary) -> WordNumbers:
     """
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
-        raise ConfigError(
-            f"forced-words holds {', '.join(unknown)}, which the model does not know; give words "
-            "from its vocabulary"
+        raise OptionError(
+            "{forced_words} contains {words}, which the model does not know; give words from its "
+            "vocabulary",
+            words=", ".join(unknown),
         )
     endings = BAD_ENDINGS if options.guard_endings else ()
     return WordNumbers(

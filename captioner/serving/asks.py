@@ -6,77 +6,65 @@ keep one request from taking the server from the others.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from docstring_parser import parse_from_object
+from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from captioner.api import Captioner
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
+from captioner.option_fields import OptionField, allowed_numbers, option_fields
 from captioner.serving.batching import Ask
 from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
 
-_SEARCH = [field.name for field in dataclasses.fields(SearchOptions)]
 _LISTS = ("forced_words", "banned_words")
 
 
 def query_model(limits: Limits) -> type[BaseModel]:
     """The query parameters of a caption as a pydantic model; anything else is refused."""
-    texts = {entry.arg_name: entry.description for entry in parse_from_object(SearchOptions).params}
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(SearchOptions):
-        text = " ".join((texts[field.name] or "").split())
-        fields[field.name] = _parameter(field.name, str(field.type), text, limits)
-    own = "Own words: the sentence is explained instead of searched for."
-    fields["words"] = (str | None, Field(None, description=own, max_length=MAX_TEXT))
-    fields["attention"] = (
-        bool,
-        Field(False, description="Tell gates, alphas and region: where the model looked."),
-    )
-    fields["alternatives"] = (
-        int,
-        Field(
-            0,
-            ge=0,
-            le=MAX_ALTERNATIVES,
-            description="So many of the most probable words are told at every place.",
-        ),
-    )
+    fields: dict[str, Any] = {
+        field.name: _parameter(field, limits) for field in option_fields(SearchOptions).values()
+    }
+    text = "Your own caption; returned with its attention instead of a generated one."
+    fields["words"] = (str | None, Field(None, description=text, max_length=MAX_TEXT))
+    text = "Include the attention: maps, gates and the crop box of the photo that the model sees."
+    fields["attention"] = (bool, Field(False, description=text))
+    text = "Number of most probable words to return per position."
+    fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
     made: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
     return made
 
 
-def _parameter(name: str, kind: str, text: str, limits: Limits) -> tuple[Any, Any]:
-    """Type and bounds of one search option; None where it is not given."""
-    if name in _LISTS:
-        text += f" Up to {MAX_WORDS}, with commas between, or the parameter more than once."
+def _parameter(field: OptionField, limits: Limits) -> tuple[Any, Any]:
+    """Type and bounds of one search option, with the server's upper bound; None by default."""
+    if field.name in _LISTS:
+        text = f"{field.help} At most {MAX_WORDS}, separated by commas or in repeated parameters."
         word = Annotated[str, Field(max_length=MAX_TEXT)]
         return list[word] | None, Field(None, description=text)
-    text += " Not given: the model's own."
-    if kind == "bool":
+    text = f"{field.help} Default: the model's own."
+    if field.type is str:
+        return str | None, Field(None, description=text, max_length=MAX_TEXT)
+    if field.type is bool:
         return bool | None, Field(None, description=text)
-    low, high = _bounds(limits)[name]
-    bounded = Field(None, ge=low, le=high, description=text)
-    return {"int": int, "float": float}[kind] | None, bounded
+    low, most = field.bounds, _most(limits).get(field.name, field.bounds.le)
+    return field.type | None, Field(None, ge=low.ge, gt=low.gt, le=most, description=text)
 
 
-def _bounds(limits: Limits) -> dict[str, tuple[int, int]]:
+def _most(limits: Limits) -> dict[str, int]:
+    """Upper bounds that only the server has, to limit the cost of a request."""
     return {
-        "beam_size": (1, limits.max_beam),
-        "num_captions": (1, limits.max_beam),
-        "min_length": (0, MAX_LENGTH - 1),
-        "max_length": (1, MAX_LENGTH),
-        "length_penalty": (0, 10),
-        "temperature": (0, 100),
-        "top_k": (0, 1_000_000),
-        "top_p": (0, 1),
-        "seed": (0, 2**32 - 1),
-        "beam_groups": (1, limits.max_beam),
-        "diversity": (0, 100),
-        "block_ngrams": (0, MAX_LENGTH),
+        "beam_size": limits.max_beam,
+        "num_captions": limits.max_beam,
+        "min_length": MAX_LENGTH - 1,
+        "max_length": MAX_LENGTH,
+        "temperature": 100,
+        "top_k": 1_000_000,
+        "seed": 2**32 - 1,
+        "beam_groups": limits.max_beam,
+        "diversity": 100,
+        "block_ngrams": MAX_LENGTH,
     }
 
 
@@ -87,7 +75,7 @@ def read_ask(model: Captioner, query: BaseModel) -> Ask:
         ConfigError: The parameters contradict each other, or name words that cannot be used.
     """
     given = query.model_dump(exclude_none=True)
-    changes = {name: given[name] for name in _SEARCH if name in given}
+    changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
     alternatives = given["alternatives"]
     if "words" in given:
         if changes:
@@ -99,10 +87,7 @@ def read_ask(model: Captioner, query: BaseModel) -> Ask:
     for name in _LISTS:
         if name in changes:
             changes[name] = _apart(name, changes[name])
-    try:
-        return Ask(model.options(**changes), alternatives=alternatives)
-    except ConfigError as error:
-        raise ConfigError(respelled(str(error))) from error
+    return Ask(model.options(**changes), alternatives=alternatives)
 
 
 def _own_words(model: Captioner, text: str) -> tuple[str, ...]:
@@ -117,13 +102,6 @@ def _apart(name: str, given: Iterable[str]) -> list[str]:
     if len(words) > MAX_WORDS:
         raise ConfigError(f"{name} holds {len(words)} words; give {MAX_WORDS} at most")
     return words
-
-
-def respelled(message: str) -> str:
-    """A message about search options with their names as the query spells them."""
-    for name in _SEARCH:
-        message = message.replace(name.replace("_", "-"), name)
-    return message
 
 
 def query_problem(problems: Iterable[Mapping[str, Any]], query: type[BaseModel]) -> str:
@@ -147,8 +125,9 @@ def _allowed(name: str, problem: Mapping[str, Any], query: type[BaseModel]) -> s
     numbers = next((one for one in schema.get("anyOf", [schema]) if "maximum" in one), None)
     if numbers is None:
         return "something else"
-    kind = "a whole number from" if numbers["type"] == "integer" else "a number from"
-    return f"{kind} {numbers['minimum']:g} to {numbers['maximum']:,}"
+    kind = int if numbers["type"] == "integer" else float
+    low = {"ge": numbers.get("minimum"), "gt": numbers.get("exclusiveMinimum")}
+    return allowed_numbers(kind, Interval(**low, le=numbers["maximum"]))
 
 
 def _short(value: object) -> str:

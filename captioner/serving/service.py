@@ -24,7 +24,6 @@ from captioner.data.images import USUAL_FORMATS, open_image
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.answers import Refusal, captions_json
-from captioner.serving.asks import respelled
 from captioner.serving.batching import Ask, Batcher, ClosedError
 from captioner.serving.limits import Limits
 
@@ -179,7 +178,7 @@ class Service:
             hint = "; with curl send it by --data-binary, not by -d"
             raise Refusal(422, "broken", f"{error}{hint}") from error
         except ConfigError as error:
-            raise Refusal(422, "options", respelled(str(error))) from error
+            raise Refusal(422, "options", str(error)) from error
         # Many maps are long to write out: the loop serves the others meanwhile.
         return await asyncio.to_thread(captions_json, size, captions, attention)
 
