@@ -1,11 +1,11 @@
-"""Captions photos and shows where it looked.
+"""Image captioning with visual attention.
 
     import captioner
     model = captioner.load()
     caption = model.caption("photo.jpg")
     captioner.overlay("photo.jpg", caption).save("photo_attention.png")
 
-Names are imported when they are first used, so that ``import captioner`` stays light.
+Names are imported on first use, so that ``import captioner`` is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "Caption": "captioner.caption",
     "Captioner": "captioner.api",
     "CaptionerError": "captioner.errors",
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'captioner' has no attribute {name!r}")
 
 

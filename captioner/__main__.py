@@ -1,4 +1,4 @@
-"""``python -m captioner``, which ``torchrun -m captioner`` needs."""
+"""Entry point of ``python -m captioner`` and ``torchrun -m captioner``."""
 
 import sys
 

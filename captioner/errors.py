@@ -2,6 +2,7 @@
 
     CaptionerError
     ├── ConfigError        an invalid setting, or conflicting settings
+    │   └── OptionError    the same, with option names that each interface spells its own way
     ├── DataError          unusable annotations, captions or folders
     │   ├── ImageError     an image that cannot be read
     │   │   ├── NotAnImageError    not an image, or an unsupported format
@@ -14,6 +15,8 @@ Each message is one line: what was given, what is allowed, what to do. The comma
 message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 """
 
+from collections.abc import Callable
+
 
 class CaptionerError(Exception):
     """Base class of all exceptions that captioner raises on purpose."""
@@ -21,6 +24,32 @@ class CaptionerError(Exception):
 
 class ConfigError(CaptionerError):
     """A setting is invalid, or settings conflict."""
+
+
+class OptionError(ConfigError):
+    """An option is out of range, or options contradict each other.
+
+    The message names options in braces (``"{beam_size} is {given}; give 1 or more"``). Python and
+    HTTP use these names as they are; the command line changes them by `spelled`.
+    """
+
+    def __init__(self, message: str, **values: object) -> None:
+        """Take the message and the values in it; every other name in braces is an option."""
+        self._message, self._values = message, values
+        super().__init__(self.spelled(str))
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The message, with every option's name changed by ``spell``."""
+        return self._message.format_map(_Names(self._values, spell))
+
+
+class _Names(dict[str, object]):
+    def __init__(self, values: dict[str, object], spell: Callable[[str], str]) -> None:
+        super().__init__(values)
+        self._spell = spell
+
+    def __missing__(self, name: str) -> str:
+        return self._spell(name)
 
 
 class DataError(CaptionerError):

@@ -18,7 +18,7 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision, autocast, pick_device, pick_precision
 from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
@@ -121,9 +121,9 @@ class Ensemble:
             stepper = ensemble if len(steppers) > 1 else steppers[0]
             found = search(stepper, options, words, seeds)
         if not all(found):
-            raise ConfigError(
-                "no caption satisfies the search options; lower min-length or block-ngrams, or "
-                "force or ban fewer words"
+            raise OptionError(
+                "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "
+                "give fewer {forced_words} or {banned_words}"
             )
         return found
 

@@ -1,1 +1,1 @@
-"""The command line: one small file a subcommand; alone reads argv, prints, exits."""
+"""The command line: one module per subcommand; the only code that reads argv and prints."""

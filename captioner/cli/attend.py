@@ -1,4 +1,4 @@
-"""``captioner attend``: figures, animations and pages that show where the model looked."""
+"""``captioner attend``: show where the model looked, as figure, animation or web page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ from tqdm import tqdm
 
 from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, parser, targets
-from captioner.cli.main import FAILED, OK
-from captioner.cli.options import (
-    find_photos,
-    missing,
-    refuse_overwrite,
-    search_changes,
-    warn,
-)
+from captioner.cli.main import FAILED, OK, flag
+from captioner.cli.options import find_photos, missing, refuse_overwrite, search_changes, warn
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
 from captioner.visualization.figure import FIGURES, overlay
@@ -40,11 +34,11 @@ DECODED = 8
 """Most decoded photos held in memory at once."""
 
 
-class _Shown(NamedTuple):
-    """A photo with what was said about it."""
+class _Captioned(NamedTuple):
+    """A photo and its captions."""
 
     name: Path
-    """As it was given, - for standard input."""
+    """The given path; - for standard input."""
     photo: Any
     """The decoded image, or its path where many photos are gathered."""
     captions: list[Caption]
@@ -56,86 +50,85 @@ class _Savable(Protocol):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Draw everything; name what failed."""
+    """Draw all photos; report those that failed."""
     options = parser().parse(argv)
     check_colormap(options.colormap)
     search = search_changes(options)
     if search and options.words:
         raise ConfigError(
-            f"--words gives the sentence, so there is nothing to search; leave out "
-            f"--{next(iter(search)).replace('_', '-')}"
+            f"--words gives the caption, so there is no search; omit {flag(next(iter(search)))}"
         )
     photos, failures = find_photos(options.photos)
     if not photos:
         return FAILED
-    places = _places(photos, options)
+    outputs = _outputs(photos, options)
     instances = _instances(options.instances)
-    there = [pair for pair in zip(photos, places, strict=True) if not missing(pair[0])]
-    failures += len(photos) - len(there)
-    if not there:
+    found = [pair for pair in zip(photos, outputs, strict=True) if not missing(pair[0])]
+    failures += len(photos) - len(found)
+    if not found:
         return FAILED
     models = _models(options)
-    check_count(models[0], places[0].suffix.lower(), options, search)
-    shown = _shown(models, [photo for photo, _ in there], options, search)
-    failures += _draw(shown, [place for _, place in there], instances, options)
+    check_count(models[0], outputs[0].suffix.lower(), options, search)
+    captioned = _captioned(models, [photo for photo, _ in found], options, search)
+    failures += _draw(captioned, [path for _, path in found], instances, options)
     return FAILED if failures else OK
 
 
-def _places(photos: Sequence[Path], options: Any) -> list[Path]:
-    """Where each photo's picture goes, once all that was asked fits together."""
-    places = targets(photos, Path(options.output), options.format)
-    suffix = places[0].suffix.lower()  # the same for all
+def _outputs(photos: Sequence[Path], options: Any) -> list[Path]:
+    """Check the options; return the output file of each photo."""
+    outputs = targets(photos, Path(options.output), options.format)
+    suffix = outputs[0].suffix.lower()  # the same for all
     check_kind(suffix, options)
     if options.alternatives is None:
         options.alternatives = 5 if suffix in PAGES else 0
     given = {photo.resolve() for photo in photos}
-    for place in dict.fromkeys(places):
-        if place.resolve() in given:
-            raise ConfigError(f"{place} is the photo itself; give another name")
-        refuse_overwrite(place, options.force)
-    return places
+    for path in dict.fromkeys(outputs):
+        if path.resolve() in given:
+            raise ConfigError(f"{path} is the photo itself; give another output name")
+        refuse_overwrite(path, options.force)
+    return outputs
 
 
 def _draw(
-    shown: Iterator[_Shown | ImageError],
-    places: Sequence[Path],
+    captioned: Iterator[_Captioned | ImageError],
+    outputs: Sequence[Path],
     instances: Instances | None,
     options: Any,
 ) -> int:
-    """Draw one photo after the other, or all on one page; how many failed."""
+    """Draw a file per photo, or all on one page; return the number of failures."""
     failures, gathered = 0, []
-    draw = _drawer(places[0].suffix.lower(), options)
-    several = len(places) > 1
+    draw = _drawer(outputs[0].suffix.lower(), options)
+    several = len(outputs) > 1
     hide = None if several else True  # None: hidden unless stderr is a terminal
-    bar = tqdm(shown, total=len(places), unit="photo", disable=hide, dynamic_ncols=True)
-    for place, one in zip(places, bar, strict=True):
+    bar = tqdm(captioned, total=len(outputs), unit="photo", disable=hide, dynamic_ncols=True)
+    for path, one in zip(outputs, bar, strict=True):
         if isinstance(one, ImageError):
             failures += 1
             warn(str(one))
             continue
-        if several and places[0] == places[-1]:
+        if several and outputs[0] == outputs[-1]:
             # A page of many photos reads them again, rather than hold them all in memory.
             again = one.photo if str(one.name) == "-" else one.name
             gathered.append(one._replace(photo=again))
         else:
             try:
-                draw(one, _outlines(one, instances)).save(place)
-            except ConfigError as error:  # e.g. a word that this caption lacks: the others go on
+                draw(one, _outlines(one, instances)).save(path)
+            except ConfigError as error:  # e.g. --only with a word that this caption lacks
                 if not several:
                     raise
                 failures += 1
                 warn(f"{one.name}: {error}")
-        _tell(one, options)
+        _print_captions(one, options)
     if gathered:
-        _gallery(gathered, options).save(places[0])
+        _gallery(gathered, options).save(outputs[0])
     return failures
 
 
-# --- what is said --------------------------------------------------------------------------------
+# --- captions ------------------------------------------------------------------------------------
 
 
 def _models(options: Any) -> list[Captioner]:
-    """The model (or ensemble), and those that it is compared with."""
+    """Load the model (or ensemble) and those to compare it with."""
     from captioner.api import load
 
     def loaded(*folders: str) -> Captioner:
@@ -144,9 +137,9 @@ def _models(options: Any) -> list[Captioner]:
     return [loaded(*options.model), *(loaded(folder) for folder in options.compare or [])]
 
 
-def _shown(
+def _captioned(
     models: Sequence[Captioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
-) -> Iterator[_Shown | ImageError]:
+) -> Iterator[_Captioned | ImageError]:
     """Every photo with its captions, or the error; each is decoded once."""
     labels = _labels(options)
     size = 1 if options.words else min(options.batch_size, DECODED)
@@ -159,7 +152,7 @@ def _shown(
             if isinstance(image, ImageError):
                 yield image
             else:
-                yield _Shown(photo, image, next(found), labels)
+                yield _Captioned(photo, image, next(found), labels)
 
 
 def _open(photo: Path) -> Image | ImageError:
@@ -184,7 +177,10 @@ def _captions(
                 for text in options.words
                 for model, one in zip(models, photo, strict=True)
                 for caption in model.explain_batch(
-                    [one], [model.known_words(text)], alternatives=others
+                    [one],
+                    [model.known_words(text)],
+                    alternatives=others,
+                    style=search.get("style"),
                 )
             ]
         return
@@ -197,34 +193,33 @@ def _captions(
 
 
 def _labels(options: Any) -> list[str]:
-    """The compared models' names: their folders as they were given."""
+    """Names of the compared models: their folders."""
     if not options.compare:
         return []
-    first = " + ".join(options.model) if options.model else "the model that ships"
+    first = " + ".join(options.model) if options.model else "shipped model"
     return [first, *options.compare]
 
 
-def _tell(one: _Shown, options: Any) -> None:
-    """Print what was said."""
+def _print_captions(one: _Captioned, options: Any) -> None:
     for number, caption in enumerate(one.captions):
         label = f" ({one.labels[number]})" if one.labels else ""
         print(f"{one.name}: {caption.text}{label}", flush=True)
         if options.words:
             each = zip(caption.words, caption.log_probs, strict=True)
             end = caption.log_prob - float(caption.log_probs.sum())
-            said = ", ".join(f"{word} {log_prob:.2f}" for word, log_prob in each)
-            said += f", {END_NAME} {end:.2f}"
-            print(f"  log-probability {caption.log_prob:.2f} ({said})", flush=True)
+            parts = ", ".join(f"{word} {log_prob:.2f}" for word, log_prob in each)
+            parts += f", {END_NAME} {end:.2f}"
+            print(f"  log-probability {caption.log_prob:.2f} ({parts})", flush=True)
 
 
-# --- what is drawn -------------------------------------------------------------------------------
+# --- drawing -------------------------------------------------------------------------------------
 
 
-def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
-    """What draws one photo as this kind of picture."""
-    look = _look(options)
+def _drawer(suffix: str, options: Any) -> Callable[[_Captioned, Any], _Savable]:
+    """Return the function that draws a photo in this format."""
+    style = _style(options)
 
-    def figure(one: _Shown, outlines: Any) -> _Savable:
+    def figure(one: _Captioned, outlines: Any) -> _Savable:
         chosen = {"combine": options.combine} if options.combine else {}
         return overlay(
             one.photo,
@@ -236,47 +231,47 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Shown, Any], _Savable]:
             outlines=outlines,
             columns=options.columns,
             **chosen,
-            **look,
+            **style,
         )
 
-    def animation(one: _Shown, outlines: Any) -> _Savable:
+    def animation(one: _Captioned, outlines: Any) -> _Savable:
         del outlines
         pace = options.seconds_per_word
         given = {} if pace is None else {"seconds_per_word": pace}
-        return animate(one.photo, one.captions[0], **given, **look)
+        return animate(one.photo, one.captions[0], **given, **style)
 
-    def one_page(one: _Shown, outlines: Any) -> _Savable:
+    def one_page(one: _Captioned, outlines: Any) -> _Savable:
         del outlines
         (title,) = _titles([one])
-        return page(one.photo, one.captions, title=title, labels=one.labels, **look)
+        return page(one.photo, one.captions, title=title, labels=one.labels, **style)
 
     return figure if suffix in FIGURES else animation if suffix in ANIMATIONS else one_page
 
 
-def _gallery(shown: Sequence[_Shown], options: Any) -> _Savable:
-    """One page of all photos."""
+def _gallery(captioned: Sequence[_Captioned], options: Any) -> _Savable:
+    """Create one page with all photos."""
     entries = [
         Entry(one.photo, one.captions, title, one.labels)
-        for one, title in zip(shown, _titles(shown), strict=True)
+        for one, title in zip(captioned, _titles(captioned), strict=True)
     ]
-    return gallery(entries, **_look(options))
+    return gallery(entries, **_style(options))
 
 
-def _titles(shown: Sequence[_Shown]) -> list[str]:
-    """File names; where two are alike, with the folder: a page may go to others."""
-    names = ["" if str(one.name) == "-" else one.name.name for one in shown]
+def _titles(captioned: Sequence[_Captioned]) -> list[str]:
+    """File names, with their folder only if two are the same: pages may be published."""
+    names = ["" if str(one.name) == "-" else one.name.name for one in captioned]
     twice = {name for name, count in Counter(names).items() if count > 1}
     return [
         f"{one.name.absolute().parent.name}/{name}" if name in twice else name
-        for one, name in zip(shown, names, strict=True)
+        for one, name in zip(captioned, names, strict=True)
     ]
 
 
-def _look(options: Any) -> dict[str, Any]:
-    """What all kinds share; each has its own default of what is not given."""
-    look: dict[str, Any] = {"smooth": not options.blocks, "colormap": options.colormap}
+def _style(options: Any) -> dict[str, Any]:
+    """Arguments that all formats share; each has its own defaults."""
+    style: dict[str, Any] = {"smooth": not options.blocks, "colormap": options.colormap}
     given = {name: options[name] for name in ("panel_size", "theme")}
-    return look | {name: value for name, value in given.items() if value is not None}
+    return style | {name: value for name, value in given.items() if value is not None}
 
 
 def _instances(path: str | None) -> Instances | None:
@@ -287,26 +282,26 @@ def _instances(path: str | None) -> Instances | None:
     return read_instances(path)
 
 
-def _outlines(one: _Shown, instances: Instances | None) -> Any:
-    """For each caption, by the place of a word, the masks of what it names."""
+def _outlines(one: _Captioned, instances: Instances | None) -> Any:
+    """For each caption, masks of the objects that it names, by word position."""
     if instances is None:
         return ()
     from captioner.evaluation.objects import find_names
 
     ids = [i for i, name in instances.names.items() if Path(name).name == one.name.name]
     if not ids:
-        warn(f"{one.name}: {instances.path} holds no photo of this name; no outlines are drawn")
+        warn(f"{one.name}: not in {instances.path}; no outlines are drawn")
         return ()
     outlines = []
     for caption in one.captions:
-        places: dict[int, list[NDArray[np.bool_]]] = {}
+        by_word: dict[int, list[NDArray[np.bool_]]] = {}
         for name in find_names(caption.words):
             known = name.category in instances.categories
             masks = instances.masks(ids[0], name.category) if known else None
             if masks is not None:
-                for place in range(name.start, name.stop):
-                    places.setdefault(place, []).append(masks.objects)
-        outlines.append(places)
+                for position in range(name.start, name.stop):
+                    by_word.setdefault(position, []).append(masks.objects)
+        outlines.append(by_word)
     if not any(outlines):
-        warn(f"{one.name}: its words name nothing that {instances.path} has a mask of")
+        warn(f"{one.name}: the caption names no object that has a mask in {instances.path}")
     return outlines

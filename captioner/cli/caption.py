@@ -1,4 +1,4 @@
-"""``captioner caption``: photos in, sentences out."""
+"""``captioner caption``: caption photos and folders of photos."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from captioner.caption import Caption
 
 Captioned = tuple[str | int, list["Caption"]]
-"""What the output calls a photo (its path; for COCO results its image id), and its captions."""
+"""A photo's path (or image id in COCO results) and its captions."""
 
 
 @functools.cache
@@ -40,33 +40,31 @@ def parser() -> Parser:
     """Options of ``caption``."""
     new = new_parser(
         "caption",
-        "Caption photos. A folder stands for the photos in it, - for a photo on standard input.",
+        "Caption photos, folders of photos, or a photo from standard input (-).",
         "PHOTO|FOLDER|-... [options]",
     )
     new.add_argument("photos", nargs="+", help="files, folders, or - for standard input")
-    new.add_argument("--recursive", action="store_true", help="look into folders of folders too")
-    new.add_argument("--format", choices=list(WRITERS), default="text", help="form of the output")
-    new.add_argument("-o", "--output", help="file to write (default: standard output)")
-    new.add_argument("--force", action="store_true", help="replace the output file")
-    new.add_argument(
-        "--annotations", help="COCO file that gives each file name its image id, for --format coco"
-    )
+    new.add_argument("--recursive", action="store_true", help="search subfolders too")
+    new.add_argument("--format", choices=list(WRITERS), default="text", help="output format")
+    new.add_argument("-o", "--output", help="output file (default: standard output)")
+    new.add_argument("--force", action="store_true", help="overwrite the output file")
+    new.add_argument("--annotations", help="COCO file with the image ids, for --format coco")
     add_search_options(new)
     add_model_options(new)
     return new
 
 
 def main(argv: Sequence[str]) -> int:
-    """Caption everything; name what failed."""
+    """Caption all photos; report those that failed."""
     options = parser().parse(argv)
     target = _check(options)
 
     photos, empty = find_photos(options.photos, options.recursive)
     named, failures = _names(photos, options)
     failures += empty
-    there = [(photo, name) for photo, name in named if not missing(photo)]
-    failures += len(named) - len(there)
-    named = there
+    found = [(photo, name) for photo, name in named if not missing(photo)]
+    failures += len(named) - len(found)
+    named = found
     if failures and not named:
         return FAILED
 
@@ -76,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     search = model.options(**search_changes(options))
 
     def captioned() -> Iterator[Captioned]:
-        """What could be read, as it is captioned; the rest is named and counted."""
+        """Yield captions as they are generated; report and count unreadable photos."""
         nonlocal failures
         sources = (sys.stdin.buffer if str(photo) == "-" else photo for photo, _ in named)
         results = model.stream(sources, search, batch_size=options.batch_size)
@@ -95,11 +93,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(options: Any) -> Path | None:
-    """Refuse what cannot work before anything is computed; where the output goes."""
+    """Check options that contradict each other; return the output file."""
     if options.annotations and options.format != "coco":
-        raise ConfigError(f"--annotations goes with --format coco, not {options.format}")
+        raise ConfigError(f"--annotations is for --format coco, not {options.format}; leave it out")
     if options.format == "coco" and (options.num_captions or 1) > 1:
-        raise ConfigError("--format coco holds one caption an image; give --num-captions 1")
+        raise ConfigError("--format coco has one caption per image; give --num-captions 1")
     if options.output is None:
         return None
     target = Path(options.output)
@@ -108,9 +106,9 @@ def _check(options: Any) -> Path | None:
 
 
 def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str | int]], int]:
-    """What the output calls each photo, and how many cannot be called anything.
+    """Return each photo with its name in the output, and the number of photos without one.
 
-    The path as it was given; for COCO results the image id.
+    The name is the given path, or the image id in COCO results.
     """
     if options.format != "coco":
         return [(photo, str(photo)) for photo in photos], 0
@@ -121,14 +119,14 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str |
         image_id = find(photo)
         if image_id is None:
             unknown += 1
-            warn(f"{photo}: no image id is known for it; name it in --annotations")
+            warn(f"{photo}: unknown image id; give --annotations that include it")
         else:
             named.append((photo, image_id))
     return named, unknown
 
 
 def entry(path: str | int, captions: list[Caption]) -> dict[str, Any]:
-    """The JSON form of one photo's captions."""
+    """Return one photo's captions as JSON data."""
     return {"image": path, "captions": [caption.as_dict() for caption in captions]}
 
 
@@ -160,7 +158,7 @@ def _write_coco(file: IO[str], photos: Iterable[Captioned]) -> None:
 
 
 def _write_list(file: IO[str], entries: Iterable[dict[str, Any]]) -> None:
-    """A JSON list, written as it comes: a large folder must not fill the memory."""
+    """Write a JSON list entry by entry, so that a large folder does not fill the memory."""
     separator = "[\n"
     for one in entries:
         file.write(separator + json.dumps(one, ensure_ascii=False))
@@ -169,14 +167,16 @@ def _write_list(file: IO[str], entries: Iterable[dict[str, Any]]) -> None:
 
 
 def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
-    """Image id of a photo: from a COCO file, else from the digits of COCO's file names."""
+    """Return a function that looks up image ids in a COCO file, or else in COCO file names."""
     if annotations is not None:
         from captioner.data.coco import read_captions
 
         names, _ = read_captions([annotations])
         known = {Path(name).name: image_id for image_id, name in names.items()}
         if len(known) < len(names):
-            raise DataError(f"{annotations} names two photos alike; their ids cannot be told apart")
+            raise DataError(
+                f"{annotations} has two photos of the same name; image ids are ambiguous"
+            )
         return lambda photo: known.get(photo.name)
 
     def digits(photo: Path) -> int | None:

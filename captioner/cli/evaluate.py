@@ -1,4 +1,4 @@
-"""``captioner evaluate``: captions against references, attention against masks."""
+"""``captioner evaluate``: score captions against references and attention against masks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
     Parser,
     add_model_options,
@@ -36,43 +36,49 @@ def parser() -> Parser:
     """Options of ``evaluate``."""
     new = new_parser(
         "evaluate",
-        "Score captions against references (BLEU, ROUGE-L, CIDEr; METEOR and SPICE where Java is "
-        "found), with 95% intervals, and attention against COCO's instance masks. Either a model "
-        "captions the photos now, or a COCO results file of any system is read.",
+        "Score captions against references (BLEU, ROUGE-L, CIDEr; METEOR and SPICE if Java is "
+        "installed) with 95% confidence intervals, and attention against COCO instance masks. The "
+        "captions come from a model (--images) or from a COCO results file of any system "
+        "(--results).",
         "--annotations CAPTIONS.json (--images FOLDER [--model DIR] [--instances INSTANCES.json] | "
         "--results RESULTS.json) [--compare OTHER.json] [-o REPORT.json]",
     )
     new.add_argument("--annotations", help="COCO captions file with the references")
-    new.add_argument("--images", help="folder of the photos: the model captions them")
+    new.add_argument("--images", help="folder of photos for the model to caption")
     new.add_argument("--results", help="COCO results file: [{image_id, caption}, ...]")
     new.add_argument(
         "--instances",
-        help="COCO instances file: measure whether attention lies on the objects that words name; "
-        "with --images, and without --annotations too",
+        help="COCO instances file: measure how much attention lies on the objects that words name; "
+        "needs --images, but not --annotations",
     )
     new.add_argument(
         "--compare",
-        help="results or report of another system: say whether the difference is significant",
+        help="results file or report of another system; tests if the difference is significant",
     )
     new.add_argument(
         "--frequencies",
-        help="frozen document frequencies for CIDEr_D: a file of captioner prepare frequencies, a "
-        "COCO captions file, or a model folder (default with --images: the model's own)",
+        help="document frequencies for CIDEr_D: a file from captioner prepare frequencies, a COCO "
+        "captions file, or a model folder (default with --images: the model's own)",
     )
     new.add_argument(
         "--train-annotations",
         action="append",
         default=[],
-        help="COCO captions file that the system learned from: tells which captions are new",
+        help="COCO captions file that the system was trained on, to count novel captions",
     )
-    for metric, need in (("METEOR", "Java"), ("SPICE", "Java and CoreNLP, which it downloads")):
+    for metric, need in (
+        ("METEOR", "Java"),
+        ("SPICE", "Java and CoreNLP, which --spice downloads"),
+    ):
         add_yes_no(
             new,
             metric.lower(),
-            f"score {metric} too; needs {need} (default: where all of it is found)",
+            f"score {metric}; needs {need} (default: if installed)",
         )
-    new.add_argument("-o", "--output", help="write the report as JSON, with every image's scores")
-    new.add_argument("--force", action="store_true", help="replace the report")
+    new.add_argument(
+        "-o", "--output", help="JSON file for the report with the scores of every image"
+    )
+    new.add_argument("--force", action="store_true", help="overwrite the report")
     add_search_options(new)
     add_model_options(new)
     return new
@@ -91,15 +97,15 @@ def main(argv: Sequence[str]) -> int:
     failed = False
     if options.results is not None:
         captions = read_captions_of(options.results)
-    judged = _read(options)  # what cannot be read is told before the photos are captioned
+    scoring = _read(options)  # before the photos are captioned, so that errors appear early
     if options.results is not None:
         report = {"results": options.results}
     else:
         report, captions, own, failed = _caption(options)
-        if judged is not None and judged.judge.frequencies is None:
-            judged = judged._replace(judge=dataclasses.replace(judged.judge, frequencies=own))
-    if judged is not None:
-        failed |= _score(report, captions, judged, options)
+        if scoring is not None and scoring.judge.frequencies is None:
+            scoring = scoring._replace(judge=dataclasses.replace(scoring.judge, frequencies=own))
+    if scoring is not None:
+        failed |= _score(report, captions, scoring, options)
     print(as_text(report))
     if target is not None:
         atomic_write(target, as_json(report))
@@ -107,21 +113,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(options: Any) -> Path | None:
-    """Refuse what cannot work before anything is computed; where the report goes."""
+    """Check options that contradict each other; return the report file."""
     if (options.images is None) == (options.results is None):
-        raise ConfigError("give either --images (a model captions them) or --results (a file)")
+        raise ConfigError(
+            "give either --images (a folder of photos) or --results (a file of captions)"
+        )
     if options.results is not None:
         _check_results(options)
     if options.annotations is None and options.instances is None:
         raise ConfigError("give --annotations (to score captions) or --instances (attention)")
     for name in ("compare", "frequencies", "train_annotations", "meteor", "spice"):
         if options[name] and options.annotations is None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is about captions; give --annotations with it"
-            )
+            raise ConfigError(f"{flag(name)} needs references; give --annotations too")
     if (options.num_captions or 1) > 1:
         raise ConfigError(
-            f"--num-captions is {options.num_captions}, but one caption a photo is scored; omit it"
+            f"--num-captions is {options.num_captions}, but only one per photo is scored; omit it"
         )
     if options.output is None:
         return None
@@ -131,26 +137,27 @@ def _check(options: Any) -> Path | None:
 
 
 def _check_results(options: Any) -> None:
-    """Refuse what asks for a model where a file holds the captions."""
+    """Reject options of a model when the captions come from a file."""
     if options.instances is not None:
         raise ConfigError(
-            "--instances measures the attention of a model, and a results file holds none; give "
-            "--images in place of --results"
+            "--instances measures attention, which a results file does not contain; give --images "
+            "instead of --results"
         )
     if options.annotations is None:
-        raise ConfigError("--results is about captions; give --annotations, their references")
+        raise ConfigError("--results needs references; give --annotations too")
     if options.model:
-        raise ConfigError("give either --model (it captions the photos) or --results, not both")
+        raise ConfigError("give either --model (to caption photos) or --results, not both")
     defaults = parser().get_defaults()
     own = ("device", "precision", "batch_size")
-    asked = [*search_changes(options), *(name for name in own if options[name] != defaults[name])]
-    if asked:
-        name = asked[0].replace("_", "-")
-        raise ConfigError(f"--results holds the captions, so no model is searched; omit --{name}")
+    given = [*search_changes(options), *(name for name in own if options[name] != defaults[name])]
+    if given:
+        raise ConfigError(
+            f"--results contains the captions, so no model runs; omit {flag(given[0])}"
+        )
 
 
-class _Judged(NamedTuple):
-    """What captions are held against."""
+class _Scoring(NamedTuple):
+    """What captions are scored against."""
 
     judge: CaptionEvaluator
     others: dict[int, str] | None
@@ -159,8 +166,8 @@ class _Judged(NamedTuple):
     """Training captions."""
 
 
-def _read(options: Any) -> _Judged | None:
-    """Read all that the captions will be held against; None: they are not scored."""
+def _read(options: Any) -> _Scoring | None:
+    """Read everything that captions are scored against; None without ``--annotations``."""
     if options.annotations is None:
         return None
     from captioner.data.coco import read_captions
@@ -172,22 +179,22 @@ def _read(options: Any) -> _Judged | None:
         others = _within(read_captions_of(options.compare), references, options.compare, options)
         if not others:
             raise DataError(
-                f"{options.compare} holds no caption of a photo that {options.annotations} has "
-                "references for; compare captions of one set"
+                f"{options.compare} has no captions for the photos in {options.annotations}; give "
+                "captions of the same photos"
             )
     if options.train_annotations:
         _, training = read_captions(options.train_annotations)
         known = [text for texts in training.values() for text in texts]
-    return _Judged(CaptionEvaluator(references, _frequencies(options.frequencies)), others, known)
+    return _Scoring(CaptionEvaluator(references, _frequencies(options.frequencies)), others, known)
 
 
 def _within(
     captions: dict[int, str], references: Mapping[int, Sequence[str]], source: str, options: Any
 ) -> dict[int, str]:
-    """The captions whose photos have references.
+    """Return the captions of photos that have references.
 
     Raises:
-        DataError: A photo is not in the annotations at all.
+        DataError: A photo is not in the annotations.
     """
     unknown = captions.keys() - references.keys()
     if unknown:
@@ -199,28 +206,28 @@ def _within(
 
 
 def _java_metrics(options: Any) -> tuple[list[str], bool]:
-    """Which of METEOR and SPICE to score, and whether one that was asked for cannot be."""
+    """Return which of METEOR and SPICE to score, and whether a requested one is unavailable."""
     from captioner.evaluation.java import JAVA_METRICS, unavailable
 
-    wanted, failed = [], False
+    metrics, failed = [], False
     for metric in JAVA_METRICS:
-        asked = options[metric.lower()]
-        if asked is False:
+        requested = options[metric.lower()]
+        if requested is False:
             continue
-        reason = unavailable(metric, download=bool(asked))
+        reason = unavailable(metric, download=bool(requested))
         if reason is None:
-            wanted.append(metric)
+            metrics.append(metric)
         else:
-            failed |= bool(asked)
-            silence = f"--no-{metric.lower()} silences this"
-            can = metric == "SPICE" and unavailable(metric, download=True) is None
-            fetch = "--spice lets it be downloaded, " if can else ""
-            warn(f"{reason} ({fetch}{silence})")
-    return wanted, failed
+            failed |= bool(requested)
+            hint = f"--no-{metric.lower()} hides this message"
+            if metric == "SPICE" and unavailable(metric, download=True) is None:
+                hint = f"--spice downloads it, {hint}"
+            warn(f"{reason} ({hint})")
+    return metrics, failed
 
 
 def _frequencies(given: str | None) -> DocumentFrequencies | None:
-    """Frozen document frequencies from where the user says."""
+    """Read document frequencies from a file or model folder."""
     from captioner.data.coco import read_captions
     from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
     from captioner.files import FREQUENCIES
@@ -231,7 +238,7 @@ def _frequencies(given: str | None) -> DocumentFrequencies | None:
     if path.is_dir():
         if not (path / FREQUENCIES).is_file():
             raise ConfigError(
-                f"{path} has no {FREQUENCIES}; give a captions file, or make it by: captioner "
+                f"{path} has no {FREQUENCIES}; give a captions file, or create it with: captioner "
                 f"prepare frequencies CAPTIONS.json -o {path}"
             )
         path /= FREQUENCIES
@@ -248,8 +255,8 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
     """Caption the photos of the annotations and of the instances with a model.
 
     Returns:
-        What to report of it, the captions, the model's own document frequencies, and whether a
-        photo could not be read.
+        Model facts for the report, the captions, the model's own document frequencies, and whether
+        any photo could not be read.
     """
     from tqdm import tqdm
 
@@ -282,7 +289,7 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
     if own is not None and options.annotations is not None and options.frequencies is None:
         frequencies = DocumentFrequencies.from_bytes(own, f"the model's {FREQUENCIES}")
     captions: dict[int, str] = {}
-    seen: dict[int, Caption] = {}  # with their attention
+    grounded: dict[int, Caption] = {}  # of photos with instances
     results = model.stream(paths.values(), search, batch_size=options.batch_size)
     bar = tqdm(results, total=len(paths), unit="photo", disable=None, dynamic_ncols=True)
     for image_id, result in zip(paths, bar, strict=True):
@@ -291,10 +298,10 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
             continue
         captions[image_id] = result.captions[0].text
         if instances is not None and image_id in instances.sizes:
-            seen[image_id] = result.captions[0]
+            grounded[image_id] = result.captions[0]
     report: Report = {
-        "model": options.model or "the model that ships",
-        "search": ", ".join(f"{k} {v}" for k, v in _telling(search).items()),
+        "model": options.model or "the shipped model",
+        "search": ", ".join(f"{k} {v}" for k, v in _summary(search).items()),
         "precision": pick_precision(model.precision, model.device),
     }
     if instances is not None:
@@ -303,13 +310,13 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
 
         report |= {
             "instances": options.instances,
-            "attention": attention(measure(seen, instances)),
+            "attention": attention(measure(grounded, instances)),
         }
     return report, captions, frequencies, len(captions) < len(paths)
 
 
-def _telling(search: SearchOptions) -> dict[str, Any]:
-    """Search options that say something: the sizes, and what is not as it is by default."""
+def _summary(search: SearchOptions) -> dict[str, Any]:
+    """The main search options, and all that differ from their defaults."""
     always = ("beam_size", "max_length", "length_penalty")
     return {
         field.name: getattr(search, field.name)
@@ -321,22 +328,22 @@ def _telling(search: SearchOptions) -> dict[str, Any]:
 # --- scores --------------------------------------------------------------------------------------
 
 
-def _score(report: Report, captions: dict[int, str], judged: _Judged, options: Any) -> bool:
-    """Add scores, statistics and comparison to the report; whether a metric failed."""
+def _score(report: Report, captions: dict[int, str], scoring: _Scoring, options: Any) -> bool:
+    """Add scores, statistics and comparison to the report; return whether a metric failed."""
     from captioner.evaluation.report import build, difference, per_image
 
-    references = judged.judge.references
+    references = scoring.judge.references
     if options.results is not None:
         captions = _within(captions, references, options.results, options)
     captions = {i: text for i, text in captions.items() if references.get(i)}
     java, failed = _java_metrics(options)
-    judge = dataclasses.replace(judged.judge, java=java, download=bool(options.spice))
-    (found, scores), judge = _despite_failures(judge, lambda j: build(captions, j, judged.known))
+    judge = dataclasses.replace(scoring.judge, java=java, download=bool(options.spice))
+    (found, scores), judge = _despite_failures(judge, lambda j: build(captions, j, scoring.known))
     report |= {"annotations": options.annotations, **found}
     missing = sum(1 for i, texts in references.items() if texts and i not in captions)
     if missing:
         report["images_without_caption"] = missing
-    others = judged.others
+    others = scoring.others
     if others is not None:
         compared, judge = _despite_failures(
             judge, lambda j: difference(captions, others, j, scores)
@@ -349,11 +356,11 @@ def _score(report: Report, captions: dict[int, str], judged: _Judged, options: A
 def _despite_failures(
     judge: CaptionEvaluator, job: Callable[[CaptionEvaluator], Result]
 ) -> tuple[Result, CaptionEvaluator]:
-    """Do a job without the metrics whose programs fail; with the judge that is left."""
+    """Retry a job without the metrics whose programs fail; return the remaining judge too."""
     while True:
         try:
             return job(judge), judge
         except ProgramError as error:
-            warn(f"{error}; the other metrics follow")
+            warn(f"{error}; continuing with the other metrics")
             java = [metric for metric in judge.java if metric != error.program]
             judge = dataclasses.replace(judge, java=java)

@@ -1,4 +1,4 @@
-"""``captioner info``: what a model is, where it was trained and how it scores."""
+"""``captioner info``: show a model's architecture, training data and scores."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def parser() -> Parser:
     """Options of ``info``."""
     new = new_parser(
         "info",
-        "Tell what a model is, where it was trained and how it scores.",
+        "Show a model's architecture, preprocessing, search options, training data and scores.",
         "[--model FOLDER] [--format text|json]",
     )
-    new.add_argument("--model", help="model folder (default: the model that ships)")
-    new.add_argument("--format", choices=["text", "json"], default="text")
+    new.add_argument("--model", help="model folder (default: the shipped model)")
+    new.add_argument("--format", choices=["text", "json"], default="text", help="output format")
     return new
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the facts, then the model card where there is one."""
+    """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
     from captioner.api import SHIPPED_MODEL
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:
-    """A fact in lines of text; what has parts of its own takes lines of its own."""
+    """Format a fact as text, with nested dictionaries on lines of their own."""
     if isinstance(value, list) and any(isinstance(part, dict) for part in value):
         for part in value:
             yield from _lines(name, part)

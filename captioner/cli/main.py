@@ -1,30 +1,40 @@
 """The ``captioner`` command: finds the subcommand, runs it, turns errors into one line.
 
-A subcommand is a module of this folder with ``main(argv) -> exit code``; it is imported only when
-it is asked for, so that ``captioner --help`` answers at once.
+A subcommand is a module of this folder with ``main(argv) -> exit code``. It is imported only when
+needed, so that ``captioner --help`` is fast.
 
-Exit codes: 0 fine, 1 some inputs failed (the rest is done, the failures are named), 2 wrong usage,
-130 interrupted.
+Exit codes: 0 success, 1 some inputs failed (each is reported, the others are processed), 2 usage
+error, 130 interrupted.
 """
 
 from __future__ import annotations
 
-import importlib
+import difflib
+import importlib.util
 import io
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 COMMANDS = {
     "caption": "caption photos and folders of photos",
-    "attend": "draw where the model looked for every word",
-    "serve": "serve a page that captions photos, and an HTTP interface for programs",
+    "attend": "show where the model looked for each word: figure, animation or web page",
+    "serve": "run a web page and an HTTP API for captioning",
     "evaluate": "score captions against references",
     "train": "train a model",
-    "prepare": "make what training and evaluation read: data sets, features, shards, frequencies",
-    "info": "tell what a model is, where it was trained and how it scores",
+    "prepare": "prepare data for training and evaluation",
+    "info": "show a model's architecture, training data and scores",
 }
+
+EXTRAS = {
+    "serve": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+    "train": ("accelerate", "pycocoevalcap"),
+    "evaluate": ("pycocoevalcap",),
+}
+"""Modules that only one command imports; the extra that installs them has the command's name."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -39,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show is no failure
+    for stream in (sys.stdout, sys.stderr):  # file names may not be printable in this terminal
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -52,12 +62,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     command = arguments[0]
     if command not in COMMANDS:
-        return _fail(f"{command!r} is no command; give one of {', '.join(COMMANDS)}", USAGE)
+        return _fail(f"Unknown command {command!r}. {_suggestion(arguments)}", USAGE)
+    absent = [name for name in EXTRAS.get(command, ()) if not _installed(name)]
+    if absent and not {"-h", "--help"} & set(arguments):
+        return _fail(
+            f"captioner {command} needs {', '.join(absent)}; run: "
+            f"pip install 'captioner[{command}]'",
+            USAGE,
+        )
     return _run(command, arguments[1:])
 
 
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _suggestion(arguments: list[str]) -> str:
+    """What the user probably meant by an unknown command."""
+    similar = difflib.get_close_matches(arguments[0], COMMANDS, 1)
+    if similar:
+        return f"Did you mean `captioner {similar[0]}`?"
+    if Path(arguments[0]).suffix or Path(arguments[0]).exists():
+        return f"Did you mean `captioner caption {shlex.join(arguments)}`?"
+    return f"Give one of {', '.join(COMMANDS)}."
+
+
 def _run(command: str, arguments: list[str]) -> int:
-    from captioner.errors import CaptionerError, ConfigError
+    from captioner.errors import CaptionerError, ConfigError, OptionError
     from captioner.hardware import keep_freed_memory
 
     keep_freed_memory()
@@ -66,12 +97,12 @@ def _run(command: str, arguments: list[str]) -> int:
     try:
         with warnings.catch_warnings():
             if not debug:
-                warnings.simplefilter("ignore")  # libraries' notes to programmers, not to users
+                warnings.simplefilter("ignore")  # meant for developers, not for users
             module = importlib.import_module(f"captioner.cli.{command}")
             code: int = module.main(arguments)
             sys.stdout.flush()
             return code
-    except BrokenPipeError:  # the reader of our output left, e.g. `| head`
+    except BrokenPipeError:  # e.g. `captioner ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (KeyboardInterrupt, CaptionerError, OSError) as error:
@@ -82,7 +113,13 @@ def _run(command: str, arguments: list[str]) -> int:
         if isinstance(error, OSError):
             where = f"{error.filename}: " if error.filename else ""
             return _fail(f"{where}{error.strerror or error}", FAILED)
-        return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
+        message = error.spelled(flag) if isinstance(error, OptionError) else str(error)
+        return _fail(message, USAGE if isinstance(error, ConfigError) else FAILED)
+
+
+def flag(name: str) -> str:
+    """An option as the command line spells it: ``--beam-size``."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _fail(message: str, code: int) -> int:
@@ -94,12 +131,12 @@ def _overview() -> str:
     lines = [f"  captioner {name:<10} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
-            "Captions photos and shows where it looked.",
+            "Caption photos and show where the model looked for each word.",
             "",
             *lines,
             "",
-            "captioner COMMAND --help tells a command's options; --debug shows a traceback when "
-            "one fails;",
-            "captioner --version tells the version.",
+            "captioner COMMAND --help   show the options of a command",
+            "captioner COMMAND --debug  show the traceback of an error",
+            "captioner --version        show the version",
         ]
     )

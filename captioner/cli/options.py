@@ -1,8 +1,7 @@
-"""What several commands share: the parser, options of the search, photos, output files."""
+"""Shared by several commands: the parser, search and model options, photos, output files."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,17 +10,18 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import jsonargparse
-from docstring_parser import parse_from_object
 
+from captioner.cli.main import flag
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError, DataError
+from captioner.option_fields import check_option, option_fields
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """A parser whose errors are one line; hyphens and underscores in options are the same."""
+    """A parser with one-line errors; options may have hyphens or underscores."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise instead of printing the usage."""
+        """Raise an error instead of printing the usage."""
         cause: BaseException | None = ex
         while cause is not None and not isinstance(cause, ConfigError):
             cause = cause.__cause__ or cause.__context__
@@ -29,7 +29,7 @@ class Parser(jsonargparse.ArgumentParser):
         raise ConfigError(f"{text} (see {self.prog} --help)") from ex
 
     def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """Parse arguments, whichever way the options are spelled."""
+        """Parse arguments with hyphens or underscores in their options."""
         return self.parse_args([self._respell(argument) for argument in argv])
 
     def _respell(self, argument: str) -> str:
@@ -42,33 +42,36 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 class ConfigFirst(Parser):
-    """A parser whose leading argument, where it is no option, is the ``--config`` file."""
+    """A parser that takes a leading argument without ``--`` as the ``--config`` file."""
 
     def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """Parse arguments, the file named or not."""
+        """Parse arguments, with or without ``--config`` before the file."""
         named = bool(argv) and not argv[0].startswith("-")
         return super().parse(["--config", *argv] if named else argv)
 
 
 def _one_line(message: str) -> str:
-    """Jsonargparse's complaint about a value, in our words; other messages on one line."""
+    """Rewrite jsonargparse's messages about values and put all others on one line."""
     message = " ".join(message.split())
     missing = re.search(r'Parser key "config": File does not exist: \'(.+)\'', message)
     if missing is not None:
-        return f"{missing[1]} does not exist; give a YAML file with settings"
-    named = re.search(r'Parser key "([\w.]+)".*?Expected a <class \'(int|float)\'>', message)
+        return f"{missing[1]} does not exist; give a YAML config file"
+    wrong = re.search(
+        r'Parser key "([\w.]+)".*?Expected a '
+        r"(?:<class '(int|float|list)'>|typing.Literal\[(.+?)\])",
+        message,
+    )
     given = re.search(r"(?:Got|Given) value: (\S+)", message)
-    if named is None or given is None:
-        listed = re.search(r'Parser key "([\w.]+)".*?Expected a <class \'list\'>', message)
-        if listed is None or given is None:
-            return message
-        return f"--{listed[1].replace('_', '-')} is {given[1]}; give a list: [{given[1]}]"
-    wanted = {"int": "a whole number", "float": "a number"}[named[2]]
-    return f"--{named[1].replace('_', '-')} is {given[1]}; give {wanted}"
+    if wrong is None or given is None:
+        return message
+    key, kind, choices = wrong.groups()
+    expected = {"int": "an integer", "float": "a number", "list": f"a list: [{given[1]}]"}
+    name = key if "." in key else flag(key)  # a name with a dot may come from a config file
+    return f"{name} is {given[1]}; give {expected[kind] if kind else choices}"
 
 
 class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
-    """Help without the type and default of an option that has no default."""
+    """Omits type and default of options whose default is None or empty."""
 
     def _expand_help(self, action: Any) -> str:
         text = str(super()._expand_help(action))
@@ -76,13 +79,13 @@ class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
 
 
 def new_parser(command: str, description: str, usage: str, kind: type[Parser] = Parser) -> Parser:
-    """A parser for one subcommand; it is kept, for building one takes longer than parsing."""
+    """Create the parser of a subcommand."""
     return kind(
         prog=f"captioner {command}",
         description=description,
         usage=f"captioner {command} {usage}",
         exit_on_error=True,
-        allow_abbrev=False,  # a misspelled setting must not pass for another
+        allow_abbrev=False,  # a typo must not select another option
         formatter_class=_HelpFormatter,
     )
 
@@ -93,74 +96,85 @@ def add_model_options(parser: Parser) -> None:
         "--model",
         action="append",
         default=[],
-        help="model folder (default: the model that ships); given more than once, the models "
-        "caption together: their probabilities are averaged",
+        help="model folder (default: the shipped model); repeat to average the probabilities of "
+        "several models",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
     parser.add_argument(
         "--precision",
         default="auto",
         choices=["auto", "fp32", "bf16"],
-        help="auto: bf16 where the hardware multiplies it natively",
+        help="auto: bf16 if the hardware supports it natively, else fp32",
     )
-    parser.add_argument("--batch-size", type=int, default=32, help="photos captioned together")
+    parser.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
+
+
+DEVICE_HELP = "auto, cpu, cuda, cuda:1, ..."
 
 
 SEARCH_GROUPS = {
-    "search": (
+    "beam search": (
         "beam_size", "num_captions", "length_penalty", "beam_groups", "diversity", "forced_words",
     ),
-    "drawing": ("temperature", "top_k", "top_p", "seed"),
-    "rules": ("min_length", "max_length", "block_ngrams", "banned_words", "guard_endings"),
+    "sampling": ("temperature", "top_k", "top_p", "seed"),
+    "constraints": (
+        "min_length", "max_length", "block_ngrams", "banned_words", "guard_endings", "style",
+    ),
 }  # fmt: skip
-"""The fields of ``SearchOptions`` as the help groups them."""
+"""Groups of ``SearchOptions`` fields in the help."""
 
 
-def add_yes_no(parser: Any, name: str, help: str) -> None:  # noqa: A002 - argparse's word
-    """``--name`` and ``--no-name``; None where neither is given."""
+def add_yes_no(parser: Any, name: str, help: str) -> None:  # noqa: A002
+    """Add ``--name`` and ``--no-name``, which default to None."""
     action = jsonargparse.ActionYesNo(yes_prefix="", no_prefix="no-")
     parser.add_argument(f"--{name}", action=action, default=None, help=help)
 
 
 def add_search_options(parser: Parser) -> None:
-    """Every field of ``SearchOptions``; unset ones stay as the model has them."""
-    texts = {entry.arg_name: entry.description for entry in parse_from_object(SearchOptions).params}
-    types = {field.name: str(field.type) for field in dataclasses.fields(SearchOptions)}
+    """Add every field of ``SearchOptions``; None means the model's own value."""
+    known = option_fields(SearchOptions)
     for title, names in SEARCH_GROUPS.items():
         group = parser.add_argument_group(f"{title} (default: the model's own)")
         for name in names:
-            text, spelled = " ".join((texts[name] or "").split()), name.replace("_", "-")
-            if types[name] == "bool":
-                add_yes_no(group, spelled, text)
+            field = known[name]
+            if field.type is bool:
+                add_yes_no(group, flag(name).removeprefix("--"), field.help)
             else:
-                kind = {"int": int, "float": float}.get(types[name], str)
-                group.add_argument(f"--{spelled}", type=kind | None, default=None, help=text)
+                kind = field.type if field.type in (int, float) else str
+                group.add_argument(flag(name), type=kind | None, default=None, help=field.help)
 
 
 def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:
-    """The search options that were given on the command line."""
-    names = [field.name for field in dataclasses.fields(SearchOptions)]
-    return {name: arguments[name] for name in names if arguments[name] is not None}
+    """Return the search options that were given on the command line.
+
+    Raises:
+        ConfigError: One of them is out of range.
+    """
+    known = option_fields(SearchOptions)
+    given = {name: arguments[name] for name in known if arguments[name] is not None}
+    for name, value in given.items():
+        check_option(known[name], value)
+    return given
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
-    """Stop before anything is computed when the output is already there.
+    """Check that an output file can be written.
 
     Raises:
-        ConfigError: ``path`` exists and ``--force`` was not given, or it is a folder, or
-            would lie in a file.
+        ConfigError: ``path`` exists and ``--force`` was not given, or it is a folder, or one of its
+            parents is a file.
     """
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give the name of a file")
+        raise ConfigError(f"{path} is a folder; give a file name")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
-        raise ConfigError(f"{path} would lie in {above}, which is a file; give another name")
+        raise ConfigError(f"cannot write {path}: {above} is a file, not a folder")
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists; give --force to replace it, or another name")
+        raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
 
 
 def find_photos(given: Sequence[str], recursive: bool = False) -> tuple[list[Path], int]:
-    """The photos that the arguments stand for, and how many arguments stand for none.
+    """Return the photos in files and folders, and the number of arguments without any.
 
     Raises:
         ConfigError: Standard input was given twice.
@@ -168,20 +182,20 @@ def find_photos(given: Sequence[str], recursive: bool = False) -> tuple[list[Pat
     from captioner.data.folders import find_images
 
     if given.count("-") > 1:
-        raise ConfigError("standard input (-) was given more than once; give it once")
+        raise ConfigError("standard input (-) is given more than once; give it once")
     photos: list[Path] = []
     failures = 0
     for argument in given:
         try:
             photos.extend(find_images([argument], recursive=recursive))
-        except DataError as error:  # an empty folder: the others go on
+        except DataError as error:  # an empty folder: continue with the others
             failures += 1
             warn(str(error))
     return photos, failures
 
 
 def missing(photo: Path) -> bool:
-    """Whether there is no such file; said at once, not when a model has been loaded."""
+    """Whether a file does not exist; warns now instead of after a model was loaded."""
     if str(photo) == "-" or photo.exists():
         return False
     from captioner.data.images import open_image
@@ -195,7 +209,7 @@ def missing(photo: Path) -> bool:
 
 @contextmanager
 def output(path: Path | None) -> Iterator[IO[str]]:
-    """Standard output, or a file that appears under its name when it is complete."""
+    """Open standard output, or a file that is renamed to ``path`` once it is complete."""
     if path is None:
         yield sys.stdout
         return
@@ -206,7 +220,7 @@ def output(path: Path | None) -> Iterator[IO[str]]:
 
 
 def warn(message: str) -> None:
-    """One line on standard error."""
+    """Print one line to standard error."""
     from tqdm import tqdm
 
     tqdm.write(f"captioner: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``captioner prepare``: what training and evaluation read, made once; one module a kind."""
+"""``captioner prepare``: prepare data for training and evaluation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from captioner.cli.options import Parser
 from captioner.errors import ConfigError
 
 KINDS = {
-    "dataset": "turn captions in another layout into COCO's",
-    "frequencies": "count phrases once, for CIDEr-D",
-    "features": "encode photos once, for a frozen encoder",
-    "shards": "put training photos into tar files, to be streamed",
+    "dataset": "convert captions from other formats to COCO",
+    "frequencies": "count document frequencies of n-grams for CIDEr-D",
+    "features": "compute the features of a frozen encoder once for all epochs",
+    "shards": "pack training photos into tar files for streaming",
 }
-"""Each has a module ``captioner.cli.prepare_KIND`` with ``parser()`` and ``run(options)``."""
+"""Each is a module ``captioner.cli.prepare_KIND`` with ``parser()`` and ``run(options)``."""
 
 
 def parser(what: str = "dataset") -> Parser:
@@ -26,16 +26,14 @@ def parser(what: str = "dataset") -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prepare what the first argument names."""
+    """Run the kind of preparation that the first argument names."""
     if argv and argv[0] in ("-h", "--help"):
         for name, text in KINDS.items():
-            print(f"captioner prepare {name:<12} {text}; see --help")
+            print(f"  captioner prepare {name:<12} {text}")
         return OK
     if not argv or argv[0] not in KINDS:
-        given = repr(argv[0]) if argv else "nothing"
-        raise ConfigError(
-            f"captioner prepare was given {given}; give: captioner prepare {' or '.join(KINDS)}"
-        )
+        problem = f"Unknown kind {argv[0]!r}" if argv else "Missing kind"
+        raise ConfigError(f"{problem}; give captioner prepare {', '.join(KINDS)}")
     module = _module(argv[0])
     done: int = module.run(module.parser().parse(argv[1:]))
     return done

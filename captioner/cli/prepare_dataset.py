@@ -1,4 +1,4 @@
-"""``captioner prepare dataset``: other layouts into COCO's."""
+"""``captioner prepare dataset``: convert captions from other formats to COCO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parser() -> Parser:
     """Options of the command."""
     new = new_parser(
         "prepare dataset",
-        "Turn captions in another layout into COCO captions files, one a split: "
+        "Convert captions from another format to COCO captions files, one per split: "
         "captions_train.json, captions_val.json, captions_test.json.",
         "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]",
     )
@@ -26,29 +26,32 @@ def parser() -> Parser:
         "--layout",
         choices=["auto", *IMPORTERS],
         default="auto",
-        help="layout of the source; auto looks at it",
+        help="format of the source; auto detects it",
     )
     new.add_argument(
-        "--images", help="folder of the photos: sizes are added, missing photos are left out"
+        "--images", help="folder with the photos: adds their sizes and skips missing photos"
     )
     new.add_argument(
         "--val",
         type=float,
         default=0.1,
-        help="share for validation, where the source has no splits",
+        help="fraction of photos for validation, if the source has no splits",
     )
     new.add_argument(
-        "--test", type=float, default=0.0, help="share for testing, where the source has no splits"
+        "--test",
+        type=float,
+        default=0.0,
+        help="fraction of photos for testing, if the source has no splits",
     )
-    new.add_argument("--seed", type=int, default=0, help="of the random split")
+    new.add_argument("--seed", type=int, default=0, help="random seed of the split")
     new.add_argument(
         "--first-id",
         type=int,
         default=1,
-        help="photos without ids are numbered from here on; files that are learned from together "
-        "must not give one id to two photos",
+        help="first image id for photos without ids; files that are trained on together must not "
+        "share ids",
     )
-    new.add_argument("--force", action="store_true", help="replace files that are there")
+    new.add_argument("--force", action="store_true", help="overwrite existing files")
     return new
 
 

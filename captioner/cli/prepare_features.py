@@ -1,4 +1,4 @@
-"""``captioner prepare features``: what a frozen encoder makes of every photo, kept on disk."""
+"""``captioner prepare features``: cache the features of a frozen encoder on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.options import Parser, warn
+from captioner.cli.options import DEVICE_HELP, Parser, warn
 from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @functools.cache
 def parser() -> Parser:
-    """Every setting of ``TrainConfig``, and what the cache is made with."""
+    """Options of the command: every field of ``TrainConfig`` and its own."""
     new = new_train_parser(
         "prepare features",
-        "Encode the photos of a training run once, so that its epochs need not: the encoder has to "
-        "be frozen. Stopped at any moment, the same command goes on where it was.",
+        "Compute the features of a frozen encoder (or of its frozen stages) once, instead of in "
+        "every epoch. After an interruption, run the same command again to continue.",
         "CONFIG.yaml [--data.images ...] -o FOLDER",
     )
     new.add_argument("-o", "--output", required=True, help="folder for the features")
@@ -32,11 +32,11 @@ def parser() -> Parser:
         "--dtype",
         choices=["float16", "bfloat16", "float32"],
         default="float16",
-        help="what a feature is kept in; float32 takes twice the room",
+        help="storage type; float32 takes twice the space",
     )
-    new.add_argument("--batch-size", type=int, default=32, help="photos encoded together")
-    new.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    new.add_argument("--force", action="store_true", help="replace the features in the folder")
+    new.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
+    new.add_argument("--device", default="auto", help=DEVICE_HELP)
+    new.add_argument("--force", action="store_true", help="replace existing features")
     new.add_class_arguments(TrainConfig)
     return new
 
@@ -46,7 +46,7 @@ def run(options: Any) -> int:
     config, own = read_train_config(parser(), options)
     folder = Path(own["output"])
     if own["batch_size"] < 1:
-        raise ConfigError(f"batch-size is {own['batch_size']}; give 1 or more")
+        raise ConfigError(f"--batch-size is {own['batch_size']}; give an integer >= 1")
 
     from captioner.prepare.feature_writer import FeatureWriter
     from captioner.prepare.features import check_disk_space, plan_features

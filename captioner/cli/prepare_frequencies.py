@@ -1,4 +1,4 @@
-"""``captioner prepare frequencies``: document frequencies of captions."""
+"""``captioner prepare frequencies``: document frequencies of n-grams."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ def parser() -> Parser:
     """Options of the command."""
     new = new_parser(
         "prepare frequencies",
-        "Count in how many photos' captions each phrase of one to four words occurs, so that "
-        "CIDEr-D means the same for one photo as for many (captioner evaluate --frequencies).",
+        "Count in how many photos' captions each n-gram (n = 1 to 4) occurs. With these "
+        "frequencies, CIDEr-D does not depend on which photos are scored together (captioner "
+        "evaluate --frequencies).",
         "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER",
     )
-    new.add_argument("annotations", nargs="+", help="COCO captions file(s), the training ones")
+    new.add_argument("annotations", nargs="+", help="COCO captions file(s) of the training set")
     new.add_argument(
-        "-o", "--output", required=True, help="file to write, or the model folder to keep it in"
+        "-o", "--output", required=True, help="output file, or model folder to add it to"
     )
-    new.add_argument("--force", action="store_true", help="replace the file")
+    new.add_argument("--force", action="store_true", help="overwrite the output file")
     return new
 
 
 def run(options: Any) -> int:
-    """Count and write."""
+    """Count n-grams and write them."""
     target = Path(options.output)
     if target.is_dir():
         target /= FREQUENCIES
     elif options.output.endswith("/"):
         raise ConfigError(
-            f"there is no folder {options.output}; give a model folder that exists, or a file name"
+            f"{options.output} does not exist; give an existing model folder, or a file name"
         )
     refuse_overwrite(target, options.force)
 
     _, references = read_captions(options.annotations)
     counted = DocumentFrequencies.from_references(references)
     counted.save(target)
-    print(f"{target}: {len(counted.counts)} phrases of {counted.documents} photos")
+    print(f"{target}: {len(counted.counts)} n-grams of {counted.documents} photos")
     return OK

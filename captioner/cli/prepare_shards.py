@@ -1,4 +1,4 @@
-"""``captioner prepare shards``: training photos in tar files, to be streamed."""
+"""``captioner prepare shards``: pack training photos into tar files for streaming."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from captioner.config import TrainConfig
 
 @functools.cache
 def parser() -> Parser:
-    """Every setting of ``TrainConfig``, as in ``captioner train``, and the command's own."""
+    """Options of the command: every field of ``TrainConfig`` and its own."""
     new = new_train_parser(
         "prepare shards",
-        "Write the training photos of a config and their captions into tar files in WebDataset's "
-        "form, which training streams: for data that is best read from the first byte to the "
-        "last, as over a network. A run that was stopped goes on when the command is given again.",
+        "Pack the training photos of a config and their captions into tar files in WebDataset "
+        "format. Training streams them sequentially, which is faster on network storage. After an "
+        "interruption, run the same command again to continue.",
         "CONFIG.yaml [--data.images FOLDER ...] -o FOLDER",
     )
-    new.add_argument("-o", "--output", required=True, help="folder to write to")
+    new.add_argument("-o", "--output", required=True, help="output folder")
     new.add_argument(
         "--photos-per-shard",
         type=int,
         default=1000,
-        help="photos in one tar file; training needs a file for every worker of every process",
+        help="photos per tar file; training needs at least one file per worker and process",
     )
-    new.add_argument("--force", action="store_true", help="remove the shards there; start over")
+    new.add_argument("--force", action="store_true", help="replace existing shards")
     new.add_class_arguments(TrainConfig)
     return new
 

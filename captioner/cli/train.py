@@ -1,4 +1,4 @@
-"""``captioner train``: a config file, changes to it, a run folder."""
+"""``captioner train``: train a model."""
 
 from __future__ import annotations
 
@@ -25,71 +25,73 @@ RUN_FILES = (
     "kept",
     "average",
 )
-"""What starting over in a run folder would replace."""
+"""Files and folders of a run, which ``--force`` replaces."""
 
 
 @functools.cache
 def parser() -> Parser:
-    """Every setting of ``TrainConfig`` as an option."""
+    """Options of ``train``: every field of ``TrainConfig`` and its own."""
     new = new_train_parser(
         "train",
-        "Train a model. Every setting may stand in the file and be changed on the command line.",
+        "Train a model. Options on the command line override those in the config file.",
         "[CONFIG.yaml] [--resume auto] [--force] [--dry-run] [--training.epochs 20 ...]",
     )
     new.add_argument(
         "--resume",
         choices=["auto"],
-        help="auto: go on where the run folder's checkpoint is, or start when there is none",
+        help="auto: resume from the checkpoint in the run folder, or start if there is none",
     )
-    new.add_argument("--force", action="store_true", help="start over in a used run folder")
+    new.add_argument(
+        "--force", action="store_true", help="start over and replace the run in the run folder"
+    )
     new.add_argument(
         "--dry-run",
         action="store_true",
-        help="check settings, data and disk, take a few steps, and say how long the run would take "
-        "and how much memory; nothing is written",
+        help="check options, data and disk space, run a few steps and estimate duration and "
+        "memory; writes nothing",
     )
     new.add_class_arguments(TrainConfig)
     return new
 
 
-class Wish(NamedTuple):
-    """What is asked for beside the settings."""
+class TrainFlags(NamedTuple):
+    """Options of the command that are not part of the config."""
 
     resume: bool
     force: bool
     dry_run: bool
 
 
-def read(argv: Sequence[str]) -> tuple[TrainConfig, Wish]:
-    """The config, and what is to be done with it."""
+def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainFlags]:
+    """Parse the command line."""
     new = parser()
     config, own = read_train_config(new, new.parse(argv))
-    return config, Wish(own["resume"] is not None, own["force"], own["dry_run"])
+    return config, TrainFlags(own["resume"] is not None, own["force"], own["dry_run"])
 
 
 def main(argv: Sequence[str]) -> int:
     """Train to the end, or until interrupted."""
-    config, wish = read(argv)
+    config, flags = read(argv)
     folder = Path(config.run_folder)
-    resume = wish.resume and (folder / "state.safetensors").exists()
+    resume = flags.resume and (folder / "state.safetensors").exists()
     used = any((folder / name).exists() for name in RUN_FILES)
-    if used and not (resume or wish.force or wish.dry_run):
+    if used and not (resume or flags.force or flags.dry_run):
         raise ConfigError(
-            f"{folder} holds a run or other files of such names; go on with --resume auto, start "
-            "over with --force, or give another --run-folder"
+            f"{folder} already contains a run; give --resume auto to continue it, --force to start "
+            "over, or another --run-folder"
         )
     from captioner.training.build import prepare
     from captioner.training.loop import Interrupted, start
 
     setup = prepare(config)
-    main_process = os.environ.get("RANK", "0") == "0"  # torchrun's; the others say nothing
+    main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
     if main_process:
         print(
             f"{len(setup.train)} training photos, {len(setup.val)} validation photos, "
             f"{len(setup.stored.vocabulary)} words, run folder {folder}",
             file=sys.stderr,
         )
-    if wish.dry_run:
+    if flags.dry_run:
         from captioner.training.dry_run import dry_run
 
         found = dry_run(setup, folder)
@@ -101,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     except Interrupted:
         if main_process:
             print(
-                f"captioner: interrupted; the state is saved, go on with: captioner train --config "
+                f"captioner: interrupted; state saved, resume with: captioner train --config "
                 f"{folder / 'config.yaml'} --resume auto",
                 file=sys.stderr,
             )

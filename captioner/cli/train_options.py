@@ -1,4 +1,4 @@
-"""What the commands that take a training run's settings share."""
+"""Shared by the commands that take a training config."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import jsonargparse
 
 from captioner.cli.options import ConfigFirst, Parser, new_parser
 from captioner.config import TrainConfig
+from captioner.errors import ConfigError, OptionError
 
 
 def new_train_parser(command: str, description: str, usage: str) -> Parser:
-    """A parser with ``--config``; ``add_class_arguments(TrainConfig)`` comes after its own."""
+    """Create a parser with ``--config``; call ``add_class_arguments(TrainConfig)`` last."""
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     new = new_parser(command, description, usage, ConfigFirst)
-    new.add_argument("--config", action="config", help="YAML file with settings")
+    new.add_argument("--config", action="config", help="YAML config file")
     return new
 
 
 def read_train_config(
     parser: Parser, arguments: jsonargparse.Namespace
 ) -> tuple[TrainConfig, dict[str, Any]]:
-    """The settings of the run, and the command's own options."""
-    settings = parser.instantiate(arguments.clone(with_meta=False)).as_dict()
+    """Return the training config and the command's own options."""
+    try:
+        settings = parser.instantiate(arguments.clone(with_meta=False)).as_dict()
+    except OptionError as error:
+        raise ConfigError(error.spelled(lambda name: f"search.{name}")) from error
     known = {field.name for field in dataclasses.fields(TrainConfig)}
     own = {name: settings.pop(name) for name in [*settings] if name not in known}
     return TrainConfig(**settings), own

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from captioner.config import SearchOptions
-from captioner.errors import ConfigError
+from captioner.errors import OptionError
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
 
 
@@ -33,9 +33,10 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     """
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
-        raise ConfigError(
-            f"forced-words {', '.join(unknown)}: not in the model's vocabulary; use words from its "
-            "vocabulary"
+        raise OptionError(
+            "{forced_words} contains {words}, which the model does not know; give words from its "
+            "vocabulary",
+            words=", ".join(unknown),
         )
     endings = BAD_ENDINGS if options.guard_endings else ()
     return SearchTokens(

@@ -73,8 +73,13 @@ class Encoder(nn.Module):
         return backbone
 
     def _timm(self, name: str, pretrained: bool) -> nn.Module:
-        import timm
-        from timm.data.config import resolve_data_config
+        try:
+            import timm
+            from timm.data.config import resolve_data_config
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"encoder timm/{name} needs timm; run: pip install 'captioner[train]'"
+            ) from error
 
         if not timm.is_model(name):
             close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), 5)

@@ -1,53 +1,50 @@
-"""Resource limits of the server."""
+"""Limits of the server and of a request."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Interval
 
 from captioner.data.images import MAX_PIXELS
-from captioner.errors import ConfigError
+from captioner.option_fields import check_options
+
+Positive = Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits per request and for the whole server."""
+    """Limits of the server."""
 
-    max_bytes: int = 20 * 2**20
-    """Maximum file size of a photo, in bytes (413)."""
-    max_pixels: int = 50_000_000
-    """Maximum number of pixels of a photo, checked before it is decoded (413)."""
-    max_queue: int = 64
-    """Maximum number of requests in flight; further ones get 429. Uploads use at most max-queue *
-    max-bytes of memory."""
-    timeout: float = 30.0
-    """Time limit in seconds for receiving a photo (408), and again for captioning it (503)."""
-    max_connections: int = 500
-    """Maximum number of open connections; further ones get 503. Each uses a file descriptor, of
-    which a process usually has 1,024."""
-    max_beam: int = 20
-    """Maximum beam size and number of captions per request (422)."""
+    max_bytes: Positive = 20 * 2**20
+    """Maximum size of an uploaded photo (bytes); larger ones are refused (413)."""
+    max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 50_000_000
+    """Maximum number of pixels of a photo; larger ones are refused before decoding (413)."""
+    max_queue: Positive = 64
+    """Maximum number of requests in flight; further ones are refused (429). Uploads use at most
+    max-queue times max-bytes of memory."""
+    timeout: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
+    """Time limit (seconds) for the upload of a photo (408), and then for its captions (503)."""
+    max_connections: Positive = 500
+    """Maximum number of open connections, idle ones included; further ones are refused (503). Each
+    uses a file descriptor, of which systems usually allow 1,024."""
+    max_beam: Positive = 20
+    """Maximum beam size and number of captions of a request (422)."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_queue", "max_connections", "max_beam"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                option = name.replace("_", "-")
-                raise ConfigError(f"{option} is {value!r}; give a whole number from 1")
-        if self.max_pixels > MAX_PIXELS:
-            raise ConfigError(f"max-pixels is {self.max_pixels:,}; give {MAX_PIXELS:,} at most")
-        if not 0 < self.timeout < math.inf:
-            raise ConfigError(f"timeout is {self.timeout}; give a positive number of seconds")
+        check_options(self)
 
 
 MAX_WORDS = 10
-"""Maximum number of forced or banned words per request; each forced word widens the beam."""
+"""Maximum number of forced words, and of banned words, in a request."""
 
 MAX_LENGTH = 50
-"""Maximum caption length in tokens."""
+"""Maximum length of a caption in tokens that a request may set."""
 
 MAX_ALTERNATIVES = 20
 """Maximum number of alternatives per position."""
 
 MAX_TEXT = 1000
-"""Maximum number of characters of a text parameter."""
+"""Maximum length of a text in a request (characters)."""

@@ -6,20 +6,19 @@ range so that one request cannot block the server for the others.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from docstring_parser import parse_from_object
+from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from captioner.api import Captioner
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
+from captioner.option_fields import OptionField, allowed_numbers, option_fields
 from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
 
-_SEARCH = [field.name for field in dataclasses.fields(SearchOptions)]
 _LISTS = ("forced_words", "banned_words")
 
 
@@ -51,60 +50,47 @@ class CaptionRequest:
 
 def query_model(limits: Limits) -> type[BaseModel]:
     """Create a pydantic model of the query parameters; unknown parameters are refused."""
-    texts = {entry.arg_name: entry.description for entry in parse_from_object(SearchOptions).params}
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(SearchOptions):
-        text = " ".join((texts[field.name] or "").split())
-        fields[field.name] = _parameter(field.name, str(field.type), text, limits)
-    own = "Explain this caption instead of searching for one."
-    fields["words"] = (str | None, Field(None, description=own, max_length=MAX_TEXT))
-    fields["attention"] = (
-        bool,
-        Field(False, description="Return attention: gates, alphas and region."),
-    )
-    fields["alternatives"] = (
-        int,
-        Field(
-            0,
-            ge=0,
-            le=MAX_ALTERNATIVES,
-            description="Number of most probable words to return per position.",
-        ),
-    )
+    fields: dict[str, Any] = {
+        field.name: _parameter(field, limits) for field in option_fields(SearchOptions).values()
+    }
+    text = "Explain this caption instead of searching for one."
+    fields["words"] = (str | None, Field(None, description=text, max_length=MAX_TEXT))
+    text = "Return attention: gates, alphas and the crop box that the model sees."
+    fields["attention"] = (bool, Field(False, description=text))
+    text = "Number of most probable words to return per position."
+    fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
     query: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
     return query
 
 
-def _parameter(name: str, kind: str, text: str, limits: Limits) -> tuple[Any, Any]:
+def _parameter(field: OptionField, limits: Limits) -> tuple[Any, Any]:
     """Type and pydantic field of a search option, None by default."""
-    if name in _LISTS:
-        text += f" At most {MAX_WORDS}, separated by commas or as repeated parameters."
+    if field.name in _LISTS:
+        text = f"{field.help} At most {MAX_WORDS}, separated by commas or as repeated parameters."
         word = Annotated[str, Field(max_length=MAX_TEXT)]
         return list[word] | None, Field(None, description=text)
-    text += " Defaults to the model's setting."
-    if kind == "bool":
+    text = f"{field.help} Defaults to the model's setting."
+    if field.type is str:
+        return str | None, Field(None, description=text, max_length=MAX_TEXT)
+    if field.type is bool:
         return bool | None, Field(None, description=text)
-    if kind == "str":
-        return str | None, Field(None, max_length=MAX_TEXT, description=text)
-    low, high = _bounds(limits)[name]
-    bounded = Field(None, ge=low, le=high, description=text)
-    return {"int": int, "float": float}[kind] | None, bounded
+    low, most = field.bounds, _maximum(limits).get(field.name, field.bounds.le)
+    return field.type | None, Field(None, ge=low.ge, gt=low.gt, le=most, description=text)
 
 
-def _bounds(limits: Limits) -> dict[str, tuple[int, int]]:
+def _maximum(limits: Limits) -> dict[str, int]:
+    """Upper bounds that only the server has, to limit the cost of a request."""
     return {
-        "beam_size": (1, limits.max_beam),
-        "num_captions": (1, limits.max_beam),
-        "min_length": (0, MAX_LENGTH - 1),
-        "max_length": (1, MAX_LENGTH),
-        "length_penalty": (0, 10),
-        "temperature": (0, 100),
-        "top_k": (0, 1_000_000),
-        "top_p": (0, 1),
-        "seed": (0, 2**32 - 1),
-        "beam_groups": (1, limits.max_beam),
-        "diversity": (0, 100),
-        "block_ngrams": (0, MAX_LENGTH),
+        "beam_size": limits.max_beam,
+        "num_captions": limits.max_beam,
+        "min_length": MAX_LENGTH - 1,
+        "max_length": MAX_LENGTH,
+        "temperature": 100,
+        "top_k": 1_000_000,
+        "seed": 2**32 - 1,
+        "beam_groups": limits.max_beam,
+        "diversity": 100,
+        "block_ngrams": MAX_LENGTH,
     }
 
 
@@ -115,7 +101,7 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
         ConfigError: Parameters contradict each other, or a word is not in the vocabulary.
     """
     given = query.model_dump(exclude_none=True)
-    changes = {name: given[name] for name in _SEARCH if name in given}
+    changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
     alternatives = given["alternatives"]
     if "words" in given:
         if changes:
@@ -127,10 +113,7 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     for name in _LISTS:
         if name in changes:
             changes[name] = _split_words(name, changes[name])
-    try:
-        return CaptionRequest(model.options(**changes), alternatives=alternatives)
-    except ConfigError as error:
-        raise ConfigError(query_spelling(str(error))) from error
+    return CaptionRequest(model.options(**changes), alternatives=alternatives)
 
 
 def _known_words(model: Captioner, text: str) -> tuple[str, ...]:
@@ -145,13 +128,6 @@ def _split_words(name: str, given: Iterable[str]) -> list[str]:
     if len(words) > MAX_WORDS:
         raise ConfigError(f"{name} has {len(words)} words; give {MAX_WORDS} at most")
     return words
-
-
-def query_spelling(message: str) -> str:
-    """Replace command-line option names in a message with query parameter names."""
-    for name in _SEARCH:
-        message = message.replace(name.replace("_", "-"), name)
-    return message
 
 
 def query_error(errors: Iterable[Mapping[str, Any]], query: type[BaseModel]) -> str:
@@ -175,8 +151,9 @@ def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str
     numbers = next((one for one in schema.get("anyOf", [schema]) if "maximum" in one), None)
     if numbers is None:
         return "something else"
-    kind = "a whole number from" if numbers["type"] == "integer" else "a number from"
-    return f"{kind} {numbers['minimum']:g} to {numbers['maximum']:,}"
+    kind = int if numbers["type"] == "integer" else float
+    low = {"ge": numbers.get("minimum"), "gt": numbers.get("exclusiveMinimum")}
+    return allowed_numbers(kind, Interval(**low, le=numbers["maximum"]))
 
 
 def _short(value: object) -> str:

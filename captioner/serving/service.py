@@ -25,7 +25,7 @@ from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImag
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
 from captioner.serving.limits import Limits
-from captioner.serving.requests import CaptionRequest, query_spelling
+from captioner.serving.requests import CaptionRequest
 from captioner.serving.responses import RequestError, captions_json
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class Service:
             hint = "; with curl, use --data-binary instead of -d"
             raise RequestError(422, "broken", f"{error}{hint}") from error
         except ConfigError as error:
-            raise RequestError(422, "options", query_spelling(str(error))) from error
+            raise RequestError(422, "options", str(error)) from error
         # Serializing many maps takes a while: keep the event loop free.
         return await asyncio.to_thread(captions_json, size, captions, attention)
 
