@@ -54,9 +54,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
     check_colormap(options.colormap)
     search = search_changes(options)
-    if search and options.words:
+    searched = [name for name in search if name != "style"]
+    if searched and options.words:
         raise ConfigError(
-            f"--words gives the caption, so there is no search; omit {flag(next(iter(search)))}"
+            f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
         )
     photos, failures = find_photos(options.photos)
     if not photos:

@@ -151,9 +151,11 @@ class Batcher:
 
     def _caption(self, jobs: Sequence[_Job]) -> list[list[Caption]]:
         photos = [job.photo for job in jobs]
-        options, alternatives = jobs[0].request.key
+        options, alternatives, style = jobs[0].request.key
         if options is None:
             sentences = [job.request.words for job in jobs]
-            captions = self._model.explain_batch(photos, sentences, alternatives=alternatives)
+            captions = self._model.explain_batch(
+                photos, sentences, alternatives=alternatives, style=style
+            )
             return [[caption] for caption in captions]
         return self._model.caption_batch(photos, options, alternatives=alternatives)

@@ -32,11 +32,13 @@ class CaptionRequest:
     """The words to explain, as in the vocabulary."""
     alternatives: int = 0
     """Number of alternatives per position."""
+    style: str | None = None
+    """Style in which to explain the words; None: the model's default."""
 
     @property
-    def key(self) -> tuple[SearchOptions | None, int]:
+    def key(self) -> tuple[SearchOptions | None, int, str | None]:
         """Requests with the same key can share a batch."""
-        return self.options, self.alternatives
+        return self.options, self.alternatives, self.style
 
     @property
     def cost(self) -> int:
@@ -104,12 +106,14 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
     alternatives = given["alternatives"]
     if "words" in given:
+        style = changes.pop("style", None)
+        model.stored.vocabulary.start(style or "")  # refuse an unknown style
         if changes:
             raise ConfigError(
                 f"words cannot be combined with search options ({', '.join(changes)}); give one "
                 "or the other"
             )
-        return CaptionRequest(None, _known_words(model, given["words"]), alternatives)
+        return CaptionRequest(None, _known_words(model, given["words"]), alternatives, style)
     for name in _LISTS:
         if name in changes:
             changes[name] = _split_words(name, changes[name])
