@@ -2,16 +2,16 @@
 
     python scripts/benchmark_serving.py FOLDER_OF_PHOTOS [--photos 400] [--connections 50]
 
-Both run as their users start them, with the model that ships and the same batch size. A round is
-the command line over the photos, then the server with the photos coming over parallel connections,
-bad files among them (no picture, cut off, too large, an option that cannot be); rounds are
-repeated, medians printed. Start-up is left out on both sides: of the command line, time counts
-from its first batch on; the server has captioned one before.
+Both run as separate processes with the shipped model and the same batch size. Each round runs the
+command line on the photos, then uploads them to the server over parallel connections, mixed with
+invalid requests (not an image, truncated, too large, an invalid option). Medians over the rounds
+are printed. Startup is excluded: the command line is timed from its first batch on, and the server
+is warmed up.
 
-Every answer is checked: its status, and its caption against the command line's for the photo. The
-server's memory (resident) is told after each quarter of its photos.
+The status of every response is checked, and its caption is compared with the command line's. The
+server's resident memory is printed after each quarter of the requests.
 
-The client's own work is in the server's figure: it sends from the same machine.
+The client runs on the same machine, so its work is included in the server's figure.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from typing import NamedTuple
 from captioner.data.folders import find_images
 
 TOO_LARGE = 3 << 20
-"""Bytes that the server is told to refuse; photos of the usual data sets have less."""
+"""The server's limit in bytes; photos of common data sets are smaller."""
 
 
 class Upload(NamedTuple):
-    """One request and what it must give."""
+    """A request and the expected response."""
 
     body: bytes | Path
     query: str
@@ -49,21 +49,23 @@ class Upload(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A round."""
+    """The results of a round."""
 
-    photos_a_second: float
+    photos_per_second: float
     wrong_status: int
     other_caption: int
     memory: list[int]
-    """Resident bytes after each quarter."""
+    """Resident memory in bytes after each quarter."""
 
 
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--photos", type=int, default=400, help="good photos a round")
-    parser.add_argument("--bad-share", type=float, default=0.2, help="bad files for a good photo")
+    parser.add_argument("--photos", type=int, default=400, help="valid photos per round")
+    parser.add_argument(
+        "--bad-share", type=float, default=0.2, help="invalid requests per valid photo"
+    )
     parser.add_argument("--connections", type=int, default=50)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
@@ -82,27 +84,27 @@ def main() -> None:
             if not served:
                 send(port, process, uploads[: 2 * options.batch_size], options.connections)
             served.append(send(port, process, uploads, options.connections))
-            print(f"round {len(served)}: {rate:6.1f} photos/s alone, {told(served[-1])}")
+            print(f"round {len(served)}: {rate:6.1f} photos/s alone, {summary(served[-1])}")
         batches = metric(port, "captioner_batch_photos_sum") / metric(
             port, "captioner_batch_photos_count"
         )
-    rate = statistics.median(one.photos_a_second for one in served)
+    rate = statistics.median(one.photos_per_second for one in served)
     print(f"captioner caption: {statistics.median(alone):.1f} photos/s")
-    print(f"captioner serve:   {rate:.1f} photos/s, {batches:.1f} a batch")
+    print(f"captioner serve:   {rate:.1f} photos/s, {batches:.1f} per batch")
     sys.exit(any(one.wrong_status for one in served))
 
 
-def told(one: Measured) -> str:
-    """A round on a line."""
+def summary(one: Measured) -> str:
+    """A round in one line."""
     memory = " ".join(f"{size / 2**20:.0f}" for size in one.memory)
     return (
-        f"{one.photos_a_second:6.1f} served; wrong status {one.wrong_status}, other caption "
+        f"{one.photos_per_second:6.1f} served; wrong status {one.wrong_status}, other caption "
         f"{one.other_caption}; MiB {memory}"
     )
 
 
 def command_line(photos: Sequence[Path], batch_size: int) -> tuple[float, dict[Path, str]]:
-    """Photos a second after the first batch, and the captions."""
+    """Photos per second after the first batch, and the captions."""
     command = [sys.executable, "-m", "captioner", "caption", "--format", "jsonl"]
     command += ["--batch-size", str(batch_size), *map(str, photos)]
     captions: dict[Path, str] = {}
@@ -116,15 +118,15 @@ def command_line(photos: Sequence[Path], batch_size: int) -> tuple[float, dict[P
             if len(captions) == batch_size:
                 start = end
     if process.returncode:
-        raise SystemExit("the command line failed; give a folder of good photos")
+        raise SystemExit("captioner caption failed; give a folder of valid photos")
     return (len(captions) - batch_size) / (end - start), captions
 
 
 def mixed(photos: Sequence[Path], captions: dict[Path, str], bad_share: float) -> list[Upload]:
-    """Good photos and bad files in a random order, the same every time."""
+    """Valid photos and invalid requests in a fixed random order."""
     first = photos[0].read_bytes()
     kinds = [
-        Upload(b"no picture", "", 415, None),
+        Upload(b"not an image", "", 415, None),
         Upload(first[: len(first) // 2], "", 422, None),
         Upload(bytes(TOO_LARGE + 1), "", 413, None),
         Upload(first, "?beam_size=99", 422, None),
@@ -137,7 +139,7 @@ def mixed(photos: Sequence[Path], captions: dict[Path, str], bad_share: float) -
 
 @contextmanager
 def server(batch_size: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """A server's port and process."""
+    """Run a server; yields its port and process."""
     command = [sys.executable, "-m", "captioner", "serve", "--port", "0"]
     command += ["--batch-size", str(batch_size), "--max-bytes", str(TOO_LARGE)]
     with tempfile.TemporaryFile("w+") as log:
@@ -151,7 +153,7 @@ def server(batch_size: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
                 time.sleep(0.1)
             else:
                 log.seek(0)
-                raise SystemExit(log.read().strip() or "the server ended before it began")
+                raise SystemExit(log.read().strip() or "the server exited during startup")
         finally:
             process.terminate()
             process.wait()
@@ -160,9 +162,9 @@ def server(batch_size: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
 def send(
     port: int, process: subprocess.Popen[str], uploads: Sequence[Upload], connections: int
 ) -> Measured:
-    """Send all, and check the answers."""
+    """Send all uploads and check the responses."""
     lock, waiting = threading.Lock(), iter(uploads)
-    done: list[tuple[bool, bool]] = []  # status as it must be, caption as it must be
+    done: list[tuple[bool, bool]] = []  # whether status and caption are correct
     memory: list[int] = []
 
     def work() -> None:
@@ -195,7 +197,7 @@ def send(
 
 
 def check(connection: http.client.HTTPConnection, upload: Upload) -> tuple[bool, bool]:
-    """Whether the status and the caption are as they must be."""
+    """Whether the status and the caption are correct."""
     body = upload.body.read_bytes() if isinstance(upload.body, Path) else upload.body
     try:
         connection.request("POST", f"/v1/captions{upload.query}", body)
@@ -212,7 +214,7 @@ def check(connection: http.client.HTTPConnection, upload: Upload) -> tuple[bool,
 
 
 def metric(port: int, name: str) -> float:
-    """One value of /metrics."""
+    """A value of /metrics."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -220,7 +222,7 @@ def metric(port: int, name: str) -> float:
 
 
 def resident(pid: int) -> int:
-    """Bytes of a process in memory."""
+    """Resident memory of a process in bytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

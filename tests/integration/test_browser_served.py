@@ -1,4 +1,4 @@
-"""The served page as a person uses it: photos chosen, dropped, pasted; wishes; mistakes."""
+"""The served page in a browser: choosing, dropping and pasting photos; options; errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def upload(tab: Tab, *photos: Any) -> None:
     tab.locator("#file").set_input_files(photos)
 
 
-def test_a_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
+def test_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
     photo = tiny.photos / "1.png"
     caption = served.model.caption(photo)
 
@@ -77,7 +77,7 @@ def test_a_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
     expect(tab.locator(".choices li")).to_have_count(5)
 
 
-def test_wishes_are_granted_at_once(tab, served, tiny) -> None:
+def test_options_apply_at_once(tab, served, tiny) -> None:
     photo = tiny.photos / "2.png"
     upload(tab, photo)
     expect(tab.get_by_role("listbox")).to_have_count(1)
@@ -92,10 +92,10 @@ def test_wishes_are_granted_at_once(tab, served, tiny) -> None:
     assert names == [f"Words of the caption: {caption.text}" for caption in captions]
 
 
-def test_own_words_are_looked_for(tab, tiny) -> None:
+def test_own_caption_is_explained(tab, tiny) -> None:
     upload(tab, tiny.photos / "2.png")
 
-    tab.get_by_label("own words").fill("the man's hat")
+    tab.get_by_label("test your own caption").fill("the man's hat")
     tab.keyboard.press("Enter")
 
     expect(tab.get_by_role("status")).to_have_text("the man's hat")
@@ -106,7 +106,7 @@ def test_own_words_are_looked_for(tab, tiny) -> None:
 
 @pytest.fixture
 def refused(visit) -> Iterator[None]:
-    """Browsers report every refused request on the console, whatever the page does about it."""
+    """Browsers log every failed request to the console; ignore those messages."""
     yield
     kept = [line for line in visit.complaints if not re.match(r"console: Failed to load", line)]
     assert len(kept) < len(visit.complaints)
@@ -114,40 +114,40 @@ def refused(visit) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("refused")
-def test_what_the_server_refuses_is_told_and_can_be_mended(visit, served, tiny, tmp_path) -> None:
+def test_server_errors_are_shown_and_can_be_corrected(visit, served, tiny, tmp_path) -> None:
     tab = visit(served.address, allowed=served.address)
     (tmp_path / "notes.jpg").write_bytes(b"no photo at all")
     status = tab.get_by_role("status")
 
     upload(tab, tmp_path / "notes.jpg")
     expect(status).to_contain_text("not a supported image")
-    expect(status).to_have_class(re.compile("wrong"))
+    expect(status).to_have_class(re.compile("failed"))
 
     upload(tab, tiny.photos / "1.png")
     expect(tab.get_by_role("listbox")).to_have_count(1)
-    tab.get_by_label("own words").fill("a gryphon runs")
+    tab.get_by_label("test your own caption").fill("a gryphon runs")
     tab.keyboard.press("Enter")
     expect(status).to_contain_text("the model does not know gryphon")
-    expect(tab.get_by_role("listbox")).to_have_count(1)  # the photo stays while it is mended
+    expect(tab.get_by_role("listbox")).to_have_count(1)  # the photo stays
 
-    tab.get_by_label("own words").fill("")
+    tab.get_by_label("test your own caption").fill("")
     tab.keyboard.press("Enter")
     expect(tab.get_by_role("listbox")).to_have_count(1)
-    expect(status).not_to_have_class(re.compile("wrong"))
+    expect(status).not_to_have_class(re.compile("failed"))
 
 
-def test_a_file_that_is_too_large_is_not_even_sent(tab, tmp_path) -> None:
+def test_too_large_file_is_not_sent(tab, tmp_path) -> None:
     (tmp_path / "large.jpg").write_bytes(b"x" * (LARGEST + 1))
     sent: list[str] = []
     tab.on("request", lambda request: sent.append(request.method))
 
     upload(tab, tmp_path / "large.jpg")
 
-    expect(tab.get_by_role("alert")).to_have_text("large.jpg has 20,001 bytes; give 20,000 at most")
+    expect(tab.get_by_role("alert")).to_have_text("large.jpg has 20,001 bytes; the limit is 20,000")
     assert "POST" not in sent
 
 
-def test_a_large_file_among_others_is_named_and_the_others_go_on(tab, tiny, tmp_path) -> None:
+def test_too_large_file_does_not_stop_the_others(tab, tiny, tmp_path) -> None:
     (tmp_path / "large.jpg").write_bytes(b"x" * (LARGEST + 1))
 
     upload(tab, tmp_path / "large.jpg", tiny.photos / "1.png")
@@ -158,7 +158,7 @@ def test_a_large_file_among_others_is_named_and_the_others_go_on(tab, tiny, tmp_
     expect(tab.get_by_role("alert")).to_have_text("")
 
 
-def test_one_wish_is_one_request(tab, tiny) -> None:
+def test_a_change_sends_one_request(tab, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
     expect(tab.get_by_role("listbox")).to_have_count(1)
     sent: list[str] = []
@@ -173,7 +173,7 @@ def test_one_wish_is_one_request(tab, tiny) -> None:
 
 
 @pytest.mark.usefixtures("refused")
-def test_the_strip_holds_thirty_photos_and_lets_go_of_older_ones(tab, tiny) -> None:
+def test_strip_keeps_the_last_thirty_photos(tab, tiny) -> None:
     upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(20)])
     strip = tab.get_by_role("group", name="Photos").get_by_role("button")
     oldest = strip.first.get_by_role("img").get_attribute("src")
@@ -181,7 +181,7 @@ def test_the_strip_holds_thirty_photos_and_lets_go_of_older_ones(tab, tiny) -> N
     upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(20)])
 
     expect(strip).to_have_count(30)
-    expect(tab.locator(".complaints")).to_be_empty()  # the older ones were asked to go
+    expect(tab.locator(".errors")).to_be_empty()  # removing older photos is not an error
     expect(strip.nth(10)).to_have_attribute("aria-current", "true")  # the first of the new ones
     assert oldest not in [image.get_attribute("src") for image in strip.get_by_role("img").all()]
     assert (
@@ -196,14 +196,14 @@ def test_the_strip_holds_thirty_photos_and_lets_go_of_older_ones(tab, tiny) -> N
 
 
 @pytest.mark.usefixtures("refused")
-def test_more_photos_than_the_strip_holds_are_told(tab, tiny) -> None:
+def test_skipped_photos_are_reported(tab, tiny) -> None:
     upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(32)])
-    told = "the page holds 30 photos; the first 2 are left out"
-    expect(tab.locator(".complaints")).to_have_text(told)
+    note = "the page holds 30 photos; the first 2 were skipped"
+    expect(tab.locator(".errors")).to_have_text(note)
 
 
 @pytest.mark.parametrize("kind", ["drop", "paste"])
-def test_a_photo_can_be_dropped_and_pasted(kind, tab, served, tiny) -> None:
+def test_drop_and_paste(kind, tab, served, tiny) -> None:
     content = base64.b64encode((tiny.photos / "3.png").read_bytes()).decode()
 
     tab.evaluate(
@@ -223,32 +223,32 @@ def test_a_photo_can_be_dropped_and_pasted(kind, tab, served, tiny) -> None:
     expect(tab.get_by_role("status")).to_have_text(text)
 
 
-def test_several_photos_wait_in_a_strip(tab, served, tiny) -> None:
+def test_strip_switches_between_photos(tab, served, tiny) -> None:
     photos = [tiny.photos / f"{n}.png" for n in (1, 2, 3)]
-    said = [served.model.caption(photo).text for photo in photos]
-    assert len(set(said)) == 3
+    texts = [served.model.caption(photo).text for photo in photos]
+    assert len(set(texts)) == 3
 
     upload(tab, *photos)
 
     strip = tab.get_by_role("group", name="Photos").get_by_role("button")
-    expect(tab.get_by_role("status")).to_have_text(said[0])
-    for button, text in zip(strip.all(), said, strict=True):
+    expect(tab.get_by_role("status")).to_have_text(texts[0])
+    for button, text in zip(strip.all(), texts, strict=True):
         button.click()
         expect(tab.get_by_role("status")).to_have_text(text)
         expect(button).to_have_attribute("aria-current", "true")
 
 
-def test_a_picture_that_browsers_cannot_show_has_its_caption(tab, served, tmp_path) -> None:
+def test_unsupported_format_shows_the_caption_only(tab, served, tmp_path) -> None:
     Image.new("RGB", (30, 20), "green").save(tmp_path / "x.tiff")
 
     upload(tab, tmp_path / "x.tiff")
 
     text = served.model.caption(tmp_path / "x.tiff").text
     expect(tab.get_by_role("status")).to_have_text(text)
-    expect(tab.get_by_text("This browser cannot show")).to_be_visible()
+    expect(tab.get_by_text("This browser does not support this image format")).to_be_visible()
 
 
-def test_what_is_transparent_is_seen_on_white_as_the_model_saw_it(tab, served, tmp_path) -> None:
+def test_transparency_is_shown_on_white(tab, served, tmp_path) -> None:
     across = np.zeros((40, 60, 4), dtype=np.uint8)
     across[:, 20:40] = (255, 0, 0, 128)
     across[:, 40:] = (0, 0, 255, 255)
@@ -269,13 +269,13 @@ def test_what_is_transparent_is_seen_on_white_as_the_model_saw_it(tab, served, t
 
 
 @pytest.mark.parametrize(
-    ("orientation", "size", "light"),
+    ("orientation", "size", "shown"),
     [(1, (30, 20), True), (6, (30, 20), False), (3, (30, 20), False), (6, (20, 20), False)],
 )
-def test_no_light_falls_on_a_picture_that_the_browser_does_not_turn(  # noqa: PLR0917
-    orientation, size, light, tab, served, tmp_path
+def test_no_attention_on_an_image_with_another_orientation(  # noqa: PLR0917
+    orientation, size, shown, tab, served, tmp_path
 ) -> None:
-    """The server turns a WebP upright as its EXIF says, Chromium does not."""
+    """The server applies the EXIF orientation of WebP files, Chromium does not."""
     turned = Image.Exif()
     turned[0x0112] = orientation
     Image.new("RGB", size, "green").save(tmp_path / "x.webp", exif=turned)
@@ -284,12 +284,12 @@ def test_no_light_falls_on_a_picture_that_the_browser_does_not_turn(  # noqa: PL
 
     text = served.model.caption(tmp_path / "x.webp").text
     expect(tab.get_by_role("status")).to_have_text(text)
-    told = tab.get_by_text("This browser does not turn this picture upright")
-    expect(told).to_have_count(0 if light else 1)
-    expect(tab.locator(".stage")).to_have_count(1 if light else 0)
+    note = tab.get_by_text("This browser does not apply this image's EXIF orientation")
+    expect(note).to_have_count(0 if shown else 1)
+    expect(tab.locator(".stage")).to_have_count(1 if shown else 0)
 
 
-def test_escape_leads_to_the_photo_wherever_the_focus_is(tab, tiny) -> None:
+def test_escape_works_from_any_focus(tab, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
     tab.get_by_role("option").nth(1).click()
     tab.get_by_label("smooth").focus()
@@ -300,7 +300,7 @@ def test_escape_leads_to_the_photo_wherever_the_focus_is(tab, tiny) -> None:
 
 
 @pytest.mark.usefixtures("refused")
-def test_a_photo_that_failed_once_and_not_again_has_no_mark(tab, tiny) -> None:
+def test_failure_mark_is_removed_on_success(tab, tiny) -> None:
     answers = iter([503])
 
     def once(route: Any) -> None:
@@ -321,7 +321,7 @@ def test_a_photo_that_failed_once_and_not_again_has_no_mark(tab, tiny) -> None:
     expect(button).to_have_attribute("title", "")
 
 
-def test_nothing_sticks_out_of_a_phone(visit, served, tiny) -> None:
+def test_page_fits_a_phone(visit, served, tiny) -> None:
     screen = {"width": 320, "height": 640}
     tab = visit(served.address, allowed=served.address, viewport=screen, has_touch=True)
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= 320
@@ -334,10 +334,10 @@ def test_nothing_sticks_out_of_a_phone(visit, served, tiny) -> None:
 
 
 @pytest.mark.usefixtures("refused")
-def test_a_server_that_is_gone_is_told(visit, served, tiny) -> None:
+def test_unreachable_server(visit, served, tiny) -> None:
     tab = visit(served.address, allowed=served.address)
     tab.context.set_offline(True)
 
     upload(tab, tiny.photos / "1.png")
 
-    expect(tab.get_by_role("status")).to_have_text("the server does not answer; is it running?")
+    expect(tab.get_by_role("status")).to_have_text("the server does not respond; is it running?")

@@ -1,4 +1,4 @@
-"""``captioner serve`` as its user starts it, under parallel uploads of good and bad files."""
+"""``captioner serve`` as a process, under parallel uploads of valid and invalid files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from PIL import Image
 from captioner.api import load
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
 
-# Put into the server's process: it tells every file that is opened to be written to.
+# Loaded into the server's process: reports every file that is opened for writing.
 _SPY = """
 import os, signal, sys
-# Tests that are started in the background have Ctrl-C ignored, and would pass that on.
+# Tests started in the background ignore Ctrl-C, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def spy(event, details):
     if event == "open" and details[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -43,10 +43,10 @@ class Running(NamedTuple):
     process: subprocess.Popen[str]
     url: str
     folder: Path
-    """Where it runs; its temporary folder too."""
+    """Working directory, also used for temporary files."""
 
     def stop(self, number: int) -> tuple[int, str]:
-        """Send a signal; the exit code, and what it wrote after it was ready."""
+        """Send a signal; return the exit code and stderr since startup."""
         self.process.send_signal(number)
         _, err = self.process.communicate(timeout=300)
         return self.process.returncode, err
@@ -54,7 +54,7 @@ class Running(NamedTuple):
 
 @pytest.fixture
 def serve(tiny, tmp_path: Path) -> Iterator[Any]:
-    """``serve("--option", ...)``: a running server of the tiny model."""
+    """``serve("--option", ...)`` runs a server with the tiny model."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> Running:
@@ -88,7 +88,7 @@ def serve(tiny, tmp_path: Path) -> Iterator[Any]:
 
 
 def photo(number: int) -> bytes:
-    """A photo with a colour of its own."""
+    """A photo whose colour depends on its number."""
     noise = np.random.default_rng(number).integers(256, size=(48, 64, 3), dtype=np.uint8)
     colour = np.array([number % 2, number // 2 % 2, number // 4 % 2], dtype=np.uint8)
     file = io.BytesIO()
@@ -98,27 +98,27 @@ def photo(number: int) -> bytes:
 
 GOOD = [photo(number) for number in range(1, 31)]
 BAD = [
-    # body, query, status, what is told
+    # body, query, status, error
     (b"<html>no photo</html>", {}, 415, "a web page"),
     (b"", {}, 415, "empty"),
     (GOOD[6][:-500], {}, 422, "truncated"),
     (b"x" * 300_000, {}, 413, "300,000 bytes"),
     (GOOD[0], {"beam_size": 99}, 422, "beam_size is 99; give a whole number from 1 to 20"),
-    (GOOD[0], {"beem": 1}, 422, "no such parameter"),
+    (GOOD[0], {"beem": 1}, 422, "unknown parameter beem"),
     (GOOD[0], {"words": "a zebra"}, 422, "does not know zebra"),
-    (GOOD[0], {"words": "a dog", "beam_size": 2}, 422, "one of the two"),
+    (GOOD[0], {"words": "a dog", "beam_size": 2}, 422, "words cannot be combined"),
 ]
 
 
 @pytest.mark.stress
 def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
-    """Each gets its own status and its own caption; nothing is kept; SIGTERM ends it."""
+    """Each gets its own status and caption; nothing is stored; SIGTERM stops the server."""
     server = serve("--max-bytes", "200000", "--batch-size", "4")
-    asked: list[tuple[Any, ...]] = [(body, {}, 200, None) for body in GOOD]
-    asked += [(GOOD[n], {"words": "a dog on grass"}, 200, None) for n in range(4)]
-    asked += (BAD * 2)[:16]
-    np.random.default_rng(0).shuffle(asked)
-    assert len(asked) == 50
+    uploads: list[tuple[Any, ...]] = [(body, {}, 200, None) for body in GOOD]
+    uploads += [(GOOD[n], {"words": "a dog on grass"}, 200, None) for n in range(4)]
+    uploads += (BAD * 2)[:16]
+    np.random.default_rng(0).shuffle(uploads)
+    assert len(uploads) == 50
     limits = httpx.Limits(max_connections=50)
 
     with (
@@ -129,24 +129,24 @@ def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
         def send(one: tuple[Any, ...]) -> httpx.Response:
             return client.post("/v1/captions", content=one[0], params=one[1])
 
-        answers = list(threads.map(send, asked))
+        answers = list(threads.map(send, uploads))
         metrics = client.get("/metrics").text
         page = client.get("/")
 
     model = load(tiny.model, precision="fp32")
-    said = set()
-    for (body, query, status, told), answer in zip(asked, answers, strict=True):
+    texts = set()
+    for (body, query, status, error), answer in zip(uploads, answers, strict=True):
         assert answer.status_code == status, answer.text
         if status != 200:
-            assert told in answer.json()["error"]
+            assert error in answer.json()["error"]
             continue
         if query:
             alone = [model.explain(io.BytesIO(body), query["words"])]
         else:
             alone = model.captions(io.BytesIO(body))
         assert [one["text"] for one in answer.json()["captions"]] == [c.text for c in alone]
-        said.add(alone[0].text)
-    assert len(said) > 3  # mixed-up answers would show
+        texts.add(alone[0].text)
+    assert len(texts) > 3  # so that mixed-up responses would show
     assert 'captioner_requests_total{route="/v1/captions",status="200"} 34.0' in metrics
     assert "captioner_photos_captioned_total 34.0" in metrics
     assert page.status_code == 200
@@ -161,7 +161,7 @@ def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
     assert list(server.folder.iterdir()) == []
 
 
-def test_ctrl_c_ends_it_like_every_command(serve):
+def test_ctrl_c_exits_like_every_command(serve):
     server = serve()
     assert httpx.get(f"{server.url}/healthz", trust_env=False).json() == {"status": "ok"}
 
@@ -173,8 +173,8 @@ def test_ctrl_c_ends_it_like_every_command(serve):
 
 
 @pytest.mark.slow
-def test_who_waits_when_it_stops_is_told(serve):
-    """A photo that is still on its way gets 503, and the server does not wait for it."""
+def test_shutdown_refuses_pending_uploads(serve):
+    """A partial upload gets 503 and does not delay the shutdown."""
     server = serve()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=300) as connection:
@@ -192,11 +192,11 @@ def test_who_waits_when_it_stops_is_told(serve):
         while part := connection.recv(65536):
             answer += part
     assert answer.startswith(b"HTTP/1.1 503 ")
-    assert "stopping" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert "shutting down" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
     assert server.process.wait(timeout=300) == OK
 
 
-def test_a_port_in_use_is_told_before_a_model_is_loaded(capsys):
+def test_port_in_use_fails_before_the_model_is_loaded(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port), "--model", "missing"]) == FAILED
@@ -208,7 +208,7 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
         (["--port", "70000"], "port is 70000"),
         (["--host", "nowhere.invalid"], "'nowhere.invalid' is no address"),
@@ -217,8 +217,8 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(capsys):
         (["photo.jpg"], "photo.jpg"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(options, told, capsys):
+def test_usage_errors_are_one_line(options, error, capsys):
     assert main(["serve", *options]) == USAGE
     err = capsys.readouterr().err
-    assert told in err
+    assert error in err
     assert err.count("\n") == 1

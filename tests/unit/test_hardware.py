@@ -1,4 +1,4 @@
-"""Device and precision: what the hardware is good at."""
+"""Device and precision selection, and memory settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """A machine whose CPU and GPU multiply bf16 natively, or do not."""
+    """A machine whose CPU and GPU have native bf16, or not."""
     cpu, gpu = request.param
 
     def on_gpu(including_emulation: bool = True) -> bool:
@@ -50,7 +50,7 @@ def test_precision(device: torch.device, precision: str, expected: str):
     assert pick_precision(precision, device) == expected  # type: ignore[arg-type]
 
 
-def test_a_cpu_that_does_not_tell_multiplies_fp32(monkeypatch: pytest.MonkeyPatch):
+def test_cpu_without_capabilities_uses_fp32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert not multiplies_bf16(CPU)
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
@@ -67,17 +67,15 @@ def test_autocast_is_the_precision():
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [(True, "cuda"), (False, "cpu")])
-def test_auto_takes_the_gpu_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, gpu: bool, expected: str
-):
+def test_auto_prefers_the_gpu(monkeypatch: pytest.MonkeyPatch, gpu: bool, expected: str):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert pick_device("auto").type == expected
     assert pick_device("cpu") == CPU
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:x", "cuda:99", "tpu"])
-def test_devices_that_are_not_there_are_named(name: str):
-    with pytest.raises(ConfigError, match=rf"{name!r} .* give auto, cpu, cuda") as caught:
+def test_unavailable_device(name: str):
+    with pytest.raises(ConfigError, match=rf"{name!r} is not available; give auto, cpu") as caught:
         pick_device(name)
     assert "\n" not in str(caught.value)
 
@@ -110,7 +108,7 @@ else:
 
 
 def faults(keep: bool, threads: bool = False, **environment: str) -> int:
-    """Pages that the system had to clear when a block was asked for that had been freed before."""
+    """Page faults when memory is allocated again after it was freed."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     done = subprocess.run(
         [sys.executable, "-c", FAULTS.format(keep=keep, threads=threads)],
@@ -121,11 +119,11 @@ def faults(keep: bool, threads: bool = False, **environment: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_freed_memory_is_kept_where_it_was_given_back() -> None:
+def test_freed_memory_is_kept() -> None:
     assert faults(keep=True) < 500 < faults(keep=False)
     assert faults(keep=True, threads=True) < 500 < faults(keep=False, threads=True)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_a_user_s_own_settings_are_left_alone() -> None:
+def test_user_settings_are_kept() -> None:
     assert faults(keep=True, MALLOC_TRIM_THRESHOLD_="131072") > 500
