@@ -368,7 +368,7 @@ def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None
     expected = DocumentFrequencies.from_references(captions)
     assert target.read_bytes() == expected.to_bytes()
     out, err = capsys.readouterr()
-    assert out == f"{target}: {len(expected.counts)} phrases of 4 photos\n"
+    assert out == f"{target}: {len(expected.counts)} n-grams of 4 photos\n"
     assert err == ""
 
 
@@ -710,7 +710,7 @@ def test_without_java_the_others_are_scored(scored, capsys) -> None:
     assert [line.partition(":")[2].split()[0] for line in err.splitlines()] == ["METEOR", "SPICE"]
     for metric, line in zip(("meteor", "spice"), err.splitlines(), strict=True):
         assert "no java on the PATH" in line
-        assert f"--no-{metric} silences this" in line
+        assert f"--no-{metric} hides this message" in line
         assert "download" not in line  # which brings no Java
     assert "CIDEr" in out
 
@@ -764,7 +764,7 @@ def test_a_java_that_dies_costs_meteor_alone(asked, scored, tmp_path, monkeypatc
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
     assert "METEOR's Java program stopped (Error: no memory)" in line
-    assert line.endswith("; the other metrics follow")
+    assert line.endswith("; continuing with the other metrics")
     report = json.loads(target.read_text())
     assert list(report["metrics"]) == METRICS
     assert "METEOR" not in report["signature"]

@@ -103,7 +103,7 @@ def test_cached_features_are_the_runs_own(encoder, data, run, tmp_path, capsys) 
     assert run("--encoder.name", encoder) == OK
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'f'}: features of 4 photos\n"
-    assert f"4 photos and 3 mirrored, each 2 x 2 regions of {FEATURES[encoder]}" in err
+    assert f"4 photos and 3 flipped, each 2 x 2 regions of {FEATURES[encoder]}" in err
 
     model = prepare(whole(data, name=encoder)).stored.model.eval()
     key = feature_key(model.encoder.name, model.encoder.state_dict(), model.preprocessing)
@@ -185,7 +185,7 @@ def test_a_photo_that_cannot_be_read_is_named_and_the_rest_goes_on(run, tmp_path
     for _ in range(2):  # the second time, it is still missing
         assert run() == FAILED
         out = capsys.readouterr().out
-        assert out.startswith(f"{tmp_path / 'f'}: features of 3 photos; 1 left out")
+        assert out.startswith(f"{tmp_path / 'f'}: features of 3 photos; 1 skipped")
         assert "2.png" in out
     cache = FeatureCache.open(tmp_path / "f", {})
     assert [cache.has(i) for i in (1, 2, 3, 4)] == [True, False, True, True]
@@ -258,7 +258,7 @@ def test_ctrl_c_is_gone_on_from(run, tmp_path, monkeypatch, capsys) -> None:
         patch.setattr(FeatureWriter, "_write", interrupted)
         capsys.readouterr()
         assert run("--batch-size", "1") == INTERRUPTED
-    assert "the same command goes on" in only_line(capsys)
+    assert "run the same command again" in only_line(capsys)
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
 
     assert run("--batch-size", "1") == OK

@@ -111,7 +111,7 @@ def test_a_stopped_run_is_taken_up_again(config, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(prepare_shards, "tqdm", Stopping)
     assert run(config, "-o", out, "--photos-per-shard", 1) == INTERRUPTED
-    assert "go on with the same command" in last_line(capsys)
+    assert "run the command again" in last_line(capsys)
     assert sorted(contents(out)) == ["shard-000000.tar", "shard-000001.tar"]
     monkeypatch.setattr(prepare_shards, "tqdm", real)
     assert run(config, "-o", out, "--photos-per-shard", 1) == OK
@@ -139,7 +139,7 @@ def test_finished_shards_are_replaced_only_with_force(config, tmp_path, capsys):
         (("-o", "x"), "data.val_annotations is empty"),
         (("{config}",), "output"),
         (("{config}", "-o", "x", "--photos-per-shard", "0"), "photos-per-shard is 0; give 1"),
-        (("{config}", "-o", "x", "--photos-per-shard", "many"), "give a whole number"),
+        (("{config}", "-o", "x", "--photos-per-shard", "many"), "give an integer"),
         (("{config}", "-o", "x", "--data.workers", "-1"), "data.workers is -1; give 0 or more"),
         (("{config}", "-o", "{config}"), "is a file; give a folder"),
         (("missing.yaml", "-o", "x"), "missing.yaml"),

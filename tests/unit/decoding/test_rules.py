@@ -201,7 +201,7 @@ def test_forced_words_that_the_model_does_not_know_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         numbers_of(forced_words=["dog", "zeppelin", "Yeti"])
 
-    assert "forced-words holds zeppelin, yeti, which the model does not know" in str(caught.value)
+    assert "forced_words contains zeppelin, yeti, which the model does not know" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -264,9 +264,9 @@ def test_stopping_finishes_what_runs_and_refuses_the_rest(serve, model):
 
 
 def test_an_option_that_one_photo_cannot_fulfil_reaches_that_one(serve, model):
-    from captioner.errors import ConfigError
+    from captioner.errors import OptionError
 
-    model.broken = ConfigError("no sentence is left; lower min-length")
+    model.broken = OptionError("no caption is left; lower {min_length}")
 
     async def test(server):
         running = await server.hold()
@@ -277,7 +277,7 @@ def test_an_option_that_one_photo_cannot_fulfil_reaches_that_one(serve, model):
         assert (await good.answer()).texts == ["1-1-1 2 0"]
         answer = await bad.answer()
         assert answer.status == 422
-        assert answer.error == "no sentence is left; lower min_length"  # as the query spells it
+        assert answer.error == "no caption is left; lower min_length"  # as the query spells it
 
     serve(test)
 

@@ -117,7 +117,7 @@ def test_words_of_the_decoder_are_judged_before_the_data_are_read(
 
 
 def test_words_that_the_search_cannot_say_are_told_before_training(configure: Any):
-    with pytest.raises(ConfigError, match=r"forced-words holds xylophone, which the model does"):
+    with pytest.raises(ConfigError, match=r"forced_words contains xylophone, which the model does"):
         prepare(configure(search={"forced_words": ["xylophone"]}))
 
 
