@@ -56,18 +56,15 @@ def _one_line(message: str) -> str:
     missing = re.search(r'Parser key "config": File does not exist: \'(.+)\'', message)
     if missing is not None:
         return f"{missing[1]} does not exist; give a YAML config file"
-    wrong = re.search(
-        r'Parser key "([\w.]+)".*?Expected a '
-        r"(?:<class '(int|float|list)'>|typing.Literal\[(.+?)\])",
-        message,
-    )
+    expected = r"Expected a (?:<class '(int|float|list)'>|typing\.Literal\[(.+?)\])"
+    wrong = re.search(rf'Parser key "([\w.]+)".*?{expected}', message)
     given = re.search(r"(?:Got|Given) value: (\S+)", message)
     if wrong is None or given is None:
         return message
     key, kind, choices = wrong.groups()
-    expected = {"int": "an integer", "float": "a number", "list": f"a list: [{given[1]}]"}
+    kinds = {"int": "an integer", "float": "a number", "list": f"a list: [{given[1]}]"}
     name = key if "." in key else flag(key)  # a name with a dot may come from a config file
-    return f"{name} is {given[1]}; give {expected[kind] if kind else choices}"
+    return f"{name} is {given[1]}; give {kinds[kind] if kind else choices}"
 
 
 class _HelpFormatter(jsonargparse.DefaultHelpFormatter):

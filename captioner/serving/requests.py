@@ -107,7 +107,6 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     alternatives = given["alternatives"]
     if "words" in given:
         style = changes.pop("style", None)
-        model.stored.vocabulary.start(style or "")  # refuse an unknown style
         if changes:
             raise ConfigError(
                 f"words cannot be combined with search options ({', '.join(changes)}); give one "

@@ -1,4 +1,4 @@
-"""The commands as a user types them, with the model that ships."""
+"""The commands as a user types them, with the shipped model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import csv
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import EXTRAS, FAILED, OK, USAGE, main
 from captioner.data.coco import read_dataset
 from captioner.errors import DataError
 from captioner.tokenizer import tokenize
@@ -165,7 +166,11 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
         (["train", "--training.objective", "self_critical"], ["init_from"]),
         (["train", "--training.epochs", "0"], ["epochs", "1"]),
         (["train", "--training.epoch", "3"], ["epoch"]),
-        (["frobnicate"], ["frobnicate", "caption"]),
+        (["frobnicate"], ["Unknown command 'frobnicate'", "caption"]),
+        (["captoin"], ["Did you mean `captioner caption`?"]),
+        (["photo.jpg"], ["Unknown command 'photo.jpg'", "`captioner caption photo.jpg`?"]),
+        (["train", "--search.beam_size", "0"], ["search.beam_size is 0"]),
+        (["train", "--decoder.query", "x"], ["decoder.query is x", "'mean'"]),
     ],
 )
 def test_wrong_use_gets_one_clear_line(arguments, words, tmp_path, monkeypatch, capsys):
@@ -178,6 +183,30 @@ def test_wrong_use_gets_one_clear_line(arguments, words, tmp_path, monkeypatch, 
     for word in words:
         assert word in err
     assert [p.name for p in tmp_path.iterdir()] == ["EMPTY"]
+
+
+@pytest.mark.parametrize(
+    ("command", "module"), [(command, name) for command in EXTRAS for name in EXTRAS[command]]
+)
+def test_a_missing_extra_is_named_with_its_pip_command(command, module, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)  # what an import finds if it is not installed
+
+    assert main([command]) == USAGE
+
+    expected = f"captioner {command} needs {module}; run: pip install 'captioner[{command}]'"
+    assert capsys.readouterr().err == f"captioner: {expected}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "train", "evaluate"])
+def test_help_needs_no_extra(command, monkeypatch, capsys):
+    for module in EXTRAS[command]:
+        monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+
+    assert left.value.code == 0
+    assert f"captioner {command}" in capsys.readouterr().out
 
 
 def test_attend_draws_the_photo_and_every_word(tmp_path, capsys):

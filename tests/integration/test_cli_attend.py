@@ -130,7 +130,7 @@ def test_a_photo_whose_words_have_no_masks_is_told(tiny, photo, tmp_path, capsys
 
     assert attend(photo, "-o", tmp_path / "x.png", *common) == OK
 
-    assert "1.png: its words name nothing that" in only_line(capsys)
+    assert "1.png: the caption names no object that" in only_line(capsys)
 
 
 def test_a_photo_is_never_replaced_by_its_picture(tiny, photo, tmp_path, capsys) -> None:

@@ -364,7 +364,7 @@ def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None
     expected = DocumentFrequencies.from_references(captions)
     assert target.read_bytes() == expected.to_bytes()
     out, err = capsys.readouterr()
-    assert out == f"{target}: {len(expected.counts)} phrases of 4 photos\n"
+    assert out == f"{target}: {len(expected.counts)} n-grams of 4 photos\n"
     assert err == ""
 
 
@@ -704,7 +704,7 @@ def test_without_java_other_metrics_are_scored(scored, capsys) -> None:
     assert [line.partition(":")[2].split()[0] for line in err.splitlines()] == ["METEOR", "SPICE"]
     for metric, line in zip(("meteor", "spice"), err.splitlines(), strict=True):
         assert "which is not on the PATH" in line
-        assert f"--no-{metric} silences this" in line
+        assert f"--no-{metric} hides this message" in line
         assert "download" not in line  # which would not install Java
     assert "CIDEr" in out
 
@@ -758,7 +758,7 @@ def test_a_failing_java_skips_meteor(asked, scored, tmp_path, monkeypatch, capsy
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
     assert "METEOR's Java program stopped (Error: no memory)" in line
-    assert line.endswith("; the other metrics follow")
+    assert line.endswith("; continuing with the other metrics")
     report = json.loads(target.read_text())
     assert list(report["metrics"]) == METRICS
     assert "METEOR" not in report["signature"]

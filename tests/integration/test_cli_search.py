@@ -85,7 +85,7 @@ def test_words_are_words_and_no_yaml(given: str, words: set[str], say) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "[]", " "])
-def test_no_words_are_no_wish(given: str, say) -> None:
+def test_an_empty_list_of_words_changes_nothing(given: str, say) -> None:
     assert say("--forced-words", given, "--banned-words", given) == say()
 
 
@@ -265,7 +265,7 @@ CONTRADICTIONS = [
     (["--temperature", "1", "--forced-words", "dog"], ["temperature", "forced-words"]),
     (["--forced-words", "dog", "--banned-words", "hat, dog"], ["dog", "forced", "banned"]),
     (["--forced-words", "unicorn"], ["forced-words", "unicorn"]),
-    (["--banned-words", "!"], ["banned-words", "'!'", "no word"]),
+    (["--banned-words", "!"], ["banned-words", "'!'", "not a word"]),
     (["--min-length", "6", "--max-length", "6"], ["min-length", "max-length"]),
     (["--num-captions", "3", "--beam-size", "2"], ["num-captions", "beam-size"]),
     (["--guard-endings", "maybe"], ["maybe"]),

@@ -76,7 +76,9 @@ def serve(tiny, tmp_path: Path) -> Iterator[Any]:
         started.append(process)
         assert process.stderr is not None
         for line in process.stderr:
-            ready = re.fullmatch(r"captioner serves on (http://\S+) \(Ctrl-C stops it\)\n", line)
+            ready = re.fullmatch(
+                r"captioner: serving on (http://\S+) \(press Ctrl-C to stop\)\n", line
+            )
             if ready:
                 return Running(process, ready[1], folder)
         raise AssertionError(f"it ended with {process.wait()}")
@@ -103,7 +105,7 @@ BAD = [
     (b"", {}, 415, "empty"),
     (GOOD[6][:-500], {}, 422, "truncated"),
     (b"x" * 300_000, {}, 413, "300,000 bytes"),
-    (GOOD[0], {"beam_size": 99}, 422, "beam_size is 99; give a whole number from 1 to 20"),
+    (GOOD[0], {"beam_size": 99}, 422, "beam_size is 99; give an integer from 1 to 20"),
     (GOOD[0], {"beem": 1}, 422, "unknown parameter beem"),
     (GOOD[0], {"words": "a zebra"}, 422, "does not know zebra"),
     (GOOD[0], {"words": "a dog", "beam_size": 2}, 422, "words cannot be combined"),
@@ -211,7 +213,7 @@ def test_port_in_use_fails_before_the_model_is_loaded(capsys):
     ("options", "error"),
     [
         (["--port", "70000"], "port is 70000"),
-        (["--host", "nowhere.invalid"], "'nowhere.invalid' is no address"),
+        (["--host", "nowhere.invalid"], "'nowhere.invalid' is not a known address"),
         (["--max-queue", "0"], "max-queue is 0"),
         (["--timeout", "soon"], "--timeout is soon; give a number"),
         (["photo.jpg"], "photo.jpg"),

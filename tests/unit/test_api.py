@@ -427,14 +427,14 @@ def test_options_start_from_the_models_own(captioner: Captioner):
 
 def test_unknown_options_are_named(captioner: Captioner, photos: list[Path]):
     names = ", ".join(sorted(field.name for field in fields(SearchOptions)))
-    with pytest.raises(ConfigError, match=f"'beams' is no search option; give {names}"):
+    with pytest.raises(ConfigError, match=f"Unknown search option 'beams'; give one of {names}"):
         captioner.options(beams=3)
-    with pytest.raises(ConfigError, match="'beam' is no search option"):
+    with pytest.raises(ConfigError, match="Unknown search option 'beam'"):
         captioner.caption(photos[0], beam=3)
 
 
 def test_options_out_of_range_are_named(captioner: Captioner):
-    with pytest.raises(ConfigError, match="num-captions is 4"):
+    with pytest.raises(ConfigError, match="num_captions is 4"):
         captioner.options(num_captions=4)
 
 
@@ -471,8 +471,8 @@ def test_loading_says_what_is_wrong(captioner: Captioner, tmp_path: Path):
         (lambda c, photo: c.caption(photo, alternatives="2"), "alternatives is .2.; give a whole"),
         (lambda c, photo: c.caption(photo, alternatives=True), "alternatives is True; give"),
         (lambda c, photo: c.caption(photo, alternatives=1.5), "alternatives is 1.5; give a whole"),
-        (lambda c, photo: c.options(forced_words=5), "^forced-words is 5; give words$"),
-        (lambda c, photo: c.options(guard_endings="no"), "^guard-endings is 'no'; give true or"),
+        (lambda c, photo: c.options(forced_words=5), "^forced_words is 5; give words$"),
+        (lambda c, photo: c.options(guard_endings="no"), "^guard_endings is 'no'; give true or"),
     ],
 )
 def test_wrong_things_given_get_one_line(
@@ -594,8 +594,10 @@ def test_no_caption_ends_badly_where_endings_are_guarded(captioner: Captioner, p
     assert not guarded & {"a", "on"}
 
 
-def test_an_unknown_forced_word_is_an_error_of_one_line(captioner: Captioner, photos: list[Path]):
-    with pytest.raises(ConfigError, match="forced-words zeppelin: not in") as caught:
+def test_a_forced_word_that_the_model_does_not_know_is_told_in_one_line(
+    captioner: Captioner, photos: list[Path]
+):
+    with pytest.raises(ConfigError, match="forced_words contains zeppelin") as caught:
         captioner.caption(photos[0], forced_words=["zeppelin", "dog"])
     assert "\n" not in str(caught.value)
 
@@ -696,7 +698,7 @@ def test_a_temperature_drops_the_models_own_beam(photos: list[Path]):
 
 
 def test_a_beam_that_the_user_gives_with_a_temperature_is_refused(captioner: Captioner):
-    with pytest.raises(ConfigError, match=r"temperature 0\.5 .* beam-size 2"):
+    with pytest.raises(ConfigError, match=r"temperature 0\.5 .* beam_size 2"):
         captioner.options(temperature=0.5, beam_size=2)
     assert captioner.options(temperature=0.5, beam_size=1).beam_size == 1
 

@@ -17,7 +17,7 @@ PACKAGE = Path(captioner.__file__).parent
 # From the bottom up. A module may import from its own room and from rooms on lower floors.
 FLOORS = [
     ["errors"],
-    ["files", "tokenizer"],
+    ["files", "option_fields", "tokenizer"],
     ["config", "vocabulary", "caption", "hardware"],
     ["data"],
     ["visualization"],
@@ -187,7 +187,7 @@ def test_a_caption_takes_no_library_that_the_shipped_model_does_not_need() -> No
 
 def test_all_is_what_dir_shows() -> None:
     assert sorted(captioner.__all__) == dir(captioner)
-    assert sorted(captioner._HOMES) == sorted(set(captioner.__all__) - {"__version__"})
+    assert sorted(captioner._MODULES) == sorted(set(captioner.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("name", captioner.__all__)
@@ -197,7 +197,7 @@ def test_every_public_name_is_there_and_tells_what_it_is(name) -> None:
     if name == "__version__":
         assert value.count(".") == 2
         return
-    home = importlib.import_module(captioner._HOMES[name])
+    home = importlib.import_module(captioner._MODULES[name])
     assert value is getattr(home, name)
     assert value.__doc__
 

@@ -201,7 +201,9 @@ def test_unknown_forced_words_are_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         numbers_of(forced_words=["dog", "zeppelin", "Yeti"])
 
-    assert "forced-words zeppelin, yeti: not in the model's vocabulary" in str(caught.value)
+    assert "forced_words contains zeppelin, yeti, which the model does not know" in str(
+        caught.value
+    )
     assert "\n" not in str(caught.value)
 
 

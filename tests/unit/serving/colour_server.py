@@ -58,7 +58,7 @@ class ColourModel:
             for colour in colours
         ]
 
-    def explain_batch(self, photos, sentences, *, alternatives=0) -> list[Caption]:
+    def explain_batch(self, photos, sentences, *, alternatives=0, style=None) -> list[Caption]:
         colours = self._begin(photos)
         return [
             _caption((colour, *words), alternatives)

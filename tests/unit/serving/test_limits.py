@@ -15,14 +15,14 @@ def test_defaults_are_valid():
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"max_bytes": 0}, "max-bytes is 0; give a whole number from 1"),
-        ({"max_pixels": -1}, "max-pixels is -1; give a whole number from 1"),
-        ({"max_pixels": 10**9}, "max-pixels is 1,000,000,000; give 178,956,970 at most"),
-        ({"max_queue": 1.5}, "max-queue is 1.5; give a whole number from 1"),
-        ({"max_beam": True}, "max-beam is True; give a whole number from 1"),
-        ({"timeout": 0}, "timeout is 0; give a positive number of seconds"),
-        ({"timeout": float("inf")}, "timeout is inf; give a positive number of seconds"),
-        ({"timeout": float("nan")}, "timeout is nan; give a positive number of seconds"),
+        ({"max_bytes": 0}, "max_bytes is 0; give an integer >= 1"),
+        ({"max_pixels": -1}, "max_pixels is -1; give an integer from 1 to 178,956,970"),
+        ({"max_pixels": 10**9}, "max_pixels is 1000000000; give an integer from 1 to 178,956,970"),
+        ({"max_queue": 1.5}, "max_queue is 1.5; give an integer >= 1"),
+        ({"max_beam": True}, "max_beam is True; give an integer >= 1"),
+        ({"timeout": 0}, "timeout is 0; give a finite number > 0"),
+        ({"timeout": float("inf")}, "timeout is inf; give a finite number > 0"),
+        ({"timeout": float("nan")}, "timeout is nan; give a finite number > 0"),
     ],
 )
 def test_invalid_limits(limits, message):

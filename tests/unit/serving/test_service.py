@@ -278,9 +278,9 @@ def test_shutdown_finishes_running_and_refuses_the_rest(serve, model):
 
 
 def test_option_error_of_one_photo(serve, model):
-    from captioner.errors import ConfigError
+    from captioner.errors import OptionError
 
-    model.broken = ConfigError("no sentence is left; lower min-length")
+    model.broken = OptionError("no caption is left; lower {min_length}")
 
     async def test(server):
         running = await server.hold()
@@ -291,7 +291,7 @@ def test_option_error_of_one_photo(serve, model):
         assert (await good.response()).texts == ["1-1-1 2 0"]
         response = await bad.response()
         assert response.status == 422
-        assert response.error == "no sentence is left; lower min_length"  # as the query spells it
+        assert response.error == "no caption is left; lower min_length"  # as the query spells it
 
     serve(test)
 

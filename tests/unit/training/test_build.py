@@ -32,7 +32,7 @@ def test_decoder_settings_are_checked_before_the_data_are_read(
 
 
 def test_unknown_forced_words_fail_before_training(configure: Any):
-    with pytest.raises(ConfigError, match=r"forced-words holds xylophone, which the model does"):
+    with pytest.raises(ConfigError, match=r"forced_words contains xylophone, which the model does"):
         prepare(configure(search={"forced_words": ["xylophone"]}))
 
 
