@@ -49,6 +49,8 @@ class DataConfig:
     karpathy_split: str | None = None
     """Karpathy's dataset_coco.json; its image ids decide which photos are for training and which
     for validation, whatever file they are in."""
+    min_captions: Positive = 1
+    """Leave out training photos with fewer captions: a reward needs several references."""
     max_captions: Positive = 5
     """Captions per photo and step; from more, a random subset is chosen every epoch."""
     max_words: Positive = 30

@@ -56,6 +56,11 @@ def prepare(config: TrainConfig) -> Setup:
     """
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
     train, val = read_data(config.data)
+    train = [photo for photo in train if len(photo.captions) >= config.data.min_captions]
+    if not train:
+        raise ConfigError(
+            f"no training photo has {config.data.min_captions} captions; lower data.min_captions"
+        )
     words = [[tokenize(caption) for caption in photo.captions] for photo in train]
     torch.manual_seed(config.training.seed)
     if config.init_from is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -78,8 +79,12 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     rows = [{"epoch": e, "CIDEr": cider, "seconds": 60.0 * e} for e, cider in ((1, 0.4), (2, 0.3))]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shipped = tmp_path / "shipped"
-    sets = [part for name in ("flickr8k", "coco-mini", "coco128") for part in (f"--{name}", photos)]
-    captions = ("--validation", photos / "annotations" / "captions.json")
+    annotations = photos / "annotations" / "captions.json"
+    coco = tmp_path / "coco"
+    shutil.copytree(photos / "images", coco / "val")
+    shutil.copy(annotations, coco / "captions_val.json")
+    sets = ["--flickr8k", photos, "--coco", coco, "--coco128", photos]
+    captions = ("--validation", annotations)
     arguments = [best, "--runs", run, *sets, *captions, "--to", shipped, "--beam-size", 2]
     monkeypatch.setattr(sys, "argv", ["ship_model.py", *map(str, arguments)])
     script("ship_model").main()
@@ -88,8 +93,8 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     assert stored.search.beam_size == 2
     [stage] = stored.info["stages"]
     assert stage == {"run": "one_stage", "epochs": 2, "best_epoch": 1, "CIDEr": 0.4, "minutes": 2}
-    cider = stored.info["scores"]["coco_mini"]["CIDEr"]
-    low, high = stored.info["intervals"]["coco_mini"]["CIDEr"]
+    cider = stored.info["scores"]["coco_val"]["CIDEr"]
+    low, high = stored.info["intervals"]["coco_val"]["CIDEr"]
     assert low <= cider <= high
     assert stored.info["attention"]["measured"] == 30
     assert stored.info["attention"]["uniform"] == 0.5
@@ -188,12 +193,12 @@ def test_coco_photos_are_added_to_flickr8k_except_those_used_for_evaluation(
         ("choose_search", "--annotations nowhere --images nowhere", "nowhere"),
         (
             "ship_model",
-            "nowhere --runs r --flickr8k f --coco-mini m --coco128 c --to t --failures nowhere.md",
+            "nowhere --runs r --flickr8k f --coco m --coco128 c --to t --failures nowhere.md",
             "nowhere.md is not there",
         ),
         (
             "ship_model",
-            "nowhere --runs r --flickr8k f --coco-mini m --coco128 c --to t",
+            "nowhere --runs r --flickr8k f --coco m --coco128 c --to t",
             "the model folder nowhere does not exist",
         ),
     ],
@@ -242,4 +247,4 @@ def test_each_stage_of_the_recipe_starts_from_the_one_before() -> None:
         assert config.run_folder == f"runs/{stage}"
         assert config.init_from == before
         before = f"runs/{stage}/best"
-    assert len(stages) == 3
+    assert len(stages) == 2

@@ -153,6 +153,20 @@ def test_photos_of_a_data_set_are_taken_more_than_once(both: Any, configure: Any
     assert starts == {0: vocabulary.start("plain"), 1: vocabulary.start("loud")}
 
 
+def test_photos_with_too_few_captions_are_left_out(
+    squares: Path, configure: Any, tmp_path: Path
+) -> None:
+    content = json.loads((squares / "captions.json").read_text())
+    content["annotations"].append({"id": 99, "image_id": 3, "caption": "Something blue."})
+    more = tmp_path / "more.json"
+    more.write_text(json.dumps(content))
+    data = {"train_annotations": [str(more)]}
+    [photo] = prepare(configure(data=data | {"min_captions": 2})).train
+    assert photo.image.image_id == 3
+    with pytest.raises(ConfigError, match=r"no training photo has 3 captions; lower"):
+        prepare(configure(data=data | {"min_captions": 3}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -185,7 +199,9 @@ def test_training_from_a_stages_features_is_training_from_photos(
         encoder={
             "name": "timm/tf_efficientnet_lite0", "image_size": 64, "finetune_from": "blocks.5"
         },
-        training={"epochs": 2, "batch_size": 4, "lr": 1e-3, "encoder_lr": 1e-3},
+        training={
+            "epochs": 2, "batch_size": 4, "lr": 1e-3, "encoder_lr": 1e-3, "ema_decay": 0.9
+        },
     )  # fmt: skip
     torch.manual_seed(0)
     start(prepare(config), tmp_path / "photos", resume=False)
@@ -199,6 +215,16 @@ def test_training_from_a_stages_features_is_training_from_photos(
         return [row["loss"] for row in rows_of(tmp_path / run)]
 
     assert losses("features_run") == pytest.approx(losses("photos"), rel=1e-4)
+
+    rewarded = configure(  # the encoder is frozen again: its first stages are still the same
+        encoder={"name": "timm/tf_efficientnet_lite0", "image_size": 64},
+        training={"objective": "self_critical", "epochs": 1, "batch_size": 4, "ema_decay": 0.9},
+        self_critical={"cross_entropy": 0.5},
+        init_from=str(tmp_path / "features_run" / "best"),
+    )
+    rewarded.data.features = features
+    start(prepare(rewarded), tmp_path / "rewarded", resume=False)
+    assert "reward" in rows_of(tmp_path / "rewarded")[0]
 
     later = replace(config.encoder, finetune_from="blocks.4")
     with pytest.raises(ConfigError, match=r"the input of blocks\.5 of .*finetune_from blocks\.4"):
