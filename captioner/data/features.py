@@ -60,7 +60,7 @@ def feature_key(
     weights = hashlib.sha256()
     for name, tensor in state.items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = tensor.detach().cpu().contiguous().reshape(-1) + 0  # a running average loses -0.0
         weights.update(flat.view(torch.uint8).numpy().data)
     seen = {
         name: value if isinstance(value, str) else json.dumps(value)
