@@ -31,9 +31,9 @@ class CaptionModel(nn.Module):
         super().__init__()
         self.preprocessing = preprocessing
         self.encoder = encoder
-        feature_dim, self.grid = encoder.measure(preprocessing.image_size)
+        self.feature_dim, self.grid = encoder.measure(preprocessing.image_size)
         regions = self.grid[0] * self.grid[1]
-        self.decoder = build_decoder(config, feature_dim, vocabulary_size, regions, styles)
+        self.decoder = build_decoder(config, self.feature_dim, vocabulary_size, regions, styles)
         self.features_stage: str | None = None
         """Stage of the encoder whose input cached features are; None: they are its output."""
 
@@ -68,8 +68,8 @@ class CaptionModel(nn.Module):
 
     def finish(self, features: Tensor) -> Tensor:
         """Cached features (B, L', D') to the encoder's output (B, L, D)."""
-        if self.features_stage is None:
-            return features
+        if self.features_stage is None or features.shape[-1] == self.feature_dim:
+            return features  # the output already; no stage's input is as wide
         return self.encoder.run_from(features, self.features_stage)[0]
 
     def forward(
