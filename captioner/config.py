@@ -40,6 +40,8 @@ class DataConfig:
     """Folder(s) that hold the photos; searched in order."""
     karpathy_split: str | None = None
     """Karpathy's dataset_coco.json: its ids, not the files, say what is training and validation."""
+    min_captions: int = 1
+    """Leave out training photos with fewer captions: a reward needs several references."""
     max_captions: int = 5
     """Captions of one photo in one step; a photo with more gives a random choice every epoch."""
     max_words: int = 30
@@ -65,6 +67,9 @@ class DataConfig:
     order of their own. Less padding is computed."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.min_captions >= 1, f"data.min_captions is {self.min_captions}; give 1 or more"
+        )
         _require(
             self.max_captions >= 1, f"data.max_captions is {self.max_captions}; give 1 or more"
         )

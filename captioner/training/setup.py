@@ -87,6 +87,11 @@ def prepare(config: TrainConfig) -> Setup:
     """
     check_attention(config.decoder)  # a misspelt word is told before the data are read
     train, val = read_data(config.data)
+    train = [photo for photo in train if len(photo.captions) >= config.data.min_captions]
+    if not train:
+        raise ConfigError(
+            f"no training photo has {config.data.min_captions} captions; lower data.min_captions"
+        )
     words = [[tokenize(caption) for caption in image.captions] for image in train]
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
