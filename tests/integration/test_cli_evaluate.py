@@ -419,7 +419,7 @@ def test_a_missing_output_folder_is_an_error(tiny, tmp_path, capsys) -> None:
 
     assert run("prepare", "frequencies", tiny.captions, "-o", folder) == USAGE
 
-    assert "no folder" in only_line(capsys)
+    assert "mistyped/ does not exist" in only_line(capsys)
     assert not (tmp_path / "mistyped").exists()
 
 
@@ -429,7 +429,7 @@ def test_the_output_path_is_checked_first(tiny, tmp_path, capsys) -> None:
     arguments = ("--annotations", "none.json", "--results", "none.json")
     assert evaluate(*arguments, "-o", tmp_path / "notes" / "report.json") == USAGE
 
-    assert "which is a file" in only_line(capsys)
+    assert "is a file, not a folder" in only_line(capsys)
 
 
 def test_a_comparison_without_common_photos_fails_before_captioning(
@@ -440,7 +440,7 @@ def test_a_comparison_without_common_photos_fails_before_captioning(
 
     assert evaluate(*arguments) == FAILED
 
-    assert "nothing.json holds no caption" in only_line(capsys)
+    assert "nothing.json has no captions" in only_line(capsys)
 
 
 @pytest.fixture
@@ -491,7 +491,7 @@ def test_help_of_prepare(flag, capsys) -> None:
 @pytest.mark.parametrize("given", [(), ("cake",), ("-o", "x")])
 def test_unknown_prepare_command(given, capsys) -> None:
     assert run("prepare", *given) == USAGE
-    assert "dataset or frequencies" in only_line(capsys)
+    assert "give captioner prepare dataset, frequencies" in only_line(capsys)
 
 
 # --- a model captions ----------------------------------------------------------------------------
@@ -943,7 +943,7 @@ def test_conflicting_options_are_checked_first(arguments, named, tiny, tmp_path,
     ("arguments", "named"),
     [
         (["--batch-size", "0"], ["batch-size", "1"]),
-        (["--num-captions", "2"], ["--num-captions", "one caption a photo"]),
+        (["--num-captions", "2"], ["--num-captions", "only one per photo is scored"]),
         (["--model", "nowhere"], ["nowhere", "config.json"]),
     ],
 )

@@ -248,7 +248,7 @@ def test_attend_searches_nothing_where_the_words_are_given(search, tiny, tmp_pat
 CONTRADICTIONS = [
     (["--beam-size", "0"], ["beam-size", "1"]),
     (["--beam-size", "2.5"], ["beam", "2.5"]),
-    (["--temperature", "-1"], ["temperature", "0 or more"]),
+    (["--temperature", "-1"], ["temperature", "a finite number >= 0"]),
     (["--temperature", "inf"], ["temperature", "inf"]),
     (["--temperature", "nan"], ["temperature", "nan"]),
     (["--temperature", "1", "--beam-size", "2"], ["temperature", "beam-size"]),

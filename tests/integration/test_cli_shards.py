@@ -145,7 +145,10 @@ def test_finished_shards_are_replaced_only_with_force(config, tmp_path, capsys):
         (("{config}",), "output"),
         (("{config}", "-o", "x", "--photos-per-shard", "0"), "photos-per-shard is 0; give 1"),
         (("{config}", "-o", "x", "--photos-per-shard", "many"), "give an integer"),
-        (("{config}", "-o", "x", "--data.workers", "-1"), "data.workers is -1; give 0 or more"),
+        (
+            ("{config}", "-o", "x", "--data.workers", "-1"),
+            "data.workers is -1; give an integer >= 0",
+        ),
         (("{config}", "-o", "{config}"), "is a file; give a folder"),
         (("missing.yaml", "-o", "x"), "missing.yaml"),
     ],

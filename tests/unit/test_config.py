@@ -28,6 +28,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("**/*.yaml"))
 
 # Class, field, values that cannot work, the name in the message, what the message allows.
 BAD = [
+    (DataConfig, "min_captions", [0, -1], "data.min_captions", "an integer >= 1"),
     (DataConfig, "max_captions", [0, -1], "data.max_captions", "an integer >= 1"),
     (DataConfig, "max_words", [0], "data.max_words", "an integer >= 1"),
     (DataConfig, "vocabulary_threshold", [0, -3], "data.vocabulary_threshold", "an integer >= 1"),

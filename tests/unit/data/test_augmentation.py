@@ -134,8 +134,8 @@ def test_one_pixel() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_crop": 0.9, "features": "f"}, r"data\.features .* as they are; leave out"),
-        ({"color_jitter": 0.1, "features": "f"}, r"data\.features .* as they are; leave out"),
+        ({"min_crop": 0.9, "features": "f"}, r"data\.features .* unchanged photos; leave out"),
+        ({"color_jitter": 0.1, "features": "f"}, r"data\.features .* unchanged photos; leave out"),
     ],
 )
 def test_augmentation_with_cached_features_is_refused(

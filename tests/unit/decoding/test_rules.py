@@ -210,14 +210,14 @@ def test_unknown_forced_words_are_an_error() -> None:
 @pytest.mark.parametrize("name", ["forced_words", "banned_words"])
 @pytest.mark.parametrize(
     ("given", "told"),
-    [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "no word")],
+    [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "not a word")],
 )
 def test_what_is_no_single_word_is_refused(name, given, told) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         numbers_of(**{name: [given]})
 
     message = str(caught.value)
-    assert message.startswith(name.replace("_", "-"))
+    assert message.startswith(name)
     assert message.endswith("give single words")
     assert repr(given) in message
 

@@ -199,7 +199,7 @@ CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
         ),
         (
             coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 0}]),
-            r"image 1 has 0 x 8 pixels; width and height must be",
+            r"image 1 has 0 x 8 pixels; give its width and height",
         ),
         (
             coco(DOG, images=[{"id": 1, "file_name": "1.jpg", "height": 8, "width": 12}] * 2),

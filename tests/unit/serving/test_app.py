@@ -103,7 +103,7 @@ def test_content_type_is_ignored(serve, declared):
         (b"hello", 415, "not a supported image"),
         (b"%PDF-1.7", 415, "a PDF, which is not supported; give JPEG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 415, "a PostScript drawing"),
-        (b"GIF89a\x01", 422, "header is broken"),
+        (b"GIF89a\x01", 422, "header is truncated"),
         (JPEG.getvalue()[:-300], 422, "the image is truncated"),
         (PNG.getvalue()[:-300], 422, "the image is truncated"),
     ],
@@ -404,7 +404,7 @@ def test_schema_has_every_parameter(schema):
         assert one["in"] == "query"
         assert not one.get("required")
         assert len(one["description"]) > 20, name
-    assert "Sentences kept at every word" in parameters["beam_size"]["description"]
+    assert "Beam width; 1 is greedy search" in parameters["beam_size"]["description"]
     beam = next(s for s in parameters["beam_size"]["schema"]["anyOf"] if s["type"] == "integer")
     assert (beam["minimum"], beam["maximum"]) == (1, 20)
 

@@ -444,7 +444,7 @@ def test_features_of_another_encoder_are_refused(configure: Any, tmp_path: Path)
     cached(config, tmp_path)
     other = configure(training={"seed": 5})  # other random weights
     other.data.features = config.data.features
-    with pytest.raises(DataError, match="was made with other weights"):
+    with pytest.raises(DataError, match="was made with other encoder weights"):
         prepare(other)
 
 

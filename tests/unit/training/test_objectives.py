@@ -180,7 +180,7 @@ class Enumeration:
     def loss_of(self, drawn: tuple[int, ...]) -> Tensor:
         """The training loss if these sentences are sampled."""
         self.drawn = drawn
-        task = self.objective.tasks(self.model, self.batch, self.images, 0)
+        [task] = self.objective.tasks(self.model, self.batch, self.images, 0)
         losses = self.model(
             self.images, task.tokens, inputs=task.inputs, advantages=task.advantages
         )
@@ -330,7 +330,7 @@ def test_samples_of_a_certain_model_are_its_greedy_captions() -> None:
     for baseline in ("greedy", "leave_one_out"):
         objective = objective_of(photos, baseline=baseline)
 
-        [weights] = objective.tasks(model, batch, batch.images, 0).advantages()
+        weights = objective.tasks(model, batch, batch.images, 0)[0].advantages()
 
         assert not weights.any()
         assert objective.sums()["reward"] > 0
@@ -350,7 +350,7 @@ def test_a_photo_is_rewarded_by_its_own_captions(monkeypatch: pytest.MonkeyPatch
     )
     objective = objective_of(photos, samples=2, cider=0.0, bleu=1.0)
 
-    [weights] = objective.tasks(model_of(WORDS), batch, batch.images, 0).advantages()
+    weights = objective.tasks(model_of(WORDS), batch, batch.images, 0)[0].advantages()
 
     assert batch.image_ids != tuple(said)
     assert weights[:, 0].min() > 0.9  # all n-grams match, against almost none
@@ -411,7 +411,7 @@ def test_dropout_is_off_when_sampling() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
 
-    [drawn] = objective_of(photos).tasks(model, batch, batch.images, 0).tokens
+    drawn = objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens
     model.decoder.dropout.p = 0.0
 
     assert torch.equal(objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens, drawn)
