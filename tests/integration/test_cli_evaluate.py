@@ -423,7 +423,7 @@ def test_a_folder_that_is_not_there_does_not_become_a_file(tiny, tmp_path, capsy
 
     assert run("prepare", "frequencies", tiny.captions, "-o", folder) == USAGE
 
-    assert "no folder" in only_line(capsys)
+    assert "give an existing model folder" in only_line(capsys)
     assert not (tmp_path / "mistyped").exists()
 
 
@@ -433,7 +433,7 @@ def test_a_report_under_a_file_is_refused_before_anything_is_read(tiny, tmp_path
     arguments = ("--annotations", "none.json", "--results", "none.json")
     assert evaluate(*arguments, "-o", tmp_path / "notes" / "report.json") == USAGE
 
-    assert "which is a file" in only_line(capsys)
+    assert "is a file, not a folder" in only_line(capsys)
 
 
 def test_a_system_with_nothing_in_common_is_refused_before_photos_are_captioned(
@@ -444,7 +444,7 @@ def test_a_system_with_nothing_in_common_is_refused_before_photos_are_captioned(
 
     assert evaluate(*arguments) == FAILED
 
-    assert "nothing.json holds no caption" in only_line(capsys)
+    assert "nothing.json has no captions" in only_line(capsys)
 
 
 @pytest.fixture
@@ -953,7 +953,7 @@ def test_what_does_not_go_together_is_told_before_anything_is_computed(
     ("arguments", "named"),
     [
         (["--batch-size", "0"], ["batch-size", "1"]),
-        (["--num-captions", "2"], ["--num-captions", "one caption a photo"]),
+        (["--num-captions", "2"], ["--num-captions", "only one per photo"]),
         (["--model", "nowhere"], ["nowhere", "config.json"]),
     ],
 )

@@ -246,9 +246,9 @@ def test_attend_searches_nothing_where_the_words_are_given(search, tiny, tmp_pat
 # --- what cannot be ------------------------------------------------------------------------------
 
 CONTRADICTIONS = [
-    (["--beam-size", "0"], ["beam-size", "1"]),
+    (["--beam-size", "0"], ["--beam-size is 0", "integer >= 1"]),
     (["--beam-size", "2.5"], ["beam", "2.5"]),
-    (["--temperature", "-1"], ["temperature", "0 or more"]),
+    (["--temperature", "-1"], ["--temperature is -1", "finite number >= 0"]),
     (["--temperature", "inf"], ["temperature", "inf"]),
     (["--temperature", "nan"], ["temperature", "nan"]),
     (["--temperature", "1", "--beam-size", "2"], ["temperature", "beam-size"]),
@@ -267,7 +267,7 @@ CONTRADICTIONS = [
     (["--forced-words", "unicorn"], ["forced-words", "unicorn"]),
     (["--banned-words", "!"], ["banned-words", "'!'", "not a word"]),
     (["--min-length", "6", "--max-length", "6"], ["min-length", "max-length"]),
-    (["--num-captions", "3", "--beam-size", "2"], ["num-captions", "beam-size"]),
+    (["--num-captions", "3", "--beam-size", "2"], ["--num-captions", "--beam-size"]),
     (["--guard-endings", "maybe"], ["maybe"]),
     (["--block-ngrams", "1", "--min-length", "12", "--max-length", "20"], ["block-ngrams"]),
 ]  # fmt: skip

@@ -55,7 +55,7 @@ def test_what_is_written_can_be_streamed(tiny, config, tmp_path, capsys):
     assert "writing shards: 100%" in printed.err
 
     images, _ = read_data(
-        DataConfig([str(tiny.captions)], [str(tiny.captions)], [str(tiny.photos)])
+        DataConfig([str(tiny.captions)], [str(tiny.captions)], images=[str(tiny.photos)])
     )
     items = {one.image_id: EncodedImage(one, ([3 + one.image_id],)) for one in images}
     stream = ShardStream(read_manifest(out), items, Preprocessing(32), batch_size=2, max_captions=5)
@@ -140,7 +140,10 @@ def test_finished_shards_are_replaced_only_with_force(config, tmp_path, capsys):
         (("{config}",), "output"),
         (("{config}", "-o", "x", "--photos-per-shard", "0"), "photos-per-shard is 0; give 1"),
         (("{config}", "-o", "x", "--photos-per-shard", "many"), "give an integer"),
-        (("{config}", "-o", "x", "--data.workers", "-1"), "data.workers is -1; give 0 or more"),
+        (
+            ("{config}", "-o", "x", "--data.workers", "-1"),
+            "data.workers is -1; give an integer >= 0",
+        ),
         (("{config}", "-o", "{config}"), "is a file; give a folder"),
         (("missing.yaml", "-o", "x"), "missing.yaml"),
     ],

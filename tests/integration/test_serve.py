@@ -76,7 +76,9 @@ def serve(tiny, tmp_path: Path) -> Iterator[Any]:
         started.append(process)
         assert process.stderr is not None
         for line in process.stderr:
-            ready = re.fullmatch(r"captioner: serving on (http://\S+) \(press Ctrl-C to stop\)\n", line)
+            ready = re.fullmatch(
+                r"captioner: serving on (http://\S+) \(press Ctrl-C to stop\)\n", line
+            )
             if ready:
                 return Running(process, ready[1], folder)
         raise AssertionError(f"it ended with {process.wait()}")

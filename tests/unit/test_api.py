@@ -622,7 +622,7 @@ def test_options_that_leave_no_sentence_are_told(
 def test_a_word_cannot_be_forced_and_banned_in_other_letters(
     captioner: Captioner, photos: list[Path]
 ):
-    with pytest.raises(ConfigError, match="dog is forced and banned; give it once"):
+    with pytest.raises(ConfigError, match="forced_words and banned_words both contain dog"):
         captioner.captions(photos[0], banned_words="dog", forced_words="Dog")
 
 

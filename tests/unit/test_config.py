@@ -96,9 +96,21 @@ BAD = [
     (TrainingConfig, "precision", ["fp16"], "training.precision", "auto, fp32 or bf16"),
     (EncoderConfig, "resize", ["stretch"], "encoder.resize", "squash or crop"),
     (TrainingConfig, "clip_norm", [0.0, -1.0, math.nan], "training.clip_norm", "a number > 0"),
-    (TrainingConfig, "label_smoothing", [-0.1, 1.0], "training.label_smoothing", "a number >= 0 and < 1"),
+    (
+        TrainingConfig,
+        "label_smoothing",
+        [-0.1, 1.0],
+        "training.label_smoothing",
+        "a number >= 0 and < 1",
+    ),
     (TrainingConfig, "ema_decay", [-0.1, 1.0], "training.ema_decay", "a number >= 0 and < 1"),
-    (TrainingConfig, "scheduled_sampling", [-0.1, 1.1, math.nan], "scheduled_sampling", "a number from 0 to 1"),
+    (
+        TrainingConfig,
+        "scheduled_sampling",
+        [-0.1, 1.1, math.nan],
+        "scheduled_sampling",
+        "a number from 0 to 1",
+    ),
     (TrainingConfig, "schedule", ["linear", ""], "training.schedule", "cosine or plateau"),
     (
         TrainingConfig,
@@ -372,7 +384,9 @@ def test_a_contradiction_in_a_config_file_is_one_line(tmp_path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("search: {temperature: 0.5, beam_size: 3}", encoding="utf-8")
 
-    with pytest.raises(ConfigError, match=r"search\.temperature 0\.5 .* search\.beam_size 3") as caught:
+    with pytest.raises(
+        ConfigError, match=r"search\.temperature 0\.5 .* search\.beam_size 3"
+    ) as caught:
         train.read([str(path)])
     assert "\n" not in str(caught.value)
 

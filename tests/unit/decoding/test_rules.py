@@ -201,21 +201,23 @@ def test_forced_words_that_the_model_does_not_know_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         numbers_of(forced_words=["dog", "zeppelin", "Yeti"])
 
-    assert "forced_words contains zeppelin, yeti, which the model does not know" in str(caught.value)
+    assert "forced_words contains zeppelin, yeti, which the model does not know" in str(
+        caught.value
+    )
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["forced_words", "banned_words"])
 @pytest.mark.parametrize(
     ("given", "told"),
-    [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "no word")],
+    [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "not a word")],
 )
 def test_what_is_no_single_word_is_refused(name, given, told) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         numbers_of(**{name: [given]})
 
     message = str(caught.value)
-    assert message.startswith(name.replace("_", "-"))
+    assert message.startswith(name)
     assert message.endswith("give single words")
     assert repr(given) in message
 

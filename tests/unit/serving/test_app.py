@@ -398,7 +398,7 @@ def test_the_description_tells_every_parameter(described):
         assert one["in"] == "query"
         assert not one.get("required")
         assert len(one["description"]) > 20, name
-    assert "Sentences kept at every word" in told["beam_size"]["description"]
+    assert "1 is greedy search" in told["beam_size"]["description"]
     beam = next(s for s in told["beam_size"]["schema"]["anyOf"] if s["type"] == "integer")
     assert (beam["minimum"], beam["maximum"]) == (1, 20)
 
