@@ -204,8 +204,8 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(capsys):
         assert main(["serve", "--port", str(port), "--model", "missing"]) == FAILED
     err = capsys.readouterr().err
     assert err == (
-        f"captioner: port {port} of 127.0.0.1 is in use; give another --port, or --port 0 for a "
-        "free one\n"
+        f"captioner: port {port} of 127.0.0.1 is in use; give another --port, or --port 0 for any "
+        "free port\n"
     )
 
 
