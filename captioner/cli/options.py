@@ -68,11 +68,13 @@ def _one_line(message: str) -> str:
 
 
 class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
-    """Omits type and default of options whose default is None or empty."""
+    """Omits type and default of options that are off or empty by default."""
 
     def _expand_help(self, action: Any) -> str:
         text = str(super()._expand_help(action))
-        return re.sub(r" \((?:type: [^()]*, )?default: null\)| \(default: \[\]\)", "", text)
+        return re.sub(
+            r" \((?:type: [^()]*, )?default: null\)| \(default: (?:\[\]|False)\)", "", text
+        )
 
 
 def new_parser(command: str, description: str, usage: str, kind: type[Parser] = Parser) -> Parser:

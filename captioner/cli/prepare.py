@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         return OK
     if not argv or argv[0] not in KINDS:
         problem = f"Unknown kind {argv[0]!r}" if argv else "Missing kind"
-        raise ConfigError(f"{problem}; give captioner prepare {', '.join(KINDS)}")
+        raise ConfigError(f"{problem}; give captioner prepare {' or '.join(KINDS)}")
     module = _module(argv[0])
     done: int = module.run(module.parser().parse(argv[1:]))
     return done

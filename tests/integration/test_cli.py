@@ -136,7 +136,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
     [
         (["caption", "EMPTY"], ["EMPTY", ".jpg"]),
         (["caption", str(CHELSEA), "--model", "nowhere"], ["nowhere", "config.json"]),
-        (["caption", str(CHELSEA), "--beam-size", "0"], ["beam-size", "1"]),
+        (["caption", str(CHELSEA), "--beam-size", "0"], ["--beam-size is 0", "1"]),
         (
             ["caption", str(CHELSEA), "--beam-size", "2", "--num-captions", "3"],
             ["num-captions", "2"],
