@@ -178,6 +178,15 @@ def test_values_left_out_of_the_fingerprint_match_any(tmp_path, plan) -> None:
     )
 
 
+def test_the_sign_of_a_zero_does_not_change_the_fingerprint() -> None:
+    """A running average of weights that never change turns -0.0 into 0.0."""
+    one, other = (
+        feature_fingerprint("toy", {"w": torch.tensor([zero, 1.0])}, SEEN) for zero in (0.0, -0.0)
+    )
+    assert one == other
+    assert one != feature_fingerprint("toy", {"w": torch.tensor([1e-30, 1.0])}, SEEN)
+
+
 def test_the_memory_format_of_weights_does_not_change_the_fingerprint() -> None:
     weights = torch.randn(4, 3, 2, 2)
 
