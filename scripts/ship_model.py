@@ -51,6 +51,9 @@ def main() -> None:
     options = _parse()
     failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     stored = load_model(options.best)
+    first = options.runs[0] / "best"
+    if first.is_dir():  # trained on all photos; a later stage may leave some out
+        stored.frequencies = load_model(first).frequencies
     stored.search = SearchOptions(
         beam_size=options.beam_size, length_penalty=options.length_penalty
     )
