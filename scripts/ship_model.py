@@ -193,7 +193,7 @@ def _card(
     size: int,
     reports: Mapping[str, Report],
     biases: Mapping[str, Mapping[str, float]],
-    told: Mapping[str, str],
+    notes: Mapping[str, str],
 ) -> str:
     names = list(stored.info["scores"]["flickr8k_val"])
     people = reports["flickr8k_val"]["statistics"]["references"]
@@ -206,7 +206,7 @@ def _card(
         "image_size": stored.model.preprocessing.image_size,
         "stages": "\n".join(_told(stage) for stage in stored.info["stages"]),
         "commit": stored.info["commit"],
-        **told,
+        **notes,
         "search": f"beam {stored.search.beam_size}, length penalty {stored.search.length_penalty}",
         "scores": "\n".join(
             [

@@ -60,8 +60,8 @@ def _from_features(
         preprocessing = captioner.model.preprocessing
         regions = [preprocessing.crop_box(*image_size(image.path)) for image in batch]
         seeds = [image.image_id for image in batch]
-        told = captioner.caption_features(features, regions, search, seeds)
-        yield from (Sentence(image, said[0]) for image, said in zip(batch, told, strict=True))
+        captions = captioner.caption_features(features, regions, search, seeds)
+        yield from (Sentence(image, best[0]) for image, best in zip(batch, captions, strict=True))
 
 
 def score_sentences(sentences: list[Sentence]) -> dict[str, float]:
