@@ -491,7 +491,7 @@ def test_help_of_prepare(flag, capsys) -> None:
 @pytest.mark.parametrize("given", [(), ("cake",), ("-o", "x")])
 def test_unknown_prepare_command(given, capsys) -> None:
     assert run("prepare", *given) == USAGE
-    assert "give captioner prepare dataset, frequencies" in only_line(capsys)
+    assert "give captioner prepare dataset or frequencies" in only_line(capsys)
 
 
 # --- a model captions ----------------------------------------------------------------------------
