@@ -49,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # file names may not be printable in this terminal
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    _set_up_output()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return OK if arguments else USAGE
@@ -71,6 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             USAGE,
         )
     return _run(command, arguments[1:])
+
+
+def _set_up_output() -> None:
+    """Print file names that the terminal cannot show as escapes, and UTF-8 on Windows.
+
+    Windows would write to pipes and files in its own code page (cp1252), which lacks most letters.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            if sys.platform == "win32":
+                stream.reconfigure(encoding="utf-8")
 
 
 def _installed(module: str) -> bool:

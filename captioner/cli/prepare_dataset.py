@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from captioner.cli.main import OK
-from captioner.cli.options import Parser, new_parser
+from captioner.cli.parser import Parser, new_parser
 from captioner.prepare.dataset import prepare_dataset
 from captioner.prepare.importers import IMPORTERS
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from captioner.cli.main import OK
-from captioner.cli.options import Parser, new_parser, refuse_overwrite
+from captioner.cli.options import refuse_overwrite
+from captioner.cli.parser import Parser, new_parser
 from captioner.data.coco import read_captions
 from captioner.errors import ConfigError
 from captioner.evaluation.frequencies import DocumentFrequencies
