@@ -38,6 +38,10 @@ EXTRAS = {
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
+NO_WINDOWS = (
+    "Windows is not supported: it is not tested, and files are written without locks; use WSL"
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -62,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         return _fail(f"Unknown command {command!r}. {_suggestion(arguments)}", USAGE)
     absent = [name for name in EXTRAS.get(command, ()) if not _installed(name)]
-    if absent and not {"-h", "--help"} & set(arguments):
+    if absent and not any(word.split("=")[0] in ("-h", "--help") for word in arguments):
         return _fail(
             f"captioner {command} needs {', '.join(absent)}; run: "
             f"pip install 'captioner[{command}]'",
@@ -81,6 +85,8 @@ def _set_up_output() -> None:
             stream.reconfigure(errors="backslashreplace")
             if sys.platform == "win32":
                 stream.reconfigure(encoding="utf-8")
+    if sys.platform == "win32":
+        print(f"captioner: {NO_WINDOWS}", file=sys.stderr)
 
 
 def _installed(module: str) -> bool:

@@ -19,21 +19,23 @@ from captioner.option_fields import check_option, option_fields
 
 def add_model_options(parser: Parser) -> None:
     """``--model``, ``--device``, ``--precision``, ``--batch-size``."""
-    parser.add_argument(
+    group = parser.add_argument_group("model")
+    group.add_argument(
         "--model",
         action="append",
         default=[],
-        help="model folder (default: the shipped model); repeat to average the probabilities of "
-        "several models",
+        metavar="FOLDER",
+        help="model or run folder (default: the shipped model); repeat to average the "
+        "probabilities of several models",
     )
-    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
-    parser.add_argument(
+    group.add_argument("--device", default="auto", help=DEVICE_HELP)
+    group.add_argument(
         "--precision",
         default="auto",
         choices=["auto", "fp32", "bf16"],
         help="auto: bf16 if the hardware supports it natively, else fp32",
     )
-    parser.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
+    group.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
 
 
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, ..."
@@ -66,9 +68,12 @@ def add_search_options(parser: Parser) -> None:
             field = known[name]
             if field.type is bool:
                 add_yes_no(group, flag(name).removeprefix("--"), field.help)
+            elif field.type in (int, float, str):
+                group.add_argument(
+                    flag(name), type=field.type | None, default=None, help=field.help
+                )
             else:
-                kind = field.type if field.type in (int, float) else str
-                group.add_argument(flag(name), type=kind | None, default=None, help=field.help)
+                group.add_argument(flag(name), action="append", metavar="WORDS", help=field.help)
 
 
 def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:
@@ -80,7 +85,9 @@ def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:
     known = option_fields(SearchOptions)
     given = {name: arguments[name] for name in known if arguments[name] is not None}
     for name, value in given.items():
-        check_option(known[name], value)
+        if isinstance(value, list):  # of an option that may be repeated
+            given[name] = ", ".join(value)
+        check_option(known[name], given[name])
     return given
 
 

@@ -6,6 +6,7 @@ dashes (``--data.train-annotations``); users may type dashes or underscores.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import json
 import re
@@ -50,7 +51,9 @@ class Parser(jsonargparse.ArgumentParser):
         return {
             action.dest: action
             for action in self._actions
-            if action.option_strings and not _loads_section(action)
+            if action.option_strings
+            and action.help != argparse.SUPPRESS
+            and not _loads_section(action)
         }
 
     def _normalized(self, argv: Sequence[str]) -> list[str]:
@@ -287,7 +290,7 @@ class HelpFormatter(jsonargparse.DefaultHelpFormatter):
             text += " Repeat for several."
         if action.required:
             return f"{text} (required)"
-        empty = action.default is False or action.default in (None, [], (), "", "==SUPPRESS==")
+        empty = action.default is False or action.default in (None, [], (), "", argparse.SUPPRESS)
         if empty or "(default" in text:
             return text
         return f"{text} (default: {'true' if action.default is True else '%(default)s'})"

@@ -28,8 +28,10 @@ def parser(what: str = "dataset") -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Run the kind of preparation that the first argument names."""
     if argv and argv[0] in ("-h", "--help"):
+        print("Prepare data for training and evaluation.\n")
         for name, text in KINDS.items():
             print(f"  captioner prepare {name:<12} {text}")
+        print("\ncaptioner prepare KIND --help   show the options of a kind")
         return OK
     if not argv or argv[0] not in KINDS:
         problem = f"Unknown kind {argv[0]!r}" if argv else "Missing kind"
