@@ -102,8 +102,9 @@ def _text(value: Any) -> str:
         return str(value)
     if all(isinstance(part, float) for part in value) and len(value) == 2:
         return f"({_text(value[0])} to {_text(value[1])})"  # an interval
-    sizes = all(isinstance(part, int) for part in value)
-    return (" x " if sizes else " ").join(map(_text, value))
+    kinds = {type(part) for part in value}
+    separator = {int: " x ", str: ", "}.get(kinds.pop(), " ") if len(kinds) == 1 else " "
+    return separator.join(map(_text, value))
 
 
 _SMALL = 0.001

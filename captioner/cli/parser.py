@@ -93,7 +93,7 @@ class Parser(jsonargparse.ArgumentParser):
         return [*found, *rest]
 
     def _get_formatter(self, *args: Any, **kwargs: Any) -> Any:
-        formatter = super()._get_formatter(*args, **kwargs)
+        formatter: Any = super()._get_formatter(*args, **kwargs)
         formatter.options = self.visible()
         return formatter
 
@@ -264,7 +264,7 @@ class HelpFormatter(jsonargparse.DefaultHelpFormatter):
         flags = ", ".join(_flags_of(action))
         if action.nargs == 0:
             return flags
-        return f"{flags} {self._format_args(action, _value_name(action))}"
+        return f"{flags} {self._format_args(action, _value_name(action))}".rstrip()
 
     def _expand_help(self, action: Any) -> str:
         """Spell the options that the text mentions (``beam_size``) as they are typed."""
@@ -286,13 +286,15 @@ class HelpFormatter(jsonargparse.DefaultHelpFormatter):
             text += "."
         if not action.option_strings:
             return text
-        if _is_list(action):
-            text += " Repeat for several."
+        if _is_list(action) and not str(action.metavar).startswith("["):  # not [R,G,B]
+            text += " Repeat the option for several."
         if action.required:
             return f"{text} (required)"
         empty = action.default is False or action.default in (None, [], (), "", argparse.SUPPRESS)
         if empty or "(default" in text:
             return text
+        if isinstance(action.default, list):
+            return f"{text} (default: {', '.join(map(str, action.default))})"
         return f"{text} (default: {'true' if action.default is True else '%(default)s'})"
 
 

@@ -83,7 +83,8 @@ class TrainParser(Parser):
 
     def _sections(self) -> dict[str, str]:
         """Sections of the config by name, with their titles."""
-        return {name: str(self.groups[name].title) for name in _SETTINGS if name in self.groups}
+        groups = self.groups or {}
+        return {name: str(groups[name].title) for name in _SETTINGS if name in groups}
 
 
 def _dashed(name: str) -> str:
@@ -102,7 +103,10 @@ def add_settings(parser: TrainParser, shown: Sequence[str]) -> None:
     """Add every field of `TrainConfig`; ``--help`` without a section shows a few of them."""
     parser.add_class_arguments(TrainConfig)
     parser.shown = shown
-    for name, action in parser.visible().items():
+    options = parser.visible()
+    options["print_config"].metavar = ""
+    options["print_config"].help = "print all settings as YAML, options included, and exit"
+    for name, action in options.items():
         if name in _VALUES:
             action.metavar = _VALUES[name]
         elif action.metavar == "[ITEM,...]":  # jsonargparse's, of a list
@@ -118,6 +122,15 @@ _VALUES = {
     "data.karpathy_split": "FILE",
     "data.features": "FOLDER",
     "data.shards": "FOLDER",
+    "data.styles": "STYLE",
+    "data.val_styles": "STYLE",
+    "data.repeats": "N",
+    "encoder.mean": "[R,G,B]",
+    "encoder.std": "[R,G,B]",
+    "encoder.finetune_from": "STAGE",
+    "training.trackers": "TRACKER",
+    "search.forced_words": "WORDS",
+    "search.banned_words": "WORDS",
 }
 """What stands for a setting's value in the help, where the name does not say it."""
 

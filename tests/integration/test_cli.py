@@ -271,12 +271,12 @@ def test_info_tells_what_the_model_is(capsys):
 def test_info_prints_values_for_people(capsys):
     assert main(["info"]) == OK
     out = capsys.readouterr().out.partition("\n\n")[0]  # without the model card
-    assert re.search(r"^styles +coco flickr8k$", out, re.MULTILINE)
+    assert re.search(r"^styles +coco, flickr8k$", out, re.MULTILINE)
     assert re.search(r"^grid +9 x 9$", out, re.MULTILINE)
     assert re.search(r"^parameters +encoder 4,811,072, decoder 12,108,518$", out, re.MULTILINE)
     assert "CIDEr (0.8268 to 0.9319)" in out
     assert "input_feeding yes, layer_norm no" in out
-    assert not re.search(r"style,|[\[\]']|\(\)|True|False|None", out.replace("1,000's", ""))
+    assert not re.search(r"style,|[\[\]]|'\w+'|\(\)|True|False|None", out)
 
 
 def test_every_command_takes_a_run_folder_as_the_model(tiny, tmp_path, capsys):
