@@ -134,6 +134,9 @@ class Parser(jsonargparse.ArgumentParser):
                 lambda section, name: self._unknown_setting(f"{section}.{name}")
             ),
             r"Option '(.+)' is not accepted": self._unknown_setting,
+            r"the following arguments are required: (.+)": lambda names: (
+                f"Missing {' and '.join(self._typed(name) for name in names.split(', '))}"
+            ),
             r"unrecognized arguments: (.+)": lambda argument: f"Unexpected argument {argument}",
             r"argument (?:-\w/)?(-\S+?)(?:/\S+)?: expected one arg": (
                 lambda option: f"{option.replace('_', '-')} needs a value"
@@ -143,6 +146,10 @@ class Parser(jsonargparse.ArgumentParser):
             ),
             rf'Parser key "([\w.]+)".*?{expected}.*?(?:Got|Given) value: (\S+)': _wrong_value,
         }
+
+    def _typed(self, name: str) -> str:
+        """An argument as users know it: ``--output`` or, without an option, ``photos``."""
+        return flag(name) if name in self.visible() else name
 
     def _unknown_setting(self, key: str) -> str:
         """An unknown key of a config file; only these reach jsonargparse."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import captioner
 from captioner.cli.main import EXTRAS, FAILED, OK, USAGE, main
 from captioner.data.coco import read_dataset
 from captioner.errors import DataError
@@ -293,6 +294,7 @@ def test_every_command_takes_a_run_folder_as_the_model(tiny, tmp_path, capsys):
     captioned = capsys.readouterr().out
     assert main(["caption", photo, "--model", str(tiny.model)]) == OK
     assert capsys.readouterr().out == captioned
+    assert captioner.load(run).caption(photo).text == captioned.partition(": ")[2].strip()
     target = tmp_path / "attention.png"
     assert main(["attend", photo, *model, "--compare", str(run), "-o", str(target)]) == OK
     scored = ("--annotations", str(tiny.captions), "--images", str(tiny.photos))

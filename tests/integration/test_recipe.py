@@ -104,7 +104,7 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     capsys.readouterr()
     assert main(["info", "--model", str(shipped)]) == 0
     printed = capsys.readouterr().out
-    assert f"CIDEr {cider}" in printed
+    assert f"CIDEr {cider:g}" in printed
     assert "{" not in printed
     assert "# The model that ships" in printed
 

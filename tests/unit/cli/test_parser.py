@@ -168,6 +168,11 @@ def test_other_mistakes_are_named_in_one_line(arguments, expected) -> None:
     assert expected in refused(train.parser(), *arguments)
 
 
+def test_missing_arguments_are_named_as_they_are_typed() -> None:
+    assert refused(caption.parser()).startswith("Missing photos (see")
+    assert refused(PARSERS["prepare dataset"]()).startswith("Missing source and --output (see")
+
+
 # --- lists ---------------------------------------------------------------------------------------
 
 
