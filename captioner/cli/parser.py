@@ -13,7 +13,7 @@ import re
 import types
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import jsonargparse
 
@@ -39,7 +39,7 @@ class Parser(jsonargparse.ArgumentParser):
         raise ConfigError(f"{text} (see {self.prog} --help)") from ex
 
     def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """Parse arguments with hyphens or underscores in their options.
+        """Parse arguments with dashes or underscores in their options.
 
         Raises:
             ConfigError: An option is unknown, or its value is invalid.
@@ -109,11 +109,8 @@ class Parser(jsonargparse.ArgumentParser):
 
     def _flags(self) -> list[str]:
         """Every option with two dashes, as help shows it."""
-        return [
-            flags[-1]
-            for action in self.visible().values()
-            if (flags := _flags_of(action))[-1].startswith("--")
-        ]
+        names = (name for action in self.visible().values() for name in _flags_of(action))
+        return [name for name in names if name.startswith("--")]
 
     def _one_line(self, message: str) -> str:
         """Rewrite argparse's and jsonargparse's messages; those unknown here become one line."""
@@ -240,11 +237,11 @@ def _is_list(action: Any) -> bool:
 
 
 def _plain_type(action: Any) -> Any:
-    """The declared type without None."""
+    """The declared type without None and bounds."""
     hint = getattr(action, "_typehint", action.type)
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
-    return hint
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _elements(value: str, kind: Any) -> list[str]:

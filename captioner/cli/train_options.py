@@ -42,8 +42,9 @@ class TrainParser(Parser):
         return [f"--config={argument}"]
 
     def _help(self, following: Sequence[str]) -> None:
-        topic = next((word for word in following if not word.startswith("-")), "")
-        topic = topic.replace("-", "_")
+        topic = following[0].replace("-", "_") if following else ""
+        if topic.startswith("_"):  # the next option
+            topic = ""
         sections = self._sections()
         if topic and topic not in (*sections, ALL):
             names = ", ".join(_dashed(name) for name in sections)

@@ -83,7 +83,7 @@ def test_training_on_coco_mini_ends_and_its_resumed_twin_gives_the_same_model(co
     os.kill(stopped.pid, signal.SIGINT)
     _, said = stopped.communicate(timeout=300)
     assert stopped.returncode == 130
-    assert b"--resume auto" in said
+    assert b"--resume" in said
     assert not (twin / "best").exists()
 
     resumed = subprocess.run(

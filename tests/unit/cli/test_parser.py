@@ -100,7 +100,7 @@ def test_negative_numbers_are_values() -> None:
         ("train", "--epochs", "Did you mean --training.epochs?"),
         ("train", "--training.epoch", "Did you mean --training.epochs?"),
         ("train", "--train.epochs", "Did you mean --training.epochs?"),
-        ("train", "--images", "Did you mean --data.images?"),
+        ("train", "--train_annotations", "Did you mean --data.train-annotations?"),
         ("train", "--image_size=64", "Did you mean --encoder.image-size?"),
         ("train", "--lr", "Did you mean --training.lr?"),
         ("train", "--batch", "Did you mean --training.batch-size?"),
@@ -108,6 +108,7 @@ def test_negative_numbers_are_values() -> None:
         ("train", "--dryrun", "Did you mean --dry-run?"),
         ("caption", "--beam", "Did you mean --beam-size or --beam-groups?"),
         ("caption", "--recursiv", "Did you mean --recursive?"),
+        ("caption", "--guard-ending", "Did you mean --guard-endings or --no-guard-endings?"),
         ("attend", "--colourmap", "Did you mean --colormap?"),
         ("evaluate", "--annotation", "Did you mean --annotations?"),
         ("serve", "--prot", "Did you mean --port?"),
@@ -284,6 +285,7 @@ def test_newcomers_find_the_main_options_of_train(capsys) -> None:
     ):  # fmt: skip
         assert f"\n  {option} " in text, option
     assert "--training.clip-norm" not in text
+    assert text == help_of(train.parser(), "--help", "--data.images", "photos", capsys=capsys)
 
 
 def test_the_settings_of_a_config_and_its_options_are_printed(tmp_path, capsys) -> None:
