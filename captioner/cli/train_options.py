@@ -42,13 +42,12 @@ class TrainParser(Parser):
         return [f"--config={argument}"]
 
     def _help(self, following: Sequence[str]) -> None:
-        topic = following[0].replace("-", "_") if following else ""
-        if topic.startswith("_"):  # the next option
-            topic = ""
+        given = following[0] if following and not following[0].startswith("-") else ""
+        topic = given.replace("-", "_")
         sections = self._sections()
         if topic and topic not in (*sections, ALL):
             names = ", ".join(_dashed(name) for name in sections)
-            self.error(f"No help for {_dashed(topic)!r}; give {names} or {ALL}")
+            self.error(f"No help for {given!r}; give {names} or {ALL}")
         print(self._help_text(topic), end="")
         self.exit()
 

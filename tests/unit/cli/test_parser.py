@@ -108,7 +108,7 @@ def test_negative_numbers_are_values() -> None:
         ("train", "--dryrun", "Did you mean --dry-run?"),
         ("caption", "--beam", "Did you mean --beam-size or --beam-groups?"),
         ("caption", "--recursiv", "Did you mean --recursive?"),
-        ("caption", "--guard-ending", "Did you mean --guard-endings or --no-guard-endings?"),
+        ("caption", "--guard-ending", "Did you mean --guard-endings?"),
         ("attend", "--colourmap", "Did you mean --colormap?"),
         ("evaluate", "--annotation", "Did you mean --annotations?"),
         ("serve", "--prot", "Did you mean --port?"),
