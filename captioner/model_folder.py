@@ -31,6 +31,9 @@ FORMAT_VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
+BEST = "best"
+RUN_CONFIG = "config.yaml"
+"""In a run folder: the folder of its best model, and its settings."""
 
 
 @dataclass
@@ -89,7 +92,7 @@ def to_float16(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def load_model(folder: str | Path) -> StoredModel:
-    """Read a model folder.
+    """Read a model folder, or the best model of a run folder.
 
     Returns:
         The model in float32 and eval mode, on the CPU.
@@ -98,7 +101,7 @@ def load_model(folder: str | Path) -> StoredModel:
         ModelError: A file is missing, damaged or not from captioner, or the folder was written by
             a newer version.
     """
-    path = complete_folder(folder)
+    path = find_model(folder)
     config = _read_config(path)
     try:
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
@@ -117,6 +120,26 @@ def load_model(folder: str | Path) -> StoredModel:
     frequencies = counted.read_bytes() if counted.is_file() else None
     info = config.get("info", {})
     return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
+
+
+def find_model(folder: str | Path) -> Path:
+    """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
+
+    Raises:
+        ModelError: The run has no best model yet.
+    """
+    path = complete_folder(folder)
+    if (path / CONFIG).exists():
+        return path
+    best = complete_folder(path / BEST)
+    if best.is_dir():
+        return best
+    if (path / RUN_CONFIG).is_file():
+        raise ModelError(
+            f"the run folder {path} has no model yet; the first validation of captioner train "
+            f"saves one in {path / BEST}"
+        )
+    return path
 
 
 def _read_config(path: Path) -> dict[str, Any]:

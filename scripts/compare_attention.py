@@ -55,7 +55,7 @@ MECHANISMS: dict[str, str] = {
     "location": "--decoder.attention location",
     "additive_hard": "--decoder.selection hard",
     "additive_luong": "--decoder.order luong",
-    "additive_luong_unfed": "--decoder.order luong --decoder.input_feeding false",
+    "additive_luong_unfed": "--decoder.order luong --decoder.input-feeding false",
     "additive_self": "--decoder.query self",
     "dot_self": "--decoder.attention dot --decoder.query self",
     "general_self": "--decoder.attention general --decoder.query self",

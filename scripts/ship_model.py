@@ -26,6 +26,7 @@ from captioner.cli.evaluate import main as evaluate
 from captioner.config import SearchOptions
 from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
+from captioner.evaluation.java import find_java
 from captioner.files import atomic_write
 from captioner.model_folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
@@ -144,6 +145,8 @@ def _measure(folder: str, *what: str) -> Report:
     """The report of ``captioner evaluate``."""
     report = f"{folder}/report.json"
     argv = [*what, "--model", f"{folder}/model", "--precision", "fp32", "-o", report, "--force"]
+    if "--annotations" in what and find_java():
+        argv.append("--meteor")
     if evaluate(argv):
         raise SystemExit(f"captioner evaluate {' '.join(argv)} failed; see above")
     measured: Report = json.loads(Path(report).read_text(encoding="utf-8"))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import flag
-from captioner.cli.options import Parser, add_model_options, add_search_options, new_parser
+from captioner.cli.options import add_model_options, add_search_options
+from captioner.cli.parser import Parser, new_parser
 from captioner.errors import ConfigError
 from captioner.visualization.animation import ANIMATIONS
 from captioner.visualization.animation import check_ending as check_animation

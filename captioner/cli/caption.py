@@ -15,17 +15,16 @@ from tqdm import tqdm
 
 from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
-    Parser,
     add_model_options,
     add_search_options,
     find_photos,
     missing,
-    new_parser,
     output,
     refuse_overwrite,
     search_changes,
     warn,
 )
+from captioner.cli.parser import Parser, new_parser
 from captioner.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

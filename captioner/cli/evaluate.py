@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
-    Parser,
     add_model_options,
     add_search_options,
-    add_yes_no,
-    new_parser,
     refuse_overwrite,
     search_changes,
     warn,
 )
+from captioner.cli.parser import Parser, new_parser
 from captioner.errors import ConfigError, DataError, ProgramError
 
 if TYPE_CHECKING:
@@ -36,47 +34,52 @@ def parser() -> Parser:
     """Options of ``evaluate``."""
     new = new_parser(
         "evaluate",
-        "Score captions against references (BLEU, ROUGE-L, CIDEr; METEOR and SPICE if Java is "
-        "installed) with 95% confidence intervals, and attention against COCO instance masks. The "
-        "captions come from a model (--images) or from a COCO results file of any system "
-        "(--results).",
-        "--annotations CAPTIONS.json (--images FOLDER [--model DIR] [--instances INSTANCES.json] | "
-        "--results RESULTS.json) [--compare OTHER.json] [-o REPORT.json]",
+        "Score captions against references (BLEU, ROUGE-L, CIDEr) with 95% confidence intervals, "
+        "or measure how much attention lies on the objects that the captions name. The captions "
+        "come from a model (--images) or from a file (--results).",
+        "--annotations FILE (--images FOLDER | --results FILE) [options]",
     )
-    new.add_argument("--annotations", help="COCO captions file with the references")
-    new.add_argument("--images", help="folder of photos for the model to caption")
-    new.add_argument("--results", help="COCO results file: [{image_id, caption}, ...]")
     new.add_argument(
-        "--instances",
-        help="COCO instances file: measure how much attention lies on the objects that words name; "
-        "needs --images, but not --annotations",
+        "--annotations", metavar="FILE", help="COCO captions file with the reference captions"
+    )
+    new.add_argument("--images", metavar="FOLDER", help="folder of photos for the model to caption")
+    new.add_argument(
+        "--results", metavar="FILE", help="COCO results file of any system: [{image_id, caption}]"
     )
     new.add_argument(
         "--compare",
-        help="results file or report of another system; tests if the difference is significant",
+        metavar="FILE",
+        help="results file or report of another system, to test whether the difference is "
+        "significant",
+    )
+    new.add_argument(
+        "--instances",
+        metavar="FILE",
+        help="COCO instances file, to measure attention against its object masks; needs --images, "
+        "but not --annotations",
+    )
+    new.add_argument("--meteor", action="store_true", help="score METEOR too; needs Java")
+    new.add_argument(
+        "--spice",
+        action="store_true",
+        help="score SPICE too; needs Java 8 or 11, and downloads CoreNLP (several hundred MB) once",
     )
     new.add_argument(
         "--frequencies",
-        help="document frequencies for CIDEr_D: a file from captioner prepare frequencies, a COCO "
-        "captions file, or a model folder (default with --images: the model's own)",
+        metavar="FILE|FOLDER",
+        help="add CIDEr_D, with document frequencies from a file of captioner prepare frequencies, "
+        "a COCO captions file or a model folder (default with --images: the model's own)",
     )
     new.add_argument(
         "--train-annotations",
         action="append",
         default=[],
-        help="COCO captions file that the system was trained on, to count novel captions",
+        metavar="FILE",
+        help="COCO captions file that the system was trained on, to count the captions that are "
+        "not in it; repeat for several",
     )
-    for metric, need in (
-        ("METEOR", "Java"),
-        ("SPICE", "Java and CoreNLP, which --spice downloads"),
-    ):
-        add_yes_no(
-            new,
-            metric.lower(),
-            f"score {metric}; needs {need} (default: if installed)",
-        )
     new.add_argument(
-        "-o", "--output", help="JSON file for the report with the scores of every image"
+        "-o", "--output", metavar="FILE", help="JSON report with the scores of every image"
     )
     new.add_argument("--force", action="store_true", help="overwrite the report")
     add_search_options(new)
@@ -125,6 +128,7 @@ def _check(options: Any) -> Path | None:
     for name in ("compare", "frequencies", "train_annotations", "meteor", "spice"):
         if options[name] and options.annotations is None:
             raise ConfigError(f"{flag(name)} needs references; give --annotations too")
+    _check_java(options)
     if (options.num_captions or 1) > 1:
         raise ConfigError(
             f"--num-captions is {options.num_captions}, but only one per photo is scored; omit it"
@@ -205,25 +209,20 @@ def _within(
     return {image_id: text for image_id, text in captions.items() if references[image_id]}
 
 
-def _java_metrics(options: Any) -> tuple[list[str], bool]:
-    """Return which of METEOR and SPICE to score, and whether a requested one is unavailable."""
-    from captioner.evaluation.java import JAVA_METRICS, unavailable
+def _java_metrics(options: Any) -> list[str]:
+    """The metrics that run Java programs and were requested."""
+    from captioner.evaluation.java import JAVA_METRICS
 
-    metrics, failed = [], False
-    for metric in JAVA_METRICS:
-        requested = options[metric.lower()]
-        if requested is False:
-            continue
-        reason = unavailable(metric, download=bool(requested))
-        if reason is None:
-            metrics.append(metric)
-        else:
-            failed |= bool(requested)
-            hint = f"--no-{metric.lower()} hides this message"
-            if metric == "SPICE" and unavailable(metric, download=True) is None:
-                hint = f"--spice downloads it, {hint}"
-            warn(f"{reason} ({hint})")
-    return metrics, failed
+    return [metric for metric in JAVA_METRICS if options[metric.lower()]]
+
+
+def _check_java(options: Any) -> None:
+    """Check that the requested metrics can be computed, before photos are captioned."""
+    for metric in _java_metrics(options):
+        from captioner.evaluation.java import unavailable
+
+        if reason := unavailable(metric, download=True):
+            raise ConfigError(f"{reason}, or omit --{metric.lower()}")
 
 
 def _frequencies(given: str | None) -> DocumentFrequencies | None:
@@ -236,6 +235,9 @@ def _frequencies(given: str | None) -> DocumentFrequencies | None:
         return None
     path = Path(given)
     if path.is_dir():
+        from captioner.model_folder import find_model
+
+        path = find_model(path)
         if not (path / FREQUENCIES).is_file():
             raise ConfigError(
                 f"{path} has no {FREQUENCIES}; give a captions file, or create it with: captioner "
@@ -336,8 +338,8 @@ def _score(report: Report, captions: dict[int, str], scoring: _Scoring, options:
     if options.results is not None:
         captions = _within(captions, references, options.results, options)
     captions = {i: text for i, text in captions.items() if references.get(i)}
-    java, failed = _java_metrics(options)
-    judge = dataclasses.replace(scoring.judge, java=java, download=bool(options.spice))
+    java = _java_metrics(options)
+    judge = dataclasses.replace(scoring.judge, java=java, download=True)
     (found, scores), judge = _despite_failures(judge, lambda j: build(captions, j, scoring.known))
     report |= {"annotations": options.annotations, **found}
     missing = sum(1 for i, texts in references.items() if texts and i not in captions)
@@ -350,7 +352,7 @@ def _score(report: Report, captions: dict[int, str], scoring: _Scoring, options:
         )
         report["compare"] = {"with": options.compare, **compared}
     report["per_image"] = per_image(captions, scores)
-    return failed or len(judge.java) < len(java)
+    return len(judge.java) < len(java)
 
 
 def _despite_failures(

@@ -6,11 +6,10 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from captioner.cli.main import OK
-from captioner.cli.options import Parser, new_parser
+from captioner.cli.parser import Parser, new_parser
 
 
 @functools.cache
@@ -21,7 +20,9 @@ def parser() -> Parser:
         "Show a model's architecture, preprocessing, search options, training data and scores.",
         "[--model FOLDER] [--format text|json]",
     )
-    new.add_argument("--model", help="model folder (default: the shipped model)")
+    new.add_argument(
+        "--model", metavar="FOLDER", help="model or run folder (default: the shipped model)"
+    )
     new.add_argument("--format", choices=["text", "json"], default="text", help="output format")
     return new
 
@@ -31,14 +32,14 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
 
     from captioner.api import SHIPPED_MODEL
-    from captioner.model_folder import CARD, WEIGHTS, load_model
+    from captioner.model_folder import CARD, WEIGHTS, find_model, load_model
 
-    folder = options.model or SHIPPED_MODEL
+    folder = find_model(options.model or SHIPPED_MODEL)
     stored = load_model(folder)
     model = stored.model
     facts = {
         "folder": str(folder),
-        "size_mb": round((Path(folder) / WEIGHTS).stat().st_size / 1e6, 1),
+        "size_mb": round((folder / WEIGHTS).stat().st_size / 1e6, 1),
         "encoder": model.encoder.name,
         "grid": list(model.grid),
         "parameters": {
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     for name, value in facts.items():
         for line in _lines(name, value):
             print(line)
-    card = Path(folder) / CARD
+    card = folder / CARD
     if card.is_file():
         print("\n" + card.read_text(encoding="utf-8").rstrip())
     return OK
@@ -71,9 +72,40 @@ def _lines(name: str, value: Any) -> Iterator[str]:
             yield from _lines(name, part)
         return
     parts = value if isinstance(value, dict) else {"": value}
-    plain = [f"{key} {part}".strip() for key, part in parts.items() if not isinstance(part, dict)]
-    if plain:
-        yield f"{name:<22} " + ", ".join(plain)
+    plain = {key: part for key, part in parts.items() if not isinstance(part, dict)}
+    texts = [f"{key} {_text(part)}".strip() for key, part in plain.items() if not _empty(part)]
+    if texts:
+        label = _LABELS.get(name, name.replace("_", " "))
+        yield f"{label:<22} " + ", ".join(texts)
     for key, part in parts.items():
         if isinstance(part, dict):
             yield from _lines(f"{name} {key}", part)
+
+
+_LABELS = {"size_mb": "size (MB)", "vocabulary": "vocabulary (words)"}
+
+
+def _empty(value: Any) -> bool:
+    """Whether a value says that nothing was set, such as no style."""
+    return value is None or value in ("", (), [])
+
+
+def _text(value: Any) -> str:
+    """A value as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < _SMALL else f"{round(value, 4):g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, list | tuple):
+        return str(value)
+    if all(isinstance(part, float) for part in value) and len(value) == 2:
+        return f"({_text(value[0])} to {_text(value[1])})"  # an interval
+    kinds = {type(part) for part in value}
+    separator = {int: " x ", str: ", "}.get(kinds.pop(), " ") if len(kinds) == 1 else " "
+    return separator.join(map(_text, value))
+
+
+_SMALL = 0.001
+"""Numbers below this keep four digits; others are rounded to four decimals."""

@@ -38,6 +38,10 @@ EXTRAS = {
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
+NO_WINDOWS = (
+    "Windows is not supported: it is not tested, and files are written without locks; use WSL"
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -49,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # file names may not be printable in this terminal
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    _set_up_output()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return OK if arguments else USAGE
@@ -64,13 +66,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         return _fail(f"Unknown command {command!r}. {_suggestion(arguments)}", USAGE)
     absent = [name for name in EXTRAS.get(command, ()) if not _installed(name)]
-    if absent and not {"-h", "--help"} & set(arguments):
+    if absent and not any(word.split("=")[0] in ("-h", "--help") for word in arguments):
         return _fail(
             f"captioner {command} needs {', '.join(absent)}; run: "
             f"pip install 'captioner[{command}]'",
             USAGE,
         )
     return _run(command, arguments[1:])
+
+
+def _set_up_output() -> None:
+    """Print file names that the terminal cannot show as escapes, and UTF-8 on Windows.
+
+    Windows would write to pipes and files in its own code page (cp1252), which lacks most letters.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            if sys.platform == "win32":
+                stream.reconfigure(encoding="utf-8")
+    if sys.platform == "win32":
+        print(f"captioner: {NO_WINDOWS}", file=sys.stderr)
 
 
 def _installed(module: str) -> bool:

@@ -1,111 +1,41 @@
-"""Shared by several commands: the parser, search and model options, photos, output files."""
+"""Shared by several commands: search and model options, photos, output files."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 import jsonargparse
 
 from captioner.cli.main import flag
+from captioner.cli.parser import Parser
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError, DataError
 from captioner.option_fields import check_option, option_fields
 
 
-class Parser(jsonargparse.ArgumentParser):
-    """A parser with one-line errors; options may have hyphens or underscores."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise an error instead of printing the usage."""
-        cause: BaseException | None = ex
-        while cause is not None and not isinstance(cause, ConfigError):
-            cause = cause.__cause__ or cause.__context__
-        text = str(cause) if cause is not None else _one_line(message)
-        raise ConfigError(f"{text} (see {self.prog} --help)") from ex
-
-    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """Parse arguments with hyphens or underscores in their options."""
-        return self.parse_args([self._respell(argument) for argument in argv])
-
-    def _respell(self, argument: str) -> str:
-        name, equals, value = argument.partition("=")
-        known = self._option_string_actions
-        for spelled in (name, name.replace("_", "-"), f"--{name[2:].replace('-', '_')}"):
-            if name.startswith("--") and spelled in known:
-                return f"{spelled}{equals}{value}"
-        return argument
-
-
-class ConfigFirst(Parser):
-    """A parser that takes a leading argument without ``--`` as the ``--config`` file."""
-
-    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """Parse arguments, with or without ``--config`` before the file."""
-        named = bool(argv) and not argv[0].startswith("-")
-        return super().parse(["--config", *argv] if named else argv)
-
-
-def _one_line(message: str) -> str:
-    """Rewrite jsonargparse's messages about values and put all others on one line."""
-    message = " ".join(message.split())
-    missing = re.search(r'Parser key "config": File does not exist: \'(.+)\'', message)
-    if missing is not None:
-        return f"{missing[1]} does not exist; give a YAML config file"
-    expected = r"Expected a (?:<class '(int|float|list)'>|typing\.Literal\[(.+?)\])"
-    wrong = re.search(rf'Parser key "([\w.]+)".*?{expected}', message)
-    given = re.search(r"(?:Got|Given) value: (\S+)", message)
-    if wrong is None or given is None:
-        return message
-    key, kind, choices = wrong.groups()
-    kinds = {"int": "an integer", "float": "a number", "list": f"a list: [{given[1]}]"}
-    name = key if "." in key else flag(key)  # a name with a dot may come from a config file
-    return f"{name} is {given[1]}; give {kinds[kind] if kind else choices}"
-
-
-class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
-    """Omits type and default of options that are off or empty by default."""
-
-    def _expand_help(self, action: Any) -> str:
-        text = str(super()._expand_help(action))
-        return re.sub(
-            r" \((?:type: [^()]*, )?default: null\)| \(default: (?:\[\]|False)\)", "", text
-        )
-
-
-def new_parser(command: str, description: str, usage: str, kind: type[Parser] = Parser) -> Parser:
-    """Create the parser of a subcommand."""
-    return kind(
-        prog=f"captioner {command}",
-        description=description,
-        usage=f"captioner {command} {usage}",
-        exit_on_error=True,
-        allow_abbrev=False,  # a typo must not select another option
-        formatter_class=_HelpFormatter,
-    )
-
-
 def add_model_options(parser: Parser) -> None:
     """``--model``, ``--device``, ``--precision``, ``--batch-size``."""
-    parser.add_argument(
+    group = parser.add_argument_group("model")
+    group.add_argument(
         "--model",
         action="append",
         default=[],
-        help="model folder (default: the shipped model); repeat to average the probabilities of "
-        "several models",
+        metavar="FOLDER",
+        help="model or run folder (default: the shipped model); repeat to average the "
+        "probabilities of several models",
     )
-    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
-    parser.add_argument(
+    group.add_argument("--device", default="auto", help=DEVICE_HELP)
+    group.add_argument(
         "--precision",
         default="auto",
         choices=["auto", "fp32", "bf16"],
         help="auto: bf16 if the hardware supports it natively, else fp32",
     )
-    parser.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
+    group.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
 
 
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, ..."
@@ -138,9 +68,12 @@ def add_search_options(parser: Parser) -> None:
             field = known[name]
             if field.type is bool:
                 add_yes_no(group, flag(name).removeprefix("--"), field.help)
+            elif field.type in (int, float, str):
+                group.add_argument(
+                    flag(name), type=field.type | None, default=None, help=field.help
+                )
             else:
-                kind = field.type if field.type in (int, float) else str
-                group.add_argument(flag(name), type=kind | None, default=None, help=field.help)
+                group.add_argument(flag(name), action="append", metavar="WORDS", help=field.help)
 
 
 def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:
@@ -152,7 +85,9 @@ def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:
     known = option_fields(SearchOptions)
     given = {name: arguments[name] for name in known if arguments[name] is not None}
     for name, value in given.items():
-        check_option(known[name], value)
+        if isinstance(value, list):  # of an option that may be repeated
+            given[name] = ", ".join(value)
+        check_option(known[name], given[name])
     return given
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from captioner.cli.main import OK
-from captioner.cli.options import Parser
+from captioner.cli.parser import Parser, similar_names
 from captioner.errors import ConfigError
 
 KINDS = {
@@ -28,12 +28,21 @@ def parser(what: str = "dataset") -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Run the kind of preparation that the first argument names."""
     if argv and argv[0] in ("-h", "--help"):
+        print("Prepare data for training and evaluation.\n")
         for name, text in KINDS.items():
             print(f"  captioner prepare {name:<12} {text}")
+        print("\ncaptioner prepare KIND --help   show the options of a kind")
         return OK
     if not argv or argv[0] not in KINDS:
         problem = f"Unknown kind {argv[0]!r}" if argv else "Missing kind"
-        raise ConfigError(f"{problem}; give captioner prepare {' or '.join(KINDS)}")
+        *most, last = KINDS
+        similar = similar_names(argv[0], KINDS)[:1] if argv else []
+        hint = (
+            f". Did you mean `captioner prepare {similar[0]}`?"
+            if similar
+            else f"; give captioner prepare {', '.join(most)} or {last}"
+        )
+        raise ConfigError(problem + hint)
     module = _module(argv[0])
     done: int = module.run(module.parser().parse(argv[1:]))
     return done

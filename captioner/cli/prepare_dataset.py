@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from captioner.cli.main import OK
-from captioner.cli.options import Parser, new_parser
+from captioner.cli.parser import Parser, new_parser
 from captioner.prepare.dataset import prepare_dataset
 from captioner.prepare.importers import IMPORTERS
 
@@ -21,7 +21,9 @@ def parser() -> Parser:
         "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]",
     )
     new.add_argument("source", help="file or folder with the captions")
-    new.add_argument("-o", "--output", required=True, help="folder for the COCO files")
+    new.add_argument(
+        "-o", "--output", metavar="FOLDER", required=True, help="folder for the COCO files"
+    )
     new.add_argument(
         "--layout",
         choices=["auto", *IMPORTERS],
@@ -29,7 +31,10 @@ def parser() -> Parser:
         help="format of the source; auto detects it",
     )
     new.add_argument(
-        "--images", help="folder with the photos: adds their sizes and skips missing photos"
+        "--images",
+        metavar="FOLDER",
+        help="folder with the photos, to leave out captions of missing photos and to record the "
+        "sizes of the others",
     )
     new.add_argument(
         "--val",

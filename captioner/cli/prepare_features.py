@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.options import DEVICE_HELP, Parser, warn
-from captioner.cli.train_options import new_train_parser, read_train_config
-from captioner.config import TrainConfig
+from captioner.cli.options import DEVICE_HELP, warn
+from captioner.cli.train_options import (
+    TrainParser,
+    add_settings,
+    new_train_parser,
+    read_train_config,
+)
 from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,15 +23,17 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def parser() -> Parser:
+def parser() -> TrainParser:
     """Options of the command: every field of ``TrainConfig`` and its own."""
     new = new_train_parser(
         "prepare features",
         "Compute the features of a frozen encoder (or of its frozen stages) once, instead of in "
         "every epoch. After an interruption, run the same command again to continue.",
-        "CONFIG.yaml [--data.images ...] -o FOLDER",
+        "[CONFIG.yaml] -o FOLDER [options]",
     )
-    new.add_argument("-o", "--output", required=True, help="folder for the features")
+    new.add_argument(
+        "-o", "--output", metavar="FOLDER", required=True, help="folder for the features"
+    )
     new.add_argument(
         "--dtype",
         choices=["float16", "bfloat16", "float32"],
@@ -37,7 +43,19 @@ def parser() -> Parser:
     new.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
     new.add_argument("--device", default="auto", help=DEVICE_HELP)
     new.add_argument("--force", action="store_true", help="replace existing features")
-    new.add_class_arguments(TrainConfig)
+    add_settings(
+        new,
+        [
+            "data.images",
+            "data.train_annotations",
+            "data.val_annotations",
+            "data.horizontal_flip",
+            "encoder.name",
+            "encoder.weights",
+            "encoder.image_size",
+            "encoder.finetune_from",
+        ],
+    )
     return new
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from captioner.cli.main import OK
-from captioner.cli.options import Parser, new_parser, refuse_overwrite
+from captioner.cli.options import refuse_overwrite
+from captioner.cli.parser import Parser, new_parser
 from captioner.data.coco import read_captions
 from captioner.errors import ConfigError
 from captioner.evaluation.frequencies import DocumentFrequencies
@@ -19,14 +20,18 @@ def parser() -> Parser:
     """Options of the command."""
     new = new_parser(
         "prepare frequencies",
-        "Count in how many photos' captions each n-gram (n = 1 to 4) occurs. With these "
-        "frequencies, CIDEr-D does not depend on which photos are scored together (captioner "
-        "evaluate --frequencies).",
+        "Count the photos whose captions contain each n-gram of 1 to 4 words. With these document "
+        "frequencies (captioner evaluate --frequencies), the CIDEr-D score of a caption does not "
+        "depend on the photos that are scored with it.",
         "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER",
     )
     new.add_argument("annotations", nargs="+", help="COCO captions file(s) of the training set")
     new.add_argument(
-        "-o", "--output", required=True, help="output file, or model folder to add it to"
+        "-o",
+        "--output",
+        metavar="FILE|FOLDER",
+        required=True,
+        help="output file, or model folder to add it to",
     )
     new.add_argument("--force", action="store_true", help="overwrite the output file")
     return new

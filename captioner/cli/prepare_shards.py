@@ -10,22 +10,28 @@ from typing import Any
 from tqdm import tqdm
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.options import Parser, warn
-from captioner.cli.train_options import new_train_parser, read_train_config
-from captioner.config import TrainConfig
+from captioner.cli.options import warn
+from captioner.cli.train_options import (
+    TrainParser,
+    add_settings,
+    new_train_parser,
+    read_train_config,
+)
 
 
 @functools.cache
-def parser() -> Parser:
+def parser() -> TrainParser:
     """Options of the command: every field of ``TrainConfig`` and its own."""
     new = new_train_parser(
         "prepare shards",
         "Pack the training photos of a config and their captions into tar files in WebDataset "
         "format. Training streams them sequentially, which is faster on network storage. After an "
         "interruption, run the same command again to continue.",
-        "CONFIG.yaml [--data.images FOLDER ...] -o FOLDER",
+        "[CONFIG.yaml] -o FOLDER [options]",
     )
-    new.add_argument("-o", "--output", required=True, help="output folder")
+    new.add_argument(
+        "-o", "--output", metavar="FOLDER", required=True, help="folder for the tar files"
+    )
     new.add_argument(
         "--photos-per-shard",
         type=int,
@@ -33,7 +39,7 @@ def parser() -> Parser:
         help="photos per tar file; training needs at least one file per worker and process",
     )
     new.add_argument("--force", action="store_true", help="replace existing shards")
-    new.add_class_arguments(TrainConfig)
+    add_settings(new, ["data.images", "data.train_annotations", "training.seed"])
     return new
 
 

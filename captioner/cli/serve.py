@@ -13,7 +13,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from captioner.cli.main import OK, flag
-from captioner.cli.options import Parser, add_model_options, new_parser
+from captioner.cli.options import add_model_options
+from captioner.cli.parser import Parser, new_parser
 from captioner.errors import CaptionerError, ConfigError
 from captioner.hardware import keep_freed_memory
 from captioner.option_fields import option_fields

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from captioner.cli.main import INTERRUPTED, OK
-from captioner.cli.options import Parser
-from captioner.cli.train_options import new_train_parser, read_train_config
+from captioner.cli.train_options import (
+    TrainParser,
+    add_settings,
+    new_train_parser,
+    read_train_config,
+)
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError
 
@@ -28,29 +32,49 @@ RUN_FILES = (
 """Files and folders of a run, which ``--force`` replaces."""
 
 
+SHOWN = (
+    "run_folder",
+    "init_from",
+    "data.images",
+    "data.train_annotations",
+    "data.val_annotations",
+    "encoder.weights",
+    "encoder.image_size",
+    "training.epochs",
+    "training.batch_size",
+    "training.lr",
+    "training.patience",
+    "search.beam_size",
+)
+"""The settings that a first run may need; ``--help SECTION`` shows the others."""
+
+
 @functools.cache
-def parser() -> Parser:
+def parser() -> TrainParser:
     """Options of ``train``: every field of ``TrainConfig`` and its own."""
     new = new_train_parser(
         "train",
-        "Train a model. Options on the command line override those in the config file.",
-        "[CONFIG.yaml] [--resume auto] [--force] [--dry-run] [--training.epochs 20 ...]",
-    )
-    new.add_argument(
-        "--resume",
-        choices=["auto"],
-        help="auto: resume from the checkpoint in the run folder, or start if there is none",
-    )
-    new.add_argument(
-        "--force", action="store_true", help="start over and replace the run in the run folder"
+        "Train a model. Settings come from the config file; options override them.",
+        "[CONFIG.yaml] [options]",
     )
     new.add_argument(
         "--dry-run",
         action="store_true",
-        help="check options, data and disk space, run a few steps and estimate duration and "
-        "memory; writes nothing",
+        help="check settings, data and disk space, run a few steps, estimate time and memory, and "
+        "write nothing",
     )
-    new.add_class_arguments(TrainConfig)
+    new.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        choices=["auto"],
+        metavar="auto",
+        help="continue the run in the run folder, or start one if there is none",
+    )
+    new.add_argument(
+        "--force", action="store_true", help="start over and replace the run in the run folder"
+    )
+    add_settings(new, SHOWN)
     return new
 
 
@@ -77,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     used = any((folder / name).exists() for name in RUN_FILES)
     if used and not (resume or flags.force or flags.dry_run):
         raise ConfigError(
-            f"{folder} already contains a run; give --resume auto to continue it, --force to start "
+            f"{folder} already contains a run; give --resume to continue it, --force to start "
             "over, or another --run-folder"
         )
     from captioner.training.build import prepare
@@ -104,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         if main_process:
             print(
                 f"captioner: interrupted; state saved, resume with: captioner train --config "
-                f"{folder / 'config.yaml'} --resume auto",
+                f"{folder / 'config.yaml'} --resume",
                 file=sys.stderr,
             )
         return INTERRUPTED

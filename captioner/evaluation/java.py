@@ -16,6 +16,7 @@ Source: Denkowski & Lavie 2014, Meteor Universal (METEOR 1.5); Anderson et al. 2
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,8 @@ METEOR_COUNTS = 23
 matchers (exact, stem, synonym, paraphrase) the matched content words of both and function words of
 both; then chunks, and matched words of both. A perfect match (one chunk that covers both sides) has
 0 chunks here, because the program leaves its chunk out of the sums."""
+
+_TOO_NEW_FOR_SPICE = 16  # it forbids the reflection that SPICE's libraries use
 
 # METEOR 1.5 for English (option "-l en").
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
@@ -66,10 +69,18 @@ def unavailable(metric: str, download: bool = False) -> str | None:
     if find_java() is None:
         return f"{metric} needs Java, which is not on the PATH; install Java 8 or 11"
     try:
-        subprocess.run(["java", "-version"], capture_output=True, check=False, timeout=60)
+        ran = subprocess.run(["java", "-version"], capture_output=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{metric} needs Java, but {find_java()} cannot be started ({error})"
-    return _spice_problem(download) if metric == "SPICE" else None
+    if metric != "SPICE":
+        return None
+    version = re.search(rb'version "(\d+)', ran.stderr)  # 1 is Java 8 or older
+    if version is not None and int(version[1]) >= _TOO_NEW_FOR_SPICE:
+        return (
+            f"SPICE needs Java 8 or 11, but {find_java()} is Java {int(version[1])}; put Java 8 or "
+            "11 first on the PATH"
+        )
+    return _spice_problem(download)
 
 
 class MeteorScores(NamedTuple):
@@ -226,7 +237,7 @@ def spice(
         raise ProgramError(
             "SPICE",
             f"SPICE's Java program failed (exit {error.returncode}, output above); it needs Java 8 "
-            "or 11 (16 and later do not run it) and 8 GB of memory",
+            "or 11 and 8 GB of memory",
         ) from error
     except BadZipFile as error:
         raise ProgramError(

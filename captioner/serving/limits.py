@@ -19,7 +19,7 @@ class Limits:
     """Limits of the server."""
 
     max_bytes: Positive = 20 * 2**20
-    """Maximum size of an uploaded photo (bytes); larger ones are refused (413)."""
+    """Maximum size of an uploaded photo (bytes); larger ones are refused (HTTP status 413)."""
     max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 50_000_000
     """Maximum number of pixels of a photo; larger ones are refused before decoding (413)."""
     max_queue: Positive = 64

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import captioner
 from captioner.cli.main import EXTRAS, FAILED, OK, USAGE, main
 from captioner.data.coco import read_dataset
 from captioner.errors import DataError
@@ -162,7 +165,9 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
         (["prepare", "cake"], ["cake", "dataset"]),
         (["prepare", "dataset", "nowhere", "-o", "out"], ["nowhere"]),
         (["train", "nowhere.yaml"], ["nowhere.yaml does not exist; give a YAML config file"]),
-        (["train", "--training.trackers", "tensorboard"], ["give a list: [tensorboard]"]),
+        (["train", "--epochs", "3"], ["Unknown option --epochs", "--training.epochs?"]),
+        (["caption", str(CHELSEA), "--beam", "3"], ["--beam-size or --beam-groups?"]),
+        (["prepare", "datasets"], ["Did you mean `captioner prepare dataset`?"]),
         (["train", "--training.objective", "self_critical"], ["init_from"]),
         (["train", "--training.epochs", "0"], ["epochs", "1"]),
         (["train", "--training.epoch", "3"], ["epoch"]),
@@ -170,7 +175,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
         (["captoin"], ["Did you mean `captioner caption`?"]),
         (["photo.jpg"], ["Unknown command 'photo.jpg'", "`captioner caption photo.jpg`?"]),
         (["train", "--search.beam_size", "0"], ["search.beam_size is 0"]),
-        (["train", "--decoder.query", "x"], ["decoder.query is x", "'mean'"]),
+        (["train", "--decoder.query", "x"], ["decoder.query is x", "self or mean"]),
     ],
 )
 def test_wrong_use_gets_one_clear_line(arguments, words, tmp_path, monkeypatch, capsys):
@@ -264,6 +269,78 @@ def test_info_tells_what_the_model_is(capsys):
     assert "Flickr8k" in capsys.readouterr().out
 
 
+def test_info_prints_values_for_people(capsys):
+    assert main(["info"]) == OK
+    out = capsys.readouterr().out.partition("\n\n")[0]  # without the model card
+    assert re.search(r"^styles +coco, flickr8k$", out, re.MULTILINE)
+    assert re.search(r"^grid +9 x 9$", out, re.MULTILINE)
+    assert re.search(r"^parameters +encoder 4,811,072, decoder 12,108,518$", out, re.MULTILINE)
+    assert "CIDEr (0.8268 to 0.9319)" in out
+    assert "input_feeding yes, layer_norm no" in out
+    assert not re.search(r"style,|[\[\]]|'\w+'|\(\)|True|False|None", out)
+
+
+def test_every_command_takes_a_run_folder_as_the_model(tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("run_folder: run")
+    (run / "best").symlink_to(tiny.model)
+    photo = str(tiny.photos / "1.png")
+    model = ("--model", str(run))
+
+    assert main(["info", *model]) == OK
+    assert f"{run / 'best'}" in capsys.readouterr().out
+    assert main(["caption", photo, *model]) == OK
+    captioned = capsys.readouterr().out
+    assert main(["caption", photo, "--model", str(tiny.model)]) == OK
+    assert capsys.readouterr().out == captioned
+    assert captioner.load(run).caption(photo).text == captioned.partition(": ")[2].strip()
+    target = tmp_path / "attention.png"
+    assert main(["attend", photo, *model, "--compare", str(run), "-o", str(target)]) == OK
+    scored = ("--annotations", str(tiny.captions), "--images", str(tiny.photos))
+    assert main(["evaluate", *scored, *model]) == OK
+    (run / "best").unlink()
+    capsys.readouterr()
+    assert main(["caption", photo, *model]) == FAILED
+    assert "has no model yet" in capsys.readouterr().err
+
+
+def test_windows_is_named_as_unsupported_and_gets_utf8():
+    """A pipe on Windows has the encoding cp1252."""
+    code = (
+        "import sys; sys.platform = 'win32'; from captioner.cli.main import main; "
+        "sys.exit(main(['собака.jpg']))"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
+
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=False
+    )
+
+    assert ran.returncode == USAGE
+    first, second = ran.stderr.decode("utf-8").splitlines()
+    assert first.startswith("captioner: Windows is not supported")
+    assert second.startswith("captioner: Unknown command 'собака.jpg'")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there it is printed")
+def test_nothing_is_printed_about_windows_elsewhere(capsys):
+    assert main(["--version"]) == OK
+    assert capsys.readouterr().err == ""
+
+
+def test_words_may_be_repeated_or_separated_by_commas(tiny, capsys):
+    photo = str(tiny.photos / "1.png")
+    options = (photo, "--model", str(tiny.model), "--beam-size", "2")
+    printed = []
+    for words in (["dog, hat"], ["dog", "hat"]):
+        forced = [part for word in words for part in ("--forced-words", word)]
+        assert main(["caption", *options, *forced]) == OK
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert {"dog", "hat"} <= set(printed[0].split())
+
+
 def test_evaluate_results_file(tmp_path, capsys):
     sentences = ["a dog runs on grass", "two men play football", "a girl in a red dress"]
     images = [{"id": n, "file_name": f"{n}.jpg"} for n in range(3)]
@@ -273,7 +350,6 @@ def test_evaluate_results_file(tmp_path, capsys):
     results.write_text(json.dumps([{"image_id": n, "caption": s} for n, s in enumerate(sentences)]))
     report = tmp_path / "report.json"
     arguments = ["evaluate", "--annotations", str(annotations), "--results", str(results)]
-    arguments += ["--no-meteor", "--no-spice"]
     assert main([*arguments, "-o", str(report)]) == OK
     assert "CIDEr" in capsys.readouterr().out
     metrics = json.loads(report.read_text())["metrics"]

@@ -23,7 +23,6 @@ from captioner.evaluation.metrics import score
 from captioner.files import FREQUENCIES
 from captioner.tokenizer import tokenize
 
-QUIET = ("--no-meteor", "--no-spice")
 ONE_DOG = ("--forced-words", "dog", "--block-ngrams", "1")
 METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
 
@@ -39,7 +38,7 @@ def evaluate(*arguments: object) -> int:
 def reported(path: Path, *arguments: object) -> dict[str, Any]:
     """Run a command and return its report."""
     target = path / "report.json"
-    assert evaluate(*arguments, *QUIET, "-o", target, "--force") == OK
+    assert evaluate(*arguments, "-o", target, "--force") == OK
     report: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     return report
 
@@ -79,7 +78,7 @@ def written(path: Path, content: object) -> Path:
 def test_a_report_is_printed_and_written(tiny, scored, tmp_path, capsys) -> None:
     target = tmp_path / "new folder" / "report.json"
 
-    assert evaluate(*scored, *QUIET, "-o", target) == OK
+    assert evaluate(*scored, "-o", target) == OK
 
     out, err = capsys.readouterr()
     report = json.loads(target.read_text())
@@ -128,7 +127,7 @@ def test_photos_without_references_are_ignored(tiny, tmp_path) -> None:
 def test_results_of_other_photos_are_refused(tiny, tmp_path, capsys) -> None:
     path = written(tmp_path / "r.json", [{"image_id": i, "caption": "a"} for i in (1, 77, 78)])
 
-    assert evaluate("--annotations", tiny.captions, "--results", path, *QUIET) == FAILED
+    assert evaluate("--annotations", tiny.captions, "--results", path) == FAILED
 
     out, err = capsys.readouterr()
     assert out == ""
@@ -150,7 +149,7 @@ def test_an_empty_results_file_is_a_one_line_error(tiny, tmp_path, capsys, monke
     """With and without METEOR."""
     path = written(tmp_path / "none.json", [])
     false_java(tmp_path, monkeypatch, "exit 1")
-    for extra in (QUIET, ("--meteor", "--no-spice")):
+    for extra in ((), ("--meteor",)):
         assert evaluate("--annotations", tiny.captions, "--results", path, *extra) == FAILED
         out, err = capsys.readouterr()
         assert out == ""
@@ -164,7 +163,7 @@ def test_an_empty_results_file_is_a_one_line_error(tiny, tmp_path, capsys, monke
 
 def test_compare_reads_results_and_reports(tiny, scored, tmp_path) -> None:
     other = tmp_path / "other.json"
-    them = ("--annotations", tiny.captions, "--results", tiny.others, *QUIET)
+    them = ("--annotations", tiny.captions, "--results", tiny.others)
     assert evaluate(*them, "-o", other) == OK
 
     by_results = reported(tmp_path, *scored, "--compare", tiny.others)["compare"]
@@ -180,7 +179,7 @@ def test_compare_reads_results_and_reports(tiny, scored, tmp_path) -> None:
 
 
 def test_a_system_compared_with_itself_does_not_differ(tiny, scored, capsys) -> None:
-    assert evaluate(*scored, *QUIET, "--compare", tiny.results) == OK
+    assert evaluate(*scored, "--compare", tiny.results) == OK
     assert capsys.readouterr().out.count("=  +0.00") == len(METRICS)
 
 
@@ -212,7 +211,7 @@ def test_a_model_is_compared_with_a_file(tiny, both, tmp_path) -> None:
 def test_compare_is_checked_before_a_model_is_loaded(both, tmp_path, capsys, content, line) -> None:
     path = written(tmp_path / "x.json", content)
 
-    assert evaluate(*both, "--compare", path, *QUIET) == FAILED
+    assert evaluate(*both, "--compare", path) == FAILED
 
     assert re.search(line, only_line(capsys))
 
@@ -304,7 +303,7 @@ def test_the_model_s_own_frequencies_are_the_default(tiny, counted, tmp_path) ->
 
 
 def test_a_model_folder_without_frequencies(tiny, scored, capsys) -> None:
-    assert evaluate(*scored, *QUIET, "--frequencies", tiny.model) == USAGE
+    assert evaluate(*scored, "--frequencies", tiny.model) == USAGE
 
     line = only_line(capsys)
     assert str(tiny.model) in line
@@ -321,7 +320,7 @@ def test_unreadable_frequencies_are_a_one_line_error(tiny, scored, tmp_path, cap
         ("cut.json.gz", "truncated"),
         ("text.txt", "JSON"),
     ]:
-        assert evaluate(*scored, *QUIET, "--frequencies", tmp_path / name) == FAILED
+        assert evaluate(*scored, "--frequencies", tmp_path / name) == FAILED
         line = only_line(capsys)
         assert name in line
         assert words in line
@@ -341,7 +340,7 @@ def test_damaged_frequencies_of_a_model_fail_before_captioning(
     asked = tuple(tiny.captions if word == "CAPTIONS" else word for word in asked)
     arguments = ("--images", tiny.photos, "--annotations", tiny.captions, "--model", model)
 
-    code = evaluate(*arguments, *QUIET, *asked)
+    code = evaluate(*arguments, *asked)
 
     assert (code, streams) == ((OK, [1]) if asked else (FAILED, []))
 
@@ -411,7 +410,7 @@ def test_evaluate_reads_what_prepare_frequencies_writes(tiny, scored, tmp_path, 
     """Under any file name."""
     assert run("prepare", "frequencies", tiny.captions, "-o", tmp_path / name) == OK
 
-    assert evaluate(*scored, *QUIET, "--frequencies", tmp_path / name) == OK
+    assert evaluate(*scored, "--frequencies", tmp_path / name) == OK
 
 
 def test_a_missing_output_folder_is_an_error(tiny, tmp_path, capsys) -> None:
@@ -436,7 +435,7 @@ def test_a_comparison_without_common_photos_fails_before_captioning(
     tiny, captioned, tmp_path, capsys
 ) -> None:
     nothing = written(tmp_path / "nothing.json", [])
-    arguments = (*captioned, "--annotations", tiny.captions, "--compare", nothing, *QUIET)
+    arguments = (*captioned, "--annotations", tiny.captions, "--compare", nothing)
 
     assert evaluate(*arguments) == FAILED
 
@@ -491,7 +490,7 @@ def test_help_of_prepare(flag, capsys) -> None:
 @pytest.mark.parametrize("given", [(), ("cake",), ("-o", "x")])
 def test_unknown_prepare_command(given, capsys) -> None:
     assert run("prepare", *given) == USAGE
-    assert "give captioner prepare dataset or frequencies" in only_line(capsys)
+    assert "give captioner prepare dataset, frequencies, features or shards" in only_line(capsys)
 
 
 # --- a model captions ----------------------------------------------------------------------------
@@ -558,7 +557,7 @@ def test_an_unreadable_photo_is_named_and_counted(tiny, tmp_path, capsys) -> Non
     (photos / "3.png").write_bytes(b"no photo")
     arguments = ("--images", photos, "--model", tiny.model, "--annotations", tiny.captions)
 
-    assert evaluate(*arguments, "--instances", tiny.instances, *QUIET, "-o", target) == FAILED
+    assert evaluate(*arguments, "--instances", tiny.instances, "-o", target) == FAILED
 
     (line,) = capsys.readouterr().err.splitlines()
     assert "3.png" in line
@@ -575,7 +574,7 @@ def test_without_any_readable_photo_nothing_is_scored(tiny, tmp_path, capsys) ->
         (photos / path.name).write_bytes(b"no photo")
     arguments = ("--images", photos, "--model", tiny.model, "--annotations", tiny.captions)
 
-    assert evaluate(*arguments, *QUIET, "-o", target) == FAILED
+    assert evaluate(*arguments, "-o", target) == FAILED
 
     out, err = capsys.readouterr()
     assert out == ""
@@ -654,7 +653,7 @@ def test_inconsistent_image_ids_are_refused(tiny, captioned, tmp_path, capsys) -
     instances = written(tmp_path / "turned.json", content)
 
     code = evaluate(
-        *captioned, "--instances", instances, "--annotations", tiny.captions, *QUIET
+        *captioned, "--instances", instances, "--annotations", tiny.captions
     )  # fmt: skip
 
     assert code == FAILED
@@ -697,39 +696,35 @@ def without_java(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("without_java")
-def test_without_java_other_metrics_are_scored(scored, capsys) -> None:
+def test_nothing_is_printed_about_metrics_that_were_not_requested(scored, capsys) -> None:
     assert evaluate(*scored) == OK
 
     out, err = capsys.readouterr()
-    assert [line.partition(":")[2].split()[0] for line in err.splitlines()] == ["METEOR", "SPICE"]
-    for metric, line in zip(("meteor", "spice"), err.splitlines(), strict=True):
-        assert "which is not on the PATH" in line
-        assert f"--no-{metric} hides this message" in line
-        assert "download" not in line  # which would not install Java
+    assert err == ""
     assert "CIDEr" in out
+    assert "METEOR" not in out
 
 
-@pytest.mark.usefixtures("without_java")
-def test_a_requested_metric_that_is_unavailable_is_an_error(scored, tmp_path, capsys) -> None:
-    for metric in ("meteor", "spice"):
-        other = "--no-spice" if metric == "meteor" else "--no-meteor"
-        target = tmp_path / f"{metric}.json"
-        assert evaluate(*scored, f"--{metric}", other, "-o", target) == FAILED
-        out, err = capsys.readouterr()
-        assert len(err.splitlines()) == 1
-        assert metric.upper() in err
-        assert "CIDEr" in out
-        assert list(json.loads(target.read_text())["metrics"]) == METRICS
+@pytest.mark.usefixtures("without_java", "no_model")
+@pytest.mark.parametrize("metric", ["meteor", "spice"])
+def test_missing_java_is_an_error_before_photos_are_captioned(
+    metric, tiny, captioned, tmp_path, capsys
+) -> None:
+    target = tmp_path / "report.json"
+
+    code = evaluate("--annotations", tiny.captions, *captioned, f"--{metric}", "-o", target)
+
+    assert code == USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"captioner: {metric.upper()} needs Java, which is not on the PATH; install Java 8 or 11, "
+        f"or omit --{metric}\n"
+    )
+    assert not target.exists()
 
 
-@pytest.mark.usefixtures("without_java")
-def test_disabled_metrics_give_no_notice(scored, capsys) -> None:
-    assert evaluate(*scored, *QUIET) == OK
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_spice_without_corenlp_is_skipped(asked, scored, tmp_path, monkeypatch, capsys) -> None:
+def test_half_of_corenlp_is_an_error(scored, tmp_path, monkeypatch, capsys) -> None:
     """Only the main jar is installed, which a download does not complete."""
     from pycocoevalcap.spice import get_stanford_models as source
 
@@ -738,22 +733,29 @@ def test_spice_without_corenlp_is_skipped(asked, scored, tmp_path, monkeypatch, 
     monkeypatch.setattr(source, "SPICEDIR", str(tmp_path))
     false_java(tmp_path, monkeypatch, "exit 1")
 
-    code = evaluate(*scored, "--no-meteor", *(["--spice"] if asked else []))
+    assert evaluate(*scored, "--spice") == USAGE
 
     out, err = capsys.readouterr()
-    assert code == (FAILED if asked else OK)
+    assert out == ""
     assert len(err.splitlines()) == 1
     assert "SPICE needs stanford-corenlp-3.6.0-models.jar" in err
-    assert "--spice lets it be downloaded" not in err
-    assert "CIDEr" in out
 
 
-@pytest.mark.parametrize("asked", [("--meteor",), ()], ids=["asked for", "found"])
-def test_a_failing_java_skips_meteor(asked, scored, tmp_path, monkeypatch, capsys) -> None:
+def test_a_java_too_new_for_spice_is_an_error(scored, tmp_path, monkeypatch, capsys) -> None:
+    false_java(tmp_path, monkeypatch, """echo 'openjdk version "17.0.15" 2025' >&2""")
+
+    assert evaluate(*scored, "--spice") == USAGE
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"SPICE needs Java 8 or 11, but {tmp_path / 'bin' / 'java'} is Java 17; put" in err
+
+
+def test_a_failing_java_skips_meteor(scored, tmp_path, monkeypatch, capsys) -> None:
     false_java(tmp_path, monkeypatch, "echo Error: no memory >&2; exit 1")
     target = tmp_path / "report.json"
 
-    assert evaluate(*scored, *asked, "--no-spice", "-o", target) == FAILED
+    assert evaluate(*scored, "--meteor", "-o", target) == FAILED
 
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
@@ -765,7 +767,7 @@ def test_a_failing_java_skips_meteor(asked, scored, tmp_path, monkeypatch, capsy
     assert "CIDEr" in out
 
 
-def test_a_java_that_cannot_start_skips_meteor(scored, tmp_path, monkeypatch, capsys) -> None:
+def test_a_java_that_cannot_start_is_an_error(scored, tmp_path, monkeypatch, capsys) -> None:
     """An executable for another architecture."""
     false_java(tmp_path, monkeypatch, "")
     programs = tmp_path / "bin"
@@ -773,12 +775,12 @@ def test_a_java_that_cannot_start_skips_meteor(scored, tmp_path, monkeypatch, ca
     (programs / "java").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
 
-    assert evaluate(*scored, "--meteor", "--no-spice") == FAILED
+    assert evaluate(*scored, "--meteor") == USAGE
 
     out, err = capsys.readouterr()
+    assert out == ""
     (line,) = err.splitlines()
-    assert "METEOR" in line
-    assert "CIDEr" in out
+    assert "METEOR needs Java, but" in line
 
 
 class FakeMeteor:
@@ -814,7 +816,7 @@ def programs(monkeypatch) -> None:
 def test_meteor_and_spice_are_reported(tiny, scored, tmp_path) -> None:
     target = tmp_path / "report.json"
 
-    assert evaluate(*scored, "--compare", tiny.others, "-o", target) == OK
+    assert evaluate(*scored, "--meteor", "--spice", "--compare", tiny.others, "-o", target) == OK
 
     report = json.loads(target.read_text())
     assert set(report["metrics"]) == {*METRICS, "METEOR", "SPICE"}
@@ -834,7 +836,7 @@ def test_a_failing_spice_is_skipped(scored, tmp_path, monkeypatch, capsys) -> No
     monkeypatch.setattr(java, "spice", fail)
     target = tmp_path / "report.json"
 
-    assert evaluate(*scored, "-o", target) == FAILED
+    assert evaluate(*scored, "--meteor", "--spice", "-o", target) == FAILED
 
     assert "SPICE's Java program failed" in capsys.readouterr().err
     assert set(json.loads(target.read_text())["metrics"]) == {*METRICS, "METEOR"}
@@ -854,7 +856,7 @@ def test_a_failing_java_in_the_comparison_skips_meteor(
 
     monkeypatch.setattr(FakeMeteor, "score", later)
     target = tmp_path / "report.json"
-    arguments = (*scored, "--no-spice", "--compare", tiny.others, "-o", target)
+    arguments = (*scored, "--meteor", "--compare", tiny.others, "-o", target)
 
     code = evaluate(*arguments)
 
@@ -867,7 +869,7 @@ def test_a_failing_java_in_the_comparison_skips_meteor(
 def test_meteor_itself(tiny, scored, tmp_path, capsys) -> None:
     target = tmp_path / "report.json"
 
-    assert evaluate(*scored, "--meteor", "--no-spice", "--compare", tiny.others, "-o", target) == OK
+    assert evaluate(*scored, "--meteor", "--compare", tiny.others, "-o", target) == OK
 
     report = json.loads(target.read_text())
     assert 0 < report["metrics"]["METEOR"] < 1
@@ -952,7 +954,7 @@ def test_invalid_model_options_are_a_one_line_error(
 ) -> None:
     target = tmp_path / "report.json"
 
-    code = evaluate(*both, *QUIET, "-o", target, *arguments)
+    code = evaluate(*both, "-o", target, *arguments)
 
     assert code in (USAGE, FAILED)
     line = only_line(capsys)
@@ -962,7 +964,7 @@ def test_invalid_model_options_are_a_one_line_error(
 
 
 def test_ensembles_need_one_vocabulary(tiny, both, capsys) -> None:
-    assert evaluate(*both, *QUIET, "--model", tiny.stranger) == USAGE
+    assert evaluate(*both, "--model", tiny.stranger) == USAGE
     assert "vocabularies of model 1 and model 2 differ" in only_line(capsys)
 
 
@@ -970,9 +972,9 @@ def test_a_report_is_overwritten_with_force(scored, tmp_path) -> None:
     target = tmp_path / "report.json"
     target.write_text("mine")
 
-    assert evaluate(*scored, *QUIET, "-o", target) == USAGE
+    assert evaluate(*scored, "-o", target) == USAGE
     assert target.read_text() == "mine"
-    assert evaluate(*scored, *QUIET, "-o", target, "--force") == OK
+    assert evaluate(*scored, "-o", target, "--force") == OK
     assert json.loads(target.read_text())["images"] == 4
 
 
@@ -980,7 +982,7 @@ def test_a_failure_keeps_the_old_report(tiny, tmp_path, capsys) -> None:
     target = tmp_path / "report.json"
     target.write_text("mine")
     results = written(tmp_path / "r.json", [{"image_id": 77, "caption": "a"}])
-    arguments = ("--annotations", tiny.captions, "--results", results, *QUIET)
+    arguments = ("--annotations", tiny.captions, "--results", results)
 
     assert evaluate(*arguments, "-o", target, "--force") == FAILED
 

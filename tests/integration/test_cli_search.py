@@ -279,7 +279,7 @@ def test_what_cannot_be_is_one_line_that_names_it(arguments, named, tiny, tmp_pa
     scored = ["evaluate", "--annotations", tiny.captions, "--images", tiny.photos]
     commands = [["caption", photo], ["attend", photo, "-o", tmp_path / "x.png"]]
     if "--num-captions" not in arguments:  # which evaluate refuses by itself
-        commands.append([*scored, "--no-meteor", "--no-spice", "-o", tmp_path / "r.json"])
+        commands.append([*scored, "-o", tmp_path / "r.json"])
     for command in commands:
         assert run(*command, "--model", tiny.model, *arguments) in (USAGE, FAILED)
         line = only_line(capsys)

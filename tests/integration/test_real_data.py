@@ -83,7 +83,7 @@ def test_training_on_coco_mini_ends_and_its_resumed_twin_gives_the_same_model(co
     os.kill(stopped.pid, signal.SIGINT)
     _, said = stopped.communicate(timeout=300)
     assert stopped.returncode == 130
-    assert b"--resume auto" in said
+    assert b"--resume" in said
     assert not (twin / "best").exists()
 
     resumed = subprocess.run(
@@ -136,6 +136,7 @@ def test_the_model_card_holds(name, tmp_path):
     report = tmp_path / "report.json"
     arguments = ["--annotations", str(annotations), "--images", str(images)]
     arguments += ["--style", name.removesuffix("_val"), "-o", str(report), "--precision", "fp32"]
+    arguments += ["--meteor"] if find_java() else []
     assert main(["evaluate", *arguments]) == OK
     measured = json.loads(report.read_text())["metrics"]
     config = json.loads((ROOT / "captioner" / "pretrained" / "config.json").read_text())

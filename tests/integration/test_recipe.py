@@ -104,7 +104,7 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     capsys.readouterr()
     assert main(["info", "--model", str(shipped)]) == 0
     printed = capsys.readouterr().out
-    assert f"CIDEr {cider}" in printed
+    assert f"CIDEr {cider:g}" in printed
     assert "{" not in printed
     assert "# The model that ships" in printed
 
@@ -234,7 +234,7 @@ def test_the_ablation_table_has_the_finished_rows(script: Any, tmp_path: Path) -
     head, _, base, grid = script("ablate").table(tmp_path).splitlines()
     assert head.count("|") == base.count("|") == grid.count("|")
     assert base.endswith("|  | 50.0 | +0.0 | 20.0 | 1.50 (1.25 to 1.75) | 1 |")
-    assert grid.endswith("| `--encoder.image_size 320` | 51.5 | +1.5 | 20.0 |  | 1 |")
+    assert grid.endswith("| `--encoder.image-size 320` | 51.5 | +1.5 | 20.0 |  | 1 |")
 
 
 def test_each_stage_of_the_recipe_starts_from_the_one_before() -> None:

@@ -22,7 +22,7 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ModelError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.model_folder import StoredModel, load_model, save_model
+from captioner.model_folder import StoredModel, find_model, load_model, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
@@ -63,6 +63,40 @@ def photos() -> list[Image.Image]:
     return [
         Image.fromarray(generator.integers(256, size=(50, 60, 3), dtype=np.uint8)) for _ in "ab"
     ]
+
+
+# --- Run folders ---
+
+
+def test_a_run_folder_is_its_best_model(folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("run_folder: run")
+    folder.rename(run / "best")
+
+    assert find_model(run) == run / "best"
+    assert load_model(run).info == load_model(run / "best").info
+
+
+def test_a_best_model_is_found_while_it_is_replaced(folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    survivor = run / ".best.new-01234567"  # what a crash between two renames leaves
+    folder.rename(survivor)
+
+    assert find_model(run) == survivor
+
+
+def test_a_run_without_a_model_says_when_there_will_be_one(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("run_folder: run")
+
+    refused(tmp_path, "has no model yet; the first validation of captioner train saves one in")
+
+
+def test_a_model_folder_is_never_a_run_folder(folder: Path):
+    (folder / "best").mkdir()
+
+    assert find_model(folder) == folder
 
 
 # --- Round trip ---

@@ -206,8 +206,28 @@ def spice_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     (tmp_path / "lib").mkdir()
     monkeypatch.setattr(source, "SPICEDIR", str(tmp_path))
-    monkeypatch.setattr(java, "find_java", lambda: "java")
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text("""#!/bin/sh\necho 'openjdk version "1.8.0_392"' >&2\n""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     return tmp_path
+
+
+@pytest.mark.parametrize(("version", "allowed"), [("11.0.21", True), ("16", False), ("21", False)])
+def test_spice_needs_an_old_java(version, allowed, spice_folder: Path) -> None:
+    program = spice_folder / "bin" / "java"
+    program.write_text(f"""#!/bin/sh\necho 'openjdk version "{version}"' >&2\n""")
+
+    line = unavailable("SPICE", download=True)
+
+    major = version.partition(".")[0]
+    expected = (
+        f"SPICE needs Java 8 or 11, but {program} is Java {major}; put Java 8 or 11 first on the "
+        "PATH"
+    )
+    assert line == (None if allowed else expected)
+    assert unavailable("METEOR") is None
 
 
 MAIN, MODELS = "stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"
