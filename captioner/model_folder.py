@@ -32,6 +32,24 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 
+SHIPPED_MODEL = Path(__file__).parent / "pretrained"
+"""Folder of the model that is included in the package."""
+
+
+def find_model(name: str | Path) -> Path:
+    """The folder of a model.
+
+    Args:
+        name: ``shipped``, unless there is such a folder; a model folder; or the folder of a
+            training run, whose best model is meant.
+    """
+    path = Path(name)
+    if str(name) == "shipped" and not path.exists():
+        return SHIPPED_MODEL
+    if (path / CONFIG).exists() or not (path / "best" / CONFIG).exists():
+        return path
+    return path / "best"
+
 
 @dataclass
 class StoredModel:

@@ -30,8 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
-    from captioner.api import SHIPPED_MODEL
-    from captioner.model_folder import CARD, WEIGHTS, load_model
+    from captioner.model_folder import CARD, SHIPPED_MODEL, WEIGHTS, load_model
 
     folder = options.model or SHIPPED_MODEL
     stored = load_model(folder)
