@@ -137,6 +137,14 @@ def load_model(folder: str | Path) -> StoredModel:
     return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
 
 
+def read_search(folder: str | Path) -> SearchOptions | None:
+    """The search options of a model folder, without loading the model; None if it has none."""
+    try:
+        return SearchOptions(**_read_config(complete_folder(folder))["search"])
+    except (KeyError, TypeError, CaptionerError):
+        return None
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         kind = "is a file" if path.exists() else "does not exist"

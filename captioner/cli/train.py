@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from captioner.cli.main import INTERRUPTED, OK
 from captioner.cli.options import Parser
-from captioner.cli.train_options import new_train_parser, read_train_config
+from captioner.cli.own_data import (
+    OwnData,
+    add_own_data_options,
+    check_config_file,
+    own_data,
+    prepared,
+    spell_captions,
+)
+from captioner.cli.train_options import new_train_parser, parse_with_model, read_train_config
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError
 
@@ -50,6 +58,7 @@ def parser() -> Parser:
         help="check options, data and disk space, run a few steps and estimate duration and "
         "memory; writes nothing",
     )
+    add_own_data_options(new)
     new.add_class_arguments(TrainConfig)
     return new
 
@@ -60,13 +69,17 @@ class TrainFlags(NamedTuple):
     resume: bool
     force: bool
     dry_run: bool
+    data: OwnData | None = None
 
 
 def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainFlags]:
     """Parse the command line."""
     new = parser()
-    config, own = read_train_config(new, new.parse(argv))
-    return config, TrainFlags(own["resume"] is not None, own["force"], own["dry_run"])
+    if argv and not argv[0].startswith("-"):
+        check_config_file(argv[0])
+    config, own = read_train_config(new, parse_with_model(new, spell_captions(argv)))
+    flags = TrainFlags(own["resume"] is not None, own["force"], own["dry_run"], own_data(own))
+    return config, flags
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,11 +93,18 @@ def main(argv: Sequence[str]) -> int:
             f"{folder} already contains a run; give --resume auto to continue it, --force to start "
             "over, or another --run-folder"
         )
+    main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
+    write = main_process and not flags.dry_run
+    with prepared(config, flags.data, resume=resume, write=write) as complete:
+        return _train(complete, flags, resume=resume, main_process=main_process)
+
+
+def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process: bool) -> int:
     from captioner.training.build import prepare
     from captioner.training.loop import Interrupted, start
 
+    folder = Path(config.run_folder)
     setup = prepare(config)
-    main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
     if main_process:
         print(
             f"{len(setup.train)} training photos, {len(setup.val)} validation photos, "

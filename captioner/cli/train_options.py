@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jsonargparse
@@ -18,6 +19,25 @@ def new_train_parser(command: str, description: str, usage: str) -> Parser:
     new = new_parser(command, description, usage, ConfigFirst)
     new.add_argument("--config", action="config", help="YAML config file")
     return new
+
+
+def parse_with_model(parser: Parser, argv: Sequence[str]) -> jsonargparse.Namespace:
+    """Parse arguments; search options that are not given come from the model of ``init_from``."""
+    arguments = parser.parse(argv)
+    if not arguments.init_from:
+        return arguments
+    from captioner.model_folder import find_model, read_search
+
+    held = read_search(find_model(arguments.init_from))
+    if held is None:  # reported when the model is loaded
+        return arguments
+    values = {f"search.{name}": value for name, value in dataclasses.asdict(held).items()}
+    before = {name: parser.get_default(name) for name in values}
+    parser.set_defaults(values)
+    try:
+        return parser.parse(argv)
+    finally:
+        parser.set_defaults(before)
 
 
 def read_train_config(
