@@ -60,7 +60,8 @@ def prepare(config: TrainConfig) -> Setup:
         CaptionerError: Data, settings or weights cannot be used.
     """
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
-    train, val = read_data(config.data)
+    by_id = config.data.features or config.data.shards  # stored under the photos' ids
+    train, val = read_data(config.data, renumber=not by_id)
     train = [photo for photo in train if len(photo.captions) >= config.data.min_captions]
     if not train:
         raise ConfigError(
