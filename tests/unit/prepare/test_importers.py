@@ -13,6 +13,7 @@ from captioner.errors import DataError
 from captioner.prepare.importers import (
     IMPORTERS,
     UNSPLIT,
+    Columns,
     ImportedPhoto,
     Splits,
     detect_layout,
@@ -20,6 +21,8 @@ from captioner.prepare.importers import (
     import_coco,
     import_csv,
     import_flickr8k,
+    import_imagefolder,
+    import_jsonl,
     import_kaggle,
     import_karpathy,
 )
@@ -275,6 +278,53 @@ def test_invalid_files(
 def test_missing_files(tmp_path: Path, importer: Callable[[Path], Splits]):
     with pytest.raises(DataError, match=r"none.txt(: cannot be read \(No such| does not exist)"):
         importer(tmp_path / "none.txt")
+
+
+# --- Image folders ---
+
+
+def test_an_image_folder_of_hugging_face(tmp_path: Path):
+    put(tmp_path / "metadata.jsonl", '{"file_name": "1.png", "text": ["a", "b"]}\n')
+    assert detect_layout(tmp_path) == "imagefolder"
+    assert find_source(tmp_path) == tmp_path
+    assert import_imagefolder(tmp_path) == {"all": [ImportedPhoto("1.png", ("a", "b"))]}
+
+
+def test_an_image_folder_with_splits(tmp_path: Path):
+    for name, text in (
+        ("train/metadata.csv", "file_name,text\n1.png,a\n"),
+        ("validation/metadata.jsonl", '{"file_name": "1.png", "text": "b"}\n\n'),
+        ("other/metadata.csv", "not a split"),
+    ):
+        (tmp_path / name).parent.mkdir()
+        put(tmp_path / name, text)
+    assert import_imagefolder(tmp_path) == {
+        "train": [ImportedPhoto("train/1.png", ("a",))],
+        "val": [ImportedPhoto("validation/1.png", ("b",))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "a.jsonl:1: not JSON"),
+        ("[1]", "a.jsonl:1: not a JSON object"),
+        ('{"file": "1.png", "words": "a"}', "no caption column; the columns are file, words: "),
+        ('{"file": 1, "text": "a"}', "a.jsonl:1: file name and caption are not text"),
+    ],
+)
+def test_invalid_json_lines(tmp_path: Path, line: str, expected: str):
+    with pytest.raises(DataError, match=expected) as caught:
+        import_jsonl(put(tmp_path / "a.jsonl", line))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_may_be_named(tmp_path: Path):
+    table = put(tmp_path / "a.txt", "id|Bild|Worte\n1|1.png|a dog\n")
+    found = import_csv(table, Columns("bild", "Worte"))
+    assert found == {"all": [ImportedPhoto("1.png", ("a dog",))]}
+    lines = put(tmp_path / "a.jsonl", '{"Bild": "1.png", "Worte": "a dog"}')
+    assert import_jsonl(lines, Columns("Bild", "Worte")) == found
 
 
 # --- Detection ---
