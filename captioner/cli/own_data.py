@@ -6,7 +6,6 @@ The captions are converted to COCO files in the run folder (``data/captions_trai
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from captioner.cli.options import Parser
 from captioner.cli.prepare_dataset import add_column_options
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError, DataError
+from captioner.files import atomic_write
 from captioner.prepare.dataset import ImportSummary, prepare_dataset
 from captioner.prepare.importers import Columns, detect_layout, find_source
 
@@ -115,7 +115,7 @@ def check_config_file(path: str) -> None:
 
 @contextmanager
 def prepared(
-    config: TrainConfig, data: OwnData | None, *, resume: bool, write: bool
+    config: TrainConfig, data: OwnData | None, *, resume: bool, write: bool, quiet: bool
 ) -> Iterator[TrainConfig]:
     """Prepare captions for the run, and return the config that reads them.
 
@@ -124,6 +124,7 @@ def prepared(
         data: What to prepare; None: nothing.
         resume: Continue a run; its captions must be the same.
         write: Write into the run folder; otherwise the files exist only within the context.
+        quiet: Do not print what was prepared and what was left out.
 
     Raises:
         CaptionerError: The captions cannot be prepared, or are not those of the resumed run.
@@ -133,17 +134,18 @@ def prepared(
         return
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
         source = _source(data)
-        images = Path(data.images) if data.images else source.parent
-        if source.is_dir():
-            images = Path(data.images or source)
+        images = data.images or (source if source.is_dir() else source.parent)
         summary = prepare_dataset(
             source, folder, columns=data.columns, images=images, validation=data.validation
         )
         files = _needed(summary, data)
+        if not quiet:
+            print(
+                "\n".join(f"{data.captions}: {line}" for line in str(summary).splitlines()),
+                file=sys.stderr,
+            )
         if write:
-            target = Path(config.run_folder, FOLDER)
-            files = [_moved(file, target, resume=resume) for file in files]
-            print(f"{data.captions} prepared in {target}:\n{summary}", file=sys.stderr)
+            files = [_stored(file, Path(config.run_folder, FOLDER), resume) for file in files]
         of_run = replace(
             config.data,
             train_annotations=[str(files[0])],
@@ -171,13 +173,13 @@ def _needed(summary: ImportSummary, data: OwnData) -> list[Path]:
     return [summary.files["train"], summary.files["val"]]
 
 
-def _moved(file: Path, folder: Path, *, resume: bool) -> Path:
+def _stored(file: Path, folder: Path, resume: bool) -> Path:
+    """Copy a file to the folder, unless that would change the data of a resumed run."""
     target = folder / file.name
     if resume and target.exists() and target.read_bytes() != file.read_bytes():
         raise DataError(
             f"{target} was prepared from other captions or photos; use those to resume, or another "
             "--run-folder"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.move(file, target)
+    atomic_write(target, file.read_bytes())
     return target

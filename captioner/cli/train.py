@@ -95,7 +95,9 @@ def main(argv: Sequence[str]) -> int:
         )
     main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
     write = main_process and not flags.dry_run
-    with prepared(config, flags.data, resume=resume, write=write) as complete:
+    with prepared(
+        config, flags.data, resume=resume, write=write, quiet=not main_process
+    ) as complete:
         return _train(complete, flags, resume=resume, main_process=main_process)
 
 

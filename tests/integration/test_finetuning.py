@@ -119,10 +119,13 @@ def test_a_wrong_file_is_one_line_that_says_what_to_do(own, arguments, expected,
     assert len(line) < 400
 
 
-def test_a_dry_run_writes_nothing(own, capsys) -> None:
+def test_a_dry_run_writes_nothing_and_counts_missing_photos(own, capsys) -> None:
+    Path("photos/3.jpg").unlink()
     before = sorted(own.folder.iterdir())
     assert main(["train", "configs/finetune.yaml", *DATA, *SHORT, "--dry-run"]) == OK
-    assert "total time" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "total time" in shown.out
+    assert "captions.csv: dropped: 1 photos missing or unreadable" in shown.err
     assert sorted(own.folder.iterdir()) == before
 
 
