@@ -32,23 +32,13 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 
+BEST = "best"
+RUN_CONFIG = "config.yaml"
+"""In a run folder: the folder of its best model, and its settings."""
+
+SHIPPED = "shipped"
 SHIPPED_MODEL = Path(__file__).parent / "pretrained"
-"""Folder of the model that is included in the package."""
-
-
-def find_model(name: str | Path) -> Path:
-    """The folder of a model.
-
-    Args:
-        name: ``shipped``, unless there is such a folder; a model folder; or the folder of a
-            training run, whose best model is meant.
-    """
-    path = Path(name)
-    if str(name) == "shipped" and not path.exists():
-        return SHIPPED_MODEL
-    if (path / CONFIG).exists() or not (path / "best" / CONFIG).exists():
-        return path
-    return path / "best"
+"""Name and folder of the model that is included in the package."""
 
 
 @dataclass
@@ -107,7 +97,7 @@ def to_float16(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def load_model(folder: str | Path) -> StoredModel:
-    """Read a model folder.
+    """Read a model folder, or the best model of a run folder.
 
     Returns:
         The model in float32 and eval mode, on the CPU.
@@ -116,7 +106,7 @@ def load_model(folder: str | Path) -> StoredModel:
         ModelError: A file is missing, damaged or not from captioner, or the folder was written by
             a newer version.
     """
-    path = complete_folder(folder)
+    path = find_model(folder)
     config = _read_config(path)
     try:
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
@@ -137,10 +127,34 @@ def load_model(folder: str | Path) -> StoredModel:
     return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
 
 
+def find_model(folder: str | Path) -> Path:
+    """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
+
+    ``shipped`` is the model that is included in the package, unless there is such a folder.
+
+    Raises:
+        ModelError: The run has no best model yet.
+    """
+    path = complete_folder(folder)
+    if str(folder) == SHIPPED and not path.exists():
+        return SHIPPED_MODEL
+    if (path / CONFIG).exists():
+        return path
+    best = complete_folder(path / BEST)
+    if best.is_dir():
+        return best
+    if (path / RUN_CONFIG).is_file():
+        raise ModelError(
+            f"the run folder {path} has no model yet; the first validation of captioner train "
+            f"saves one in {path / BEST}"
+        )
+    return path
+
+
 def read_search(folder: str | Path) -> SearchOptions | None:
-    """The search options of a model folder, without loading the model; None if it has none."""
+    """The search options of a model, without loading it; None if it cannot be read."""
     try:
-        return SearchOptions(**_read_config(complete_folder(folder))["search"])
+        return SearchOptions(**_read_config(find_model(folder))["search"])
     except (KeyError, TypeError, CaptionerError):
         return None
 

@@ -18,7 +18,7 @@ from captioner.data.features import FeatureCache
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.rules import encode_search_words
 from captioner.errors import ConfigError
-from captioner.model_folder import StoredModel, find_model, load_model, to_float16
+from captioner.model_folder import StoredModel, load_model, to_float16
 from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder, build_encoder
@@ -147,7 +147,7 @@ def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
 def _load_first_stage(config: TrainConfig) -> StoredModel:
     """Load the model of ``init_from``; the config may only change image size and dropout."""
     assert config.init_from is not None
-    stored = load_model(find_model(config.init_from))
+    stored = load_model(config.init_from)
     if config.encoder.name not in (None, stored.model.encoder.name):
         raise ConfigError(
             f"encoder.name is {config.encoder.name}, but {config.init_from} has "
