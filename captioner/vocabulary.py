@@ -29,6 +29,12 @@ BAD_ENDINGS = frozenset(_NOT_LAST.split())
 """Words that no complete caption ends with ("... with a")."""
 
 
+def frequent_words(counts: Counter[str], threshold: int) -> list[str]:
+    """Words that occur at least ``threshold`` times; most frequent first, then alphabetical."""
+    kept = [word for word, count in counts.items() if count >= threshold]
+    return sorted(kept, key=lambda word: (-counts[word], word))
+
+
 class Vocabulary:
     """Maps words to token ids and back.
 
@@ -74,8 +80,19 @@ class Vocabulary:
             The vocabulary, most frequent words first, ties in alphabetical order.
         """
         counts = Counter(word for words in captions for word in words)
-        kept = [word for word, count in counts.items() if count >= threshold]
-        return cls(sorted(kept, key=lambda word: (-counts[word], word)), styles)
+        return cls(frequent_words(counts, threshold), styles)
+
+    def extended(self, words: Iterable[str], styles: Iterable[str] = ()) -> Vocabulary:
+        """A vocabulary with more words and styles; every word and style keeps its rank.
+
+        Args:
+            words: Words to add, in this order; those that it has already are ignored.
+            styles: Styles to add; likewise.
+        """
+        return Vocabulary(
+            tuple(dict.fromkeys([*self.words, *words])),
+            tuple(dict.fromkeys([*self.styles, *styles])),
+        )
 
     def __len__(self) -> int:
         return len(SPECIAL_NAMES) + len(self.words)

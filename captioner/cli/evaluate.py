@@ -187,7 +187,7 @@ def _read(options: Any) -> _Scoring | None:
                 "captions of the same photos"
             )
     if options.train_annotations:
-        _, training = read_captions(options.train_annotations)
+        _, training = read_captions(options.train_annotations, renumber=True)
         known = [text for texts in training.values() for text in texts]
     return _Scoring(CaptionEvaluator(references, _frequencies(options.frequencies)), others, known)
 

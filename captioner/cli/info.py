@@ -31,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
-    from captioner.api import SHIPPED_MODEL
-    from captioner.model_folder import CARD, WEIGHTS, find_model, load_model
+    from captioner.model_folder import CARD, SHIPPED_MODEL, WEIGHTS, find_model, load_model
 
     folder = find_model(options.model or SHIPPED_MODEL)
     stored = load_model(folder)

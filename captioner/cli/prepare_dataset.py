@@ -8,7 +8,7 @@ from typing import Any
 from captioner.cli.main import OK
 from captioner.cli.parser import Parser, new_parser
 from captioner.prepare.dataset import prepare_dataset
-from captioner.prepare.importers import IMPORTERS
+from captioner.prepare.importers import IMPORTERS, Columns
 
 
 @functools.cache
@@ -30,6 +30,7 @@ def parser() -> Parser:
         default="auto",
         help="format of the source; auto detects it",
     )
+    add_column_options(new)
     new.add_argument(
         "--images",
         metavar="FOLDER",
@@ -60,12 +61,26 @@ def parser() -> Parser:
     return new
 
 
+def add_column_options(parser: Parser) -> None:
+    """``--file-column`` and ``--caption-column``."""
+    parser.add_argument(
+        "--file-column",
+        help="column with the file names, relative to the folder with the photos (default: file, "
+        "filename, file_name, image, image_name or path)",
+    )
+    parser.add_argument(
+        "--caption-column",
+        help="column with the captions (default: caption, text, sentence or comment)",
+    )
+
+
 def run(options: Any) -> int:
     """Convert and print a summary."""
     summary = prepare_dataset(
         options.source,
         options.output,
         layout=options.layout,
+        columns=Columns(options.file_column, options.caption_column),
         images=options.images or None,
         validation=options.val,
         test=options.test,

@@ -48,7 +48,7 @@ def run(options: Any) -> int:
         )
     refuse_overwrite(target, options.force)
 
-    _, references = read_captions(options.annotations)
+    _, references = read_captions(options.annotations, renumber=True)
     counted = DocumentFrequencies.from_references(references)
     counted.save(target)
     print(f"{target}: {len(counted.counts)} n-grams of {counted.documents} photos")

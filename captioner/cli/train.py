@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from captioner.cli.main import INTERRUPTED, OK
+from captioner.cli.own_data import (
+    OwnData,
+    add_own_data_options,
+    own_data,
+    prepared,
+    spell_captions,
+)
 from captioner.cli.train_options import (
     TrainParser,
     add_settings,
     new_train_parser,
+    parse_with_model,
     read_train_config,
 )
 from captioner.config import TrainConfig
@@ -74,6 +82,7 @@ def parser() -> TrainParser:
     new.add_argument(
         "--force", action="store_true", help="start over and replace the run in the run folder"
     )
+    add_own_data_options(new)
     add_settings(new, SHOWN)
     return new
 
@@ -84,13 +93,15 @@ class TrainFlags(NamedTuple):
     resume: bool
     force: bool
     dry_run: bool
+    data: OwnData | None = None
 
 
 def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainFlags]:
     """Parse the command line."""
     new = parser()
-    config, own = read_train_config(new, new.parse(argv))
-    return config, TrainFlags(own["resume"] is not None, own["force"], own["dry_run"])
+    config, own = read_train_config(new, parse_with_model(new, spell_captions(argv)))
+    flags = TrainFlags(own["resume"] is not None, own["force"], own["dry_run"], own_data(own))
+    return config, flags
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,11 +115,20 @@ def main(argv: Sequence[str]) -> int:
             f"{folder} already contains a run; give --resume to continue it, --force to start "
             "over, or another --run-folder"
         )
+    main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
+    write = main_process and not flags.dry_run
+    with prepared(
+        config, flags.data, resume=resume, write=write, quiet=not main_process
+    ) as complete:
+        return _train(complete, flags, resume=resume, main_process=main_process)
+
+
+def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process: bool) -> int:
     from captioner.training.build import prepare
     from captioner.training.loop import Interrupted, start
 
+    folder = Path(config.run_folder)
     setup = prepare(config)
-    main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
     if main_process:
         print(
             f"{len(setup.train)} training photos, {len(setup.val)} validation photos, "

@@ -39,6 +39,9 @@ class TrainParser(Parser):
         return [*configs, *(argument for argument in found if argument not in configs)]
 
     def _positional(self, argument: str) -> list[str]:
+        from captioner.cli.own_data import check_config_file
+
+        check_config_file(argument)
         return [f"--config={argument}"]
 
     def _help(self, following: Sequence[str]) -> None:
@@ -133,6 +136,25 @@ _VALUES = {
     "search.banned_words": "WORDS",
 }
 """What stands for a setting's value in the help, where the name does not say it."""
+
+
+def parse_with_model(parser: Parser, argv: Sequence[str]) -> jsonargparse.Namespace:
+    """Parse arguments; search options that are not given come from the model of ``init_from``."""
+    arguments = parser.parse(argv)
+    if not arguments.init_from:
+        return arguments
+    from captioner.model_folder import read_search
+
+    held = read_search(arguments.init_from)
+    if held is None:  # reported when the model is loaded
+        return arguments
+    values = {f"search.{name}": value for name, value in dataclasses.asdict(held).items()}
+    before = {name: parser.get_default(name) for name in values}
+    parser.set_defaults(values)
+    try:
+        return parser.parse(argv)
+    finally:
+        parser.set_defaults(before)
 
 
 def read_train_config(

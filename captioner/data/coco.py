@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from captioner.errors import DataError
 
@@ -30,6 +30,8 @@ class CaptionedImage:
     captions: tuple[str, ...]
     style: str = ""
     """See ``Vocabulary.start``."""
+    source: int = 0
+    """Index of the captions file, in the order given; of several that list the photo, the first."""
 
 
 def read_coco(
@@ -77,11 +79,16 @@ def _problem(entry: Any, types: Mapping[str, tuple[type, ...]]) -> str | None:
     return None
 
 
-def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], dict[int, list[str]]]:
+def read_captions(
+    annotations: Sequence[str | Path], *, renumber: bool = False
+) -> tuple[dict[int, str], dict[int, list[str]]]:
     """Read COCO captions files.
 
     Args:
         annotations: One or more COCO captions files; a file given twice is read once.
+        renumber: Give an image a new id if its own is that of another image in an earlier file:
+            the numbers after the largest id, in the files' order. Only where nothing else, such as
+            features or results, refers to the ids. Otherwise, such a clash is an error.
 
     Returns:
         File name by image id, and captions by image id (every image has an entry).
@@ -90,28 +97,55 @@ def read_captions(annotations: Sequence[str | Path]) -> tuple[dict[int, str], di
         DataError: A file is missing or not COCO captions, or two files give different file names
             for an image id.
     """
-    names: dict[int, str] = {}
-    captions: dict[int, list[str]] = {}
-    for annotation in dict.fromkeys(Path(path).resolve() for path in annotations):
-        data = read_coco(annotation, CAPTION_FIELDS, "captions")
+    found = _read_files(annotations, renumber)
+    return found.names, found.captions
+
+
+class _Captions(NamedTuple):
+    """The content of several files by image id; see `read_captions`."""
+
+    names: dict[int, str]
+    captions: dict[int, list[str]]
+    sources: dict[int, int]
+    """See ``CaptionedImage.source``."""
+
+
+def _read_files(annotations: Sequence[str | Path], renumber: bool) -> _Captions:
+    files: dict[Path, int] = {}
+    for index, path in enumerate(annotations):
+        files.setdefault(Path(path).resolve(), index)
+    contents = {path: read_coco(path, CAPTION_FIELDS, "captions") for path in files}
+    following = 1 + max(
+        (image["id"] for data in contents.values() for image in data["images"]), default=0
+    )
+    found = _Captions({}, {}, {})
+    for path, data in contents.items():
+        ids: dict[int, int] = {}  # from those of this file
         for image in data["images"]:
             image_id, name = image["id"], image["file_name"]
-            if names.setdefault(image_id, name) != name:
-                raise DataError(
-                    f"{annotation}: image id {image_id} is {name} here but {names[image_id]} in an "
-                    "earlier file; give files whose ids agree (captioner prepare dataset has "
-                    "--first-id)"
-                )
-            captions.setdefault(image_id, [])
+            if found.names.get(image_id, name) != name:
+                if not renumber:
+                    raise DataError(
+                        f"{path}: image id {image_id} is {name} here but {found.names[image_id]} "
+                        "in an earlier file; give files whose ids agree (captioner prepare dataset "
+                        "has --first-id)"
+                    )
+                image_id, following = following, following + 1
+            ids[image["id"]] = image_id
+            found.names.setdefault(image_id, name)
+            found.captions.setdefault(image_id, [])
+            found.sources.setdefault(image_id, files[path])
         for entry in data["annotations"]:
-            if entry["image_id"] not in names:
+            # The images may be listed in an earlier file.
+            image_id = ids.get(entry["image_id"], entry["image_id"])
+            if image_id not in found.names:
                 raise DataError(
-                    f"{annotation}: caption {entry['id']} belongs to image {entry['image_id']}, "
+                    f"{path}: caption {entry['id']} belongs to image {entry['image_id']}, "
                     "which is not in the file; remove the caption or add the image"
                 )
             if entry["caption"].strip():
-                captions[entry["image_id"]].append(entry["caption"].strip())
-    return names, captions
+                found.captions[image_id].append(entry["caption"].strip())
+    return found
 
 
 def read_dataset(
@@ -119,6 +153,7 @@ def read_dataset(
     images: Sequence[str | Path] | None,
     *,
     ids: set[int] | None = None,
+    renumber: bool = False,
 ) -> list[CaptionedImage]:
     """Join captions with the photos on disk.
 
@@ -127,6 +162,7 @@ def read_dataset(
         images: Image folders, searched in order. None: the photos are in shards, and their paths
             are their file names.
         ids: Image ids to keep, e.g. one split of ``karpathy_ids``; None: all.
+        renumber: See `read_captions`.
 
     Returns:
         The photos that have captions, sorted by image id.
@@ -136,7 +172,7 @@ def read_dataset(
     """
     if not annotations:
         raise DataError("no annotations were given; give at least one COCO captions file")
-    names, captions = read_captions(annotations)
+    names, captions, sources = _read_files(annotations, renumber)
     selected = {
         image_id: names[image_id]
         for image_id in sorted(names)
@@ -153,7 +189,7 @@ def read_dataset(
             "give a COCO captions file"
         )
     return [
-        CaptionedImage(image_id, path, tuple(captions[image_id]))
+        CaptionedImage(image_id, path, tuple(captions[image_id]), source=sources[image_id])
         for image_id, path in paths.items()
     ]
 

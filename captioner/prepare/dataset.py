@@ -19,7 +19,10 @@ from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
 from captioner.prepare.importers import (
     IMPORTERS,
+    TABLES,
     UNSPLIT,
+    USUAL,
+    Columns,
     ImportedPhoto,
     Splits,
     detect_layout,
@@ -64,6 +67,7 @@ def prepare_dataset(
     folder: str | Path,
     *,
     layout: str = "auto",
+    columns: Columns = USUAL,
     images: str | Path | None = None,
     validation: float = 0.1,
     test: float = 0.0,
@@ -77,6 +81,7 @@ def prepare_dataset(
         source: File or folder with the captions.
         folder: Output folder.
         layout: A key of `IMPORTERS`, or auto.
+        columns: Names of the columns of a table.
         images: See `write_coco`.
         validation: Fraction of the photos for val, if the source has no splits.
         test: Fraction of the photos for test, if the source has no splits.
@@ -93,10 +98,28 @@ def prepare_dataset(
     if not Path(source).exists():
         raise DataError(f"{source} does not exist; give the file or folder with the captions")
     source = find_source(source, layout)
-    splits = IMPORTERS[detect_layout(source) if layout == "auto" else layout](source)
+    if layout == "auto":
+        layout = _layout_with_columns(source, columns)
+    if columns != USUAL and layout not in TABLES:
+        raise ConfigError(
+            f"{source} ({layout}) has no columns; leave out --file-column and --caption-column"
+        )
+    read = IMPORTERS[layout]
+    splits = read(source, columns) if layout in TABLES else read(source)
     if set(splits) == {UNSPLIT}:
         splits = split_randomly(splits[UNSPLIT], validation=validation, test=test, seed=seed)
     return write_coco(splits, folder, images=images, force=force, first_id=first_id)
+
+
+def _layout_with_columns(source: Path, columns: Columns) -> str:
+    """The layout of a file; columns that are named make a text file a table."""
+    try:
+        layout = detect_layout(source)
+    except DataError:
+        if columns == USUAL:
+            raise
+        return "csv"
+    return "csv" if layout == "kaggle" and columns != USUAL else layout
 
 
 def split_randomly(

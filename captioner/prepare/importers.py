@@ -5,6 +5,8 @@
     flickr8k    Flickr8k.token.txt with Flickr_8k.*Images.txt beside it           those listed
     kaggle      captions.txt of Kaggle's Flickr8k (``image,caption``)             none
     csv         table with a file, a caption and an optional split column         if it has them
+    jsonl       the same as JSON Lines                                            if it has them
+    imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   if it has them
     coco        COCO captions file                                                none
 
 Photos of a layout without splits are returned under ``"all"``. Importers return everything, empty
@@ -15,8 +17,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -173,17 +176,29 @@ def import_kaggle(path: str | Path) -> Splits:
     return {UNSPLIT: [ImportedPhoto(name, tuple(texts)) for name, texts in captions.items()]}
 
 
-def import_csv(path: str | Path) -> Splits:
+@dataclass(frozen=True)
+class Columns:
+    """Names of a table's columns; None: the usual names, in any case."""
+
+    file: str | None = None
+    caption: str | None = None
+
+
+USUAL = Columns()
+
+
+def import_csv(path: str | Path, columns: Columns = USUAL) -> Splits:
     """Read a table with one caption per row.
 
     The separator is the first of tab, ``|``, ``;`` and ``,`` that splits the header into a file
     column (file, filename, file_name, image, image_name, path) and a caption column (caption, text,
-    sentence, comment); a ``split`` column is optional. With comma and semicolon, quotes work as in
-    RFC 4180; with tab and ``|`` they matter only around a whole field, as in Flickr30k's
-    results.csv.
+    sentence, comment), or the columns that are given; a ``split`` column is optional. With comma
+    and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around a whole
+    field, as in Flickr30k's results.csv.
 
     Args:
         path: The table.
+        columns: Names of the columns.
 
     Returns:
         The photos by split; without a split column, all photos.
@@ -194,49 +209,163 @@ def import_csv(path: str | Path) -> Splits:
     """
     text = _read_text(path)
     first = text.split("\n", 1)[0]
-    separator, columns = _columns(first)
-    if not separator:
-        raise DataError(
-            f"{path}:1: the header {first.strip()[:60]!r} lacks a file column"
-            f" ({', '.join(_FILE_COLUMNS)}) or a caption column ({', '.join(_CAPTION_COLUMNS)})"
-        )
-    captions: dict[str, list[str]] = {}
-    split_of: dict[str, str] = {}
-    for number, row in _rows(text, separator, columns["count"], path):
-        where = f"{path}:{number}"
-        if len(row) != columns["count"]:
+    for separator in _SEPARATORS:
+        names = _header(first, separator)
+        found = _find_columns(names, columns)
+        if len(found) == 2:
+            break
+    else:
+        raise DataError(f"{path}:1: {_missing_columns(_widest_header(first), columns)}")
+    rows = []
+    for number, row in _rows(text, separator, len(names), path):
+        if len(row) != len(names):
             raise DataError(
-                f"{where}: {len(row)} fields, but the header has {columns['count']};"
+                f"{path}:{number}: {len(row)} fields, but the header has {len(names)};"
                 f" put quotes around a field that holds {separator!r}"
             )
-        name = row[columns["file"]].strip()
+        split = row[names.index("split")] if "split" in names else None
+        rows.append((f"{path}:{number}", row[found["file"]], [row[found["caption"]]], split))
+    return _collect(rows)
+
+
+def import_jsonl(path: str | Path, columns: Columns = USUAL) -> Splits:
+    """Read JSON Lines: one object per photo or caption, with the keys of `import_csv`'s columns.
+
+    The caption may be a list of captions.
+
+    Raises:
+        DataError: As `import_csv`.
+    """
+    rows = []
+    for number, line in _lines(Path(path)):
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: not a JSON object")
+        keys = list(record)
+        found = _find_columns([key.strip().lower() for key in keys], columns)
+        if len(found) < 2:
+            raise DataError(f"{where}: {_missing_columns(keys, columns)}")
+        name, caption = (record[keys[found[kind]]] for kind in ("file", "caption"))
+        texts = caption if isinstance(caption, list) else [caption]
+        if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"{where}: file name and caption are not text")
+        split = record.get("split")
+        rows.append((where, name, texts, None if split is None else str(split)))
+    return _collect(rows)
+
+
+def import_imagefolder(path: str | Path, columns: Columns = USUAL) -> Splits:
+    """Read an image folder of Hugging Face ``datasets``.
+
+    Args:
+        path: Folder with ``metadata.jsonl`` or ``metadata.csv``, or with folders of splits (train,
+            validation, test) that hold one each.
+        columns: Names of the columns, usually ``file_name`` and ``text``.
+
+    Returns:
+        The photos by split, with paths relative to the folder; without split folders, all photos.
+
+    Raises:
+        DataError: As `import_csv`.
+    """
+    splits: Splits = {}
+    files = _metadata_files(Path(path))
+    if not files:
+        problem = (
+            "has no metadata.jsonl or metadata.csv"
+            if Path(path).is_dir()
+            else "cannot be read (No such folder)"
+        )
+        raise DataError(f"{path}: {problem}; give an image folder of Hugging Face datasets")
+    for file in files:
+        read = import_jsonl if file.suffix == ".jsonl" else import_csv
+        if file.parent == Path(path):
+            return read(file, columns)
+        folder = file.parent.name
+        photos = [photo for found in read(file, columns).values() for photo in found]
+        splits.setdefault(_SPLIT_NAMES[folder.lower()], []).extend(
+            ImportedPhoto(f"{folder}/{photo.file_name}", photo.captions) for photo in photos
+        )
+    return splits
+
+
+def _metadata_files(folder: Path) -> list[Path]:
+    """The metadata of an image folder: its own, or else that of its split folders."""
+    if not folder.is_dir():
+        return []
+    inside = [
+        one for one in sorted(folder.iterdir()) if one.is_dir() and one.name.lower() in _SPLIT_NAMES
+    ]
+    own, of_splits = (
+        [
+            each / name
+            for each in folders
+            for name in ("metadata.jsonl", "metadata.csv")
+            if (each / name).is_file()
+        ]
+        for folders in ([folder], inside)
+    )
+    return own[:1] or of_splits
+
+
+def _collect(rows: Iterable[tuple[str, str, list[str], str | None]]) -> Splits:
+    """The photos of a table's rows: location, file name, captions, and name of the split."""
+    captions: dict[str, list[str]] = {}
+    split_of: dict[str, str] = {}
+    for where, text, texts, given in rows:
+        name = text.strip()
         if not name:
             raise DataError(f"{where}: the file name is empty")
-        split = _split_name(row[columns["split"]], where) if "split" in columns else UNSPLIT
+        split = UNSPLIT if given is None else _split_name(given, where)
         if split_of.setdefault(name, split) != split:
             raise DataError(f"{where}: {name} is in two splits, {split_of[name]} and {split}")
-        captions.setdefault(name, []).append(row[columns["caption"]])
+        captions.setdefault(name, []).extend(texts)
     splits: Splits = {}
     for name, texts in captions.items():
         splits.setdefault(split_of[name], []).append(ImportedPhoto(name, tuple(texts)))
     return splits
 
 
-def _columns(header: str) -> tuple[str, dict[str, int]]:
-    """The separator, and the index of each column (and their count); "" if none fits."""
-    for separator in "\t|;,":
-        names = [_unquote(name.strip()).strip().lower() for name in header.split(separator)]
-        columns = {"count": len(names)}
-        for key, accepted in (
-            ("file", _FILE_COLUMNS),
-            ("caption", _CAPTION_COLUMNS),
-            ("split", ("split",)),
-        ):
-            if found := [name for name in accepted if name in names]:
-                columns[key] = names.index(found[0])
-        if "file" in columns and "caption" in columns:
-            return separator, columns
-    return "", {}
+_SEPARATORS = "\t|;,"
+
+
+def _header(line: str, separator: str) -> list[str]:
+    """Column names in lower case."""
+    return [_unquote(name.strip()).strip().lower() for name in line.split(separator)]
+
+
+def _widest_header(line: str) -> list[str]:
+    """The column names with the separator that gives most of them."""
+    return max((_header(line, separator) for separator in _SEPARATORS), key=len)
+
+
+def _find_columns(names: Sequence[str], columns: Columns) -> dict[str, int]:
+    """Index of the file and of the caption column, as far as they are there."""
+    found = {}
+    for kind, given, usual in (
+        ("file", columns.file, _FILE_COLUMNS),
+        ("caption", columns.caption, _CAPTION_COLUMNS),
+    ):
+        accepted = usual if given is None else (given.strip().lower(),)
+        if index := [names.index(name) for name in accepted if name in names]:
+            found[kind] = index[0]
+    return found
+
+
+def _missing_columns(names: Sequence[str], columns: Columns) -> str:
+    """Which columns are missing, which there are, and what to give."""
+    found = _find_columns([name.lower() for name in names], columns)
+    missing = [kind for kind in ("file", "caption") if kind not in found]
+    wanted = " and ".join(
+        f"no {kind} column" if (given := getattr(columns, kind)) is None else f"no column {given!r}"
+        for kind in missing
+    )
+    options = " and ".join(f"--{kind}-column" for kind in missing)
+    return f"{wanted}; the columns are {', '.join(names)[:200]}: name the right one with {options}"
 
 
 def _rows(
@@ -277,6 +406,12 @@ def _split_name(text: str, where: str) -> str:
             f"{where}: unknown split {text.strip()!r}; allowed: {', '.join(_SPLIT_NAMES)}"
         )
     return name
+
+
+def _is_table(path: Path, header: str) -> bool:
+    """Whether a file has the usual columns, or at least the name of a table."""
+    known = any(len(_find_columns(_header(header, s), USUAL)) == 2 for s in _SEPARATORS)
+    return known or path.suffix.lower() in (".csv", ".tsv")
 
 
 def _is_kaggle(header: str) -> bool:
@@ -322,11 +457,16 @@ def import_coco(path: str | Path) -> Splits:
 
 # --- All layouts ----------------------------------------------------------------------------------
 
-IMPORTERS: dict[str, Callable[[str | Path], Splits]] = {
+TABLES = ("csv", "jsonl", "imagefolder")
+"""Layouts whose importers take `Columns` as well."""
+
+IMPORTERS: dict[str, Callable[..., Splits]] = {
     "karpathy": import_karpathy,
     "flickr8k": import_flickr8k,
     "kaggle": import_kaggle,
     "csv": import_csv,
+    "jsonl": import_jsonl,
+    "imagefolder": import_imagefolder,
     "coco": import_coco,
 }
 """Importer by layout."""
@@ -341,13 +481,13 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
 
     Returns:
         In a folder: Flickr8k.token.txt, or else its only token file, or else captions.txt, if the
-        layout has such a file. A file is returned as it is.
+        layout has such a file. A file is returned as it is, and so is an image folder.
 
     Raises:
         DataError: The folder has none of them, or several token files.
     """
     path = Path(path)
-    if not path.is_dir():
+    if not path.is_dir() or (layout in ("auto", "imagefolder") and _metadata_files(path)):
         return path
     tokens = sorted(file for file in path.iterdir() if file.name.endswith(_TOKEN_FILES))
     tokens = tokens if layout in ("auto", "flickr8k") else []
@@ -357,8 +497,9 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
     table = layout in ("auto", "kaggle", "csv") and (path / "captions.txt").is_file()
     if not tokens and not table:
         raise DataError(
-            f"{path}: no Flickr8k.token.txt and no captions.txt in this folder; give the captions"
-            " file"
+            f"{path} is a folder without captions (metadata.jsonl, metadata.csv, captions.txt or"
+            " Flickr8k.token.txt); give the file with the captions of its photos, such as a CSV"
+            " file with the columns file and caption"
         )
     return tokens[0] if tokens else path / "captions.txt"
 
@@ -378,14 +519,17 @@ def detect_layout(path: str | Path) -> str:
     layout = _layout_of_file(Path(path))
     if layout is None:
         raise DataError(
-            f"{path}: unknown layout; give Karpathy's dataset_*.json, Flickr8k.token.txt"
-            " or its folder, Kaggle's captions.txt, a CSV with a file and a caption column, or a"
-            " COCO captions file"
+            f"{path}: unknown layout; give a CSV or JSON Lines file with a file and a caption"
+            " column (others are named with --file-column and --caption-column), an image folder"
+            " with metadata.jsonl, COCO captions, Karpathy's dataset_*.json, Flickr8k.token.txt or"
+            " its folder, or Kaggle's captions.txt"
         )
     return layout
 
 
 def _layout_of_file(path: Path) -> str | None:
+    if _metadata_files(path) or path.suffix.lower() == ".jsonl":
+        return "imagefolder" if path.is_dir() else "jsonl"
     text = _read_text(path)
     if text.lstrip().startswith(("{", "[")):
         data = read_json(Path(path))
@@ -399,7 +543,7 @@ def _layout_of_file(path: Path) -> str | None:
         return "flickr8k"
     if _is_kaggle(first):
         return "kaggle"
-    return "csv" if _columns(first)[0] else None
+    return "csv" if _is_table(path, first) else None
 
 
 # --- Reading --------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ Nothing here changes the caller's config: ``prepare`` returns the resolved one w
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -30,7 +32,10 @@ from captioner.training.data import (
     read_data,
     repeat_photos,
 )
-from captioner.vocabulary import Vocabulary
+from captioner.vocabulary import UNKNOWN, Vocabulary, frequent_words
+
+DEFAULT_ENCODER = "timm/tf_efficientnet_lite2"
+DEFAULT_IMAGE_SIZE = 224
 
 
 @dataclass
@@ -38,7 +43,7 @@ class Setup:
     """Everything a run needs before its first step."""
 
     config: TrainConfig
-    """Resolved: a model from ``init_from`` keeps its own decoder."""
+    """Resolved: with the encoder and decoder settings of the model."""
     train: list[EncodedImage]
     val: list[CaptionedImage]
     stored: StoredModel
@@ -55,7 +60,8 @@ def prepare(config: TrainConfig) -> Setup:
         CaptionerError: Data, settings or weights cannot be used.
     """
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
-    train, val = read_data(config.data)
+    by_id = config.data.features or config.data.shards  # stored under the photos' ids
+    train, val = read_data(config.data, renumber=not by_id)
     train = [photo for photo in train if len(photo.captions) >= config.data.min_captions]
     if not train:
         raise ConfigError(
@@ -65,9 +71,12 @@ def prepare(config: TrainConfig) -> Setup:
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
         stored = _new_model(config, count_vocabulary(words, config.data))
+        config = _resolved(config, stored)
     else:
         stored = _load_first_stage(config)
-    config = replace(config, decoder=stored.decoder)  # checked again with the model's decoder
+        config = _resolved(config, stored)  # checked again with the model's decoder
+        counts = Counter(word for captions in words for caption in captions for word in caption)
+        stored = _reconfigured(stored, config, counts)
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     stored.vocabulary.start(config.search.style)  # and on an unknown style
@@ -98,8 +107,9 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
     if config.init_from is None:
         encoder = _new_encoder(config.encoder)
         return encoder, _preprocessing(config.encoder, encoder)
-    model = _load_first_stage(config).model
-    return model.encoder, model.preprocessing
+    stored = _load_first_stage(config)
+    resolved = _resolved(config, stored)
+    return stored.model.encoder, _inherited_preprocessing(stored, resolved)
 
 
 def _new_encoder(config: EncoderConfig) -> Encoder:
@@ -107,7 +117,7 @@ def _new_encoder(config: EncoderConfig) -> Encoder:
 
     So frozen weights and cached features are the same in this run, its model and the next stage.
     """
-    encoder = build_encoder(config.name, config.weights)
+    encoder = build_encoder(config.name or DEFAULT_ENCODER, config.weights)
     encoder.load_state_dict(
         {name: to_float16(v).to(v.dtype) for name, v in encoder.state_dict().items()}
     )
@@ -117,7 +127,12 @@ def _new_encoder(config: EncoderConfig) -> Encoder:
 def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:
     mean = tuple(config.mean) if config.mean else encoder.mean
     std = tuple(config.std) if config.std else encoder.std
-    return Preprocessing(config.image_size, config.resize, mean, std)  # type: ignore[arg-type]
+    return Preprocessing(
+        config.image_size or DEFAULT_IMAGE_SIZE,
+        config.resize or "crop",
+        mean,  # type: ignore[arg-type]
+        std,  # type: ignore[arg-type]
+    )
 
 
 def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
@@ -133,10 +148,10 @@ def _load_first_stage(config: TrainConfig) -> StoredModel:
     """Load the model of ``init_from``; the config may only change image size and dropout."""
     assert config.init_from is not None
     stored = load_model(config.init_from)
-    if stored.model.encoder.name != config.encoder.name:
+    if config.encoder.name not in (None, stored.model.encoder.name):
         raise ConfigError(
             f"encoder.name is {config.encoder.name}, but {config.init_from} has "
-            f"{stored.model.encoder.name}; use the same encoder"
+            f"{stored.model.encoder.name}; leave it out, or train without init_from"
         )
     for name in ("mean", "std"):
         given, held = getattr(config.encoder, name), getattr(stored.model.preprocessing, name)
@@ -153,34 +168,81 @@ def _load_first_stage(config: TrainConfig) -> StoredModel:
                 f"decoder.{field.name} is {given!r}, but {config.init_from} has {held!r}; leave it "
                 "out, or train without init_from"
             )
-    return _reconfigured(stored, config)
+    return stored
 
 
-def _reconfigured(stored: StoredModel, config: TrainConfig) -> StoredModel:
-    """The same weights at the config's image size, resizing and dropout, with its new styles.
-
-    A new style starts as a copy of the default style.
-    """
-    old, styles = stored.model, stored.vocabulary.styles
-    vocabulary = Vocabulary(
-        stored.vocabulary.words, tuple(dict.fromkeys([*styles, *config.data.styles]))
+def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
+    """The config with the settings that the model of ``init_from`` decides."""
+    model = stored.model
+    encoder = replace(
+        config.encoder,
+        name=model.encoder.name,
+        image_size=config.encoder.image_size or model.preprocessing.image_size,
+        resize=config.encoder.resize or model.preprocessing.resize,
     )
     decoder = replace(stored.decoder, dropout=config.decoder.dropout)
-    preprocessing = replace(
-        old.preprocessing, image_size=config.encoder.image_size, resize=config.encoder.resize
-    )
+    return replace(config, encoder=encoder, decoder=decoder)
+
+
+def _inherited_preprocessing(stored: StoredModel, config: TrainConfig) -> Preprocessing:
+    """The model's preprocessing at the image size and resizing of a ``_resolved`` config."""
+    changes: dict[str, Any] = {
+        "image_size": config.encoder.image_size,
+        "resize": config.encoder.resize,
+    }
+    return replace(stored.model.preprocessing, **changes)
+
+
+def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
+    """The same weights at the config's image size, resizing and dropout, with new words and styles.
+
+    Args:
+        stored: The model of ``init_from``.
+        config: Its ``_resolved`` config.
+        counts: Occurrences of each word in the training captions.
+    """
+    old, data = stored.model, config.data
+    new = frequent_words(counts, data.vocabulary_threshold) if data.extend_vocabulary else []
+    vocabulary = stored.vocabulary.extended(new, data.styles)
+    preprocessing = _inherited_preprocessing(stored, config)
     model = CaptionModel(
-        old.encoder, decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+        old.encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
     )
-    if decoder.attention == "location" and model.grid != old.grid:
+    if config.decoder.attention == "location" and model.grid != old.grid:
         raise ConfigError(
             f"encoder.image_size {preprocessing.image_size} gives {model.grid[0]} x "
             f"{model.grid[1]} regions, but attention 'location' of {config.init_from} was trained "
             f"on {old.grid[0]} x {old.grid[1]}; use image_size {old.preprocessing.image_size}"
         )
     state = old.state_dict()
-    embedding = state["decoder.embedding.weight"]
-    added = embedding[stored.vocabulary.start()].expand(len(vocabulary.styles) - len(styles), -1)
-    state["decoder.embedding.weight"] = torch.cat([embedding, added])
+    _extend(state, stored.vocabulary, vocabulary, counts)
     model.load_state_dict(state)
-    return StoredModel(model, decoder, vocabulary, stored.search, stored.info)
+    return StoredModel(model, config.decoder, vocabulary, stored.search, stored.info)
+
+
+def _extend(
+    state: dict[str, torch.Tensor], old: Vocabulary, new: Vocabulary, counts: Counter[str]
+) -> None:
+    """Give a model's weights rows for the words and styles that only ``new`` has.
+
+    To the old model, the new words were all ``UNKNOWN``. Each starts with the embedding and output
+    weights of ``UNKNOWN`` and with its share of ``UNKNOWN``'s probability, by its count. So the
+    probabilities of all other words stay as they are, whatever the photo and the words before. A
+    new style starts as a copy of the default style.
+    """
+    added = new.words[len(old.words) :]
+    unknown = [UNKNOWN] * len(added)
+    starts = range(len(old), len(old) + len(old.styles))
+    copies = [old.start()] * (len(new.styles) - len(old.styles))
+    embedding = state["decoder.embedding.weight"]
+    rows = [*range(len(old)), *unknown, *starts, *copies]
+    state["decoder.embedding.weight"] = embedding[rows]
+    if not added:
+        return
+    rows = [*range(len(old)), *unknown]
+    bias = state["decoder.word_output.bias"][rows]
+    rare = sum(count for word, count in counts.items() if word not in new)
+    shares = torch.tensor([max(1, rare), *(counts[word] for word in added)]).float()
+    bias[[UNKNOWN, *range(len(old), len(new))]] += (shares / shares.sum()).log()
+    state["decoder.word_output.weight"] = state["decoder.word_output.weight"][rows]
+    state["decoder.word_output.bias"] = bias

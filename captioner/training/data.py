@@ -6,24 +6,27 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from captioner.config import DataConfig, TrainConfig
 from captioner.data.batches import EncodedImage, warn_skipped
-from captioner.data.coco import CaptionedImage, karpathy_ids, read_captions, read_dataset
+from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
 from captioner.data.features import FeatureCache, feature_fingerprint, read_contents, reader_threads
 from captioner.data.images import image_size
 from captioner.errors import ConfigError, ImageError
 from captioner.models.captioner import CaptionModel
 from captioner.vocabulary import END, Vocabulary
 
-T = TypeVar("T")
 
-
-def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
+def read_data(
+    config: DataConfig, *, renumber: bool = False
+) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
     """Read the captions of the training and the validation photos, and locate the photos.
+
+    Args:
+        config: Files and folders.
+        renumber: See ``read_captions``.
 
     Raises:
         DataError: A file or photo is missing or invalid.
@@ -42,28 +45,21 @@ def read_data(config: DataConfig) -> tuple[list[CaptionedImage], list[CaptionedI
             "data.val_annotations is empty; give a COCO captions file or data.karpathy_split"
         )
     return (
-        _read_styled(config.train_annotations, folders, config.styles),
-        _read_styled(config.val_annotations, config.images, config.val_styles),
+        _read_styled(config.train_annotations, folders, config.styles, renumber),
+        _read_styled(config.val_annotations, config.images, config.val_styles, renumber),
     )
 
 
 def _read_styled(
-    files: Sequence[str], folders: Sequence[str] | None, styles: Sequence[str]
+    files: Sequence[str],
+    folders: Sequence[str] | None,
+    styles: Sequence[str],
+    renumber: bool,
 ) -> list[CaptionedImage]:
-    photos = read_dataset(files, folders)
+    photos = read_dataset(files, folders, renumber=renumber)
     if not styles:
         return photos
-    style_of = _per_photo(files[::-1], styles[::-1])  # the first file that lists a photo counts
-    return [replace(photo, style=style_of[photo.image_id]) for photo in photos]
-
-
-def _per_photo(files: Sequence[str], values: Sequence[T]) -> dict[int, T]:
-    """Map the image ids of each captions file to the file's value; later files override."""
-    return {
-        image_id: value
-        for file, value in zip(files, values, strict=True)
-        for image_id in read_captions([file])[0]
-    }
+    return [replace(photo, style=styles[photo.source]) for photo in photos]
 
 
 def count_vocabulary(words: Sequence[Sequence[Sequence[str]]], config: DataConfig) -> Vocabulary:
@@ -111,8 +107,7 @@ def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[En
     """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file."""
     if not config.repeats:
         return list(photos)
-    repeats = _per_photo(config.train_annotations, config.repeats)
-    return [photo for photo in photos for _ in range(repeats[photo.image.image_id])]
+    return [photo for photo in photos for _ in range(config.repeats[photo.image.source])]
 
 
 def count_targets(photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> torch.Tensor:

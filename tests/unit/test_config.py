@@ -425,7 +425,7 @@ def test_every_config_file_loads(path) -> None:
     config, flags = train.read([str(path)])
 
     assert isinstance(config, TrainConfig)
-    assert flags == (False, False, False)
+    assert flags == (False, False, False, None)
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     for section, settings in written.items():  # nothing in the file is ignored
         if not isinstance(settings, dict):
@@ -461,6 +461,7 @@ def test_the_command_line_changes_what_the_file_says() -> None:
         True,
         True,
         False,
+        None,
     )
 
 

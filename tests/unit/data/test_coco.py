@@ -86,6 +86,23 @@ def test_several_files_are_one_dataset(tmp_path: Path, photos: Path):
     assert found == {2: ("A dog.", "Two dogs?", "More dogs."), 3: ("A bird.",), 9: ("A cat.",)}
 
 
+def test_clashing_ids_are_renumbered_where_nothing_depends_on_them(tmp_path: Path, photos: Path):
+    put(photos / "three.jpg", "")
+    other = {
+        "images": [{"id": 2, "file_name": "three.jpg"}, IMAGES[0]],
+        "annotations": [{"id": 1, "image_id": 2, "caption": "A bird."}],
+    }
+    files = [put(tmp_path / "a.json", coco()), put(tmp_path / "b.json", other)]
+    refused("image id 2 is three.jpg here but two.jpg .* --first-id", files, [photos])
+    found = read_dataset(files, [photos], renumber=True)
+    assert [(image.image_id, image.path.name, image.captions, image.source) for image in found] == [
+        (2, "two.jpg", ("A dog.", "Two dogs?"), 0),
+        (9, "nine.jpg", ("A cat.",), 0),
+        (10, "three.jpg", ("A bird.",), 1),
+    ]
+    assert read_dataset([*files, files[0]], [photos], renumber=True) == found
+
+
 def test_folders_are_searched_in_order(tmp_path: Path, photos: Path):
     first = put(tmp_path / "first" / "two.jpg", "").parent
     file = put(tmp_path / "a.json", coco())

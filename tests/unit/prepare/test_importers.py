@@ -13,6 +13,7 @@ from captioner.errors import DataError
 from captioner.prepare.importers import (
     IMPORTERS,
     UNSPLIT,
+    Columns,
     ImportedPhoto,
     Splits,
     detect_layout,
@@ -20,6 +21,8 @@ from captioner.prepare.importers import (
     import_coco,
     import_csv,
     import_flickr8k,
+    import_imagefolder,
+    import_jsonl,
     import_kaggle,
     import_karpathy,
 )
@@ -236,7 +239,11 @@ def test_coco(tmp_path: Path):
         ),
         (import_kaggle, "image,caption\na.jpg\n", r"a:2: expected 'image,caption'"),
         (import_kaggle, "image_name,n,text\n", r"a:1: expected the header 'image,caption'"),
-        (import_csv, "a,b\n1,2\n", r"a:1: the header 'a,b' lacks a file column \(file, .*comment"),
+        (
+            import_csv,
+            "a,b\n1,2\n",
+            r"a:1: no file column and .* the columns are a, b: .*--file-column",
+        ),
         (
             import_csv,
             "file,caption\na.jpg,one, two\n",
@@ -273,6 +280,53 @@ def test_missing_files(tmp_path: Path, importer: Callable[[Path], Splits]):
         importer(tmp_path / "none.txt")
 
 
+# --- Image folders ---
+
+
+def test_an_image_folder_of_hugging_face(tmp_path: Path):
+    put(tmp_path / "metadata.jsonl", '{"file_name": "1.png", "text": ["a", "b"]}\n')
+    assert detect_layout(tmp_path) == "imagefolder"
+    assert find_source(tmp_path) == tmp_path
+    assert import_imagefolder(tmp_path) == {"all": [ImportedPhoto("1.png", ("a", "b"))]}
+
+
+def test_an_image_folder_with_splits(tmp_path: Path):
+    for name, text in (
+        ("train/metadata.csv", "file_name,text\n1.png,a\n"),
+        ("validation/metadata.jsonl", '{"file_name": "1.png", "text": "b"}\n\n'),
+        ("other/metadata.csv", "not a split"),
+    ):
+        (tmp_path / name).parent.mkdir()
+        put(tmp_path / name, text)
+    assert import_imagefolder(tmp_path) == {
+        "train": [ImportedPhoto("train/1.png", ("a",))],
+        "val": [ImportedPhoto("validation/1.png", ("b",))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "a.jsonl:1: not JSON"),
+        ("[1]", "a.jsonl:1: not a JSON object"),
+        ('{"file": "1.png", "words": "a"}', "no caption column; the columns are file, words: "),
+        ('{"file": 1, "text": "a"}', "a.jsonl:1: file name and caption are not text"),
+    ],
+)
+def test_invalid_json_lines(tmp_path: Path, line: str, expected: str):
+    with pytest.raises(DataError, match=expected) as caught:
+        import_jsonl(put(tmp_path / "a.jsonl", line))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_may_be_named(tmp_path: Path):
+    table = put(tmp_path / "a.txt", "id|Bild|Worte\n1|1.png|a dog\n")
+    found = import_csv(table, Columns("bild", "Worte"))
+    assert found == {"all": [ImportedPhoto("1.png", ("a dog",))]}
+    lines = put(tmp_path / "a.jsonl", '{"Bild": "1.png", "Worte": "a dog"}')
+    assert import_jsonl(lines, Columns("Bild", "Worte")) == found
+
+
 # --- Detection ---
 
 
@@ -295,7 +349,7 @@ def test_layouts_are_detected(tmp_path: Path, layout: str, content: str, mark: s
 
 
 def test_the_captions_file_of_a_folder(tmp_path: Path):
-    with pytest.raises(DataError, match=r"no Flickr8k.token.txt and no captions.txt in this"):
+    with pytest.raises(DataError, match=r"is a folder without captions .* give the file"):
         find_source(tmp_path)
     table = put(tmp_path / "captions.txt", TOKENS)
     assert find_source(tmp_path) == find_source(table) == table
@@ -305,7 +359,7 @@ def test_the_captions_file_of_a_folder(tmp_path: Path):
     with pytest.raises(DataError, match=r"2 token files in this folder; give one"):
         find_source(tmp_path)
     assert find_source(tmp_path, "kaggle") == find_source(tmp_path, "csv") == table
-    with pytest.raises(DataError, match=r"give the captions file"):
+    with pytest.raises(DataError, match=r"give the file with the captions"):
         find_source(tmp_path, "coco")
     published = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     assert find_source(tmp_path) == published
@@ -324,7 +378,7 @@ def test_a_token_file_is_detected_by_its_name(tmp_path: Path):
 
 @pytest.mark.parametrize("content", ["some text", "{}", '{"images": [1]}', '{"images": {}}'])
 def test_unknown_layouts(tmp_path: Path, content: str):
-    with pytest.raises(DataError, match=r"Karpathy's .* Flickr8k.* Kaggle's .* CSV .* COCO"):
+    with pytest.raises(DataError, match=r"CSV .* COCO .* Karpathy's .* Flickr8k.* Kaggle's"):
         detect_layout(put(tmp_path / "a", content))
 
 

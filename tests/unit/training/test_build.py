@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from captioner.errors import ConfigError, ModelError
 from captioner.model_folder import load_model, save_model
-from captioner.training.build import prepare
+from captioner.training.build import open_encoder, prepare
+from captioner.vocabulary import UNKNOWN
 
 # --- Model ---
 
@@ -153,6 +155,78 @@ def test_self_critical_training_of_hard_attention_is_refused(configure: Any, tmp
     config = configure(init_from=str(first), training={"objective": "self_critical"})
     with pytest.raises(ConfigError, match=r"self_critical cannot train decoder.selection hard"):
         prepare(config)
+
+
+def test_a_second_stage_inherits_encoder_image_size_and_resizing(configure: Any, tmp_path: Path):
+    first = prepare(configure(encoder={"image_size": 96, "resize": "squash"})).stored
+    save_model(tmp_path / "run" / "best", first)
+    unset = {"name": None, "image_size": None, "resize": None}
+
+    setup = prepare(configure(init_from=str(tmp_path / "run"), encoder=unset))
+
+    assert setup.stored.model.preprocessing == first.model.preprocessing
+    resolved = setup.config.encoder  # saved in the run folder
+    assert (resolved.name, resolved.image_size, resolved.resize) == (
+        "timm/test_resnet", 96, "squash",
+    )  # fmt: skip
+    config = configure(init_from=str(tmp_path / "run"), encoder=unset)
+    assert open_encoder(config)[1] == first.model.preprocessing  # of prepare features
+
+
+def logits_of(stored: Any) -> torch.Tensor:
+    """Of the words after "a red" on a gray photo, (V,)."""
+    model = stored.model.eval()
+    features = model.encode(torch.full((1, 48, 48, 3), 90, dtype=torch.uint8))
+    tokens = [stored.vocabulary.start(), *stored.vocabulary.encode(["a", "red"])]
+    unrolled = model.decoder(model.decoder.memory(features), torch.tensor([[tokens]]))
+    return model.decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0, -1]
+
+
+@pytest.mark.parametrize("styles", [[], ["plain"]])
+def test_new_words_share_the_probability_of_an_unknown_word(
+    configure: Any, two_files: tuple[str, str], tmp_path: Path, styles: list[str]
+):
+    """Whatever came before, the probability of every known word stays as it is."""
+    data = {"train_annotations": [two_files[0]], "styles": styles}
+    first = prepare(configure(data=data)).stored
+    torch.nn.init.normal_(first.model.decoder.word_output.bias)
+    save_model(tmp_path / "first", first)
+    first = load_model(tmp_path / "first")
+    both = {"train_annotations": list(two_files), "styles": ["plain", "new"] if styles else []}
+
+    second = prepare(configure(data=both, init_from=str(tmp_path / "first"))).stored
+
+    old, new = first.vocabulary, second.vocabulary
+    assert new.words == (*old.words, "cyan", "gray", "magenta", "white")
+    assert new.styles == (("plain", "new") if styles else ())
+    before, after = (logits_of(stored).softmax(-1) for stored in (first, second))
+    known = [token for token in range(len(old)) if token != UNKNOWN]
+    torch.testing.assert_close(after[known], before[known])
+    added = after[len(old) :]
+    torch.testing.assert_close(added.sum() + after[UNKNOWN], before[UNKNOWN])
+    torch.testing.assert_close(added, added[:1].expand(4))  # each occurs once
+    save_model(tmp_path / "second", second)
+    assert load_model(tmp_path / "second").vocabulary == new
+
+
+def test_the_threshold_and_an_option_decide_which_words_are_new(
+    configure: Any, two_files: tuple[str, str], tmp_path: Path
+):
+    save_model(
+        tmp_path / "first", prepare(configure(data={"train_annotations": [two_files[0]]})).stored
+    )
+    content = json.loads(Path(two_files[1]).read_text())
+    content["annotations"].append({"id": 99, "image_id": 5, "caption": "It is cyan."})
+    Path(two_files[1]).write_text(json.dumps(content))
+
+    def new_words(**data: Any) -> tuple[str, ...]:
+        data = {"train_annotations": [two_files[1]], **data}
+        stored = prepare(configure(data=data, init_from=str(tmp_path / "first"))).stored
+        return stored.vocabulary.words[len(load_model(tmp_path / "first").vocabulary.words) :]
+
+    assert new_words(vocabulary_threshold=2) == ("cyan",)
+    assert new_words(vocabulary_threshold=3) == ()
+    assert new_words(extend_vocabulary=False) == ()
 
 
 @pytest.mark.parametrize("name", ["mean", "std"])

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from captioner import load
 from captioner.cli.main import OK, main
 from captioner.config import DataConfig
 from captioner.data.batches import EpochSampler
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, DataError
 from captioner.model_folder import load_model, save_model
 from captioner.training.build import prepare
 from captioner.training.loop import start
@@ -111,8 +112,12 @@ def test_fine_tuning_adds_a_style_that_starts_as_the_default_one(
     start(prepare(first), tmp_path / "first", resume=False)
     best = str(tmp_path / "first" / "best")
     styles = {"styles": ["plain", "mine"], "val_styles": ["plain", "mine"]}
+    other = json.loads(Path(both["train_annotations"][1]).read_text())
+    other["annotations"][0]["caption"] = "Hello, hello!"  # a new word beside the new style
+    Path(both["train_annotations"][1]).write_text(json.dumps(other))
     second = prepare(configure(data=both | styles, init_from=best))
     assert second.stored.vocabulary.styles == ("plain", "loud", "mine")
+    assert second.stored.vocabulary.words[-1] == "hello"
 
     save_model(tmp_path / "second", second.stored)
     before, after = (load(tmp_path / name, precision="fp32") for name in ("first/best", "second"))
@@ -151,6 +156,34 @@ def test_photos_of_a_data_set_are_taken_more_than_once(both: Any, configure: Any
     vocabulary = prepare(configure(data=both)).stored.vocabulary
     starts = {photo.image.image_id // OFFSET: photo.start for photo in photos}
     assert starts == {0: vocabulary.start("plain"), 1: vocabulary.start("loud")}
+
+
+def test_data_sets_with_the_same_ids_are_told_apart(configure: Any, tmp_path: Path) -> None:
+    """Two sets that each count from 1, as ``captioner prepare dataset`` does."""
+    files, folders = [], []
+    for name, color in (("cats", "red"), ("dogs", "blue")):
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.new("RGB", (64, 48), color).save(folder / f"{name}.png")
+        captions = [{"id": 1, "image_id": 1, "caption": f"some {name}"}]
+        content = {"images": [{"id": 1, "file_name": f"{name}.png"}], "annotations": captions}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        files.append(str(tmp_path / f"{name}.json"))
+        folders.append(str(folder))
+    data = {
+        "train_annotations": files, "val_annotations": files, "images": folders,
+        "styles": ["cats", "dogs"], "val_styles": ["cats", "dogs"], "repeats": [1, 2],
+    }  # fmt: skip
+
+    setup = prepare(configure(data=data))
+
+    seen = [
+        (photo.image.image_id, photo.image.path.stem, photo.image.style) for photo in setup.train
+    ]
+    assert seen == [(1, "cats", "cats"), (2, "dogs", "dogs"), (2, "dogs", "dogs")]
+    assert [(image.image_id, image.style) for image in setup.val] == [(1, "cats"), (2, "dogs")]
+    with pytest.raises(DataError, match="--first-id"):  # features are stored by id
+        prepare(configure(data=data | {"features": str(tmp_path / "features")}))
 
 
 def test_photos_with_too_few_captions_are_left_out(

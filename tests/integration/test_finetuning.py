@@ -1,0 +1,156 @@
+"""From a CSV file and a folder of photos to a fine-tuned model, as docs/finetuning.md describes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from captioner import model_folder
+from captioner.cli import train
+from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.model_folder import load_model
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(
+    r"^captioner .*",
+    "\n".join(re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)),
+    re.MULTILINE,
+)
+
+
+@pytest.fixture
+def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A folder with photos/, captions.csv, configs/, and a tiny model as the shipped one."""
+    (tmp_path / "photos").mkdir()
+    rows = []
+    for number in range(1, 13):
+        name, color = f"{number}.jpg", ("red", "blue")[number % 2]
+        Image.new("RGB", (40, 32), color).save(tmp_path / "photos" / name)
+        rows += [(name, f"A {color} dog runs."), (name, "The zebra.")]
+    with (tmp_path / "captions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("file", "caption"), *rows])
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    shipped = make_model(tmp_path / "shipped_model", 1, beam_size=4, guard_endings=True)
+    monkeypatch.setattr(model_folder, "SHIPPED_MODEL", shipped)
+    monkeypatch.chdir(tmp_path)
+    return SimpleNamespace(folder=tmp_path, rows=rows, shipped=shipped)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(own, capsys) -> None:
+    assert len(COMMANDS) == 6
+    before = sorted(own.folder.iterdir())
+    for command in COMMANDS:
+        assert main(shlex.split(command)[1:]) == OK, capsys.readouterr().err
+        if "--dry-run" in command:
+            assert sorted(own.folder.iterdir()) == before
+    best = load_model("runs/mine/best")
+    assert {"zebra", "red", "blue"} <= set(best.vocabulary.words)
+    assert best.frequencies is not None
+    assert Path("attention.png").is_file()
+    assert load_model(own.shipped).search == best.search
+
+
+SHORT = ("--training.epochs", "1", "--training.trackers", "[]", "--training.sample_images", "0")
+DATA = ("--data", "captions.csv", "--images", "photos")
+
+
+def test_data_and_images_prepare_and_train(own, capsys) -> None:
+    arguments = ["train", "configs/finetune.yaml", *DATA, "--val", "0.25", *SHORT]
+
+    assert main([*arguments, "--run-folder", "run"]) == OK
+
+    shown = capsys.readouterr().err
+    assert "train: 9 photos, 18 captions" in shown
+    assert "9 training photos, 3 validation photos" in shown
+    settings = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert settings["data"]["train_annotations"] == ["run/data/captions_train.json"]
+    assert settings["data"]["images"] == ["photos"]
+    assert settings["encoder"]["image_size"] == 64  # the model's
+    assert settings["search"]["guard_endings"] is True
+    assert settings["search"]["beam_size"] == 4
+
+    again = [*arguments, "--run-folder", "run", "--resume", "auto"]
+    assert main(again) == OK
+    Path("captions.csv").write_text("file,caption\n1.jpg,a hat\n2.jpg,a dog\n")
+    capsys.readouterr()
+    assert main(again) == FAILED
+    assert "prepared from other captions" in capsys.readouterr().err
+
+
+def test_given_options_win_over_those_of_the_model(own) -> None:
+    config, flags = train.read(
+        ["--data=captions.csv", "--init-from", "shipped", "--search.beam_size", "5"]
+    )
+    assert (config.search.beam_size, config.search.guard_endings) == (5, True)
+    assert flags.data is not None
+    assert flags.data.captions == "captions.csv"
+    config, _ = train.read([])
+    assert (config.search.beam_size, config.search.guard_endings) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["captions.csv"], "captions.csv holds captions, not settings; .* --data captions.csv"),
+        (["photos"], "photos is a folder, .* captioner train --data captions.csv --images photos"),
+        (["photos/1.jpg"], "photos/1.jpg is not a text file; give a YAML"),
+        (["--data", "photos"], "photos is a folder without captions .* CSV file"),
+        (["--data", "none.csv"], "none.csv does not exist; give the file with the captions"),
+        (["--images", "photos"], "--images needs captions; give --data CAPTIONS"),
+        ([*DATA, "--val", "0"], "captions.csv has no validation photos; give --val"),
+        ([*DATA, "--caption-column", "words"], "no column 'words'; the columns are file, caption"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_says_what_to_do(own, arguments, expected, capsys) -> None:
+    assert main(["train", *arguments]) in (FAILED, USAGE)
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(expected, line)
+    assert len(line) < 400
+
+
+def test_a_dry_run_writes_nothing_and_counts_missing_photos(own, capsys) -> None:
+    Path("photos/3.jpg").unlink()
+    before = sorted(own.folder.iterdir())
+    assert main(["train", "configs/finetune.yaml", *DATA, *SHORT, "--dry-run"]) == OK
+    shown = capsys.readouterr()
+    assert "total time" in shown.out
+    assert "captions.csv: dropped: 1 photos missing or unreadable" in shown.err
+    assert sorted(own.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("start", ["shipped", "shipped_model", "run"])
+def test_a_model_to_start_from_has_three_names(own, start) -> None:
+    (own.folder / "run").mkdir()
+    own.shipped.rename(own.folder / "run" / "best") if start == "run" else None
+    assert main(["train", *DATA, "--init-from", start, *SHORT, "--run-folder", "new"]) == OK
+    assert load_model("new/best").search.guard_endings
+
+
+def test_the_image_folder_of_hugging_face_needs_no_images_option(own, capsys) -> None:
+    with Path("photos/metadata.jsonl").open("w") as file:
+        for name, caption in own.rows:
+            file.write(json.dumps({"file_name": name, "text": caption}) + "\n")
+    arguments = ["train", "configs/finetune.yaml", "--data", "photos", *SHORT, "--dry-run"]
+    assert main(arguments) == OK
+    assert "11 training photos, 1 validation photos" in capsys.readouterr().err
+
+
+def test_columns_are_found_by_name(own, capsys) -> None:
+    text = Path("captions.csv").read_text().replace("file,caption", "Bild;Text", 1)
+    Path("mine.csv").write_text(re.sub(r"(jpg),", r"\1;", text))
+    output = ["-o", "out", "--val", "0"]
+    assert main(["prepare", "dataset", "mine.csv", *output]) == FAILED
+    assert "no file column; the columns are bild, text: " in capsys.readouterr().err
+    assert main(["prepare", "dataset", "mine.csv", *output, "--file-column", "Bild"]) == OK
+    assert "train: 12 photos, 24 captions" in capsys.readouterr().out
