@@ -290,7 +290,7 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
         frequencies = DocumentFrequencies.from_bytes(own, f"the model's {FREQUENCIES}")
     captions: dict[int, str] = {}
     grounded: dict[int, Caption] = {}  # of photos with instances
-    results = model.stream(paths.values(), search, batch_size=options.batch_size)
+    results = model.stream(paths.values(), batch_size=options.batch_size, **vars(search))
     bar = tqdm(results, total=len(paths), unit="photo", disable=None, dynamic_ncols=True)
     for image_id, result in zip(paths, bar, strict=True):
         if result.error is not None:
