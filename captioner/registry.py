@@ -67,7 +67,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return iter(dict.fromkeys([*self._builtin, *self._registered, *installed]))
 
     def __len__(self) -> int:
-        return len(list(self))
+        return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> T:
         """The implementation of a name; imports its package.

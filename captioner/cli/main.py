@@ -10,7 +10,7 @@ error, 130 interrupted.
 from __future__ import annotations
 
 import difflib
-import importlib.util
+import importlib
 import io
 import os
 import shlex
@@ -28,13 +28,6 @@ COMMANDS = {
     "prepare": "prepare data for training and evaluation",
     "info": "show a model's architecture, training data and scores",
 }
-
-EXTRAS = {
-    "serve": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
-    "train": ("accelerate", "pycocoevalcap"),
-    "evaluate": ("pycocoevalcap",),
-}
-"""Modules that only one command imports; the extra that installs them has the command's name."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -63,18 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments[0]
     if command not in COMMANDS:
         return _fail(f"Unknown command {command!r}. {_suggestion(arguments)}", USAGE)
-    absent = [name for name in EXTRAS.get(command, ()) if not _installed(name)]
-    if absent and not {"-h", "--help"} & set(arguments):
-        return _fail(
-            f"captioner {command} needs {', '.join(absent)}; run: "
-            f"pip install 'captioner[{command}]'",
-            USAGE,
-        )
     return _run(command, arguments[1:])
-
-
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _suggestion(arguments: list[str]) -> str:
@@ -89,6 +71,7 @@ def _suggestion(arguments: list[str]) -> str:
 
 def _run(command: str, arguments: list[str]) -> int:
     from captioner.errors import CaptionerError, ConfigError, OptionError
+    from captioner.extras import require_extra
     from captioner.hardware import keep_freed_memory
 
     keep_freed_memory()
@@ -98,6 +81,8 @@ def _run(command: str, arguments: list[str]) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # meant for developers, not for users
+            if not {"-h", "--help"} & set(arguments):
+                require_extra(command)
             module = importlib.import_module(f"captioner.cli.{command}")
             code: int = module.main(arguments)
             sys.stdout.flush()

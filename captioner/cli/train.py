@@ -13,19 +13,7 @@ from captioner.cli.main import INTERRUPTED, OK
 from captioner.cli.options import Parser
 from captioner.cli.train_options import new_train_parser, read_train_config
 from captioner.config import TrainConfig
-from captioner.errors import ConfigError
-
-RUN_FILES = (
-    "state.safetensors",
-    "metrics.jsonl",
-    "config.yaml",
-    "best",
-    "samples",
-    "tensorboard",
-    "kept",
-    "average",
-)
-"""Files and folders of a run, which ``--force`` replaces."""
+from captioner.training.api import check_run_folder
 
 
 @functools.cache
@@ -73,13 +61,7 @@ def main(argv: Sequence[str]) -> int:
     """Train to the end, or until interrupted."""
     config, flags = read(argv)
     folder = Path(config.run_folder)
-    resume = flags.resume and (folder / "state.safetensors").exists()
-    used = any((folder / name).exists() for name in RUN_FILES)
-    if used and not (resume or flags.force or flags.dry_run):
-        raise ConfigError(
-            f"{folder} already contains a run; give --resume auto to continue it, --force to start "
-            "over, or another --run-folder"
-        )
+    resume = check_run_folder(folder, resume=flags.resume, force=flags.force or flags.dry_run)
     from captioner.training.build import prepare
     from captioner.training.loop import Interrupted, start
 
