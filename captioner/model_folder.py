@@ -99,7 +99,8 @@ def _required(stored: StoredModel) -> dict[str, Any]:
 def _check_required(path: Path, config: dict[str, Any]) -> None:
     """Raise ModelError if a scorer or encoder of another package is not available."""
     for record in config.get("requires", ()):
-        known: Registry[Any] = {"encoder": ENCODERS, "scorer": SCORERS}[record["kind"]]
+        registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
+        known = registries[record["kind"]]
         try:
             known[record["name"]]
         except KeyError:

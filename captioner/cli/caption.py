@@ -124,7 +124,7 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str |
     return named, unknown
 
 
-def entry(path: str | int, captions: list[Caption]) -> dict[str, Any]:
+def entry(path: str | int, captions: Sequence[Caption]) -> dict[str, Any]:
     """Return one photo's captions as JSON data."""
     return {"image": path, "captions": [caption.as_dict() for caption in captions]}
 

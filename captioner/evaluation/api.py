@@ -75,7 +75,6 @@ def evaluate(
             needs is not installed.
         DataError: A file cannot be used; ImageError: a photo cannot be read.
     """
-    several = isinstance(train_annotations, list | tuple)
     inputs = Inputs(
         annotations=annotations,
         images=images,
@@ -84,7 +83,7 @@ def evaluate(
         instances=instances,
         compare=compare,
         frequencies=frequencies,
-        train_annotations=train_annotations if several else [train_annotations],  # type: ignore[arg-type]
+        train_annotations=_listed(train_annotations),
         metrics=[name for name, given in (("METEOR", meteor), ("SPICE", spice)) if given],
         device=device,
         precision=precision,
@@ -100,6 +99,10 @@ def evaluate(
         if reason is not None:
             raise ConfigError(f"{metric.lower()} is True, but {reason}")
     return run(inputs, progress=progress)
+
+
+def _listed(given: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    return [given] if isinstance(given, str | Path) else list(given)
 
 
 @dataclass
@@ -295,7 +298,7 @@ def _load(inputs: Inputs) -> tuple[Captioner, Any]:
     given = inputs.model
     if isinstance(given, api.Captioner):
         return given, repr(given)
-    folders = [given] if isinstance(given, str | Path) else list(given or ())
+    folders = _listed(given or ())
     model = api.load(*folders, device=inputs.device, precision=inputs.precision)  # type: ignore[arg-type]
     return model, [str(folder) for folder in folders] or "the shipped model"
 

@@ -57,9 +57,10 @@ def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
     Raises:
         ConfigError: The name is taken, or ``build`` cannot be called.
     """
-    if not callable(build):
+    if isinstance(build, nn.Module) or not callable(build):
         raise ConfigError(
-            f"encoder {name!r} is {build!r:.60}; give a function or class that builds a module"
+            f"encoder {name!r} is a {type(build).__name__}; give a function or class that builds "
+            "the module"
         )
     if _is_torchvision(name):
         raise ConfigError(f"encoder {name!r} is torchvision's; choose another name")

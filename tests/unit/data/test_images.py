@@ -535,11 +535,11 @@ def test_bytes_are_a_file(tmp_path: Path):
 
 def test_files_that_cannot_be_read_say_why(tmp_path: Path):
     photo().save(tmp_path / "a.png")
-    with (tmp_path / "a.png").open(encoding="latin-1") as text:
-        with pytest.raises(
-            NotAnImageError, match=r"a\.png: opened as text; open it with mode 'rb'"
-        ):
-            open_image(text)  # type: ignore[arg-type]
+    with (
+        (tmp_path / "a.png").open(encoding="latin-1") as text,
+        pytest.raises(NotAnImageError, match=r"a\.png: opened as text; open it with mode 'rb'"),
+    ):
+        open_image(text)  # type: ignore[arg-type]
     with (tmp_path / "a.png").open("rb") as file:
         open_image(file)
     with pytest.raises(ImageError, match=r"a\.png: the file is closed; open it again"):
