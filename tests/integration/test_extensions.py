@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -48,7 +46,8 @@ COMMANDS = """
 import sys
 from captioner.cli.main import main
 
-assert main(["train", "train.yaml", "--decoder.attention", "halves", "--encoder.name", "acme_patches"]) == 0
+names = ["--decoder.attention", "halves", "--encoder.name", "acme_patches"]
+assert main(["train", "train.yaml", *names]) == 0
 assert main(["caption", sys.argv[1], "--model", "run/best"]) == 0
 """
 
@@ -70,12 +69,7 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_package_adds_a_scorer_and_an_encoder(
-    package: Path,
-    tiny: SimpleNamespace,
-    training_settings: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    package, tiny, training_settings, tmp_path, monkeypatch, *, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = training_settings | {

@@ -90,7 +90,7 @@ def test_evaluate_raises_the_error_of_a_photo(tiny, tmp_path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "2.png").write_text("no photo")
 
-    with pytest.raises(ImageError, match="2.png: not a supported image"):
+    with pytest.raises(ImageError, match=r"2\.png: not a supported image"):
         captioner.evaluate(annotations=tiny.captions, images=tmp_path, model=tiny.model)
 
 
