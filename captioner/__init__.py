@@ -27,12 +27,17 @@ _MODULES = {
     "ModelError": "captioner.errors",
     "CropBox": "captioner.caption",
     "SearchOptions": "captioner.config",
+    "TrainConfig": "captioner.config",
     "animate": "captioner.visualization",
     "gallery": "captioner.visualization",
+    "evaluate": "captioner.evaluation.api",
     "load": "captioner.api",
     "overlay": "captioner.visualization",
     "page": "captioner.visualization",
+    "register_encoder": "captioner.models.encoder",
+    "register_scorer": "captioner.models.attention",
     "tokenize": "captioner.tokenizer",
+    "train": "captioner.training.api",
 }
 
 __all__ = [
@@ -47,19 +52,24 @@ __all__ = [
     "ImageError",
     "ModelError",
     "SearchOptions",
+    "TrainConfig",
     "__version__",
     "animate",
+    "evaluate",
     "gallery",
     "load",
     "overlay",
     "page",
+    "register_encoder",
+    "register_scorer",
     "tokenize",
+    "train",
 ]
 
 if TYPE_CHECKING:
     from captioner.api import Captioner, load
     from captioner.caption import Caption, CropBox
-    from captioner.config import SearchOptions
+    from captioner.config import SearchOptions, TrainConfig
     from captioner.errors import (
         CaptionerError,
         CheckpointError,
@@ -68,7 +78,11 @@ if TYPE_CHECKING:
         ImageError,
         ModelError,
     )
+    from captioner.evaluation.api import evaluate
+    from captioner.models.attention import register_scorer
+    from captioner.models.encoder import register_encoder
     from captioner.tokenizer import tokenize
+    from captioner.training.api import train
     from captioner.visualization import Entry, animate, gallery, overlay, page
 
 

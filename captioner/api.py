@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 from PIL import Image
@@ -21,31 +21,46 @@ from torch import Tensor
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
-from captioner.data.images import open_image
+from captioner.data.images import Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead
 from captioner.decoding.rules import encode_search_words
 from captioner.decoding.search import Hypothesis
-from captioner.errors import ConfigError, ImageError
-from captioner.hardware import Precision
+from captioner.errors import ConfigError, ImageError, OptionError
+from captioner.hardware import Precision, pick_precision
 from captioner.inference import Ensemble, Prepared
 from captioner.model_folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.models.attention import Memory
 from captioner.tokenizer import tokenize
-from captioner.visualization.notebook import PhotoCaption
+from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
 
-Photo = str | Path | Image.Image | BinaryIO
+P = TypeVar("P", bound=Photo)
+Photos = list[P] | tuple[P, ...]
+"""What returns a list."""
 
 Alternatives = tuple[tuple[Alternative, ...], ...]
+
+PUBLIC = (
+    "caption", "captions", "device", "explain", "info", "known_words", "options", "precision",
+    "save", "stored", "stream",
+)  # fmt: skip
+"""Names of a ``Captioner`` for its users; the others are for the package's own commands."""
 
 
 class Result(NamedTuple):
     """Result for one photo: captions or an error."""
 
     photo: Photo
-    captions: list[Caption]
+    captions: list[PhotoCaption]
     """Best first; empty if the photo cannot be read."""
     error: ImageError | None
+
+
+class _Read(NamedTuple):
+    """A photo that was read."""
+
+    prepared: Prepared
+    shown: Image.Image | Path
 
 
 def load(*folders: str | Path, device: str = "auto", precision: Precision = "auto") -> Captioner:
@@ -105,6 +120,23 @@ class Captioner:
         self.device = self.ensemble.device
         self.precision = precision
 
+    def __repr__(self) -> str:
+        vocabulary, models = self.stored.vocabulary, self.ensemble.models
+        facts: dict[str, object] = {
+            "encoder": self.model.encoder.name,
+            "grid": self.model.grid,
+            "words": len(vocabulary.words),
+            "styles": list(vocabulary.styles),
+            "device": str(self.device),
+            "precision": pick_precision(self.precision, self.device),
+        }
+        if len(models) > 1:
+            facts = {"models": len(models), **facts}
+        return f"<Captioner {', '.join(f'{name} {value}' for name, value in facts.items())}>"
+
+    def __dir__(self) -> list[str]:
+        return list(PUBLIC)
+
     @property
     def info(self) -> dict[str, Any]:
         """The model's training data and scores."""
@@ -122,28 +154,79 @@ class Captioner:
         """
         return self.stored.search.changed(**changes)
 
-    def caption(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> PhotoCaption:
-        """Caption one photo.
+    @overload
+    def caption(
+        self, photo: Photo, *, alternatives: int = 0, batch_size: int = 32, **search: Any
+    ) -> PhotoCaption: ...
+
+    @overload
+    def caption(
+        self, photo: Photos[P], *, alternatives: int = 0, batch_size: int = 32, **search: Any
+    ) -> list[PhotoCaption]: ...
+
+    def caption(
+        self,
+        photo: Photo | Photos[Any],
+        *,
+        alternatives: int = 0,
+        batch_size: int = 32,
+        **search: Any,
+    ) -> PhotoCaption | list[PhotoCaption]:
+        """Caption one photo, or every photo of a list.
 
         Args:
-            photo: A path, a PIL image or a binary file.
+            photo: A path; the bytes of an image file, or an open binary file; a PIL image; a NumPy
+                array, see ``data.arrays.image_from_array``. Or a list of these.
             alternatives: Number of most probable words to return per position.
+            batch_size: Photos of a list that are captioned together.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
         Returns:
-            The best caption; notebooks display it with its photo.
+            The best caption, or a list of them; notebooks display a caption with its photo.
 
         Raises:
-            ImageError: The photo cannot be read.
+            ImageError: A photo cannot be read. (``stream`` continues with the others.)
+            ConfigError: A search option is invalid, or ``num_captions`` is not 1.
         """
-        return self.captions(photo, alternatives=alternatives, **search)[0]
+        wanted = search.get("num_captions", 1)
+        if wanted != 1:
+            raise ConfigError(
+                f"num_captions is {wanted!r}, but caption() returns one per photo; use captions()"
+            )
+        found: Any = self.captions(
+            photo, alternatives=alternatives, batch_size=batch_size, **search
+        )
+        return [best[0] for best in found] if isinstance(photo, list | tuple) else found[0]
 
-    def captions(self, photo: Photo, *, alternatives: int = 0, **search: Any) -> list[PhotoCaption]:
-        """The best ``num_captions`` captions of one photo, best first; see ``caption``."""
+    @overload
+    def captions(
+        self, photo: Photo, *, alternatives: int = 0, batch_size: int = 32, **search: Any
+    ) -> list[PhotoCaption]: ...
+
+    @overload
+    def captions(
+        self, photo: Photos[P], *, alternatives: int = 0, batch_size: int = 32, **search: Any
+    ) -> list[list[PhotoCaption]]: ...
+
+    def captions(
+        self,
+        photo: Photo | Photos[Any],
+        *,
+        alternatives: int = 0,
+        batch_size: int = 32,
+        **search: Any,
+    ) -> Any:
+        """The best ``num_captions`` captions, best first: a list, or one for each photo of a list.
+
+        For arguments and errors see ``caption``.
+        """
+        if isinstance(photo, list | tuple):
+            results = self.stream(photo, alternatives=alternatives, batch_size=batch_size, **search)
+            return [_captions_of(result, number) for number, result in enumerate(results)]
         options = self.options(**search)
-        image = open_image(photo)
-        found = self.caption_batch([self.prepare(image)], options, alternatives=alternatives)[0]
-        return PhotoCaption.of(found, image, photo)
+        read = self._read(photo)
+        found = self.caption_batch([read.prepared], options, alternatives=alternatives)[0]
+        return with_photo(found, read.shown)
 
     def explain(
         self, photo: Photo, text: str, *, alternatives: int = 0, style: str | None = None
@@ -151,7 +234,7 @@ class Captioner:
         """Attention and word probabilities for a given caption.
 
         Args:
-            photo: A path, a PIL image or a binary file.
+            photo: One photo, as in ``caption``.
             text: The caption; tokenized as captions are.
             alternatives: See ``caption``.
             style: Style that the caption is read in; None: the model's default.
@@ -164,11 +247,11 @@ class Captioner:
             ConfigError: The text is empty or has words outside the vocabulary.
         """
         words = self.known_words(text)
-        image = open_image(photo)
+        read = self._read(photo)
         explained = self.explain_batch(
-            [self.prepare(image)], [words], alternatives=alternatives, style=style
+            [read.prepared], [words], alternatives=alternatives, style=style
         )
-        return PhotoCaption.of(explained, image, photo)[0]
+        return with_photo(explained, read.shown)[0]
 
     def known_words(self, text: str) -> list[str]:
         """The words of a text, spelled as in the vocabulary.
@@ -187,11 +270,11 @@ class Captioner:
 
     def stream(
         self,
-        photos: Iterable[Photo] | str | Path,
-        options: SearchOptions | None = None,
+        photos: Iterable[Photo] | Photo,
         *,
-        batch_size: int = 32,
         alternatives: int = 0,
+        batch_size: int = 32,
+        **search: Any,
     ) -> Iterator[Result]:
         """Caption any number of photos in batches, in order and in constant memory.
 
@@ -199,26 +282,36 @@ class Captioner:
         result with its error.
 
         Args:
-            photos: Paths, PIL images or binary files, consumed lazily; or one path.
-            options: Search options; None: the model's defaults.
-            batch_size: Photos per batch.
+            photos: Photos as in ``caption``, consumed lazily; or one photo.
             alternatives: See ``caption``.
+            batch_size: Photos that are captioned together.
+            **search: See ``caption``.
+
+        Raises:
+            ConfigError: An option is invalid; at once, not with the first result.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch-size is {batch_size}; give 1 or more")
-        options = options or self.stored.search
-        photos = [photos] if isinstance(photos, str | Path) else photos
+        options = self.options(**search)
+        encode_search_words(options, self.stored.vocabulary)
+        self.stored.vocabulary.start(options.style)
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
+        several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
+        return self._results(several, options, batch_size, alternatives)
+
+    def _results(
+        self, photos: Iterable[Photo], options: SearchOptions, batch_size: int, alternatives: int
+    ) -> Iterator[Result]:
         # While one batch is captioned, the next one is read.
-        read = read_ahead(self._try_prepare, photos, ahead=batch_size + 1, threads=2)
-        with closing(read):
-            while batch := list(islice(read, batch_size)):
-                good = [prepared for _, prepared in batch if isinstance(prepared, Prepared)]
+        read_photos = read_ahead(self._try_read, photos, ahead=batch_size + 1, threads=2)
+        with closing(read_photos):
+            while batch := list(islice(read_photos, batch_size)):
+                good = [read.prepared for _, read in batch if isinstance(read, _Read)]
                 captions = iter(self.caption_batch(good, options, alternatives=alternatives))
-                for photo, prepared in batch:
-                    if isinstance(prepared, ImageError):
-                        yield Result(photo, [], prepared)
+                for photo, read in batch:
+                    if isinstance(read, ImageError):
+                        yield Result(photo, [], read)
                     else:
-                        yield Result(photo, next(captions), None)
+                        yield Result(photo, with_photo(next(captions), read.shown), None)
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an image for the encoders.
@@ -374,8 +467,21 @@ class Captioner:
             alternatives=alternatives[: len(alphas)],
         )
 
-    def _try_prepare(self, photo: Photo) -> tuple[Photo, Prepared | ImageError]:
+    def _read(self, photo: Photo) -> _Read:
+        image = open_image(photo)
+        return _Read(self.prepare(image), shown_photo(image, photo))
+
+    def _try_read(self, photo: Photo) -> tuple[Photo, _Read | ImageError]:
         try:
-            return photo, self.prepare(open_image(photo))
+            return photo, self._read(photo)
         except ImageError as error:
             return photo, error
+
+
+def _captions_of(result: Result, number: int) -> list[PhotoCaption]:
+    """The captions of a photo in a list; raises its error with its position."""
+    if result.error is None:
+        return result.captions
+    raise type(result.error)(
+        f"photos[{number}]: {result.error} (model.stream continues with the other photos)"
+    ) from result.error

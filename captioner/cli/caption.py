@@ -30,7 +30,7 @@ from captioner.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from captioner.caption import Caption
 
-Captioned = tuple[str | int, list["Caption"]]
+Captioned = tuple[str | int, Sequence["Caption"]]
 """A photo's path (or image id in COCO results) and its captions."""
 
 
@@ -70,13 +70,12 @@ def main(argv: Sequence[str]) -> int:
     from captioner.api import load
 
     model = load(*options.model, device=options.device, precision=options.precision)
-    search = model.options(**search_changes(options))
+    sources = (sys.stdin.buffer if str(photo) == "-" else photo for photo, _ in named)
+    results = model.stream(sources, batch_size=options.batch_size, **search_changes(options))
 
     def captioned() -> Iterator[Captioned]:
         """Yield captions as they are generated; report and count unreadable photos."""
         nonlocal failures
-        sources = (sys.stdin.buffer if str(photo) == "-" else photo for photo, _ in named)
-        results = model.stream(sources, search, batch_size=options.batch_size)
         hide = None if len(named) > 1 else True  # None: hidden unless stderr is a terminal
         bar = tqdm(results, total=len(named), unit="photo", disable=hide, dynamic_ncols=True)
         for (_, name), result in zip(named, bar, strict=True):
@@ -124,7 +123,7 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str |
     return named, unknown
 
 
-def entry(path: str | int, captions: list[Caption]) -> dict[str, Any]:
+def entry(path: str | int, captions: Sequence[Caption]) -> dict[str, Any]:
     """Return one photo's captions as JSON data."""
     return {"image": path, "captions": [caption.as_dict() for caption in captions]}
 

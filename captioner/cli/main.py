@@ -10,7 +10,7 @@ error, 130 interrupted.
 from __future__ import annotations
 
 import difflib
-import importlib.util
+import importlib
 import io
 import os
 import shlex
@@ -28,13 +28,6 @@ COMMANDS = {
     "prepare": "prepare data for training and evaluation",
     "info": "show a model's architecture, training data and scores",
 }
-
-EXTRAS = {
-    "serve": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
-    "train": ("accelerate", "pycocoevalcap"),
-    "evaluate": ("pycocoevalcap",),
-}
-"""Modules that only one command imports; the extra that installs them has the command's name."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -65,13 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments[0]
     if command not in COMMANDS:
         return _fail(f"Unknown command {command!r}. {_suggestion(arguments)}", USAGE)
-    absent = [name for name in EXTRAS.get(command, ()) if not _installed(name)]
-    if absent and not any(word.split("=")[0] in ("-h", "--help") for word in arguments):
-        return _fail(
-            f"captioner {command} needs {', '.join(absent)}; run: "
-            f"pip install 'captioner[{command}]'",
-            USAGE,
-        )
     return _run(command, arguments[1:])
 
 
@@ -89,10 +75,6 @@ def _set_up_output() -> None:
         print(f"captioner: {NO_WINDOWS}", file=sys.stderr)
 
 
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
 def _suggestion(arguments: list[str]) -> str:
     """What the user probably meant by an unknown command."""
     similar = difflib.get_close_matches(arguments[0], COMMANDS, 1)
@@ -105,6 +87,7 @@ def _suggestion(arguments: list[str]) -> str:
 
 def _run(command: str, arguments: list[str]) -> int:
     from captioner.errors import CaptionerError, ConfigError, OptionError
+    from captioner.extras import require_extra
     from captioner.hardware import keep_freed_memory
 
     keep_freed_memory()
@@ -114,6 +97,8 @@ def _run(command: str, arguments: list[str]) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # meant for developers, not for users
+            if not any(word.partition("=")[0] in ("-h", "--help") for word in arguments):
+                require_extra(command)
             module = importlib.import_module(f"captioner.cli.{command}")
             code: int = module.main(arguments)
             sys.stdout.flush()

@@ -25,20 +25,7 @@ from captioner.cli.train_options import (
     read_train_config,
 )
 from captioner.config import TrainConfig
-from captioner.errors import ConfigError
-
-RUN_FILES = (
-    "state.safetensors",
-    "metrics.jsonl",
-    "config.yaml",
-    "best",
-    "samples",
-    "tensorboard",
-    "kept",
-    "average",
-)
-"""Files and folders of a run, which ``--force`` replaces."""
-
+from captioner.training.api import check_run_folder
 
 SHOWN = (
     "run_folder",
@@ -108,13 +95,7 @@ def main(argv: Sequence[str]) -> int:
     """Train to the end, or until interrupted."""
     config, flags = read(argv)
     folder = Path(config.run_folder)
-    resume = flags.resume and (folder / "state.safetensors").exists()
-    used = any((folder / name).exists() for name in RUN_FILES)
-    if used and not (resume or flags.force or flags.dry_run):
-        raise ConfigError(
-            f"{folder} already contains a run; give --resume to continue it, --force to start "
-            "over, or another --run-folder"
-        )
+    resume = check_run_folder(folder, resume=flags.resume, force=flags.force or flags.dry_run)
     main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
     write = main_process and not flags.dry_run
     with prepared(

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageChops, ImageOps, UnidentifiedImageError
 
+from captioner.data.arrays import image_from_array
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
 
 MAX_PIXELS = 178_956_970
@@ -38,10 +39,15 @@ USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
 
+Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
+"""What `open_image` reads."""
+
 # What to give instead of an unsupported type.
 _ALTERNATIVES = {
-    "bytes": "give io.BytesIO(data)",
-    "list": "give one photo, or all of them to model.stream(photos)",
+    "Tensor": "give an array of (H, W, 3): tensor.permute(1, 2, 0).cpu().numpy()",
+    "list": "give one photo",
+    "tuple": "give one photo",
+    "generator": "give list(photos), or all of them to model.stream(photos)",
 }
 
 # Files often mistaken for supported images, by their first bytes.
@@ -59,7 +65,7 @@ _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\
 
 
 def open_image(
-    source: str | Path | BinaryIO | Image.Image,
+    source: Photo,
     *,
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
@@ -68,8 +74,9 @@ def open_image(
     """Read an image as RGB, upright and fully loaded.
 
     Args:
-        source: A path, an open binary file such as ``sys.stdin.buffer`` (read to its end), or a
-            Pillow image, which is converted like a file.
+        source: A path; the bytes of an image file, or an open binary file such as
+            ``sys.stdin.buffer`` (read to its end); a Pillow image, which is converted like a file;
+            or a NumPy array, see `image_from_array`.
         name: Name in error messages; default: the path or the open file's name.
         max_pixels: Files with more pixels are refused before decoding; at most ``MAX_PIXELS``.
         formats: Formats to accept, by Pillow's names; None: all that Pillow supports.
@@ -84,17 +91,28 @@ def open_image(
     """
     if isinstance(source, Image.Image):
         return _plain(source, name or "the image")
+    if isinstance(source, np.ndarray):
+        try:
+            return _plain(image_from_array(source), name or "the array")
+        except NotAnImageError as error:
+            raise NotAnImageError(f"{name}: {error}" if name else str(error)) from None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        source = io.BytesIO(source)
     called = name or _name_of(source)
-    if isinstance(source, (str, Path)):
+    if isinstance(source, (str, os.PathLike)):
         with _open_file(source, called) as file:
             return _decode(_seekable(file, called), called, max_pixels, formats)
     if not hasattr(source, "read"):
         kind = type(source).__name__
         raise NotAnImageError(
             (f"{name}: " if name else "")
-            + f"a photo must be a path, an open binary file or a Pillow image, not {kind}; "
-            + _ALTERNATIVES.get(kind, "convert an RGB array with PIL.Image.fromarray(array)")
+            + "a photo must be a path, bytes, an open binary file, a Pillow image or a NumPy "
+            + f"array, not {kind}; {_ALTERNATIVES.get(kind, 'convert it to one of these')}"
         )
+    if _is_text(source):
+        raise _error(called, "opened as text; open it with mode 'rb'", NotAnImageError)
+    if getattr(source, "closed", False):
+        raise _error(called, "the file is closed; open it again")
     return _decode(_seekable(source, called), called, max_pixels, formats)
 
 
@@ -123,14 +141,24 @@ def image_size(path: str | Path) -> tuple[int, int]:
         return (height, width) if rotated else (width, height)
 
 
-def _name_of(source: str | Path | BinaryIO) -> str:
-    if isinstance(source, (str, Path)):
+def is_photo(source: object) -> bool:
+    """Whether a value is one photo, which `open_image` reads, rather than several."""
+    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
+    return isinstance(source, kinds) or hasattr(source, "read")
+
+
+def _is_text(file: object) -> bool:
+    return isinstance(file, io.TextIOBase)
+
+
+def _name_of(source: str | os.PathLike[str] | BinaryIO) -> str:
+    if isinstance(source, (str, os.PathLike)):
         return str(source)
     own = getattr(source, "name", None)
     return own if isinstance(own, str) and own else "the given bytes"
 
 
-def _open_file(path: str | Path, called: str) -> BinaryIO:
+def _open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
     if str(path).startswith(("http://", "https://")):
         raise _error(called, "is a URL; download the image and give the file")
     try:
@@ -161,7 +189,7 @@ def _seekable(file: BinaryIO, called: str) -> BinaryIO:
     except OSError as error:
         raise _error(called, f"cannot be read ({error.strerror or error}); {_AGAIN}") from error
     if not content:
-        raise _error(called, "empty (0 bytes); give an image")
+        raise _error(called, "empty (0 bytes), or already read to its end; give an image")
     if len(content) > MAX_STREAM_BYTES:
         problem = f"more than {MAX_STREAM_BYTES:,} bytes; give an image file"
         raise _error(called, problem, LargeImageError)

@@ -7,8 +7,8 @@
 ``Attention.memory`` precomputes what depends on the photo alone; ``Attention.forward`` runs at
 every word. ``build_attention`` chooses the mechanism by config:
 
-    decoder.attention   additive, concat, dot, general, location, scaled_dot (a Scorer each),
-                        multi_head, or no attention: fixed, fixed_at_start
+    decoder.attention   additive, concat, dot, general, location, scaled_dot (a Scorer each), a
+                        registered scorer, multi_head, or no attention: fixed, fixed_at_start
     decoder.query       hidden (the hidden state); self, mean (features of the photo)
     decoder.selection   soft (weighted mean), hard (one sampled region)
 
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models.additive import additive_scores, compiled_scores, exponentials
+from captioner.registry import Registry
 
 
 class Sizes(NamedTuple):
@@ -54,7 +55,7 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 class Scorer(nn.Module):
-    """Scores every region against a query. To add one, subclass it and extend ``SCORERS``."""
+    """Scores every region against a query. To add one, subclass it and `register_scorer`."""
 
     equal_sizes = False
     """Whether query and features must have the same size."""
@@ -158,7 +159,7 @@ class DotScorer(Scorer):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, D) and keys (B, L, D)."""
-        return _products(query, keys)
+        return dot_products(query, keys)
 
 
 class ScaledDotScorer(DotScorer):
@@ -193,7 +194,7 @@ class GeneralScorer(Scorer):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores (B, R, L) from query (B, R, N) and keys (B, L, N)."""
-        return _products(query, keys)
+        return dot_products(query, keys)
 
 
 class LocationScorer(Scorer):
@@ -229,18 +230,48 @@ class LocationScorer(Scorer):
         return scores
 
 
-SCORERS: dict[str, type[Scorer]] = {
-    "additive": AdditiveScorer,
-    "concat": ConcatScorer,
-    "dot": DotScorer,
-    "general": GeneralScorer,
-    "location": LocationScorer,
-    "scaled_dot": ScaledDotScorer,
-}
+SCORERS: Registry[type[Scorer]] = Registry(
+    "scorer",
+    {
+        "additive": AdditiveScorer,
+        "concat": ConcatScorer,
+        "dot": DotScorer,
+        "general": GeneralScorer,
+        "location": LocationScorer,
+        "scaled_dot": ScaledDotScorer,
+    },
+)
 """Scorers by their ``decoder.attention`` value."""
 
 
-def _products(query: Tensor, keys: Tensor) -> Tensor:
+def register_scorer(name: str, scorer: type[Scorer]) -> None:
+    """Add a scorer as a value of ``decoder.attention``, in this process.
+
+    A package that other people install declares an entry point of the group ``captioner.scorers``
+    instead, which the command line finds too; see docs/attention.md.
+
+    Args:
+        name: Value of ``decoder.attention``.
+        scorer: A subclass of `Scorer`.
+
+    Raises:
+        ConfigError: The name is taken, or it is not a subclass.
+    """
+    _check_scorer(name, scorer)
+    if name in WITHOUT_SCORER:
+        raise ConfigError(f"scorer {name!r} is built in; choose another name")
+    SCORERS.register(name, scorer)
+
+
+def _check_scorer(name: str, scorer: object) -> None:
+    if not (isinstance(scorer, type) and issubclass(scorer, Scorer)):
+        raise ConfigError(
+            f"scorer {name!r} is {scorer!r:.60}; give a subclass of "
+            "captioner.models.attention.Scorer"
+        )
+
+
+def dot_products(query: Tensor, keys: Tensor) -> Tensor:
     """q^T k_i without autocast: (..., R, N) and (..., L, N) to (..., R, L)."""
     with torch.autocast(query.device.type, enabled=False):
         return torch.matmul(widen(query), keys.transpose(-1, -2))
@@ -389,7 +420,7 @@ class MultiHeadAttention(Attention):
         """Context and mean alphas for query (B, R, N)."""
         queries = self._by_head(self.query(query))  # (B, heads, R, d)
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
-        alphas = _softmax(_products(queries, memory.keys) / queries.shape[-1] ** 0.5, mask)
+        alphas = _softmax(dot_products(queries, memory.keys) / queries.shape[-1] ** 0.5, mask)
         heads = _weighted(alphas, memory.values).transpose(1, 2).flatten(2)  # (B, R, A)
         return AttentionOutput(self.output(heads), alphas.mean(dim=1), None)
 
@@ -502,6 +533,7 @@ def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
     if config.query != "hidden":
         sizes = sizes._replace(query=sizes.features)
     scorer_class = SCORERS[config.attention]
+    _check_scorer(config.attention, scorer_class)  # of an entry point
     if scorer_class.equal_sizes and sizes.features != sizes.query:
         raise ConfigError(
             f"decoder.attention {config.attention!r} needs features ({sizes.features}) and hidden "
@@ -521,9 +553,12 @@ def check_attention(config: DecoderConfig) -> None:
         ConfigError: They are not.
     """
     name = config.attention
-    if name not in SCORERS and name not in WITHOUT_SCORER:
+    if name not in WITHOUT_SCORER and name not in SCORERS:
         allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
-        raise ConfigError(f"unknown decoder.attention {name!r}; use one of {allowed}")
+        raise ConfigError(
+            f"unknown decoder.attention {name!r}; use one of {allowed}, or register it (see "
+            "docs/attention.md)"
+        )
     if name == "multi_head" and config.attention_dim % config.heads:
         raise ConfigError(
             f"decoder.attention_dim {config.attention_dim} is not divisible by decoder.heads "

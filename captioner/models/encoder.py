@@ -1,8 +1,8 @@
 """The CNN encoder: a photo to a grid of features.
 
-It is a torchvision classification model cut before its global pooling, or a timm model
-(``timm/NAME``; EfficientNet-Lite is implemented here). The grid is the backbone's own, without
-further pooling.
+It is a torchvision classification model cut before its global pooling, a timm model (``timm/NAME``;
+EfficientNet-Lite is implemented here), or a registered encoder. The grid is the backbone's own,
+without further pooling.
 
 Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
 """
@@ -13,7 +13,7 @@ import difflib
 import importlib.util
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -33,8 +33,44 @@ from captioner.models.efficientnet_lite import (
     lite_size,
     timm_names,
 )
+from captioner.registry import Registry
 
 Triple = tuple[float, float, float]
+
+ENCODERS: Registry[Callable[..., nn.Module]] = Registry("encoder")
+"""Registered encoders by their ``encoder.name``; torchvision's and timm's are not listed."""
+
+
+def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
+    """Add an encoder as a value of ``encoder.name``, in this process.
+
+    A package that other people install declares an entry point of the group ``captioner.encoders``
+    instead, which the command line finds too; see docs/python.md.
+
+    Args:
+        name: Value of ``encoder.name``.
+        build: Called with ``pretrained`` (bool); returns a module that turns normalised photos
+            (B, 3, H, W) into a grid (B, D, Gh, Gw) or, for a square grid, tokens (B, L, D). Its
+            attributes ``mean`` and ``std``, if any, are the channel means and standard deviations
+            that photos are normalised with; default: ImageNet's.
+
+    Raises:
+        ConfigError: The name is taken, or ``build`` cannot be called.
+    """
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ConfigError(
+            f"encoder {name!r} is a {type(build).__name__}; give a function or class that builds "
+            "the module"
+        )
+    if _is_torchvision(name):
+        raise ConfigError(f"encoder {name!r} is torchvision's; choose another name")
+    ENCODERS.register(name, build)
+
+
+def _is_torchvision(name: str) -> bool:
+    from torchvision import models
+
+    return name in models.list_models(module=models)
 
 
 class Encoder(nn.Module):
@@ -44,7 +80,7 @@ class Encoder(nn.Module):
         """Build the backbone.
 
         Args:
-            name: A torchvision classification model or ``timm/NAME``.
+            name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
             pretrained: Load the library's weights (downloaded on first use).
 
         Raises:
@@ -60,6 +96,8 @@ class Encoder(nn.Module):
             self.backbone = self._lite(size, pretrained)
         elif name.startswith("timm/"):
             self.backbone = self._timm(name.removeprefix("timm/"), pretrained)
+        elif name in ENCODERS and not _is_torchvision(name):
+            self.backbone = self._registered(name, pretrained)
         else:
             self.backbone = self._torchvision(name, pretrained)
         self.eval()
@@ -93,6 +131,16 @@ class Encoder(nn.Module):
             model.head = nn.Identity()
         return model
 
+    def _registered(self, name: str, pretrained: bool) -> nn.Module:
+        backbone = ENCODERS[name](pretrained=pretrained)
+        if not isinstance(backbone, nn.Module):
+            raise ConfigError(
+                f"encoder {name!r} returned {backbone!r:.60}; it must return a torch.nn.Module"
+            )
+        self.mean = tuple(getattr(backbone, "mean", self.mean))
+        self.std = tuple(getattr(backbone, "std", self.std))
+        return backbone
+
     def _torchvision(self, name: str, pretrained: bool) -> nn.Module:
         from torchvision import models
         from torchvision.models.feature_extraction import create_feature_extractor
@@ -101,7 +149,7 @@ class Encoder(nn.Module):
         if name not in allowed:
             raise ConfigError(
                 f"encoder.name {name!r} is not a torchvision classification model; use one of "
-                f"{', '.join(allowed[:6])}, ... or timm/NAME"
+                f"{', '.join(allowed[:6])}, ..., timm/NAME or a registered encoder"
             )
         known = models.get_model_weights(name).DEFAULT
         trained = known.transforms()
@@ -140,7 +188,8 @@ class Encoder(nn.Module):
             return self._as_grid(self.backbone(images))
         if self.name.startswith("timm/"):
             return self._as_grid(self.backbone.forward_features(images))  # type: ignore[operator]
-        return self._as_grid(self.backbone(images)["features"])
+        features = self.backbone(images)
+        return self._as_grid(features["features"] if isinstance(features, dict) else features)
 
     def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
         """Encode photos up to a stage, e.g. through the frozen part of the encoder.
@@ -355,7 +404,7 @@ def build_encoder(name: str, weights: str) -> Encoder:
     """Build an encoder and load its weights.
 
     Args:
-        name: A torchvision classification model or ``timm/NAME``.
+        name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
         weights: ``default``, ``none``, a file, or a package of ``WEIGHT_PACKAGES``.
 
     Raises:

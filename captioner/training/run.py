@@ -4,7 +4,7 @@
     metrics.jsonl      one line per validation
     tensorboard/       the same as curves
     samples/epoch_001/ captions of a few validation photos with their attention
-    state.safetensors  training state (for --resume auto)
+    state.safetensors  training state (for --resume)
     best/              the best model so far, ready for `captioner caption --model`
     kept/epoch_001/    the best models (training.keep_best above 1)
     average/           the mean of their weights

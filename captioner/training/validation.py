@@ -43,7 +43,8 @@ def decode(
         if cache is not None:
             sentences += _from_features(captioner, of_style, options, cache)
             continue
-        results = captioner.stream((image.path for image in of_style), options)
+        paths = (image.path for image in of_style)
+        results = captioner.stream(paths, **vars(options))
         for image, result in zip(of_style, results, strict=True):
             if result.error is not None:
                 raise result.error

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.data.images import open_image
+from captioner.data.images import Photo, open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.visualization.drawing import check_size, check_suffix
@@ -154,7 +154,7 @@ class Animation:
 
 
 def animate(
-    photo: Image.Image | str | Path,
+    photo: Photo,
     caption: Caption,
     *,
     seconds_per_word: float = 1.0,
@@ -167,7 +167,7 @@ def animate(
     """Animate the attention of a caption, word by word.
 
     Args:
-        photo: The captioned photo, or its path.
+        photo: The captioned photo: a path, bytes, PIL image, array or binary file.
         caption: The caption; all its maps share one colour scale.
         seconds_per_word: Duration of a word, including the transition to it; 0.05 to 60.
         frames_per_second: Frame rate, 1 to 50.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.data.images import open_image
+from captioner.data.images import Photo, open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.visualization.drawing import Drawing, check_size, check_suffix
@@ -81,7 +81,7 @@ class Figure:
 
 
 def overlay(
-    photo: Image.Image | str | Path,
+    photo: Photo,
     captions: Caption | Sequence[Caption],
     *,
     labels: Sequence[str] = (),
@@ -99,7 +99,7 @@ def overlay(
     """Draw where the model looked for each word of one or several captions.
 
     Args:
-        photo: The captioned photo, or its path.
+        photo: The captioned photo: a path, bytes, PIL image, array or binary file.
         captions: One caption, or several to compare side by side on one colour scale.
         labels: A name for each caption, such as its model's.
         only: Draw only these words: a word ("dog"), consecutive words ("brown dog"), a position

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from captioner.caption import Caption
-from captioner.data.images import open_image
+from captioner.data.images import Photo, open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.visualization.document import (
@@ -40,7 +39,7 @@ PAGES = (".html", ".htm")
 class Entry:
     """A photo of a page with its captions."""
 
-    photo: Image.Image | str | Path
+    photo: Photo
     captions: Sequence[Caption]
     """Shown below each other on one colour scale."""
     title: str = ""
@@ -74,7 +73,7 @@ class Page:
 
 
 def page(
-    photo: Image.Image | str | Path,
+    photo: Photo,
     captions: Caption | Sequence[Caption],
     *,
     title: str = "",
@@ -87,7 +86,7 @@ def page(
     """Make a page of one photo.
 
     Args:
-        photo: The captioned photo, or its path.
+        photo: The captioned photo: a path, bytes, PIL image, array or binary file.
         captions: One or several captions; their ``alternatives`` are shown if they have any.
         title: Title of the page.
         labels: A name for each caption.

@@ -20,7 +20,8 @@ from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
-from captioner.visualization import Entry, PhotoCaption, attention_image, gallery, page
+from captioner.visualization import Entry, attention_image, gallery, page
+from captioner.visualization.notebook import shown_photo, with_photo
 
 pytestmark = pytest.mark.slow
 
@@ -468,7 +469,7 @@ def test_a_fragment_opens_its_photo(visit, photos, tmp_path) -> None:
 
 
 def test_a_caption_is_shown_in_a_notebook(visit, tmp_path) -> None:
-    caption = PhotoCaption.of([make()], photo())[0]
+    caption = with_photo([make()], shown_photo(photo()))[0]
     notebook = tmp_path / "notebook.html"
     notebook.write_text(f"<!doctype html><title>n</title>{caption._repr_html_()}", "utf-8")
     tab = visit(notebook.as_uri())

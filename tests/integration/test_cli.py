@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 import captioner
-from captioner.cli.main import EXTRAS, FAILED, OK, USAGE, main
+from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_dataset
 from captioner.errors import DataError
+from captioner.extras import EXTRAS
 from captioner.tokenizer import tokenize
 
 ASSETS = Path(__file__).parents[2] / "assets" / "examples"

@@ -7,19 +7,24 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+import captioner
+from captioner import api
+from captioner.caption import Caption
 from captioner.cli import attend, caption, evaluate, prepare, serve, train
 from captioner.config import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.java import JAVA_METRICS
-from captioner.models import attention
 from captioner.models.attention import SCORERS
 from captioner.models.decoder import build_decoder
+from captioner.models.encoder import ENCODERS
 from captioner.models.losses import caption_losses
 from captioner.vocabulary import END, START
 
@@ -115,11 +120,9 @@ def test_figures_about_text_match_the_study() -> None:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("changes", [{}, {"order": "luong"}, {"selection": "hard"}])
 def test_example_scorer_works(changes, precision, monkeypatch) -> None:
-    """Add the class to the module and the line to ``SCORERS``."""
-    scorer, line = re.findall(r"```python\n(.*?)```", ATTENTION, flags=re.DOTALL)
-    file = dict(vars(attention))
-    exec(compile(scorer, "docs/attention.md", "exec"), file)
-    monkeypatch.setattr(attention, "SCORERS", SCORERS | eval(f"{{{line}}}", file))
+    monkeypatch.setattr(SCORERS, "_registered", {})
+    [scorer] = re.findall(r"```python\n(.*?)```", ATTENTION, flags=re.DOTALL)
+    exec(compile(scorer, "docs/attention.md", "exec"), {"__name__": "my_scorers"})
     config = DecoderConfig(
         embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0, attention="cosine", **changes
     )
@@ -137,3 +140,44 @@ def test_example_scorer_works(changes, precision, monkeypatch) -> None:
     assert all(p.grad is not None and p.grad.any() for p in decoder.attention.parameters())
     assert found[0][0].alphas.dtype == torch.float32
     torch.testing.assert_close(found[0][0].alphas.sum(-1), torch.ones(len(found[0][0].tokens)))
+
+
+# --- the page about Python -----------------------------------------------------------------------
+
+PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd) -> None:
+    """All examples in their order, with a small model of random weights and four photos."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api, "SHIPPED_MODEL", tiny.model)
+    monkeypatch.setattr(ENCODERS, "_registered", {})
+    photo = ROOT / "assets" / "examples" / "chelsea.jpg"
+    (tmp_path / "holiday").mkdir()
+    for name in ("photo.jpg", "holiday/1.jpg", "holiday/2.jpg"):
+        shutil.copy(photo, tmp_path / name)
+    (tmp_path / "holiday" / "notes.txt").write_text("no photo")
+    (tmp_path / "photos").symlink_to(tiny.photos)
+    (tmp_path / "captions.json").symlink_to(tiny.captions)
+    settings = training_settings | {"training": {"sample_images": 0, "epochs": 1}}
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(settings))
+    names: dict[str, object] = {"__name__": "__main__"}
+
+    for number, example in enumerate(re.findall(r"```python\n(.*?)```", PYTHON, flags=re.DOTALL)):
+        exec(compile(example, f"docs/python.md, example {number + 1}", "exec"), names)
+
+    out = capfd.readouterr().out
+    assert "notes.txt: not a supported image" in out
+    assert re.search(r"^CIDEr \d+\.\d in epoch [12]: runs/mine/best$", out, flags=re.MULTILINE)
+    for file in ("attention.png", "attention.gif", "attention.html", "runs/patches/best"):
+        assert (tmp_path / file).exists(), file
+
+
+def test_python_page_names_what_tab_completion_shows() -> None:
+    names = {name for name in api.PUBLIC if name not in ("device", "precision")}
+    names |= {f"captioner.{name}" for name in ("load", "train", "evaluate", "register_encoder")}
+    names |= {field.name for field in dataclasses.fields(Caption)} - {"crop_box"}
+    for name in names:
+        assert re.search(rf"\b{re.escape(name)}\b", PYTHON), name
+    assert set(api.PUBLIC) <= set(dir(captioner.Captioner)) | {"device", "precision", "stored"}

@@ -21,7 +21,7 @@ from captioner.caption import END_NAME, Caption, CropBox
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
-from captioner.errors import ConfigError, ImageError, ModelError
+from captioner.errors import ConfigError, ImageError, ModelError, NotAnImageError
 from captioner.hardware import autocast
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
@@ -282,12 +282,93 @@ def test_several_captions_come_best_first(captioner: Captioner, photos: list[Pat
     assert_same(found[0], captioner.caption(photos[0]))
 
 
-def test_paths_texts_files_bytes_and_pictures_are_photos(captioner: Captioner, photos: list[Path]):
+def test_paths_bytes_files_images_and_arrays_are_photos(captioner: Captioner, photos: list[Path]):
     expected = captioner.caption(photos[0])
+    content = photos[0].read_bytes()
     with photos[0].open("rb") as file, Image.open(photos[0]) as picture:
-        sources: list[Photo] = [str(photos[0]), file, io.BytesIO(photos[0].read_bytes()), picture]
+        pixels = np.asarray(picture.convert("RGB"))
+        sources: list[Photo] = [
+            str(photos[0]), file, io.BytesIO(content), content, picture, pixels, pixels / 255
+        ]  # fmt: skip
         for source in sources:
             assert_same(captioner.caption(source), expected)
+    explained = captioner.explain(photos[0], "a dog")
+    for source in (content, pixels):
+        assert_same(captioner.explain(source, "a dog"), explained)
+
+
+# --- A list of photos ---
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_returns_a_list(captioner: Captioner, photos: list[Path], kind: Any):
+    pixels = np.asarray(Image.open(photos[1]).convert("RGB"))
+    given = kind([photos[0], pixels, str(photos[2]), photos[3].read_bytes()])
+
+    found = captioner.caption(given, batch_size=3)
+    several = captioner.captions(given, num_captions=2, alternatives=1)
+
+    for photo, caption, two in zip(photos[:4], found, several, strict=True):
+        alone = captioner.captions(photo, num_captions=2)
+        assert_same(caption, alone[0])
+        for one, other in zip(two, alone, strict=True):
+            assert_same(one, other)
+        assert caption._repr_html_().startswith("<iframe")
+        assert len(two[0].alternatives) == len(two[0].words)
+    assert found[0].photo == photos[0].absolute()
+    assert captioner.caption([]) == captioner.captions([]) == []
+
+
+def test_an_unreadable_photo_in_a_list_is_named(
+    captioner: Captioner, photos: list[Path], tmp_path: Path
+):
+    (tmp_path / "bad.jpg").write_text("no photo")
+    for bad, name in ((tmp_path / "bad.jpg", "bad.jpg"), (b"no photo", "the given bytes")):
+        with pytest.raises(NotAnImageError, match=rf"^photos\[1\]: .*{name}: not a") as caught:
+            captioner.caption([photos[0], bad, photos[1]])
+        assert "stream" in str(caught.value)
+        found = list(captioner.stream([photos[0], bad, photos[1]]))
+        assert [bool(result.error) for result in found] == [False, True, False]
+    with pytest.raises(ImageError, match=r"give one photo"):
+        captioner.explain(photos, "a dog")  # type: ignore[arg-type]
+    with pytest.raises(ImageError, match=r"list\(photos\)"):
+        captioner.caption(path for path in photos)  # type: ignore[call-overload]
+
+
+def test_several_captions_are_not_silently_one(captioner: Captioner, photos: list[Path]):
+    message = r"^num_captions is 3, but caption\(\) returns one per photo; use captions\(\)$"
+    for given in (photos[0], photos):
+        with pytest.raises(ConfigError, match=message):
+            captioner.caption(given, num_captions=3)
+    assert_same(captioner.caption(photos[0], num_captions=1), captioner.caption(photos[0]))
+
+
+# --- What a user sees in a shell ---
+
+
+def test_repr_shows_what_a_model_is(tmp_path: Path):
+    one, other = stored(), stored(seed=81)
+    one.vocabulary = Vocabulary(WORDS[:-1], ("short", "long"))
+    assert repr(build()) == (
+        "<Captioner encoder timm/test_resnet, grid (2, 2), words 8, styles [], device cpu, "
+        "precision fp32>"
+    )
+    assert repr(together(other, stored())).startswith("<Captioner models 2, encoder timm/test")
+    assert "styles ['short', 'long']" in repr(together(one))
+
+
+def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Path]):
+    caption = captioner.caption(photos[0])
+
+    assert dir(captioner) == [
+        "caption", "captions", "device", "explain", "info", "known_words", "options", "precision",
+        "save", "stored", "stream",
+    ]  # fmt: skip
+    assert dir(caption) == [
+        "alphas", "alternatives", "as_dict", "crop_box", "gates", "log_prob", "log_probs", "photo",
+        "text", "words",
+    ]  # fmt: skip
+    assert all(hasattr(captioner, name) for name in dir(captioner))
 
 
 @pytest.mark.parametrize("kind", ["turned", "transparent", "16 bit", "palette"])
@@ -410,8 +491,7 @@ def test_an_error_of_the_photos_source_comes_through(captioner: Captioner, photo
 
 
 def test_a_stream_searches_as_told(captioner: Captioner, photos: list[Path]):
-    options = SearchOptions(beam_size=2, num_captions=2, max_length=1)
-    results = list(captioner.stream(photos, options))
+    results = list(captioner.stream(photos, beam_size=2, num_captions=2, max_length=1))
     assert all(len(result.captions) == 2 for result in results)
     assert all(len(c.words) <= 1 for result in results for c in result.captions)
 
@@ -488,6 +568,29 @@ def test_one_path_is_a_stream_of_one_photo(captioner: Captioner, photos: list[Pa
         assert_same(result.captions[0], captioner.caption(photo))
 
 
+def test_a_single_photo_of_any_kind_is_a_stream(captioner: Captioner, photos: list[Path]):
+    content = photos[0].read_bytes()
+    for photo in (content, io.BytesIO(content), np.asarray(Image.open(photos[0]).convert("RGB"))):
+        (result,) = captioner.stream(photo)
+        assert_same(result.captions[0], captioner.caption(photos[0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"beams": 3}, "Unknown search option 'beams'"),
+        ({"beam_size": 0}, "beam_size is 0"),
+        ({"forced_words": "zeppelin"}, "zeppelin"),
+        ({"batch_size": 0}, "batch_size is 0; give an integer >= 1"),
+        ({"batch_size": 2.5}, "batch_size is 2.5; give an integer >= 1"),
+        ({"style": "poem"}, "poem"),
+    ],
+)
+def test_a_stream_checks_its_options_at_once(captioner: Captioner, given: Any, expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        captioner.stream(["never read"], **given)
+
+
 def test_no_photos_no_captions(captioner: Captioner):
     assert captioner.caption_batch([], captioner.options()) == []
     assert list(captioner.stream([])) == []
@@ -562,13 +665,14 @@ def test_photos_are_captioned_alone_as_among_others(
     captioner: Captioner, photos: list[Path], way: dict[str, Any]
 ):
     options = captioner.options(**way)
-    results = list(captioner.stream(photos, options, batch_size=4))
+    results = list(captioner.stream(photos, batch_size=4, **way))
     for photo, result in zip(photos, results, strict=True):
         alone = captioner.captions(photo, **way)
         assert 0 < len(alone) <= options.num_captions
         for one, two in zip(alone, result.captions, strict=True):
             assert_same(one, two)
-        assert_same(captioner.caption(photo, **way), alone[0])
+        best = captioner.captions(photo, **way | {"num_captions": options.num_captions})[0]
+        assert_same(best, alone[0])
         assert all(len(caption.words) <= 6 for caption in alone)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -347,10 +348,11 @@ def test_unsupported_files(tmp_path: Path, content: bytes, expected: str):
 @pytest.mark.parametrize(
     ("given", "way"),
     [
-        (np.zeros((4, 4, 3), np.uint8), "fromarray"),
-        (None, "fromarray"),
-        (b"bytes", "BytesIO"),
-        (["a.jpg"], "stream"),
+        (None, "convert"),
+        (5, "convert"),
+        (["a.jpg"], "give one photo"),
+        ((p for p in ["a.jpg"]), "list.photos.*stream"),
+        (torch.zeros(3, 4, 4), "permute"),
     ],
 )
 def test_unsupported_types_name_an_alternative(given: Any, way: str):
@@ -473,3 +475,72 @@ def test_a_pipe(tmp_path: Path):
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         assert open_image(pipe, name="-").size == (8, 8)
+
+
+# --- Arrays, bytes, files ---
+
+RGB = np.random.default_rng(0).integers(256, size=(5, 7, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (RGB, RGB),
+        (RGB.astype(np.float32) / 255, RGB),
+        (RGB.astype(np.float64) / 255, RGB),
+        (RGB[::-1, ::-2], RGB[::-1, ::-2]),
+        (RGB[..., 0], np.repeat(RGB[..., :1], 3, axis=2)),
+        (RGB[..., :1], np.repeat(RGB[..., :1], 3, axis=2)),
+        (np.dstack([RGB, np.full((5, 7), 255, np.uint8)]), RGB),
+        (np.dstack([RGB, np.zeros((5, 7), np.uint8)]), np.full((5, 7, 3), 255)),
+        (np.zeros((4, 4, 3)), np.zeros((4, 4, 3))),
+    ],
+    ids=["RGB", "float32", "float64", "strided", "(H, W)", "grey", "opaque", "clear", "black"],
+)
+def test_an_array_is_a_photo(array: Any, expected: Any):
+    np.testing.assert_array_equal(np.asarray(open_image(array)), expected)
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (RGB.astype(float), r"floats from 0 to 255; give floats from 0 to 1"),
+        (RGB / 127.5 - 1, r"floats from -1 to 1; give"),
+        (np.full((4, 4), np.nan), r"floats with NaN or infinity; give"),
+        (RGB.astype(np.int64), r"array of int64; give uint8"),
+        (RGB.astype(np.uint16), r"array of uint16; give uint8"),
+        (RGB > 100, r"array of bool; give uint8"),
+        (RGB.transpose(2, 0, 1), r"shape \(3, 5, 7\); give the channels last: array.transpose"),
+        (RGB[None], r"shape \(1, 5, 7, 3\); give one photo, or a list of them"),
+        (RGB[..., :2], r"shape \(5, 7, 2\); give \(H, W, 3\)"),
+        (RGB[:0], r"shape \(0, 7, 3\) has no pixels"),
+        (np.array(["a.jpg"]), r"shape \(1,\); give \(H, W, 3\)"),
+    ],
+)
+def test_an_array_of_another_kind_is_refused(array: Any, expected: str):
+    with pytest.raises(NotAnImageError, match=f"^an array of .*{expected}"):
+        open_image(array)
+    with pytest.raises(NotAnImageError, match=f"^frame 3: an array of .*{expected}"):
+        open_image(array, name="frame 3")
+
+
+def test_bytes_are_a_file(tmp_path: Path):
+    photo().save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    for given in (content, bytearray(content), memoryview(content)):
+        np.testing.assert_array_equal(np.asarray(open_image(given)), np.asarray(photo()))
+    with pytest.raises(ImageError, match=r"^the given bytes: not a supported image"):
+        open_image(b"text")
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path: Path):
+    photo().save(tmp_path / "a.png")
+    with (
+        (tmp_path / "a.png").open(encoding="latin-1") as text,
+        pytest.raises(NotAnImageError, match=r"a\.png: opened as text; open it with mode 'rb'"),
+    ):
+        open_image(text)  # type: ignore[arg-type]
+    with (tmp_path / "a.png").open("rb") as file:
+        open_image(file)
+    with pytest.raises(ImageError, match=r"a\.png: the file is closed; open it again"):
+        open_image(file)

@@ -33,6 +33,7 @@ from captioner.models.attention import (
     Sizes,
     build_attention,
     masked_mean,
+    register_scorer,
 )
 from captioner.models.decoder import build_decoder
 from captioner.models.losses import caption_losses
@@ -633,10 +634,11 @@ class DistanceScorer(Scorer):
 
 @pytest.mark.parametrize("selection", ["soft", "hard"])
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_a_new_scorer_is_a_subclass_and_one_line(
+def test_a_registered_scorer_is_trained_and_searched(
     monkeypatch: pytest.MonkeyPatch, order: str, selection: str
 ) -> None:
-    monkeypatch.setitem(SCORERS, "distance", DistanceScorer)
+    monkeypatch.setattr(SCORERS, "_registered", {})
+    register_scorer("distance", DistanceScorer)
     words = {"attention": "distance", "order": order, "selection": selection}
     config = config_of(words, embed_dim=3, hidden_dim=N)
     config.dropout = 0.0

@@ -18,9 +18,10 @@ from PIL import Image
 
 from captioner.caption import Alternative, Caption
 from captioner.errors import ConfigError
-from captioner.visualization import Entry, PhotoCaption, animate, gallery, overlay, page
+from captioner.visualization import Entry, animate, gallery, overlay, page
 from captioner.visualization.document import document, embedded, policy
 from captioner.visualization.heatmap import HEATMAP_STYLE, palette
+from captioner.visualization.notebook import shown_photo, with_photo
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
@@ -243,7 +244,7 @@ def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.M
     plain = make()
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "save", None)
-        caption = PhotoCaption.of([plain], photo((1600, 400)))[0]
+        caption = with_photo([plain], shown_photo(photo((1600, 400))))[0]
 
     assert caption.as_dict(attention=True) == plain.as_dict(attention=True)
     assert isinstance(caption.photo, Image.Image)
@@ -258,7 +259,7 @@ def test_a_photo_caption_keeps_the_path_of_its_photo(
 ) -> None:
     photo((1600, 400)).save(tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
-    caption = PhotoCaption.of([make()], photo((1600, 400)), "photo.png")[0]
+    caption = with_photo([make()], shown_photo(photo((1600, 400)), "photo.png"))[0]
     monkeypatch.chdir("/")
 
     assert caption.photo == tmp_path / "photo.png"

@@ -1,0 +1,162 @@
+"""Scorers and encoders by name: built in, registered by the user, or from installed packages.
+
+A package registers its implementations by entry points, which are read when a name is not built in:
+
+    [project.entry-points."captioner.scorers"]
+    cosine = "my_package:CosineScorer"
+
+A model folder records which package an implementation comes from, so that loading the model without
+it can name what is missing. Nothing is imported because a model folder names it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from captioner.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Implementations by name; a mapping that imports what it returns."""
+
+    def __init__(self, kind: str, builtin: Mapping[str, T] | None = None) -> None:
+        """Create a registry.
+
+        Args:
+            kind: ``scorer`` or ``encoder``: its name in messages; the group of entry points is
+                ``captioner.scorers`` or ``captioner.encoders``.
+            builtin: The package's own implementations, which cannot be replaced.
+        """
+        self.kind = kind
+        self.group = f"captioner.{kind}s"
+        self._builtin: Mapping[str, T] = builtin or {}
+        self._registered: dict[str, T] = {}
+
+    def register(self, name: str, implementation: T) -> None:
+        """Add an implementation under a name.
+
+        A name may be registered again by the same definition, as when a notebook cell is run twice.
+
+        Raises:
+            ConfigError: The name is taken, or is not a name.
+        """
+        if not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
+            raise ConfigError(
+                f"{self.kind} name {name!r} is invalid; give letters, digits, '_', '-' and '.'"
+            )
+        if name in self._builtin:
+            raise ConfigError(f"{self.kind} {name!r} is built in; choose another name")
+        held = self._registered.get(name)
+        if held is not None and _definition(held) != _definition(implementation):
+            raise ConfigError(
+                f"{self.kind} {name!r} is already registered ({'.'.join(_definition(held))}); "
+                "choose another name"
+            )
+        self._registered[name] = implementation
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builtin or name in self._registered or bool(self._points(name))
+
+    def __iter__(self) -> Iterator[str]:
+        installed = (point.name for point in importlib.metadata.entry_points(group=self.group))
+        return iter(dict.fromkeys([*self._builtin, *self._registered, *installed]))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> T:
+        """The implementation of a name; imports its package.
+
+        Raises:
+            KeyError: There is none.
+            ConfigError: Its package cannot be imported, or several packages provide the name.
+        """
+        for known in (self._builtin, self._registered):
+            if name in known:
+                return known[name]
+        points = self._points(name)
+        if not points:
+            raise KeyError(name)
+        packages = sorted({_package_of(point) for point in points})
+        if len(packages) > 1:
+            raise ConfigError(
+                f"{self.kind} {name!r} is provided by several packages: {', '.join(packages)}; "
+                "uninstall all but one"
+            )
+        try:
+            implementation: T = points[0].load()
+        except Exception as error:  # the package's own code runs here
+            reason = (str(error).splitlines() or [""])[0]
+            raise ConfigError(
+                f"{self.kind} {name!r} of {packages[0]} cannot be imported "
+                f"({type(error).__name__}: {reason}); pip install --upgrade {packages[0]}"
+            ) from error
+        return implementation
+
+    def provider(self, name: str) -> dict[str, str] | None:
+        """Where an implementation comes from, for a model folder.
+
+        Returns:
+            ``kind``, ``name``, ``module``, and of an installed package ``package`` and ``version``;
+            None if it is built in.
+        """
+        if name in self._builtin or name not in self:
+            return None
+        if name in self._registered:
+            module = _definition(self._registered[name])[0]
+            packages = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
+            package = packages[0] if packages else None
+        else:
+            point = self._points(name)[0]
+            module, package = point.module, _package_of(point)
+        found = {"kind": self.kind, "name": name, "module": module}
+        if package is None:
+            return found
+        return {**found, "package": package, "version": importlib.metadata.version(package)}
+
+    def _points(self, name: object) -> list[importlib.metadata.EntryPoint]:
+        points = importlib.metadata.entry_points(group=self.group)
+        return [point for point in points if point.name == name]
+
+
+def _package_of(point: importlib.metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
+
+
+def _definition(implementation: Any) -> tuple[str, str]:
+    """Module and qualified name of a class or function."""
+    owner = implementation if hasattr(implementation, "__qualname__") else type(implementation)
+    return str(owner.__module__), str(owner.__qualname__)
+
+
+def what_is_missing(record: Mapping[str, Any]) -> str:
+    """What to do if the implementation of a ``provider`` record is not available.
+
+    The record comes from a model folder: only names from it are repeated.
+    """
+    kind, name, module, package = (
+        _name(record.get(key)) for key in ("kind", "name", "module", "package")
+    )
+    if package and not _is_installed(package):
+        return f"the {kind} {name} of the package {package}; run: pip install {package}"
+    if not module or module == "__main__":
+        return f"the {kind} {name} of a script; call captioner.register_{kind}({name!r}, ...) first"
+    return f"the {kind} {name}, which {module} registers; import {module} first"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _name(text: object) -> str:
+    """A name of a package, module or implementation, or nothing."""
+    return text if isinstance(text, str) and re.fullmatch(r"\w[\w.-]{0,99}", text, re.ASCII) else ""

@@ -1,0 +1,112 @@
+"""A scorer and an encoder of another package: installed, used by the commands, and missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from captioner import load
+from captioner.cli.main import FAILED, main
+from captioner.errors import ModelError
+
+PACKAGE = '''
+import torch
+from torch import nn
+
+from captioner.models.attention import Scorer, dot_products, widen
+
+
+class Halves(Scorer):
+    """Dot products with a projection of the query."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.query = nn.Linear(sizes.query, sizes.features, bias=False)
+
+    def forward(self, query, keys):
+        return dot_products(widen(self.query(query)), keys) / 2
+
+
+class Patches(nn.Module):
+    def __init__(self, pretrained):
+        super().__init__()
+        self.project = nn.Conv2d(3, 12, 16, stride=16)
+
+    def forward(self, images):
+        return self.project(images)
+'''
+
+COMMANDS = """
+import sys
+from captioner.cli.main import main
+
+names = ["--decoder.attention", "halves", "--encoder.name", "acme_patches"]
+assert main(["train", "train.yaml", *names]) == 0
+assert main(["caption", sys.argv[1], "--model", "run/best"]) == 0
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with a package and its metadata, as pip installs them."""
+    folder = tmp_path / "site"
+    info = folder / "acme_captioner-1.2.dist-info"
+    info.mkdir(parents=True)
+    (folder / "acme_layers.py").write_text(PACKAGE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-captioner\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[captioner.scorers]\nhalves = acme_layers:Halves\n"
+        "[captioner.encoders]\nacme_patches = acme_layers:Patches\n"
+    )
+    return folder
+
+
+@pytest.mark.slow
+def test_a_package_adds_a_scorer_and_an_encoder(
+    package, tiny, training_settings, tmp_path, monkeypatch, *, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = training_settings | {
+        "run_folder": "run",
+        "training": {"epochs": 1, "sample_images": 0, "trackers": []},
+    }
+    Path("train.yaml").write_text(yaml.safe_dump(settings))
+    photo = str(tiny.photos / "1.png")
+    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, photo],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"{photo}: " in done.stdout
+    config = json.loads(Path("run/best/config.json").read_text())
+    record = {"module": "acme_layers", "package": "acme-captioner", "version": "1.2"}
+    assert config["requires"] == [
+        {"kind": "encoder", "name": "acme_patches", **record},
+        {"kind": "scorer", "name": "halves", **record},
+    ]
+
+    # Here the package is not installed.
+    message = "needs the encoder acme_patches of the package acme-captioner; run: pip install acme-"
+    with pytest.raises(ModelError, match=message) as caught:
+        load("run/best")
+    assert "\n" not in str(caught.value)
+    assert main(["caption", photo, "--model", "run/best"]) == FAILED
+    assert message in capsys.readouterr().err
+
+    # Here it is, but broken.
+    monkeypatch.syspath_prepend(package)
+    (package / "acme_layers.py").write_text("import no_such_module")
+    with pytest.raises(ModelError, match=r"^cannot load .*best: encoder 'acme_patches' of acme-"):
+        load("run/best")
