@@ -15,6 +15,7 @@ from PIL import Image
 
 from captioner.cli.main import EXTRAS, FAILED, OK, USAGE, main
 from captioner.data.coco import read_dataset
+from captioner.data.formats import HEIC
 from captioner.errors import DataError
 from captioner.tokenizer import tokenize
 
@@ -134,7 +135,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["caption", "EMPTY"], ["EMPTY", ".jpg"]),
+        (["caption", "EMPTY"], ["EMPTY", "JPEG", "HEIC" if HEIC.decodable else "TIFF"]),
         (["caption", str(CHELSEA), "--model", "nowhere"], ["nowhere", "config.json"]),
         (["caption", str(CHELSEA), "--beam-size", "0"], ["--beam-size is 0", "1"]),
         (
