@@ -123,36 +123,62 @@ def _draw(
     options: Any,
 ) -> int:
     """Draw a file per photo, or all on one page; return the number of failures."""
-    failures, gathered = 0, []
+    failures, saved, gathered = 0, 0, []
     draw = _drawer(outputs[0].suffix.lower(), options)
     several = len(outputs) > 1
+    one_for_all = several and outputs[0] == outputs[-1]
     hide = None if several else True  # None: hidden unless stderr is a terminal
     bar = tqdm(captioned, total=len(outputs), unit="photo", disable=hide, dynamic_ncols=True)
-    for path, one in zip(outputs, bar, strict=True):
-        if isinstance(one, ImageError):
-            failures += 1
-            warn(str(one))
-            continue
-        saved = False
-        if several and outputs[0] == outputs[-1]:
-            # A page of many photos reads them again, rather than hold them all in memory.
-            again = one.photo if one.name == STDIN else one.name
-            gathered.append(one._replace(photo=again))
-        else:
-            try:
-                draw(one, _outlines(one, instances)).save(path)
-                saved = True
-            except ConfigError as error:  # e.g. --only with a word that this caption lacks
-                if not several:
-                    raise
+    try:
+        for path, one in zip(outputs, bar, strict=True):
+            if isinstance(one, ImageError):
                 failures += 1
-                warn(f"{one.name}: {error}")
-        _print_captions(one, options)
-        if saved and options.output is None:
-            print(f"  saved as {path}", flush=True)
+                warn(str(one))
+                continue
+            drawn = False
+            if one_for_all:
+                # A page of many photos reads them again, rather than hold them all in memory.
+                again = one.photo if one.name == STDIN else one.name
+                gathered.append(one._replace(photo=again))
+            elif several:
+                drawn = _try_save(draw, one, instances, path)
+                failures += not drawn
+            else:
+                draw(one, _outlines(one, instances)).save(path)
+                drawn = True
+            saved += drawn
+            _print_captions(one, options)
+            if drawn and options.output is None:
+                print(f"  saved as {path}", flush=True)
+    except KeyboardInterrupt:
+        bar.close()
+        if saved:
+            _print_how_to_continue(saved, len(outputs), options)
+        raise
     if gathered:
         _gallery(gathered, options).save(outputs[0])
     return failures
+
+
+def _try_save(
+    draw: Callable[[_Captioned, Any], _Savable],
+    one: _Captioned,
+    instances: Instances | None,
+    path: Path,
+) -> bool:
+    """Draw one of several photos; whether it was possible."""
+    try:
+        draw(one, _outlines(one, instances)).save(path)
+    except ConfigError as error:  # e.g. --only with a word that this caption lacks
+        warn(f"{one.name}: {error}")
+        return False
+    return True
+
+
+def _print_how_to_continue(saved: int, count: int, options: Any) -> None:
+    # With --force, older outputs exist for the other photos too.
+    hint = "" if options.force else "; to continue, run the same command with --skip-existing"
+    warn(f"{saved} of {count} photos are finished{hint}")
 
 
 # --- captions ------------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ class Photos:
         for (kind, extension), count in self.skipped.photos.items():
             by_format.setdefault(kind, Counter())[extension] += count
         for kind, extensions in by_format.items():
-            count = _count(extensions.total(), "photo")
-            warn(f"skipped {count} ({_by_extension(extensions)}): {kind.problem}")
+            photos = _count(extensions.total(), "photo")
+            warn(f"skipped {photos} ({_by_extension(extensions)}): {kind.problem}")
         if rest := list(self._others()):
             warn(f"skipped {'; '.join(rest)}")
 

@@ -231,7 +231,7 @@ def _is_raw(image: Image.Image, head: bytes, called: str) -> bool:
     DNG has a version tag (50706). The others are recognized by their name, or by a first image
     that is a reduced one (254) of the images in sub-directories (330).
     """
-    if RAW.signature.match(head) or called.lower().endswith(RAW.extensions):
+    if format_by_content(head) is RAW or called.lower().endswith(RAW.extensions):
         return True
     tags = getattr(image, "tag_v2", {})
     reduced = isinstance(tags.get(254), int) and tags[254] & 1 and 330 in tags
