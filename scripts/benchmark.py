@@ -37,7 +37,7 @@ def main() -> None:
     from captioner.hardware import keep_freed_memory
 
     keep_freed_memory()  # as the command line does
-    photos = list(find_images([options.folder]))[: options.only_memory or options.photos]
+    photos = find_images([options.folder])[: options.only_memory or options.photos]
     if options.only_memory:
         for _ in load(*folders(options)).stream(photos):
             pass

@@ -63,7 +63,7 @@ def main() -> None:
             report(decoder, features, 20, options)
             return
         model = load(*([options.model] if options.model else []), device="cpu")
-        photos = list(find_images([options.folder]))[:needed]
+        photos = find_images([options.folder])[:needed]
         if len(photos) < needed:
             parser.error(f"{options.folder} has {len(photos)} photos; {needed} are needed")
         features = encode(model, photos)

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
-    photos = list(find_images([options.folder]))[: options.photos]
+    photos = find_images([options.folder])[: options.photos]
     if len(photos) < 2 * options.batch_size:
         parser.error(f"{len(photos)} photos; give {2 * options.batch_size} or more")
     alone: list[float] = []

@@ -13,7 +13,8 @@ from tqdm import tqdm
 from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, parser, targets
 from captioner.cli.main import FAILED, OK, flag
-from captioner.cli.options import find_photos, missing, refuse_overwrite, search_changes, warn
+from captioner.cli.options import refuse_overwrite, search_changes, warn
+from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
 from captioner.visualization.figure import FIGURES, overlay
@@ -59,35 +60,60 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
         )
-    photos, failures = find_photos(options.photos)
-    if not photos:
-        return FAILED
-    outputs = _outputs(photos, options)
-    instances = _instances(options.instances)
-    found = [pair for pair in zip(photos, outputs, strict=True) if not missing(pair[0])]
-    failures += len(photos) - len(found)
-    if not found:
-        return FAILED
-    models = _models(options)
-    check_count(models[0], outputs[0].suffix.lower(), options, search)
-    captioned = _captioned(models, [photo for photo, _ in found], options, search)
-    failures += _draw(captioned, [path for _, path in found], instances, options)
+    photos = find_photos(options)
+    failures = photos.failures
+    jobs = _jobs(photos, options) if photos.paths else []
+    failures += sum(missing(photo) for photo, _ in jobs)
+    jobs = [(photo, path) for photo, path in jobs if photo == STDIN or photo.exists()]
+    if jobs:
+        failures += _attend(jobs, options, search)
+    photos.report_skipped()
     return FAILED if failures else OK
 
 
-def _outputs(photos: Sequence[Path], options: Any) -> list[Path]:
-    """Check the options; return the output file of each photo."""
-    outputs = targets(photos, Path(options.output), options.format)
+def _attend(jobs: Sequence[tuple[Path, Path]], options: Any, search: dict[str, Any]) -> int:
+    """Draw photos into their output files; return the number of failures."""
+    instances = _instances(options.instances)
+    models = _models(options)
+    check_count(models[0], jobs[0][1].suffix.lower(), options, search)
+    captioned = _captioned(models, [photo for photo, _ in jobs], options, search)
+    return _draw(captioned, [path for _, path in jobs], instances, options)
+
+
+def _jobs(photos: Photos, options: Any) -> list[tuple[Path, Path]]:
+    """Check the options; return each photo with its output file."""
+    paths = list(dict.fromkeys(photos.paths))
+    output = None if options.output is None else Path(options.output)
+    outputs = targets(paths, output, options.format, photos.subfolders)
     suffix = outputs[0].suffix.lower()  # the same for all
     check_kind(suffix, options)
     if options.alternatives is None:
         options.alternatives = 5 if suffix in PAGES else 0
-    given = {photo.resolve() for photo in photos}
+    given = {photo.resolve() for photo in paths}
     for path in dict.fromkeys(outputs):
         if path.resolve() in given:
             raise ConfigError(f"{path} is the photo itself; give another output name")
+    jobs = list(zip(paths, outputs, strict=True))
+    if options.skip_existing:
+        jobs = _without_existing(jobs, options)
+    for path in dict.fromkeys(path for _, path in jobs):
         refuse_overwrite(path, options.force)
-    return outputs
+    return jobs
+
+
+def _without_existing(jobs: Sequence[tuple[Path, Path]], options: Any) -> list[tuple[Path, Path]]:
+    """Leave out the photos whose output exists. Outputs are written atomically: it is complete."""
+    if options.force:
+        raise ConfigError("--skip-existing and --force contradict each other; give one of them")
+    if len(jobs) > 1 and jobs[0][1] == jobs[-1][1]:
+        raise ConfigError(
+            f"--skip-existing needs one file per photo, and {jobs[0][1]} is one for all; give -o a "
+            "folder"
+        )
+    new = [(photo, path) for photo, path in jobs if not path.is_file()]
+    if count := len(jobs) - len(new):
+        warn(f"{count} of {len(jobs)} photos: the output exists; skipped")
+    return new
 
 
 def _draw(
@@ -97,32 +123,62 @@ def _draw(
     options: Any,
 ) -> int:
     """Draw a file per photo, or all on one page; return the number of failures."""
-    failures, gathered = 0, []
+    failures, saved, gathered = 0, 0, []
     draw = _drawer(outputs[0].suffix.lower(), options)
     several = len(outputs) > 1
+    one_for_all = several and outputs[0] == outputs[-1]
     hide = None if several else True  # None: hidden unless stderr is a terminal
     bar = tqdm(captioned, total=len(outputs), unit="photo", disable=hide, dynamic_ncols=True)
-    for path, one in zip(outputs, bar, strict=True):
-        if isinstance(one, ImageError):
-            failures += 1
-            warn(str(one))
-            continue
-        if several and outputs[0] == outputs[-1]:
-            # A page of many photos reads them again, rather than hold them all in memory.
-            again = one.photo if str(one.name) == "-" else one.name
-            gathered.append(one._replace(photo=again))
-        else:
-            try:
-                draw(one, _outlines(one, instances)).save(path)
-            except ConfigError as error:  # e.g. --only with a word that this caption lacks
-                if not several:
-                    raise
+    try:
+        for path, one in zip(outputs, bar, strict=True):
+            if isinstance(one, ImageError):
                 failures += 1
-                warn(f"{one.name}: {error}")
-        _print_captions(one, options)
+                warn(str(one))
+                continue
+            drawn = False
+            if one_for_all:
+                # A page of many photos reads them again, rather than hold them all in memory.
+                again = one.photo if one.name == STDIN else one.name
+                gathered.append(one._replace(photo=again))
+            elif several:
+                drawn = _try_save(draw, one, instances, path)
+                failures += not drawn
+            else:
+                draw(one, _outlines(one, instances)).save(path)
+                drawn = True
+            saved += drawn
+            _print_captions(one, options)
+            if drawn and options.output is None:
+                print(f"  saved as {path}", flush=True)
+    except KeyboardInterrupt:
+        bar.close()
+        if saved:
+            _print_how_to_continue(saved, len(outputs), options)
+        raise
     if gathered:
         _gallery(gathered, options).save(outputs[0])
     return failures
+
+
+def _try_save(
+    draw: Callable[[_Captioned, Any], _Savable],
+    one: _Captioned,
+    instances: Instances | None,
+    path: Path,
+) -> bool:
+    """Draw one of several photos; whether it was possible."""
+    try:
+        draw(one, _outlines(one, instances)).save(path)
+    except ConfigError as error:  # e.g. --only with a word that this caption lacks
+        warn(f"{one.name}: {error}")
+        return False
+    return True
+
+
+def _print_how_to_continue(saved: int, count: int, options: Any) -> None:
+    # With --force, older outputs exist for the other photos too.
+    hint = "" if options.force else "; to continue, run the same command with --skip-existing"
+    warn(f"{saved} of {count} photos are finished{hint}")
 
 
 # --- captions ------------------------------------------------------------------------------------
@@ -160,7 +216,7 @@ def _open(photo: Path) -> Image | ImageError:
     from captioner.data.images import open_image
 
     try:
-        return open_image(sys.stdin.buffer if str(photo) == "-" else photo)
+        return open_image(sys.stdin.buffer if photo == STDIN else photo)
     except ImageError as error:
         return error
 
@@ -260,7 +316,7 @@ def _gallery(captioned: Sequence[_Captioned], options: Any) -> _Savable:
 
 def _titles(captioned: Sequence[_Captioned]) -> list[str]:
     """File names, with their folder only if two are the same: pages may be published."""
-    names = ["" if str(one.name) == "-" else one.name.name for one in captioned]
+    names = ["" if one.name == STDIN else one.name.name for one in captioned]
     twice = {name for name, count in Counter(names).items() if count > 1}
     return [
         f"{one.name.absolute().parent.name}/{name}" if name in twice else name

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import flag
 from captioner.cli.options import add_model_options, add_search_options
 from captioner.cli.parser import Parser, new_parser
+from captioner.cli.photos import PICTURE_MARK, STDIN, add_photo_options
 from captioner.errors import ConfigError
 from captioner.visualization.animation import ANIMATIONS
 from captioner.visualization.animation import check_ending as check_animation
@@ -36,19 +38,26 @@ def parser() -> Parser:
         "Show where the model looked for each word, as a figure (.png, .jpg, .svg, .pdf), an "
         "animation (.gif, .webp, .mp4) or an interactive page (.html). Prints the captions, and "
         "with --words their log-probabilities (nats).",
-        "PHOTO|FOLDER|-... -o OUT.png|OUT.gif|OUT.html|FOLDER [options]",
+        "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|FOLDER] [options]",
     )
-    new.add_argument("photos", nargs="+", help="files, folders, or - for standard input")
+    add_photo_options(new)
     new.add_argument(
         "-o",
         "--output",
-        required=True,
-        help="output file; for several photos a page (.html), or a folder for one file per photo",
+        help="output file; for several photos a page (.html), or a folder for one file per photo "
+        f"(default: NAME{PICTURE_MARK}.png beside each photo)",
     )
     new.add_argument(
-        "--format", help="format of the files in an output folder: png (default), svg, gif, ..."
+        "--format",
+        help="format of one file per photo, without -o or in a folder: png (default), svg, gif, "
+        "html, ...",
     )
     new.add_argument("--force", action="store_true", help="overwrite existing files")
+    new.add_argument(
+        "--skip-existing",
+        action="store_true",
+        help="leave out photos whose output exists; continues an interrupted run",
+    )
     captions = new.add_argument_group("captions")
     captions.add_argument(
         "--words",
@@ -120,9 +129,21 @@ def _add_drawing_options(new: Parser) -> None:
     )
 
 
-def targets(photos: Sequence[Path], output: Path, ending: str | None) -> list[Path]:
-    """Return the output file of each photo; the same one for all if it is a page."""
-    if output.suffix and not output.is_dir():
+def targets(
+    photos: Sequence[Path],
+    output: Path | None,
+    ending: str | None,
+    subfolders: Mapping[Path, Path] | None = None,
+) -> list[Path]:
+    """Return the output file of each photo; the same one for all if it is a page.
+
+    Args:
+        photos: Photos without duplicates.
+        output: File or folder; None: beside each photo.
+        ending: Format in a folder; None: png.
+        subfolders: Where photos go in the output folder; default: into the folder itself.
+    """
+    if output is not None and output.suffix and not output.is_dir():
         _check_ending(output.suffix.lower())
         if ending is not None:
             raise ConfigError(
@@ -136,13 +157,21 @@ def targets(photos: Sequence[Path], output: Path, ending: str | None) -> list[Pa
         return [output] * len(photos)
     suffix = f".{(ending or 'png').lower().lstrip('.')}"
     _check_ending(suffix)
-    stems = ["stdin" if str(photo) == "-" else _shortened(photo.stem) for photo in photos]
+    if output is None:
+        folders = [Path() if photo == STDIN else photo.parent for photo in photos]
+    else:
+        below = subfolders or {}
+        folders = [output / below.get(photo, Path()) for photo in photos]
+    stems = ["stdin" if photo == STDIN else photo.stem for photo in photos]
+    count = Counter(zip(folders, stems, strict=True))
     names: dict[Path, None] = {}  # an ordered set
-    for stem in stems:
-        name, number = f"{stem}_attention{suffix}", 2
-        while output / name in names:  # same file name in two folders
-            name, number = f"{stem}_{number}_attention{suffix}", number + 1
-        names[output / name] = None
+    for photo, folder, stem in zip(photos, folders, stems, strict=True):
+        # a.jpg and a.png: both keep their extension, whichever came first.
+        own = _shortened(stem if count[folder, stem] == 1 else photo.name)
+        name, number = f"{own}{PICTURE_MARK}{suffix}", 2
+        while folder / name in names:  # same file name in two folders
+            name, number = f"{own}_{number}{PICTURE_MARK}{suffix}", number + 1
+        names[folder / name] = None
     return list(names)
 
 

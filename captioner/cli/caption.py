@@ -17,14 +17,13 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
     add_model_options,
     add_search_options,
-    find_photos,
-    missing,
     output,
     refuse_overwrite,
     search_changes,
     warn,
 )
 from captioner.cli.parser import Parser, new_parser
+from captioner.cli.photos import STDIN, add_photo_options, find_photos, missing
 from captioner.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ def parser() -> Parser:
         "Caption photos, folders of photos, or a photo from standard input (-).",
         "PHOTO|FOLDER|-... [options]",
     )
-    new.add_argument("photos", nargs="+", help="files, folders, or - for standard input")
-    new.add_argument("--recursive", action="store_true", help="search subfolders too")
+    add_photo_options(new)
     new.add_argument("--format", choices=list(WRITERS), default="text", help="output format")
     new.add_argument("-o", "--output", help="output file (default: standard output)")
     new.add_argument("--force", action="store_true", help="overwrite the output file")
@@ -58,19 +56,20 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
     target = _check(options)
 
-    photos, empty = find_photos(options.photos, options.recursive)
-    named, failures = _names(photos, options)
-    failures += empty
+    photos = find_photos(options)
+    named, failures = _names(photos.paths, options)
+    failures += photos.failures
     found = [(photo, name) for photo, name in named if not missing(photo)]
     failures += len(named) - len(found)
     named = found
     if failures and not named:
+        photos.report_skipped()
         return FAILED
 
     from captioner.api import load
 
     model = load(*options.model, device=options.device, precision=options.precision)
-    sources = (sys.stdin.buffer if str(photo) == "-" else photo for photo, _ in named)
+    sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
     results = model.stream(sources, batch_size=options.batch_size, **search_changes(options))
 
     def captioned() -> Iterator[Captioned]:
@@ -87,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
 
     with output(target) as file:
         WRITERS[options.format](file, captioned())
+    photos.report_skipped()
     return FAILED if failures else OK
 
 

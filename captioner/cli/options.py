@@ -1,9 +1,9 @@
-"""Shared by several commands: search and model options, photos, output files."""
+"""Shared by several commands: search and model options, output files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +13,7 @@ import jsonargparse
 from captioner.cli.main import flag
 from captioner.cli.parser import Parser
 from captioner.config import SearchOptions
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError
 from captioner.option_fields import check_option, option_fields
 
 
@@ -105,40 +105,6 @@ def refuse_overwrite(path: Path, force: bool) -> None:
         raise ConfigError(f"cannot write {path}: {above} is a file, not a folder")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
-
-
-def find_photos(given: Sequence[str], recursive: bool = False) -> tuple[list[Path], int]:
-    """Return the photos in files and folders, and the number of arguments without any.
-
-    Raises:
-        ConfigError: Standard input was given twice.
-    """
-    from captioner.data.folders import find_images
-
-    if given.count("-") > 1:
-        raise ConfigError("standard input (-) is given more than once; give it once")
-    photos: list[Path] = []
-    failures = 0
-    for argument in given:
-        try:
-            photos.extend(find_images([argument], recursive=recursive))
-        except DataError as error:  # an empty folder: continue with the others
-            failures += 1
-            warn(str(error))
-    return photos, failures
-
-
-def missing(photo: Path) -> bool:
-    """Whether a file does not exist; warns now instead of after a model was loaded."""
-    if str(photo) == "-" or photo.exists():
-        return False
-    from captioner.data.images import open_image
-
-    try:
-        open_image(photo)
-    except DataError as error:
-        warn(str(error))
-    return True
 
 
 @contextmanager

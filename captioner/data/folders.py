@@ -1,67 +1,111 @@
-"""Finds the images in files and folders, in natural order."""
+"""Finds the photos in files and folders, in natural order, and counts the other files."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from captioner.data.formats import FORMATS, PhotoFormat, format_by_name
 from captioner.errors import DataError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""File name extensions of images, in lower case; matched in any case."""
+
+@dataclass
+class Skipped:
+    """Files of folders that are not captioned."""
+
+    photos: Counter[tuple[PhotoFormat, str]] = field(default_factory=Counter)
+    """Photos that cannot be decoded here, by format and extension."""
+    others: Counter[str] = field(default_factory=Counter)
+    """Files that are not photos, by extension in lower case; empty: no extension."""
+    hidden: int = 0
+    """Hidden photos; other hidden files are not counted."""
+    subfolders: int = 0
+    """Subfolders of a search that is not recursive, hidden ones excluded."""
+    links: int = 0
+    """Links to folders in a recursive search."""
 
 
-def find_images(paths: Iterable[str | Path], *, recursive: bool = False) -> Iterator[Path]:
-    """List images in the order given; a folder is replaced by its images.
+def find_images(
+    paths: Iterable[str | Path], *, recursive: bool = False, skipped: Skipped | None = None
+) -> list[Path]:
+    """List photos in the order given; a folder is replaced by its photos.
 
     Files and missing paths are returned as they are; `open_image` reports what is wrong with them.
-    A folder's images are found by their extension and sorted naturally (``2.jpg`` before
-    ``10.jpg``); hidden files are skipped. Folders are checked before the first image is yielded.
+    A folder's photos are found by their extension (see `FORMATS`) and sorted naturally (``2.jpg``
+    before ``10.jpg``); hidden files are skipped.
 
     Args:
         paths: Files and folders.
-        recursive: Also search subfolders, after the folder's own images; links are not followed.
+        recursive: Also search subfolders, after the folder's own photos; links are not followed.
+        skipped: Counts what is left out of folders.
 
     Returns:
-        An iterator over the images.
+        The photos.
 
     Raises:
-        DataError: A folder has no images or cannot be listed.
+        DataError: A folder has no photos that can be decoded, or cannot be listed.
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    for path in given:
-        if path.is_dir() and next(_walk(path, recursive), None) is None:
-            raise DataError(
-                f"{path}: no images in this folder (looked for {' '.join(EXTENSIONS)})"
-                + ("" if recursive else "; subfolders are not searched")
-            )
-    return (
-        found for path in given for found in (_walk(path, recursive) if path.is_dir() else [path])
-    )
+    skipped = Skipped() if skipped is None else skipped
+    photos = []
+    for path in [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]:
+        if not path.is_dir():
+            photos.append(path)
+            continue
+        found = _search(path, recursive, skipped)
+        if not found:
+            searched = ", ".join(kind.name for kind in FORMATS if kind.decodable)
+            subfolders = "" if recursive else "; subfolders are not searched"
+            raise DataError(f"{path}: no photos in this folder ({searched}){subfolders}")
+        photos += found
+    return photos
 
 
-def _walk(folder: Path, recursive: bool) -> Iterator[Path]:
-    images, folders = [], []
+def _search(folder: Path, recursive: bool, skipped: Skipped) -> list[Path]:
+    photos, folders = [], []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.name.lower().endswith(EXTENSIONS) and not entry.is_dir():
-                    images.append(entry.name)
-                elif recursive and entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
+                hidden = entry.name.startswith(".")
+                if entry.is_dir():
+                    if hidden:
+                        continue
+                    if not recursive:
+                        skipped.subfolders += 1
+                    elif entry.is_symlink():
+                        skipped.links += 1
+                    else:
+                        folders.append(entry.name)
+                elif hidden:
+                    skipped.hidden += format_by_name(entry.name) is not None
+                elif _is_photo(entry.name, skipped):
+                    photos.append(entry.name)
     except OSError as error:
         raise DataError(f"{folder}: this folder cannot be listed ({error.strerror})") from error
-    for name in sorted(images, key=_natural):
-        yield folder / name
-    for name in sorted(folders, key=_natural):
-        yield from _walk(folder / name, recursive)
+    found = [folder / name for name in sorted(photos, key=natural)]
+    for name in sorted(folders, key=natural):
+        found += _search(folder / name, recursive, skipped)
+    return found
 
 
-def _natural(name: str) -> str:
+def _is_photo(name: str, skipped: Skipped) -> bool:
+    """Whether the file is a photo that can be decoded here; counts it if not."""
+    kind = format_by_name(name)
+    extension = Path(name).suffix.lower()
+    if kind is None:
+        # What follows a dot may also be the rest of a sentence.
+        skipped.others[extension if re.fullmatch(r"\.\w{1,10}", extension) else ""] += 1
+        return False
+    if not kind.decodable:
+        skipped.photos[kind, extension] += 1
+        return False
+    return True
+
+
+def natural(name: str) -> str:
     """Sort key: numbers by value, letters without case, ties by the name itself.
 
     A string, which takes less memory than a list of parts for a million names. Each number is

@@ -3,7 +3,7 @@
 The format is detected from the content, not the extension. EXIF rotation is applied, transparent
 pixels become white, and the first frame of an animation is used. Truncated images are refused: a
 grey lower half would get a confident, wrong caption. Grey values of more than 8 bits are scaled,
-where Pillow would clip them: see `_to_8_bit`.
+where Pillow would clip them: see `_to_8_bit`. HEIC is read with ``pillow-heif``, if installed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageChops, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageChops, ImageFile, ImageOps, UnidentifiedImageError
 
 from captioner.data.arrays import image_from_array
+from captioner.data.formats import HEIC, RAW, format_by_content, register_heif
 from captioner.errors import ImageError, LargeImageError, NotAnImageError
 
 MAX_PIXELS = 178_956_970
@@ -50,17 +51,17 @@ _ALTERNATIVES = {
     "generator": "give list(photos), or all of them to model.stream(photos)",
 }
 
-# Files often mistaken for supported images, by their first bytes.
+# Files often mistaken for photos, by their first bytes.
 _UNSUPPORTED = (
-    (re.compile(rb"....ftyp(heic|heix|hevc|heim|mif1|msf1)", re.DOTALL), "a HEIC photo"),
-    (re.compile(rb"....ftypavi[fs]", re.DOTALL), "an AVIF image"),
-    (re.compile(rb"....ftyp", re.DOTALL), "a video"),
+    (re.compile(rb"....ftyp|\x1a\x45\xdf\xa3", re.DOTALL), "a video"),
     (re.compile(rb"%PDF"), "a PDF"),
     (re.compile(rb"%!PS"), "a PostScript drawing"),
     (re.compile(rb"\s*(<\?xml[^>]*>\s*)?<svg", re.IGNORECASE), "an SVG drawing"),
     (re.compile(rb"\s*<(!doctype|html)", re.IGNORECASE), "a web page"),
     (re.compile(rb"PK\x03\x04"), "a ZIP archive"),
 )
+_URL = re.compile(r"(https?|ftps?|sftp|file|s3|gs):/|data:image/", re.IGNORECASE)
+"""One slash: a ``Path`` of a URL has no more."""
 _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\0\*", re.DOTALL)
 
 
@@ -159,7 +160,7 @@ def _name_of(source: str | os.PathLike[str] | BinaryIO) -> str:
 
 
 def _open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
-    if str(path).startswith(("http://", "https://")):
+    if _URL.match(str(path)):
         raise _error(called, "is a URL; download the image and give the file")
     try:
         if Path(path).is_dir():
@@ -224,6 +225,10 @@ def _identify(
     file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
     """Read the header; refuse unsupported and too large files."""
+    head = file.read(256)
+    file.seek(0)
+    if formats is None and format_by_content(head) is HEIC:
+        register_heif()
     try:
         image = Image.open(file, formats=formats)
         pixels = image.width * image.height
@@ -231,7 +236,7 @@ def _identify(
         problem = f"{_first_line(error)}; {_too_large(max_pixels)}"
         raise _error(called, problem, LargeImageError) from error
     except UnidentifiedImageError as error:
-        raise _not_an_image(file, called) from error
+        raise _not_an_image(head, called, formats) from error
     except Exception as error:
         raise _undecodable(error, called) from error
     if pixels > max_pixels:
@@ -240,7 +245,25 @@ def _identify(
     if image.format == "EPS":  # Pillow would run Ghostscript, and with it the file's code
         problem = f"PostScript is not supported; give {_READABLE}"
         raise _error(called, problem, NotAnImageError)
+    if image.format == "MPEG" or isinstance(image, ImageFile.StubImageFile):  # recognized only
+        problem = f"{image.format} is not supported; give {_READABLE}"
+        raise _error(called, problem, NotAnImageError)
+    if image.format == "TIFF" and _is_raw(image, head, called):
+        raise _error(called, RAW.problem, NotAnImageError)
     return image
+
+
+def _is_raw(image: Image.Image, head: bytes, called: str) -> bool:
+    """Whether a TIFF is camera RAW, of which Pillow would read the small preview at best.
+
+    DNG has a version tag (50706). The others are recognized by their name, or by a first image
+    that is a reduced one (254) of the images in sub-directories (330).
+    """
+    if format_by_content(head) is RAW or called.lower().endswith(RAW.extensions):
+        return True
+    tags = getattr(image, "tag_v2", {})
+    reduced = isinstance(tags.get(254), int) and tags[254] & 1 and 330 in tags
+    return 50706 in tags or bool(reduced)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -329,14 +352,21 @@ def _undecodable(error: Exception, called: str) -> ImageError:
     return _error(called, f"the image is damaged ({reason}); {_AGAIN}")
 
 
-def _not_an_image(file: BinaryIO, called: str) -> ImageError:
-    file.seek(0)
-    head = file.read(256)
-    if _SIGNATURES.match(head):
-        return _error(called, f"the image header is truncated or damaged; {_AGAIN}")
-    kinds = (kind for signature, kind in _UNSUPPORTED if signature.match(head))
+def _not_an_image(head: bytes, called: str, formats: tuple[str, ...] | None) -> ImageError:
+    kind = format_by_content(head)
+    if kind is None and called.lower().endswith(RAW.extensions):
+        kind = RAW
+    if kind is not None and formats is not None:
+        problem = f"{kind.name} is not supported here; give {_READABLE}"
+        return _error(called, problem, NotAnImageError)
+    if kind is not None and not kind.decodable:
+        return _error(called, kind.problem, NotAnImageError)
+    if kind is not None or _SIGNATURES.match(head):
+        name = f"{kind.name} " if kind else ""
+        return _error(called, f"the {name}image header is truncated or damaged; {_AGAIN}")
+    kinds = (other for signature, other in _UNSUPPORTED if signature.match(head))
     unknown = f"not a supported image (it begins with {head[:12].decode('latin-1')!a})"
-    problem = next((f"{kind}, which is not supported" for kind in kinds), unknown)
+    problem = next((f"{other}, which is not supported" for other in kinds), unknown)
     return _error(called, f"{problem}; give {_READABLE}", NotAnImageError)
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 import captioner
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.coco import read_dataset
+from captioner.data.formats import HEIC
 from captioner.errors import DataError
 from captioner.extras import EXTRAS
 from captioner.tokenizer import tokenize
@@ -138,7 +139,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["caption", "EMPTY"], ["EMPTY", ".jpg"]),
+        (["caption", "EMPTY"], ["EMPTY", "JPEG", "HEIC" if HEIC.decodable else "TIFF"]),
         (["caption", str(CHELSEA), "--model", "nowhere"], ["nowhere", "config.json"]),
         (["caption", str(CHELSEA), "--beam-size", "0"], ["--beam-size is 0", "1"]),
         (

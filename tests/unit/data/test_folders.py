@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import features
 
-from captioner.data.folders import EXTENSIONS, find_images
+from captioner.data.folders import Skipped, find_images
+from captioner.data.formats import FORMATS, PhotoFormat
 from captioner.errors import DataError
 
 
@@ -29,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folders_images_are_in_natural_order(folder: Path):
-    assert list(find_images([folder])) == [folder / n for n in ("B1.png", "b2.jpg", "b10.JPG")]
+    assert find_images([folder]) == [folder / n for n in ("B1.png", "b2.jpg", "b10.JPG")]
 
 
 def test_numbers_sort_by_value(tmp_path: Path):
@@ -40,7 +42,7 @@ def test_numbers_sort_by_value(tmp_path: Path):
 
 
 def test_subfolders_are_searched_on_request(folder: Path):
-    found = list(find_images([folder], recursive=True))
+    found = find_images([folder], recursive=True)
     assert [str(path.relative_to(folder)) for path in found] == [
         "B1.png",
         "b2.jpg",
@@ -51,7 +53,7 @@ def test_subfolders_are_searched_on_request(folder: Path):
 
 def test_files_are_returned_as_given(folder: Path):
     given = [folder / "notes.txt", "missing.jpg", folder / "sub", folder / ".hidden.jpg"]
-    assert list(find_images(given)) == [
+    assert find_images(given) == [
         folder / "notes.txt",
         Path("missing.jpg"),
         folder / "sub" / "1.webp",
@@ -59,15 +61,54 @@ def test_files_are_returned_as_given(folder: Path):
     ]
 
 
-def test_every_extension_is_found(tmp_path: Path):
-    for extension in EXTENSIONS:
+def test_every_format_that_can_be_decoded_is_found(tmp_path: Path):
+    extensions = [extension for kind in FORMATS for extension in kind.extensions]
+    assert len(set(extensions)) == len(extensions)
+    for extension in extensions:
         (tmp_path / f"a{extension.upper()}").touch()
-    assert len(list(find_images([tmp_path]))) == len(EXTENSIONS) == 8
+    skipped = Skipped()
+
+    found = {path.suffix.lower() for path in find_images([tmp_path], skipped=skipped)}
+
+    assert found == {e for kind in FORMATS if kind.decodable for e in kind.extensions}
+    assert {".jpg", ".jfif", ".png", ".tif", ".ppm", ".pgm", ".pbm", ".pnm", ".ico"} <= found
+    assert {extension for _, extension in skipped.photos} == set(extensions) - found
+    assert {".cr2", ".nef", ".dng", ".jxl"} <= set(extensions) - found
+
+
+@pytest.mark.parametrize("codec", ["avif", "jpg_2000", "webp"])
+def test_a_format_without_its_codec_is_counted(codec, tmp_path, monkeypatch):
+    (kind,) = [kind for kind in FORMATS if kind.codec == codec]
+    assert kind.decodable == features.check(codec)
+    monkeypatch.setattr(features, "check", lambda name: name != codec)
+    (tmp_path / f"a{kind.extensions[0]}").touch()
+    (tmp_path / "a.png").touch()
+    skipped = Skipped()
+
+    assert find_images([tmp_path], skipped=skipped) == [tmp_path / "a.png"]
+
+    assert skipped.photos == {(kind, kind.extensions[0]): 1}
+    assert "pip install --upgrade pillow" in kind.problem
+
+
+def test_a_codec_that_this_pillow_does_not_know_is_absent():
+    assert not PhotoFormat("new", (".new",), codec="new").decodable
+
+
+def test_everything_that_is_left_out_is_counted(folder: Path):
+    for name in ("a.TXT", "b.txt", "c.mp4", "Makefile", "Mr. Smith and his dog", "x.xmp"):
+        (folder / name).touch()
+    skipped = Skipped()
+
+    find_images([folder], skipped=skipped)
+
+    assert skipped.others == {".txt": 3, ".mp4": 1, ".xmp": 1, "": 2}
+    assert (skipped.hidden, skipped.subfolders, skipped.links) == (1, 2, 0)
 
 
 def test_an_empty_folder_is_an_error_at_once(folder: Path):
     (folder / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty: no images.*\.jpg .*\.tiff.*subfolders"):
+    with pytest.raises(DataError, match=r"empty: no photos.*JPEG, .*TIFF.*; subfolders are not"):
         find_images([folder / "b2.jpg", folder / "empty"])
 
 
@@ -75,5 +116,7 @@ def test_an_empty_folder_is_an_error_at_once(folder: Path):
 def test_folder_links_are_not_followed_and_broken_links_are_returned(folder: Path):
     (folder / "sub" / "up").symlink_to(folder, target_is_directory=True)
     (folder / "sub" / "2.png").symlink_to("nowhere.png")
-    found = list(find_images([folder / "sub"], recursive=True))
+    skipped = Skipped()
+    found = find_images([folder / "sub"], recursive=True, skipped=skipped)
+    assert skipped.links == 1
     assert found == [folder / "sub" / "1.webp", folder / "sub" / "2.png"]

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
-from captioner.data import images
+from captioner.data import formats, images
 from captioner.data.images import (
     USUAL_FORMATS,
     image_size,
@@ -315,6 +315,74 @@ def test_broken_exif_is_ignored(tmp_path: Path, suffix: str, exif: bytes):
 # --- Errors ---
 
 
+@pytest.mark.parametrize("url", ["https://a.b/c.jpg", "HTTP://a.b/c.jpg", "file:///c.jpg"])
+def test_urls_are_refused_as_text_and_as_a_path(url: str):
+    for given in (url, Path(url)):
+        with pytest.raises(ImageError, match=r"is a URL; download the image and give the file"):
+            open_image(given)
+
+
+def save_raw(path: Path, **tags: int) -> None:
+    """A camera RAW file as Pillow sees it: a TIFF with a small preview."""
+    known = TiffImagePlugin.ImageFileDirectory_v2()
+    for name, value in tags.items():
+        known[int(name[1:])] = value
+    photo((16, 12)).save(path, format="TIFF", tiffinfo=known)
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("a.NEF", {}),  # by its name alone
+        ("a.tif", {"t50706": 1}),  # DNG's version
+        ("a.tif", {"t254": 1, "t330": 8}),  # a reduced image, and where the whole one is
+    ],
+)
+def test_the_preview_of_camera_raw_is_not_taken_for_the_photo(tmp_path: Path, name, tags):
+    save_raw(tmp_path / name, **tags)
+
+    assert "camera RAW is not supported; export it as JPEG" in failure(tmp_path / name)
+
+
+def test_an_unreadable_camera_raw_file_is_known_by_its_name(tmp_path: Path):
+    (tmp_path / "a.pef").write_bytes(b"MM\0*" + bytes(40))
+    assert "camera RAW is not supported" in failure(tmp_path / "a.pef")
+    photo().save(tmp_path / "photo.dng", format="PNG")  # the content decides
+    assert open_image(tmp_path / "photo.dng").size == (64, 48)
+
+
+def heic(**options: Any) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(tmp := io.BytesIO(), "PNG")
+    pillow_heif.from_pillow(Image.open(tmp)).save(file, **options)
+    return file.getvalue()
+
+
+def test_heic_is_read_with_pillow_heif(tmp_path: Path):
+    (tmp_path / "a.heic").write_bytes(heic(quality=100))
+    made = pixels(tmp_path / "a.heic")
+    assert made.shape == (48, 64, 3)
+    assert np.abs(made.astype(int) - (255, 0, 0)).max() < 8
+    assert image_size(tmp_path / "a.heic") == (64, 48)
+    (tmp_path / "b.heic").write_bytes(heic()[:200])
+    assert "the HEIC image header is truncated or damaged; copy" in failure(tmp_path / "b.heic")
+    with pytest.raises(NotAnImageError, match="HEIC is not supported here; give JPEG"):
+        open_image(tmp_path / "b.heic", formats=USUAL_FORMATS)
+
+
+def test_without_pillow_heif_its_pip_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])
+    formats.register_heif.cache_clear()
+    (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+
+    assert failure(tmp_path / "a.jpg").endswith("run: pip install 'captioner[heif]'")
+    formats.register_heif.cache_clear()
+
+
 def test_missing_files_folders_and_urls(tmp_path: Path):
     assert "no such file" in failure(tmp_path / "none.jpg")
     assert "is a folder" in failure(tmp_path)
@@ -332,6 +400,12 @@ def test_missing_files_folders_and_urls(tmp_path: Path):
         (b"\xff\xd8\xff\xe0\0\x10JF", "truncated"),
         (b"\x89PNG\r\n\x1a\n", "truncated"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "camera RAW is not supported; export it as"),
+        (b"FUJIFILMCCD-RAW 0201", "camera RAW"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL is not supported; convert it to JPEG"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0avif", "AVIF"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0mp42", "a video"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5 is not supported"),
         (b"<!DOCTYPE html><title>404</title>", "a web page"),
         (b'<?xml version="1.0"?>\n<svg/>', "an SVG"),
         (b"%PDF-1.7", "a PDF"),

@@ -1,0 +1,135 @@
+"""Photo formats: their file name extensions, and whether they can be decoded here.
+
+Pillow decodes most of them, some only if it was built with the codec's library. HEIC needs
+``pillow-heif``. Camera RAW and JPEG XL are listed so that their photos are reported as photos.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from PIL import features
+
+
+@dataclass(frozen=True)
+class PhotoFormat:
+    """A photo format and what decodes it."""
+
+    name: str
+    """Name in messages."""
+    extensions: tuple[str, ...]
+    """File name extensions in lower case."""
+    codec: str | None = None
+    """Pillow's feature that decodes it; None: built in."""
+    package: str | None = None
+    """The module that decodes it if Pillow cannot."""
+    unsupported: str | None = None
+    """Why it cannot be decoded and what to do; follows the name."""
+    signature: re.Pattern[bytes] | None = None
+    """First bytes, for formats that Pillow may not recognize."""
+
+    @property
+    def decodable(self) -> bool:
+        """Whether this installation can decode it."""
+        if self.package is not None:
+            return importlib.util.find_spec(self.package) is not None
+        if self.codec is not None:
+            known = self.codec in features.modules or self.codec in features.codecs
+            return known and bool(features.check(self.codec))
+        return self.unsupported is None
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be decoded and what to do, in one line."""
+        reason = self.unsupported or "is missing in this Pillow; run: pip install --upgrade pillow"
+        return f"{self.name} {reason}"
+
+
+HEIC = PhotoFormat(
+    "HEIC",
+    (".heic", ".heif", ".hif"),
+    package="pillow_heif",
+    unsupported="needs pillow-heif; run: pip install 'captioner[heif]'",
+    signature=re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL),
+)
+
+RAW = PhotoFormat(
+    "camera RAW",
+    (
+        ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc",
+        ".mef", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".rwl", ".sr2", ".srf",
+        ".srw", ".x3f",
+    ),
+    unsupported="is not supported; export it as JPEG with your photo software",
+    signature=re.compile(
+        rb"FUJIFILMCCD-RAW|FOVb|II(RO|RS|U\0)|MMOR|\0MRM|....ftypcrx|II....HEAPCCDR|"
+        rb"II\*\0....CR", re.DOTALL,
+    ),
+)  # fmt: skip
+
+FORMATS = (
+    PhotoFormat("JPEG", (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), codec="jpg"),
+    PhotoFormat("PNG", (".png", ".apng"), codec="zlib"),
+    PhotoFormat("WebP", (".webp",), codec="webp"),
+    PhotoFormat("GIF", (".gif",)),
+    PhotoFormat("BMP", (".bmp", ".dib")),
+    PhotoFormat("TIFF", (".tif", ".tiff")),
+    PhotoFormat(
+        "AVIF",
+        (".avif", ".avifs"),
+        codec="avif",
+        signature=re.compile(rb"....ftypavi[fs]", re.DOTALL),
+    ),
+    PhotoFormat(
+        "JPEG 2000",
+        (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
+        codec="jpg_2000",
+        signature=re.compile(rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),
+    ),
+    PhotoFormat("PPM", (".ppm", ".pgm", ".pbm", ".pnm", ".pfm")),
+    PhotoFormat("ICO", (".ico",)),
+    PhotoFormat("TGA", (".tga",)),
+    PhotoFormat("PCX", (".pcx",)),
+    PhotoFormat("PSD", (".psd",)),
+    PhotoFormat("QOI", (".qoi",)),
+    HEIC,
+    RAW,
+    PhotoFormat(
+        "JPEG XL",
+        (".jxl",),
+        unsupported="is not supported; convert it to JPEG",
+        signature=re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "),
+    ),
+)
+"""Formats that folders are searched for: those of photos, not all that Pillow can decode (textures,
+scientific data)."""
+
+_BY_EXTENSION = {extension: kind for kind in FORMATS for extension in kind.extensions}
+
+
+def format_by_name(name: str | PurePath) -> PhotoFormat | None:
+    """Return a file's format by its extension, in any case; None: not a photo's."""
+    return _BY_EXTENSION.get(PurePath(name).suffix.lower())
+
+
+def format_by_content(head: bytes) -> PhotoFormat | None:
+    """Return the format of a file that Pillow does not recognize, by its first bytes."""
+    return next((kind for kind in FORMATS if kind.signature and kind.signature.match(head)), None)
+
+
+@functools.cache
+def register_heif() -> bool:
+    """Let Pillow decode HEIC, if ``pillow-heif`` is installed; return whether it is.
+
+    Called when the first HEIC photo is read: the import takes a moment.
+    """
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True

@@ -1,0 +1,355 @@
+"""The photos that `captioner caption` and `captioner attend` take: folders, lists, patterns."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mutated_photos import mutated_photos
+from PIL import Image
+
+from captioner.cli import attend as attend_module
+from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def caption(tiny: SimpleNamespace) -> Run:
+    return lambda *given: main(["caption", *map(str, given), "--model", str(tiny.model)])
+
+
+@pytest.fixture
+def attend(tiny: SimpleNamespace) -> Run:
+    small = ("--model", str(tiny.model), "--panel-size", "32")
+    return lambda *given: main(["attend", *map(str, given), *small])
+
+
+@pytest.fixture
+def here(tmp_path: Path, tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with ``holiday/1.png`` ... ``holiday/4.png``."""
+    shutil.copytree(tiny.photos, tmp_path / "holiday")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def captioned(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
+    """The photos with a caption, and the lines on standard error."""
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    lines = [line for line in out.split("\n") if line and not line.startswith("  ")]
+    return [line.partition(": ")[0] for line in lines], err.splitlines()
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+
+
+def pictures(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*_attention.*"))
+
+
+# --- what else folders have ----------------------------------------------------------------------
+
+
+def test_files_that_are_not_photos_are_counted(here, caption, capsys):
+    for name in ("a.txt", "b.TXT", "clip.mp4", ".hidden.jpg", ".DS_Store"):
+        (here / "holiday" / name).write_bytes(b"x")
+    (here / "holiday" / "more").mkdir()
+
+    assert caption("holiday") == OK
+
+    photos, notes = captioned(capsys)
+    assert photos == [f"holiday/{n}.png" for n in (1, 2, 3, 4)]
+    assert notes == [
+        "captioner: skipped 3 files that are not photos (2 .txt, 1 .mp4); 1 hidden photo; "
+        "1 subfolder (give --recursive to search them)"
+    ]
+
+
+def test_many_extensions_are_summed_up(here, caption, capsys):
+    for letter in "abcdefghi":
+        (here / "holiday" / f"1.{letter}{letter}").touch()
+    (here / "holiday" / "README").touch()
+
+    assert caption("holiday") == OK
+
+    (note,) = captioned(capsys)[1]
+    assert note.endswith(
+        "skipped 10 files that are not photos (1 without extension, 1 .aa, 1 .bb, 1 .cc, 1 .dd, "
+        "1 .ee, 4 others)"
+    )
+
+
+@pytest.mark.parametrize("command", ["caption", "attend"])
+def test_photos_that_cannot_be_decoded_make_the_command_fail(
+    command, here, request, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    for name in ("5.HEIC", "6.heic", "7.CR2", "8.nef", "9.nef", "10.jxl"):
+        (here / "holiday" / name).write_bytes(b"x")
+
+    assert request.getfixturevalue(command)("holiday") == FAILED
+
+    photos, notes = captioned(capsys)
+    assert len(photos) == 4
+    assert sorted(notes) == [
+        "captioner: skipped 1 photo (1 .jxl): JPEG XL is not supported; convert it to JPEG",
+        "captioner: skipped 2 photos (2 .heic): HEIC needs pillow-heif; run: pip install "
+        "'captioner[heif]'",
+        "captioner: skipped 3 photos (2 .nef, 1 .cr2): camera RAW is not supported; export it as "
+        "JPEG with your photo software",
+    ]
+
+
+def test_a_folder_of_camera_raw_alone_says_so(here, caption, capsys):
+    (here / "raw").mkdir()
+    (here / "raw" / "1.cr3").write_bytes(b"x")
+
+    assert caption("raw") == FAILED
+
+    photos, notes = captioned(capsys)
+    assert photos == []
+    assert notes[0].startswith("captioner: raw: no photos in this folder (JPEG, PNG, ")
+    assert "skipped 1 photo (1 .cr3): camera RAW" in notes[1]
+
+
+def test_heic_is_found_and_captioned(here, caption, capsys):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    with Image.open(here / "holiday" / "1.png") as photo:
+        pillow_heif.from_pillow(photo).save(here / "holiday" / "5.heic")
+
+    assert caption("holiday") == OK
+
+    photos, notes = captioned(capsys)
+    assert photos == [*(f"holiday/{n}.png" for n in (1, 2, 3, 4)), "holiday/5.heic"]
+    assert notes == []
+
+
+def test_every_mutated_photo_is_captioned_or_named(here, caption, capsys):
+    """Whole, truncated, with flipped bits, swapped headers and huge sizes; files of no photo."""
+    (here / "mutated").mkdir()
+    names = [name for name, _ in mutated_photos(0, 100)]
+    for name, content in mutated_photos(0, 100):
+        (here / "mutated" / name).write_bytes(content)
+    for name in ("a.txt", "b.txt", "c.nef"):
+        (here / "mutated" / name).write_bytes(b"x")
+
+    assert caption("mutated") == FAILED
+
+    photos, notes = captioned(capsys)
+    failed = [found[1] for note in notes if (found := re.match(r"captioner: (\S+): ", note))]
+    assert sorted(photos + failed) == sorted(f"mutated/{name}" for name in names)
+    assert len(photos) > 30
+    assert [note for note in notes if "skipped" in note] == [
+        "captioner: skipped 1 photo (1 .nef): camera RAW is not supported; export it as JPEG with "
+        "your photo software",
+        "captioner: skipped 2 files that are not photos (2 .txt)",
+    ]
+
+
+# --- lists, patterns, addresses ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"holiday/2.png\nholiday/1.png\n\n",
+        b"holiday/2.png\r\nholiday/1.png",
+        b"\xef\xbb\xbfholiday/2.png\nholiday/1.png\n",
+        b"holiday/2.png\0holiday/1.png\0",
+        "holiday/2.png\r\nholiday/1.png\r\n".encode("utf-16"),
+    ],
+    ids=["lines", "windows", "mark", "nul", "utf-16"],
+)
+def test_a_list_of_names(written, here, caption, monkeypatch, capsys):
+    (here / "list.txt").write_bytes(written)
+    assert caption("--from-file", "list.txt") == OK
+    assert captioned(capsys) == (["holiday/2.png", "holiday/1.png"], [])
+
+    feed(monkeypatch, written)
+    assert caption("holiday/3.png", "--from-file", "-") == OK
+    assert captioned(capsys)[0] == ["holiday/3.png", "holiday/2.png", "holiday/1.png"]
+
+
+def test_listed_names_may_be_of_any_bytes_and_of_folders(here, caption, capsys):
+    odd = " odd\u2028name [1] *.png"
+    shutil.copy(here / "holiday" / "1.png", here / odd)
+    (here / "list.txt").write_text(f"{odd}\nholiday\n", encoding="utf-8")
+
+    assert caption("--from-file", "list.txt") == OK
+
+    assert captioned(capsys) == ([odd, *(f"holiday/{n}.png" for n in (1, 2, 3, 4))], [])
+
+
+def test_wrong_names_in_a_list_are_named_with_their_line(here, caption, capsys):
+    (here / "list.txt").write_text("nowhere.jpg\nholiday/1.png\n\nhttps://a.b/c.jpg\n-\n")
+
+    assert caption("--from-file", "list.txt") == FAILED
+
+    assert captioned(capsys) == (
+        ["holiday/1.png"],
+        [
+            "captioner: list.txt:1: nowhere.jpg: no such file; check the spelling and the folder",
+            "captioner: list.txt:4: https://a.b/c.jpg: is a URL; download the image and give the "
+            "file",
+            "captioner: list.txt:5: -: standard input; give it as an argument",
+        ],
+    )
+
+
+@pytest.mark.parametrize("command", ["caption", "attend"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], ["no photos", "--from-file"]),
+        (["-", "--from-file", "-"], ["--from-file -", "leave out one"]),
+        (["--from-file", "none.txt"], ["none.txt", "No such file"]),
+        (["--from-file", "holiday/1.png"], ["holiday/1.png, a photo", "without --from-file"]),
+        (["--from-file", "empty.txt"], ["empty.txt has no names"]),
+    ],
+)
+def test_wrong_lists_are_usage_errors(command, given, words, here, request, capsys):  # noqa: PLR0917
+    (here / "empty.txt").write_text("\n\n")
+
+    assert request.getfixturevalue(command)(*given) == USAGE
+
+    (line,) = captioned(capsys)[1]
+    assert all(word in line for word in words), line
+
+
+def test_quoted_patterns_are_expanded(here, caption, capsys):
+    shutil.copytree(here / "holiday", here / "holiday" / "more")
+    (here / "holiday" / "10.png").write_bytes((here / "holiday" / "1.png").read_bytes())
+
+    assert caption("holiday/*.png") == OK
+    assert captioned(capsys) == ([f"holiday/{n}.png" for n in (1, 2, 3, 4, 10)], [])
+    assert caption("holiday/**/[12].*") == OK
+    assert captioned(capsys)[0] == [f"holiday/{n}.png" for n in ("1", "2", "more/1", "more/2")]
+    assert caption("holiday/*.jpg", "holiday/1.png") == FAILED
+    photos, (note,) = captioned(capsys)
+    assert photos == ["holiday/1.png"]
+    assert note == "captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"
+
+
+def test_a_file_may_be_named_like_a_pattern(here, caption, capsys):
+    shutil.copy(here / "holiday" / "1.png", here / "a[1].png")
+
+    assert caption("a[1].png") == OK
+
+    assert captioned(capsys)[0] == ["a[1].png"]
+
+
+@pytest.mark.parametrize("command", ["caption", "attend"])
+def test_an_address_is_refused_as_in_python(command, here, request, capsys):
+    assert request.getfixturevalue(command)("https://a.b/c.jpg?x=1") == FAILED
+
+    assert captioned(capsys)[1] == [
+        "captioner: https://a.b/c.jpg?x=1: is a URL; download the image and give the file"
+    ]
+
+
+# --- attend: where pictures go -------------------------------------------------------------------
+
+
+def test_pictures_are_saved_beside_their_photos(here, attend, capsys):
+    assert attend("holiday/1.png") == OK
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("holiday/1.png: ")
+    assert second == "  saved as holiday/1_attention.png"
+    assert pictures(here) == ["holiday/1_attention.png"]
+    assert attend("holiday/1.png") == USAGE  # nothing is overwritten
+    assert "holiday/1_attention.png exists; give --force" in captioned(capsys)[1][0]
+    assert attend("holiday/1.png", "--force", "--format", "html") == OK
+    assert pictures(here) == ["holiday/1_attention.html", "holiday/1_attention.png"]
+
+
+def test_the_picture_of_standard_input_is_saved_here(here, attend, monkeypatch):
+    feed(monkeypatch, (here / "holiday" / "1.png").read_bytes())
+
+    assert attend("-") == OK
+
+    assert pictures(here) == ["stdin_attention.png"]
+
+
+def test_pictures_are_not_photos(here, attend, caption, capsys):
+    assert attend("holiday", "holiday/1.png") == OK
+    assert len(pictures(here)) == 4
+    capsys.readouterr()
+
+    assert caption("holiday") == OK
+    assert captioned(capsys) == (
+        [f"holiday/{n}.png" for n in (1, 2, 3, 4)],
+        ["captioner: skipped 4 pictures made by captioner attend"],
+    )
+    assert caption("holiday/1_attention.png") == OK  # alone, it is what was meant
+    assert captioned(capsys) == (["holiday/1_attention.png"], [])
+
+
+def test_subfolders_are_searched_and_kept_apart(here, attend, capsys):
+    shutil.copytree(here / "holiday", here / "holiday" / "more")
+    shutil.copy(here / "holiday" / "1.png", here / "holiday" / "1.bmp")
+
+    assert attend("holiday", "--recursive", "-o", "out") == OK
+
+    names = ["1.bmp", "1.png", "2", "3", "4", "more/1", "more/2", "more/3", "more/4"]
+    assert pictures(here / "out") == [f"{name}_attention.png" for name in names]
+
+
+def test_an_interrupted_run_is_continued(here, attend, monkeypatch, capsys):
+    """Ctrl-C keeps the finished pictures; the second run draws the others, in the same bytes."""
+    assert attend("holiday", "-o", "whole") == OK
+    draw, left = attend_module.overlay, [1, 1]
+
+    def overlay(*given: Any, **options: Any) -> object:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return draw(*given, **options)
+
+    monkeypatch.setattr(attend_module, "overlay", overlay)
+    capsys.readouterr()
+    assert attend("holiday", "-o", "out") == INTERRUPTED
+
+    assert len(pictures(here / "out")) == 2
+    assert captioned(capsys)[1] == [
+        "captioner: 2 of 4 photos are finished; to continue, run the same command with "
+        "--skip-existing",
+        "captioner: interrupted",
+    ]
+    monkeypatch.setattr(attend_module, "overlay", draw)
+    assert attend("holiday", "-o", "out", "--skip-existing") == OK
+    assert captioned(capsys) == (
+        ["holiday/3.png", "holiday/4.png"],
+        ["captioner: 2 of 4 photos: the output exists; skipped"],
+    )
+    whole, out = here / "whole", here / "out"
+    assert pictures(out) == pictures(whole)
+    assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in pictures(out))
+
+    monkeypatch.setattr("captioner.api.load", None)  # nothing to do: no model is loaded
+    assert attend("holiday", "-o", "out", "--skip-existing") == OK
+    assert captioned(capsys) == ([], ["captioner: 4 of 4 photos: the output exists; skipped"])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--skip-existing", "--force"], ["--skip-existing and --force"]),
+        (["--skip-existing", "-o", "all.html"], ["one file per photo", "all.html"]),
+        (["-o", "out", "--format", "docx"], [".docx"]),
+    ],
+)
+def test_contradictions_of_outputs(given, words, here, attend, capsys):
+    assert attend("holiday", *given) == USAGE
+
+    (line,) = captioned(capsys)[1]
+    assert all(word in line for word in words), line

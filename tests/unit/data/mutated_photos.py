@@ -1,0 +1,168 @@
+"""Photos as they arrive: every format and mode, whole and damaged; the same for the same seed."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from PIL import Image, features
+
+Random = np.random.Generator
+
+SIZES = ((65_535, 65_535), (60_000, 3), (2**31 - 1, 2**31 - 1), (3000, 2000), (1, 65_535), (0, 0))
+"""Sizes that headers are made to claim: above and below the limit of pixels."""
+
+
+def original_photos() -> dict[str, bytes]:
+    """Small undamaged photos by file name: formats, modes, rotation, several frames."""
+    noise = np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8)
+    rgb = Image.fromarray(noise)
+    grey16 = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    rgba = rgb.copy()
+    rgba.putalpha(Image.fromarray(noise[..., 1]))
+    palette = rgb.quantize(16)
+    photos = {
+        "plain.jpg": encoded(rgb, "JPEG"),
+        "progressive.jpg": encoded(rgb, "JPEG", progressive=True),
+        "cmyk.jpg": encoded(rgb.convert("CMYK"), "JPEG"),
+        "grey.jpg": encoded(rgb.convert("L"), "JPEG"),
+        "rotated.jpeg": encoded(rgb, "JPEG", exif=turned),
+        "restarts.jfif": encoded(rgb, "JPEG", restart_marker_rows=1, subsampling=2),
+        "plain.png": encoded(rgb, "PNG"),
+        "palette.png": encoded(palette, "PNG", transparency=0),
+        "deep.png": encoded(grey16, "PNG"),
+        "bits.png": encoded(rgb.convert("1"), "PNG"),
+        "transparent.png": encoded(rgba, "PNG", exif=turned),
+        "frames.gif": encoded(palette, "GIF", save_all=True, append_images=[rgb.quantize(8)]),
+        "plain.bmp": encoded(rgb, "BMP"),
+        "palette.bmp": encoded(palette, "BMP"),
+        "plain.tif": encoded(rgb, "TIFF"),
+        "deep.tiff": encoded(grey16, "TIFF"),
+        "rotated.tif": encoded(rgb, "TIFF", exif=turned),
+        "plain.ppm": encoded(rgb, "PPM"),
+        "deep.pgm": encoded(grey16, "PPM"),
+        "bits.pbm": encoded(rgb.convert("1"), "PPM"),
+        "icon.ico": encoded(rgba, "ICO", sizes=[(16, 16), (32, 32)]),
+        "plain.tga": encoded(rgba, "TGA", compression="tga_rle"),
+    }
+    if features.check("libtiff"):
+        photos["packed.tif"] = encoded(rgb, "TIFF", compression="tiff_lzw")
+        photos["jpeg.tif"] = encoded(rgb, "TIFF", compression="jpeg")
+    if features.check("webp"):
+        photos["plain.webp"] = encoded(rgb, "WEBP", exif=turned)
+        photos["frames.webp"] = encoded(
+            rgba, "WEBP", save_all=True, append_images=[rgb], lossless=True
+        )
+    if features.check("jpg_2000"):
+        photos["plain.jp2"] = encoded(rgb, "JPEG2000")
+    if "avif" in features.modules and features.check("avif"):
+        photos["plain.avif"] = encoded(rgb, "AVIF", speed=10, exif=turned)
+    return photos
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def mutated_photos(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
+    """File names, all different, and contents; every original once undamaged, if there is room."""
+    random = np.random.default_rng(seed)
+    originals = list(original_photos().items())
+    for number in range(count):
+        name, content = originals[number % len(originals)]
+        if number >= len(originals):
+            other = originals[random.integers(len(originals))][1]
+            for _ in range(random.integers(1, 4)):
+                mutate = MUTATIONS[random.integers(len(MUTATIONS))]
+                content = mutate(content, other, random)
+        yield f"{number:05}-{name}", content
+
+
+def truncate(content: bytes, _: bytes, random: Random) -> bytes:
+    return content[: random.integers(len(content) + 1)]
+
+
+def flip_bits(content: bytes, _: bytes, random: Random) -> bytes:
+    """In the first bytes as often as anywhere, where the header is."""
+    changed = bytearray(content)
+    reach = len(changed) if random.random() < 0.5 else min(len(changed), 64)
+    for place in random.integers(0, max(reach, 1), random.integers(1, 9)):
+        if place < len(changed):
+            changed[place] ^= 1 << random.integers(8)
+    return bytes(changed)
+
+
+def swap_header(content: bytes, other: bytes, random: Random) -> bytes:
+    """The start of another format."""
+    length = random.choice([4, 16, 64])
+    return other[:length] + content[length:]
+
+
+def claim_size(  # noqa: PLR0912 (a branch per format)
+    content: bytes, _: bytes, random: Random
+) -> bytes:
+    """Another width and height in the header, with the checksum that it needs."""
+    width, height = SIZES[random.integers(len(SIZES))]
+    changed = bytearray(content)
+    short = struct.pack("<HH", width & 0xFFFF, height & 0xFFFF)
+    if content.startswith(b"\x89PNG") and len(content) > 33:
+        changed[16:24] = struct.pack(">II", width, height)
+        changed[29:33] = struct.pack(">I", zlib.crc32(changed[12:29]))
+    elif content.startswith(b"\xff\xd8"):
+        for marker in (b"\xff\xc0", b"\xff\xc2"):
+            if (at := content.find(marker)) >= 0:
+                changed[at + 5 : at + 9] = struct.pack(">HH", height & 0xFFFF, width & 0xFFFF)
+    elif content.startswith(b"GIF8"):
+        changed[6:10] = short
+    elif content.startswith(b"BM"):
+        changed[18:26] = struct.pack("<ii", min(width, 2**31 - 1), height)
+    elif content[:1] == b"P":
+        changed = bytearray(content.replace(b"47 33", b"%d %d" % (width, height), 1))
+    elif content.startswith(b"II*\0"):  # tags 256 and 257, as Pillow writes them
+        for tag, value in ((256, width), (257, height)):
+            at = content.find(struct.pack("<HHI", tag, 4, 1))
+            if at >= 0:
+                changed[at + 8 : at + 12] = struct.pack("<I", value)
+    elif (at := content.find(b"ispe")) >= 0:  # AVIF, HEIC
+        changed[at + 8 : at + 16] = struct.pack(">II", width, height)
+    elif (at := content.find(b"ihdr")) >= 0:  # JPEG 2000
+        changed[at + 4 : at + 12] = struct.pack(">II", height, width)
+    elif (at := content.find(b"VP8X")) >= 0:  # WebP
+        changed[at + 12 : at + 18] = (width & 0xFFFFFF).to_bytes(3, "little") * 2
+    else:
+        changed[12:16] = short  # TGA, and anything else
+    return bytes(changed)
+
+
+def repeat_part(content: bytes, _: bytes, random: Random) -> bytes:
+    start, end = sorted(int(n) for n in random.integers(0, len(content) + 1, 2))
+    return content[:end] + content[start:]
+
+
+def drop_part(content: bytes, _: bytes, random: Random) -> bytes:
+    start = int(random.integers(0, len(content) + 1))
+    return content[:start] + content[start + int(random.integers(1, 33)) :]
+
+
+def zero_part(content: bytes, _: bytes, random: Random) -> bytes:
+    start, length = int(random.integers(0, len(content) + 1)), int(random.integers(1, 129))
+    return content[:start] + bytes(len(content[start : start + length])) + content[start + length :]
+
+
+def append(content: bytes, other: bytes, random: Random) -> bytes:
+    """Bytes after the end, which readers ignore."""
+    return content + other[: random.integers(1, 400)]
+
+
+Mutation = Callable[[bytes, bytes, Random], bytes]
+MUTATIONS: tuple[Mutation, ...] = (
+    truncate, flip_bits, flip_bits, swap_header, claim_size, repeat_part, drop_part, zero_part,
+    append,
+)  # fmt: skip

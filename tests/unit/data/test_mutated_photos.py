@@ -1,0 +1,90 @@
+"""Damaged photos of every kind: an image or a one-line error, in flat memory."""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mutated_photos import mutated_photos, original_photos
+
+from captioner.data.formats import format_by_name
+from captioner.data.images import open_image
+from captioner.data.preprocessing import Preprocessing
+from captioner.errors import ImageError, LargeImageError
+
+CROP, SQUASH = Preprocessing(image_size=64), Preprocessing(image_size=64, resize="squash")
+
+
+def attempt(name: str, content: bytes) -> str:
+    """What happens to a photo on its way to the model: "read" or the name of the error."""
+    try:
+        image = open_image(io.BytesIO(content), name=name)
+    except ImageError as error:
+        message = str(error)
+        assert message.startswith(f"{name}: ")
+        assert "; " in message, message  # what to do
+        assert "\n" not in message
+        return type(error).__name__
+    assert image.mode == "RGB"
+    assert all(seen.pixels(image).shape == (64, 64, 3) for seen in (CROP, SQUASH))
+    return "read"
+
+
+@pytest.mark.parametrize("name", original_photos())
+def test_every_original_is_read_upright(name: str):
+    image = open_image(io.BytesIO(original_photos()[name]))
+
+    known = {"icon.ico": (32, 22)}
+    rotated = name in ("rotated.jpeg", "transparent.png", "rotated.tif", "plain.webp", "plain.avif")
+    assert image.size == known.get(name, (33, 47) if rotated else (47, 33))
+    kind = format_by_name(name)
+    assert kind is not None
+    assert kind.decodable
+
+
+def test_the_generator_depends_on_its_seed_only():
+    first, second, other = (list(mutated_photos(seed, 80)) for seed in (3, 3, 4))
+
+    assert first == second
+    assert first != other
+    assert len(dict(first)) == 80
+
+
+def test_a_hundred_mutated_photos():
+    outcomes = Counter(attempt(name, content) for name, content in mutated_photos(0, 130))
+
+    assert outcomes["read"] > 40
+    assert outcomes["ImageError"] > 20
+    assert outcomes["NotAnImageError"] > 3
+
+
+def resident() -> int:
+    """Resident memory in bytes."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.stress
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_ten_thousand_mutated_photos_in_flat_memory(capfd: pytest.CaptureFixture[str]):
+    """Nothing but image errors, no traceback (libtiff prints a line of its own), flat memory."""
+    outcomes: Counter[str] = Counter()
+    memory = []
+    for number, (name, content) in enumerate(mutated_photos(1, 10_000), 1):
+        outcomes[attempt(name, content)] += 1
+        if number % 2000 == 0:
+            memory.append(resident())
+
+    assert outcomes.total() == 10_000
+    assert outcomes["read"] > 2000
+    assert outcomes[LargeImageError.__name__] > 100
+    assert outcomes["ImageError"] > 2000
+    assert np.ptp(memory[1:]) < 60e6, memory
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
