@@ -354,16 +354,15 @@ def has_unspaced(text: str) -> bool:
 
 
 def lacks_spaces(captions: Iterable[str]) -> bool:
-    """Whether captions are written without spaces between words, as in Chinese, Japanese or Thai.
+    """Whether most captions have no spaces between words, as in Chinese, Japanese or Thai.
 
     Captions that were split into words beforehand have spaces.
     """
-    letters = words = 0
+    balance = 0
     for caption in captions:
-        for word in caption.split():
-            count = sum(map(has_unspaced, word))
-            letters, words = letters + count, words + (count > 0)
-    return letters > _LONGEST_WORDS * max(words, 1)
+        sizes = [sum(map(has_unspaced, word)) for word in caption.split()]
+        balance += 1 if sum(sizes) > _LONGEST_WORDS * max(1, sum(map(bool, sizes))) else -1
+    return balance > 0
 
 
 # --- the tokenizer -------------------------------------------------------------------------------
