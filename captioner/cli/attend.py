@@ -17,6 +17,7 @@ from captioner.cli.options import find_photos, missing, refuse_overwrite, search
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
 from captioner.visualization.figure import FIGURES, overlay
+from captioner.visualization.fonts import drawable
 from captioner.visualization.heatmap import check_colormap
 from captioner.visualization.pages import PAGES, Entry, gallery, page
 
@@ -98,7 +99,8 @@ def _draw(
 ) -> int:
     """Draw a file per photo, or all on one page; return the number of failures."""
     failures, gathered = 0, []
-    draw = _drawer(outputs[0].suffix.lower(), options)
+    suffix, boxes = outputs[0].suffix.lower(), False
+    draw = _drawer(suffix, options)
     several = len(outputs) > 1
     hide = None if several else True  # None: hidden unless stderr is a terminal
     bar = tqdm(captioned, total=len(outputs), unit="photo", disable=hide, dynamic_ncols=True)
@@ -119,9 +121,16 @@ def _draw(
                     raise
                 failures += 1
                 warn(f"{one.name}: {error}")
+        if suffix != ".svg" and suffix not in PAGES:
+            boxes |= any(drawable(caption.text) != caption.text for caption in one.captions)
         _print_captions(one, options)
     if gathered:
         _gallery(gathered, options).save(outputs[0])
+    if boxes:
+        warn(
+            "the font of pictures lacks letters of the captions and shows them as a box; write "
+            ".svg or .html, which use the fonts of the viewer"
+        )
     return failures
 
 

@@ -117,7 +117,7 @@ def test_scores_of_perfect_captions_are_perfect(
 
 
 def test_a_caption_of_ones_own_is_explained_and_drawn(
-    data: Path, model: Path, tmp_path: Path
+    data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = "两只狗在海滩上奔跑。"  # in none of the captions, but its characters are
     loaded = captioner.load(model, device="cpu", precision="fp32")
@@ -126,10 +126,12 @@ def test_a_caption_of_ones_own_is_explained_and_drawn(
     assert explained.alphas.shape[0] == len(explained.words) == len(explained.pieces)
     assert explained.text_until(2) == "".join(explained.pieces[:2])
 
-    target = tmp_path / "attention.gif"
-    options = ["--model", str(model), "--words", own, "-o", str(target)]
-    assert main(["attend", photo(data, "red"), *options]) == 0
-    assert target.stat().st_size > 0
+    for name, warned in (("attention.gif", True), ("attention.svg", False)):
+        options = ["--model", str(model), "--words", own, "-o", str(tmp_path / name)]
+        assert main(["attend", photo(data, "red"), *options]) == 0
+        assert (tmp_path / name).stat().st_size > 0
+        assert ("the font of pictures lacks letters" in capsys.readouterr().err) is warned
+    assert "只" in (tmp_path / "attention.svg").read_text(encoding="utf-8")
     captioner.overlay(photo(data, "red"), explained, only=["奔跑"])
 
     with pytest.raises(ConfigError, match="the model does not know 猫"):
@@ -169,7 +171,7 @@ def test_fine_tuning_keeps_the_tokenizer(data: Path, model: Path) -> None:
     from captioner.cli.train import read
 
     options = ["--init-from", str(model), "--encoder.image_size", "32"]
-    config = read([str(data / "config.yaml"), *options]).config
+    config, _ = read([str(data / "config.yaml"), *options])
     setup = prepare(config)
     assert setup.config.data.tokenizer == "bpe"
     assert setup.stored.vocabulary == load_model(model).vocabulary
