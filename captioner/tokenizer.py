@@ -360,8 +360,11 @@ def lacks_spaces(captions: Iterable[str]) -> bool:
     """
     balance = 0
     for caption in captions:
+        if not has_unspaced(caption):
+            balance -= 1
+            continue
         sizes = [sum(map(has_unspaced, word)) for word in caption.split()]
-        balance += 1 if sum(sizes) > _LONGEST_WORDS * max(1, sum(map(bool, sizes))) else -1
+        balance += 1 if sum(sizes) > _LONGEST_WORDS * sum(map(bool, sizes)) else -1
     return balance > 0
 
 
