@@ -30,7 +30,6 @@ from captioner.hardware import Precision, pick_precision
 from captioner.inference import Ensemble, Prepared
 from captioner.model_folder import SHIPPED_MODEL, StoredModel, load_model, save_model
 from captioner.models.attention import Memory
-from captioner.tokenizer import tokenize
 from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
 
@@ -261,7 +260,7 @@ class Captioner:
         """
         if not isinstance(text, str):
             raise ConfigError(f"the caption to explain is {text!r:.40}; give a string")
-        words = tokenize(text)
+        words = self.stored.vocabulary.tokenize(text)
         unknown = [word for word in words if word not in self.stored.vocabulary]
         if unknown or not words:
             problem = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
@@ -444,10 +443,10 @@ class Captioner:
         allowed = log_probs.clone()
         allowed[:, list(NEVER_GENERATED)] = -math.inf
         best = allowed.topk(min(count, allowed.shape[-1] - len(NEVER_GENERATED)), dim=-1)
-        decode = self.stored.vocabulary.decode
+        shown = self.stored.vocabulary.shown
         return tuple(
             tuple(
-                Alternative(END_NAME if token == END else decode([token])[0], value)
+                Alternative(END_NAME if token == END else shown([token])[0], value)
                 for token, value in zip(tokens, values, strict=True)
             )
             for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -458,13 +457,14 @@ class Captioner:
     ) -> Caption:
         alphas = hypothesis.alphas.float().numpy()
         return Caption(
-            words=tuple(self.stored.vocabulary.decode(hypothesis.tokens)),
+            words=self.stored.vocabulary.shown(hypothesis.tokens),
             log_probs=hypothesis.token_log_probs.float().numpy(),
             alphas=alphas.reshape(len(alphas), *self.model.grid),
             gates=hypothesis.gates.float().numpy(),
             log_prob=hypothesis.log_prob,
             crop_box=crop_box,
             alternatives=alternatives[: len(alphas)],
+            pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
         )
 
     def _read(self, photo: Photo) -> _Read:

@@ -44,7 +44,8 @@ class Caption:
     """One caption of one photo: T words, attention over a grid of Gh x Gw regions."""
 
     words: tuple[str, ...]
-    """The T words, as in the vocabulary."""
+    """The T words, as in the vocabulary; of a model with a sub-word tokenizer (``data.tokenizer
+    bpe``) the T pieces, without the spaces around them."""
     log_probs: NDArray[np.float32]
     """(T,) natural log-probability of each word given the previous words."""
     alphas: NDArray[np.float32]
@@ -58,11 +59,19 @@ class Caption:
     """The part of the photo that the maps cover."""
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
     """The most probable words at each of the T positions, best first; empty unless requested."""
+    pieces: tuple[str, ...] = ()
+    """The T pieces with their spaces, which joined are the sentence; empty: whole words."""
 
     @property
     def text(self) -> str:
-        """The sentence with clitics joined and no final full stop."""
-        return join_words(self.words)
+        """The sentence: of whole words, clitics joined and without a final full stop."""
+        return self.text_until(len(self.words))
+
+    def text_until(self, count: int) -> str:
+        """The beginning of the sentence, up to its first ``count`` words."""
+        if self.pieces:
+            return "".join(self.pieces[:count]).strip()
+        return join_words(self.words[:count])
 
     def as_dict(self, *, attention: bool = False) -> dict[str, Any]:
         """Convert to values that JSON can represent.

@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError, OptionError
 from captioner.option_fields import check_options, option_fields
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
@@ -56,13 +56,21 @@ class DataConfig:
     """Maximum number of captions per photo and step; photos with more use a random subset in every
     epoch."""
     max_words: Positive = 30
-    """Truncate longer training captions to this many words; truncation is not learned as an
-    ending."""
+    """Truncate longer training captions to this many words (or pieces, see tokenizer); truncation
+    is not learned as an ending."""
+    tokenizer: Literal["words", "bpe"] = "words"
+    """What the model generates. words: lower-case words without punctuation, as in English caption
+    data sets; bpe: pieces of text learned from the training captions, with case and punctuation,
+    for languages without spaces between words (Chinese, Japanese, Thai) or with many word forms."""
     vocabulary_threshold: Positive = 5
-    """Minimum number of occurrences in the training captions for a word to enter the vocabulary."""
+    """Minimum number of occurrences in the training captions for a word to enter the vocabulary, or
+    for two pieces to be joined."""
     extend_vocabulary: bool = True
     """With init_from: add the words of the training captions that the model does not know; false:
     keep its vocabulary, so that they are not learned."""
+    vocabulary_size: Positive = 8000
+    """Maximum number of pieces (tokenizer bpe only); every character of the training captions is
+    one in any case."""
     horizontal_flip: bool = False
     """Flip half of the training photos horizontally. Not for captions that mention left and
     right."""
@@ -358,7 +366,7 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
         raise OptionError(f"{{{option}}} is {{given!r}}; give words", given=given)
     words = []
     for text in given or ():
-        tokens = tokenize(str(text))
+        tokens = tokenize(normalize(str(text)))
         if len(tokens) != 1:
             found = f"{len(tokens)} words ({' '.join(tokens)})" if tokens else "not a word"
             raise OptionError(

@@ -4,8 +4,9 @@ The folder contains everything needed for captioning: architecture, preprocessin
 the model's training data and scores. An optional ``document_frequencies.json.gz`` holds the n-gram
 document frequencies of the training captions, so that CIDEr-D can be computed for a few captions.
 A scorer or encoder that is not built in is recorded with its package, as ``requires``.
-Nothing is pickled, and folders are written atomically. Weights are stored as float16 to halve the
-size; training keeps its own float32 state.
+``tokenizer.json``, data of the `tokenizers` library, is the sub-word tokenizer of models that have
+one. Nothing is pickled, and folders are written atomically. Weights are stored as float16 to halve
+the size; training keeps its own float32 state.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from captioner.models.attention import SCORERS
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import ENCODERS, Encoder
 from captioner.registry import Registry, what_is_missing
+from captioner.subwords import Subwords
 from captioner.vocabulary import Vocabulary
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: the model may have a sub-word tokenizer; other models are written as format 1."""
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
 CARD = "README.md"
 BEST = "best"
 RUN_CONFIG = "config.yaml"
@@ -64,9 +68,9 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
     Raises:
         ModelError: The folder cannot be written (disk full, no permission).
     """
-    model = stored.model
+    model, subwords = stored.model, stored.vocabulary.subwords
     config: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
+        "format_version": 1 if subwords is None else FORMAT_VERSION,
         "encoder": {"name": model.encoder.name, "grid": model.grid},
         "decoder": dataclasses.asdict(stored.decoder),
         "preprocessing": dataclasses.asdict(model.preprocessing),
@@ -76,6 +80,8 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "styles": stored.vocabulary.styles,
         "vocabulary": stored.vocabulary.words,
     }
+    if subwords is not None:
+        config["tokenizer"] = stored.vocabulary.tokenizer
     tensors = {
         name: to_float16(tensor).cpu().contiguous() for name, tensor in model.state_dict().items()
     }
@@ -85,6 +91,8 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
             (new / CONFIG).write_text(
                 json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
             )
+            if subwords is not None:
+                (new / TOKENIZER).write_text(subwords.data, encoding="utf-8")
             if stored.frequencies is not None:
                 (new / FREQUENCIES).write_bytes(stored.frequencies)
     except OSError as error:
@@ -134,10 +142,11 @@ def load_model(folder: str | Path) -> StoredModel:
     """
     path = find_model(folder)
     config = _read_config(path)
+    subwords = _subwords(path, config)
     try:
         _check_required(path, config)
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
-        vocabulary = Vocabulary(config["vocabulary"], config.get("styles", ()))
+        vocabulary = Vocabulary(config["vocabulary"], config.get("styles", ()), subwords)
         decoder = DecoderConfig(**config["decoder"])
         encoder = Encoder(config["encoder"]["name"])
         model = CaptionModel(
@@ -212,6 +221,30 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"{FORMAT_VERSION}); pip install --upgrade captioner"
         )
     return dict(config)
+
+
+def _subwords(path: Path, config: dict[str, Any]) -> Subwords | None:
+    """The sub-word tokenizer of a model that has one."""
+    tokenizer = config.get("tokenizer", "words")
+    if tokenizer == "words":
+        return None
+    if tokenizer != "bpe":
+        raise ModelError(
+            f"{path / CONFIG} has the unknown tokenizer {tokenizer!r}; pip install --upgrade "
+            "captioner"
+        )
+    try:
+        subwords = Subwords((path / TOKENIZER).read_text(encoding="utf-8"))
+        matches = subwords.pieces == tuple(config.get("vocabulary", ()))
+    except (OSError, ValueError, TypeError, ModelError) as error:
+        raise ModelError(
+            f"cannot read {path / TOKENIZER} ({error}); copy the whole folder again"
+        ) from error
+    if not matches:
+        raise ModelError(
+            f"{path / TOKENIZER} does not match {CONFIG}; copy both files from the same model"
+        )
+    return subwords
 
 
 def _load_weights(model: CaptionModel, path: Path) -> None:

@@ -22,15 +22,23 @@ Deviations:
   ("plan B.") loses the period if the next caption starts with a word like "The", and at the end of
   the batch a final emoticon or year (":)", "'90") is split. Here captions are independent; each is
   tokenized as if a line "x" followed.
-* Deviation: letters of scripts newer than the jar and vowel signs of some Indic and South-East
-  Asian scripts may be split or dropped differently (803 characters of the basic plane), as may soft
+* Deviation: vowel signs and other marks of Indic and South-East Asian scripts continue a word. The
+  jar knows those of Devanagari and Thai only and drops the others (Bengali, Tamil, Khmer, ...),
+  which breaks their words.
+* Deviation: letters of scripts newer than the jar may be split or dropped differently, as may soft
   hyphens and wide spaces inside file names and URLs. Latin, Greek, Cyrillic, Hebrew, Arabic, CJK
   and emoji follow the jar, except for a few rare letters.
+
+Scripts without spaces between words (Chinese, Japanese, Thai, ...) need another tokenizer: a
+sentence is one token here, as in the jar. `caption_tokens`, the tokens of metrics and statistics,
+splits them into characters; models use `captioner.subwords`.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
 
 # --- building blocks ---------------------------------------------------------------------------
 
@@ -50,8 +58,26 @@ _MARKS = (
     r"\u03f6\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
     r"\u0615-\u061a\u064b-\u065e\u0670\u06d6-\u06e4\u06e7-\u06ed\u0900-\u0903\u093c"
     r"\u093e-\u094e\u0951-\u0955\u0962\u0963\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
+    # The rest of Devanagari, Bengali to Sinhala, Lao, Tibetan, Myanmar, Khmer and smaller scripts
+    # (categories Mn and Mc of Unicode 15).
+    r"\u093a\u093b\u094f\u0956\u0957\u0981-\u0983\u09bc\u09be-\u09cd\u09d7\u09e2\u09e3\u09fe-\u0a03"
+    r"\u0a3c-\u0a51\u0a70\u0a71\u0a75\u0a81-\u0a83\u0abc\u0abe-\u0acd\u0ae2\u0ae3\u0afa-\u0b03"
+    r"\u0b3c\u0b3e-\u0b57\u0b62\u0b63\u0b82\u0bbe-\u0bcd\u0bd7\u0c00-\u0c04\u0c3c\u0c3e-\u0c56"
+    r"\u0c62\u0c63\u0c81-\u0c83\u0cbc\u0cbe-\u0cd6\u0ce2\u0ce3\u0cf3\u0d00-\u0d03\u0d3b\u0d3c"
+    r"\u0d3e-\u0d4d\u0d57\u0d62\u0d63\u0d81-\u0d83\u0dca-\u0ddf\u0df2\u0df3\u0eb1\u0eb4-\u0ebc"
+    r"\u0ec8-\u0ece\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e\u0f3f\u0f71-\u0f84\u0f86\u0f87\u0f8d-\u0fbc"
+    r"\u0fc6\u102b-\u103e\u1056-\u1059\u105e-\u1060\u1062-\u1064\u1067-\u106d\u1071-\u1074"
+    r"\u1082-\u108d\u108f\u109a-\u109d\u1712-\u1715\u1732-\u1734\u1752\u1753\u1772\u1773"
+    r"\u17b4-\u17d3\u17dd\u18a9\u1920-\u193b\u1a17-\u1a1b\u1a55-\u1a7f\u1b00-\u1b04\u1b34-\u1b44"
+    r"\u1b80-\u1b82\u1ba1-\u1bad\u1be6-\u1bf3\u1c24-\u1c37\u3099\u309a\ua802\ua806\ua80b"
+    r"\ua823-\ua827\ua82c\ua880\ua881\ua8b4-\ua8c5\ua926-\ua92d\ua947-\ua953\ua980-\ua983"
+    r"\ua9b3-\ua9c0\ua9e5\uaa29-\uaa36\uaa43\uaa4c\uaa4d\uaaeb-\uaaef\uaaf5\uaaf6\uabe3-\uabea"
+    r"\uabec\uabed"
 )
-_LETTER = rf"(?:{_BASIC}|[{_MARKS}]|&[aeiouAEIOU](?:acute|grave|uml);)"
+# A zero-width (non-)joiner after a virama selects the shape of a conjunct.
+_VIRAMAS = r"\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca"
+_JOINER = rf"(?<=[{_VIRAMAS}])[\u200c\u200d]"
+_LETTER = rf"(?:{_BASIC}|[{_MARKS}]|{_JOINER}|&[aeiouAEIOU](?:acute|grave|uml);)"
 _WORD_PART = rf"{_LETTER}(?:{_LETTER}|\d)*"
 _WORD = rf"{_WORD_PART}(?:[.!?]{_WORD_PART})*"
 _SPACE = r"(?:[ \t\u00a0\u2000-\u200a\u3000]|&nbsp;)"
@@ -265,6 +291,84 @@ _SPLIT_WORDS = frozenset(("cannot", "gonna", "wanna", "gotta", "lemme", "gimme")
 # follows.
 _BLANKS = re.compile(r"(?:[ \n]|,(?=[ \n])|\.(?=\n| [A-Za-z]))+").match
 _LINE_BREAKS = re.compile(r"[\r\n\v\f\u0085\u2028\u2029]")
+
+# --- scripts without spaces ----------------------------------------------------------------------
+
+# Letters of Thai, Lao, Myanmar, Khmer, Japanese and Chinese, and the marks that follow a letter.
+_UNSPACED = (
+    r"\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0edc-\u0edf"
+    r"\u1000-\u102a\u103f\u1050-\u1055\u105a-\u105d\u1061\u1065\u1066\u106e-\u1070\u1075-\u1081"
+    r"\u108e\u1780-\u17b3\u17d7\u17dc\u3005-\u3007\u3021-\u3029\u303b\u3041-\u3096\u309d-\u309f"
+    r"\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\uff66-\uff9f\U00020000-\U0003ffff"
+)
+_UNSPACED_MARKS = (
+    r"\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u1056-\u1059"
+    r"\u105e-\u1060\u1062-\u1064\u1067-\u106d\u1071-\u1074\u1082-\u108d\u108f\u109a-\u109d"
+    r"\u17b4-\u17d3\u17dd\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef"
+)
+# Their punctuation, and wide forms of ASCII punctuation.
+_UNSPACED_PUNCTUATION = (
+    r"\u0e4f\u0e5a\u0e5b\u104a-\u104f\u17d4-\u17d6\u17d8-\u17da\u3001-\u3003\u3008-\u3011"
+    r"\u3014-\u301f\u3030\u303d\u30a0\u30fb\uff01-\uff03\uff05-\uff0a\uff0c-\uff0f\uff1a\uff1b"
+    r"\uff1f\uff20\uff3b-\uff3d\uff3f\uff5b\uff5d\uff5f-\uff65"
+)
+_LONGEST_WORDS = 6  # mean letters per word; captions that were split into words have 2 to 4
+_HAS_UNSPACED = re.compile(f"[{_UNSPACED}]").search
+_CHARACTERS = re.compile(
+    f"([{_UNSPACED}][{_UNSPACED_MARKS}]*)|[{_UNSPACED_PUNCTUATION}\u200b]"
+).split
+
+
+def normalize(text: str) -> str:
+    """Unicode normalization form C, so that equal letters are equal strings."""
+    return unicodedata.normalize("NFC", text)
+
+
+def caption_tokens(text: str) -> list[str]:
+    """Tokens of a caption in any script, for metrics and statistics.
+
+    Words as in `tokenize`; in scripts without spaces between words (Chinese, Japanese, Thai, Lao,
+    Khmer, Myanmar), every character with its marks is a token, and punctuation is dropped. The same
+    for every system, whatever its own tokenizer, so that scores are comparable.
+
+    Source: sacrebleu's tokenizer ``zh``, here for more scripts.
+
+    Args:
+        text: One caption, any string; normalized first.
+    """
+    text = normalize(text)
+    if not _HAS_UNSPACED(text):
+        return tokenize(text)
+    tokens: list[str] = []
+    # Split with one group: text between matches, then the group, which is None for punctuation.
+    for position, part in enumerate(_CHARACTERS(text)):
+        if part:
+            tokens += [part] if position % 2 else tokenize(part)
+    return tokens
+
+
+def has_unspaced(text: str) -> bool:
+    """Whether a text contains a letter of a script without spaces between words."""
+    return _HAS_UNSPACED(text) is not None
+
+
+def lacks_spaces(captions: Iterable[str]) -> bool:
+    """Whether most captions have no spaces between words, as in Chinese, Japanese or Thai.
+
+    Captions that were split into words beforehand have spaces.
+    """
+    balance = 0
+    for caption in captions:
+        if not has_unspaced(caption):
+            balance -= 1
+            continue
+        sizes = [sum(map(has_unspaced, word)) for word in caption.split()]
+        balance += 1 if sum(sizes) > _LONGEST_WORDS * sum(map(bool, sizes)) else -1
+    return balance > 0
+
+
+# --- the tokenizer -------------------------------------------------------------------------------
 
 
 def tokenize(text: str) -> list[str]:

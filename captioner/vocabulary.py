@@ -1,15 +1,19 @@
 """Mapping between words and token ids.
 
 The vocabulary is counted over the training captions only, with the tokenizer of the evaluation, so
-that the metrics can match every word the model generates.
+that the metrics can match every word the model generates. A model with a sub-word tokenizer has
+pieces in place of words.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from captioner.errors import ConfigError
+from captioner.subwords import SPACE, Subwords, piece_text
+from captioner.tokenizer import normalize, tokenize
 
 PAD, START, END, UNKNOWN = range(4)
 """Ids of the special tokens. No word can collide with them, not even the text ``<end>``."""
@@ -25,6 +29,9 @@ of in on at to for with from by into onto upon near beside between among against
 and or but while as than that which who whose where when because before after during
 is are am was were be been being has have
 """
+BLANK = "\N{OPEN BOX}"
+"""Shown for a piece that is a space."""
+
 BAD_ENDINGS = frozenset(_NOT_LAST.split())
 """Words that no complete caption ends with ("... with a")."""
 
@@ -43,18 +50,25 @@ class Vocabulary:
     has no output for them.
     """
 
-    def __init__(self, words: Sequence[str], styles: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        styles: Sequence[str] = (),
+        subwords: Subwords | None = None,
+    ) -> None:
         """Assign ids to the words in the given order.
 
         Args:
             words: Distinct words, without the special tokens.
             styles: Names of the styles, the default first; empty: one unnamed style.
+            subwords: Tokenizer whose pieces the words are; None: words of ``captioner.tokenizer``.
 
         Raises:
             ConfigError: A word or style is repeated.
         """
         self.words = tuple(words)
         self.styles = tuple(styles)
+        self.subwords = subwords
         if len(set(self.styles)) < len(self.styles):
             raise ConfigError(f"styles {', '.join(styles)} repeat a name; name each style once")
         self._ids = {word: token for token, word in enumerate(words, len(SPECIAL_NAMES))}
@@ -92,6 +106,7 @@ class Vocabulary:
         return Vocabulary(
             tuple(dict.fromkeys([*self.words, *words])),
             tuple(dict.fromkeys([*self.styles, *styles])),
+            self.subwords,
         )
 
     def __len__(self) -> int:
@@ -102,12 +117,23 @@ class Vocabulary:
             isinstance(other, Vocabulary)
             and self.words == other.words
             and self.styles == other.styles
+            and self.subwords == other.subwords
         )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __contains__(self, word: str) -> bool:
         return word in self._ids
+
+    @property
+    def tokenizer(self) -> Literal["words", "bpe"]:
+        """The config's ``data.tokenizer``: ``words`` or ``bpe``."""
+        return "words" if self.subwords is None else "bpe"
+
+    def tokenize(self, text: str) -> list[str]:
+        """Split a caption into words, or pieces, whether the vocabulary has them or not."""
+        text = normalize(text)
+        return tokenize(text) if self.subwords is None else self.subwords.tokenize(text)
 
     def start(self, style: str = "") -> int:
         """Start token of a style.
@@ -133,3 +159,20 @@ class Vocabulary:
         """Words of token ids; special tokens appear as ``<pad>``, ``<start>``, ..."""
         offset = len(SPECIAL_NAMES)
         return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in tokens]
+
+    def pieces(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        """Text of each token with its spaces, which joined are the caption; () for whole words."""
+        if self.subwords is None:
+            return ()
+        return tuple(map(piece_text, self.decode(tokens)))
+
+    def shown(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        """Words of token ids as captions show them: pieces without their spaces."""
+        if self.subwords is None:
+            return tuple(self.decode(tokens))
+        return tuple(piece.strip() or BLANK for piece in self.pieces(tokens))
+
+    def whole_words(self, words: Iterable[str]) -> list[int]:
+        """Token ids of the words that are single tokens, ascending; others are left out."""
+        prefix = "" if self.subwords is None else SPACE
+        return sorted(self._ids[prefix + word] for word in words if prefix + word in self._ids)

@@ -18,6 +18,7 @@ from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
 from captioner.visualization.figure import FIGURES, overlay
+from captioner.visualization.fonts import drawable
 from captioner.visualization.heatmap import check_colormap
 from captioner.visualization.pages import PAGES, Entry, gallery, page
 
@@ -124,7 +125,8 @@ def _draw(
 ) -> int:
     """Draw a file per photo, or all on one page; return the number of failures."""
     failures, saved, gathered = 0, 0, []
-    draw = _drawer(outputs[0].suffix.lower(), options)
+    suffix, boxes = outputs[0].suffix.lower(), False
+    draw = _drawer(suffix, options)
     several = len(outputs) > 1
     one_for_all = several and outputs[0] == outputs[-1]
     hide = None if several else True  # None: hidden unless stderr is a terminal
@@ -147,6 +149,8 @@ def _draw(
                 draw(one, _outlines(one, instances)).save(path)
                 drawn = True
             saved += drawn
+            if suffix != ".svg" and suffix not in PAGES:
+                boxes |= any(drawable(caption.text) != caption.text for caption in one.captions)
             _print_captions(one, options)
             if drawn and options.output is None:
                 print(f"  saved as {path}", flush=True)
@@ -157,6 +161,11 @@ def _draw(
         raise
     if gathered:
         _gallery(gathered, options).save(outputs[0])
+    if boxes:
+        warn(
+            "the font of pictures lacks letters of the captions and shows them as a box; write "
+            ".svg or .html, which use the fonts of the viewer"
+        )
     return failures
 
 

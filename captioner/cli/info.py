@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
         "decoder": dataclasses.asdict(stored.decoder),
         "search": dataclasses.asdict(stored.search),
         "vocabulary": len(stored.vocabulary),
+        "tokenizer": stored.vocabulary.tokenizer,
         "styles": list(stored.vocabulary.styles),
         **stored.info,
     }

@@ -29,8 +29,14 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     """Look up the words of the search options; banned words outside the vocabulary are ignored.
 
     Raises:
-        ConfigError: A forced word is not in the vocabulary.
+        ConfigError: A forced word is not in the vocabulary, or the vocabulary is one of pieces,
+            of which a word may be several.
     """
+    if vocabulary.subwords is not None and (options.forced_words or options.banned_words):
+        raise OptionError(
+            "{forced_words} and {banned_words} need a model of whole words, but this one writes "
+            "pieces of words (tokenizer bpe); leave them out"
+        )
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
         raise OptionError(
@@ -42,7 +48,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
     return SearchTokens(
         tuple(vocabulary.encode(options.forced_words)),
         tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
-        tuple(sorted(vocabulary.encode(word for word in endings if word in vocabulary))),
+        tuple(vocabulary.whole_words(endings)),
     )
 
 

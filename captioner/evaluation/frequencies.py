@@ -20,7 +20,7 @@ from typing import Any
 
 from captioner.errors import DataError
 from captioner.files import FREQUENCIES, atomic_write
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import caption_tokens
 
 GZIP = b"\x1f\x8b"
 """First bytes of a frequencies file; a captions file does not start with them."""
@@ -152,7 +152,7 @@ class DocumentFrequencies:
 
 def tokenized(references: Mapping[int, Sequence[str]]) -> dict[int, list[list[str]]]:
     """Tokens of captions by image id."""
-    return {i: [tokenize(text) for text in captions] for i, captions in references.items()}
+    return {i: [caption_tokens(text) for text in captions] for i, captions in references.items()}
 
 
 def _unpack(data: bytes, path: str) -> dict[str, Any]:

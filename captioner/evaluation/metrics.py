@@ -1,6 +1,7 @@
 """Caption metrics: pycocoevalcap's scorers over Penn Treebank tokens.
 
-``captioner.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java. Metric
+``captioner.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java; scripts
+without spaces between words are split into characters, and texts are normalized to NFC. Metric
 names and scale are pycocoevalcap's: CIDEr 1.0 is 100 points.
 
 Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, and METEOR and SPICE,
@@ -20,12 +21,15 @@ from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import caption_tokens
 
 SIGNATURE = (
     "PTB tokens (captioner.tokenizer) | pycocoevalcap Bleu, Rouge, Cider | one caption an image"
 )
 """Scores are comparable if their signatures are equal."""
+
+CHARACTERS = "characters of scripts without spaces (Chinese, Japanese, Thai, ...)"
+"""Added to the signature of scores whose references have such characters."""
 
 MIN_IMAGES_FOR_CIDER = 100
 """Fewest images for useful document frequencies in CIDEr."""
@@ -107,8 +111,8 @@ def score(
         if reason := java_programs.unavailable(name, download):
             raise ConfigError(reason)
     ids = sorted(candidates)
-    tokens = {i: tokenize(candidates[i]) for i in ids}
-    truth_tokens = {i: [tokenize(text) for text in references[i]] for i in ids}
+    tokens = {i: caption_tokens(candidates[i]) for i in ids}
+    truth_tokens = {i: [caption_tokens(text) for text in references[i]] for i in ids}
     result = {i: [" ".join(tokens[i])] for i in ids}
     truth = {i: [" ".join(words) for words in truth_tokens[i]] for i in ids}
 
@@ -134,9 +138,14 @@ def score(
     return Scores({name: float(whole) for name, (whole, _) in found.items()}, images, counts)
 
 
-def signature(frequencies: DocumentFrequencies | None = None, java: Collection[str] = ()) -> str:
-    """`SIGNATURE` with the optional metrics."""
-    extra = [SIGNATURE]
+def signature(
+    frequencies: DocumentFrequencies | None = None,
+    java: Collection[str] = (),
+    *,
+    characters: bool = False,
+) -> str:
+    """`SIGNATURE` with the optional metrics, and `CHARACTERS` if the references need them."""
+    extra = [SIGNATURE, CHARACTERS] if characters else [SIGNATURE]
     if frequencies is not None:
         extra.append(
             f"CIDEr_D: document frequencies of {frequencies.documents} images, "

@@ -29,6 +29,7 @@ from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.grounding import Grounding
 from captioner.evaluation.metrics import Scores, cider_warning, score, signature
 from captioner.evaluation.statistics import describe, describe_texts
+from captioner.tokenizer import has_unspaced
 
 Report = dict[str, Any]
 """``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high), ``statistics``,
@@ -82,10 +83,12 @@ class CaptionEvaluator:
         counts = [len(self.references[i]) for i in ids]
         content = json.dumps([[i, sorted(self.references[i])] for i in ids])
         digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+        characters = any(has_unspaced(text) for i in ids for text in self.references[i])
         each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         return (
             f"captioner {__version__}, pycocoevalcap {version('pycocoevalcap')} | "
-            f"{signature(self.frequencies, self.java)} | {len(ids)} images | {each} "
+            f"{signature(self.frequencies, self.java, characters=characters)} | "
+            f"{len(ids)} images | {each} "
             f"reference{'' if each == '1' else 's'} an image | references {digest}"
         )
 

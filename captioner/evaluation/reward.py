@@ -13,7 +13,7 @@ Deviation: they optimize one metric at a time; BLEU-4, which also counts the end
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -23,6 +23,7 @@ from captioner.errors import ConfigError
 from captioner.evaluation.frequencies import ORDERS
 from captioner.evaluation.metrics import bleu_from_counts
 from captioner.evaluation.references import END_WORD, SIGMA, Matches, References, Sentences
+from captioner.tokenizer import caption_tokens
 from captioner.vocabulary import SPECIAL_NAMES, Vocabulary
 
 
@@ -60,6 +61,7 @@ class CaptionReward:
         self._cider, self._bleu = float(cider), float(bleu)
         self._references = References(references, end=count_end)
         unknown: dict[str, int] = {}
+        self._vocabulary = vocabulary
         words = [tuple(self._references.encode([word], unknown)) for word in vocabulary.words]
         first_free = len(self._references.numbers) + len(unknown)  # matches no reference
         self._words = [(first_free + number,) for number in range(len(SPECIAL_NAMES))] + words
@@ -88,9 +90,10 @@ class CaptionReward:
         """
         width = self._check(image_ids, samples, ended)
         images = np.repeat(self._references.index(image_ids), width)
+        unknown: dict[str, int] = {}
         captions = Sentences(
             [
-                [*chain.from_iterable(self._words[n] for n in sample), *(self._end if done else ())]
+                [*self._number(sample, unknown), *(self._end if done else ())]
                 for sample, done in zip(
                     chain.from_iterable(samples), chain.from_iterable(ended), strict=True
                 )
@@ -103,6 +106,13 @@ class CaptionReward:
         if self._bleu:
             rewards += self._bleu * _bleu_4(self._references, images, captions, matches)
         return rewards.reshape(len(image_ids), width)
+
+    def _number(self, sample: Sequence[int], unknown: dict[str, int]) -> Iterable[int]:
+        """Word numbers of a sample; pieces are joined to text, whose words are counted."""
+        pieces = self._vocabulary.pieces(sample)
+        if not pieces:
+            return chain.from_iterable(self._words[n] for n in sample)
+        return self._references.encode(caption_tokens("".join(pieces)), unknown)
 
     def signature(self) -> str:
         """Settings that must agree for two rewards to be comparable.

@@ -1,6 +1,7 @@
 """Caption statistics that need no references: length, vocabulary, repetitions, broken endings.
 
-Words are those of ``captioner.tokenizer``, so case and punctuation are ignored.
+Words are those of ``captioner.tokenizer``, so case and punctuation are ignored, and in scripts
+without spaces a word is a character.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from captioner.errors import DataError
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import caption_tokens
 from captioner.vocabulary import BAD_ENDINGS
 
 
@@ -53,11 +54,11 @@ def describe(
     Raises:
         DataError: There are no captions.
     """
-    tokenized = [tuple(tokenize(text)) for text in captions.values()]
+    tokenized = [tuple(caption_tokens(text)) for text in captions.values()]
     counts = Counter(tokenized)
     new = None
     if known is not None:
-        training = {tuple(tokenize(text)) for text in known}
+        training = {tuple(caption_tokens(text)) for text in known}
         new = sum(tokens not in training for tokens in tokenized)
     return {
         "images": len(tokenized),
@@ -78,7 +79,7 @@ def describe_texts(texts: Iterable[str]) -> dict[str, float]:
     Raises:
         DataError: There are no texts.
     """
-    tokenized = [tokenize(text) for text in texts]
+    tokenized = [caption_tokens(text) for text in texts]
     if not tokenized:
         raise DataError("there are no captions to describe; give at least one image")
     count = len(tokenized)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from captioner.config import DecoderConfig, EncoderConfig, TrainConfig
+from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
@@ -22,7 +22,6 @@ from captioner.model_folder import StoredModel, load_model, to_float16
 from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder, build_encoder
-from captioner.tokenizer import tokenize
 from captioner.training.data import (
     check_images,
     count_targets,
@@ -31,6 +30,8 @@ from captioner.training.data import (
     open_features,
     read_data,
     repeat_photos,
+    train_subwords,
+    warn_truncated,
 )
 from captioner.vocabulary import UNKNOWN, Vocabulary, frequent_words
 
@@ -67,16 +68,19 @@ def prepare(config: TrainConfig) -> Setup:
         raise ConfigError(
             f"no training photo has {config.data.min_captions} captions; lower data.min_captions"
         )
-    words = [[tokenize(caption) for caption in photo.captions] for photo in train]
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
-        stored = _new_model(config, count_vocabulary(words, config.data))
+        vocabulary, words = _new_vocabulary(train, config)
+        stored = _new_model(config, vocabulary)
         config = _resolved(config, stored)
     else:
         stored = _load_first_stage(config)
+        words = _tokenize(train, stored.vocabulary)
         config = _resolved(config, stored)  # checked again with the model's decoder
         counts = Counter(word for captions in words for caption in captions for word in caption)
         stored = _reconfigured(stored, config, counts)
+    if stored.vocabulary.subwords is not None:
+        warn_truncated(words, config.data.max_words, config.search.max_length)
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     stored.vocabulary.start(config.search.style)  # and on an unknown style
@@ -96,6 +100,23 @@ def prepare(config: TrainConfig) -> Setup:
         model.features_stage = setup.cache.stage
     check_images(val[: config.training.limit_val or None], setup.cache)
     return setup
+
+
+_Words = list[list[list[str]]]
+"""Words, or pieces, of the captions of every photo."""
+
+
+def _new_vocabulary(photos: list[CaptionedImage], config: TrainConfig) -> tuple[Vocabulary, _Words]:
+    """The vocabulary of ``data.tokenizer``, and the captions in its words."""
+    subwords = train_subwords(photos, config.data)
+    styles = tuple(dict.fromkeys(config.data.styles))
+    vocabulary = Vocabulary(subwords.pieces if subwords else (), styles, subwords)
+    words = _tokenize(photos, vocabulary)
+    return (vocabulary if subwords else count_vocabulary(words, config.data)), words
+
+
+def _tokenize(photos: list[CaptionedImage], vocabulary: Vocabulary) -> _Words:
+    return [[vocabulary.tokenize(caption) for caption in photo.captions] for photo in photos]
 
 
 def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
@@ -160,6 +181,12 @@ def _load_first_stage(config: TrainConfig) -> StoredModel:
                 f"encoder.{name} is {given}, but {config.init_from} has {list(held)}; leave it "
                 "out, or train without init_from"
             )
+    tokenizer = stored.vocabulary.tokenizer
+    if config.data.tokenizer not in (tokenizer, DataConfig.tokenizer):
+        raise ConfigError(
+            f"data.tokenizer is {config.data.tokenizer}, but {config.init_from} has {tokenizer}; "
+            "leave it out, or train without init_from"
+        )
     default = DecoderConfig()
     for field in fields(DecoderConfig):
         given, held = getattr(config.decoder, field.name), getattr(stored.decoder, field.name)
@@ -181,7 +208,8 @@ def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
         resize=config.encoder.resize or model.preprocessing.resize,
     )
     decoder = replace(stored.decoder, dropout=config.decoder.dropout)
-    return replace(config, encoder=encoder, decoder=decoder)
+    data = replace(config.data, tokenizer=stored.vocabulary.tokenizer)
+    return replace(config, data=data, encoder=encoder, decoder=decoder)
 
 
 def _inherited_preprocessing(stored: StoredModel, config: TrainConfig) -> Preprocessing:
@@ -202,7 +230,9 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
         counts: Occurrences of each word in the training captions.
     """
     old, data = stored.model, config.data
-    new = frequent_words(counts, data.vocabulary_threshold) if data.extend_vocabulary else []
+    # The pieces of a sub-word tokenizer are fixed.
+    extend = data.extend_vocabulary and stored.vocabulary.subwords is None
+    new = frequent_words(counts, data.vocabulary_threshold) if extend else []
     vocabulary = stored.vocabulary.extended(new, data.styles)
     preprocessing = _inherited_preprocessing(stored, config)
     model = CaptionModel(

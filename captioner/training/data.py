@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,8 @@ from captioner.data.features import FeatureCache, feature_fingerprint, read_cont
 from captioner.data.images import image_size
 from captioner.errors import ConfigError, ImageError
 from captioner.models.captioner import CaptionModel
+from captioner.subwords import Subwords
+from captioner.tokenizer import lacks_spaces
 from captioner.vocabulary import END, Vocabulary
 
 
@@ -62,8 +65,28 @@ def _read_styled(
     return [replace(photo, style=styles[photo.source]) for photo in photos]
 
 
+def train_subwords(photos: Sequence[CaptionedImage], config: DataConfig) -> Subwords | None:
+    """Train the sub-word tokenizer of ``data.tokenizer`` on the training captions.
+
+    Returns:
+        None for tokenizer ``words``.
+
+    Raises:
+        ConfigError: The captions do not separate words, or the library is not installed.
+    """
+    captions = [caption for photo in photos for caption in photo.captions]
+    if config.tokenizer == "bpe":
+        return Subwords.train(captions, config.vocabulary_size, config.vocabulary_threshold)
+    if lacks_spaces(captions):
+        raise ConfigError(
+            f"the training captions have no spaces between words ({captions[0]!r:.60} would be one "
+            "word); use --data.tokenizer bpe"
+        )
+    return None
+
+
 def count_vocabulary(words: Sequence[Sequence[Sequence[str]]], config: DataConfig) -> Vocabulary:
-    """Build the vocabulary from the tokenized training captions of every photo.
+    """Build a vocabulary of words from the tokenized training captions of every photo.
 
     Raises:
         ConfigError: No word is frequent enough.
@@ -101,6 +124,21 @@ def encode_captions(
         EncodedImage(photo, tuple(map(encode, captions)), vocabulary.start(photo.style))
         for photo, captions in zip(photos, words, strict=True)
     ]
+
+
+def warn_truncated(
+    words: Sequence[Sequence[Sequence[str]]], max_words: int, max_length: int
+) -> None:
+    """Warn of captions that are too long to be learned or generated, whose pieces may be short."""
+    lengths = [len(caption) for captions in words for caption in captions]
+    for option, most in (("data.max_words", max_words), ("search.max_length", max_length - 1)):
+        longer = sum(length > most for length in lengths)
+        if longer:
+            logging.getLogger(__name__).warning(
+                "%d of %d training captions are longer than %d pieces, the longest has %d; give a "
+                "larger --%s",
+                longer, len(lengths), most, max(lengths), option,
+            )  # fmt: skip
 
 
 def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[EncodedImage]:

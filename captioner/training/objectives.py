@@ -23,7 +23,7 @@ from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.reward import CaptionReward
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Advantages, scheduled_inputs
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import caption_tokens
 from captioner.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 
 REWARD_SUMS = ("reward", "baseline", "samples", "bad_endings", "waited")
@@ -138,7 +138,7 @@ class SelfCritical:
         self.config, self.seed = config, seed
         self.reward = CaptionReward(
             {
-                photo.image.image_id: [tokenize(caption) for caption in photo.image.captions]
+                photo.image.image_id: [caption_tokens(caption) for caption in photo.image.captions]
                 for photo in photos
             },
             vocabulary,
@@ -146,8 +146,7 @@ class SelfCritical:
             bleu=config.bleu,
             count_end=config.count_end,
         )
-        known = [word for word in vocabulary.words if word in BAD_ENDINGS]
-        self._endings = frozenset(vocabulary.encode(known))
+        self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
         self._thread = ThreadPoolExecutor(1)
         self._sums = dict.fromkeys(REWARD_SUMS, 0.0)
 

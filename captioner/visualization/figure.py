@@ -165,12 +165,14 @@ def _panels(
     words = caption.words
     all_masks = [mask for position in sorted(masks) for mask in masks[position]]
     panels = [Panel("photo", "", (), None, all_masks)]
-    for positions in _find_all(words, only) if only else [(i,) for i in range(len(words))]:
+    for positions in _find_all(caption, only) if only else [(i,) for i in range(len(words))]:
         single = len(positions) == 1
         kind = "mean" if how == "mean" else "greatest"
         panels.append(
             Panel(
-                " ".join(words[i] for i in positions),
+                "".join(caption.pieces[i] for i in positions).strip()
+                if caption.pieces and not single
+                else " ".join(words[i] for i in positions),
                 "" if single else f"{kind} of {len(positions)} words",
                 positions,
                 combine_maps(caption.alphas, positions, how),
@@ -189,12 +191,12 @@ def _coverage_panel(caption: Caption) -> Panel:
     return Panel(title, "mean", tuple(range(count)), mean_map(caption.alphas), [])
 
 
-def _find_all(words: Sequence[str], only: Sequence[str]) -> list[tuple[int, ...]]:
+def _find_all(caption: Caption, only: Sequence[str]) -> list[tuple[int, ...]]:
     """Positions of all queries in a caption, without duplicates; missing ones are skipped."""
     found: list[tuple[int, ...]] = []
     for query in only:
         with suppress(ConfigError):
-            found += find(words, query)
+            found += find(caption.words, query, caption.pieces)
     return list(dict.fromkeys(found))
 
 
@@ -203,8 +205,8 @@ def _check_only(captions: Sequence[Caption], only: Sequence[str]) -> None:
     if isinstance(only, str):
         raise ConfigError(f"only must be a list, not a string; use only=[{only!r}]")
     for query in only:
-        if not any(_find_all(caption.words, [query]) for caption in captions):
-            find(captions[0].words, query)  # raises
+        if not any(_find_all(caption, [query]) for caption in captions):
+            find(captions[0].words, query, captions[0].pieces)  # raises
 
 
 def _check(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
-from captioner.caption import Caption, join_words
+from captioner.caption import Caption
 from captioner.visualization import fonts
 from captioner.visualization.drawing import Drawing
 from captioner.visualization.heatmap import attention_image, scale_bar, shared_scale
@@ -74,7 +74,7 @@ class Scene:
         self.small = max(11, round(0.78 * self.text))
         self.margin = round(0.9 * self.text)
         self.leading = round(1.55 * self.text)
-        self.words = _arrange(caption.words, self.text, self.inner)
+        self.words = _arrange(caption, self.text, self.inner)
         lines = 1 + max((line for _, line, _ in self.words), default=0)
         self.sentence_top = self.margin + photo.height + round(0.75 * self.text)
         self.numbers_top = self.sentence_top + self.leading * lines + self.text // 2
@@ -175,13 +175,13 @@ class Scene:
         return items
 
 
-def _arrange(words: tuple[str, ...], size: int, width: int) -> list[tuple[float, int, str]]:
+def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:
     """Wrap the sentence; returns the left edge, line and spelling of each word."""
     arranged: list[tuple[float, int, str]] = []
     end, line = 0.0, 0
     space = round(1.2 * fonts.hinted_width(" ", size))
-    for position in range(len(words)):
-        before, after = join_words(words[:position]), join_words(words[: position + 1])
+    for position in range(len(caption.words)):
+        before, after = caption.text_until(position), caption.text_until(position + 1)
         added = after[len(before) :]
         gap = float(space) if added.startswith(" ") and before else 0.0
         word = fonts.truncate(fonts.printable(added.strip()), size, width)

@@ -14,20 +14,21 @@ from numpy.typing import NDArray
 
 from captioner.caption import Caption
 from captioner.errors import ConfigError
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import normalize, tokenize
 
 Combine = Literal["mean", "max"]
 
 _POSITIONS = re.compile(r"(\d+)(?:\s*[-–]\s*(\d+))?")
 
 
-def find(words: Sequence[str], query: str) -> list[tuple[int, ...]]:
+def find(words: Sequence[str], query: str, pieces: Sequence[str] = ()) -> list[tuple[int, ...]]:
     """Find a word or phrase in a caption.
 
     Args:
         words: The T words of the caption.
         query: A word ("dog"), consecutive words ("brown dog"), a position counted from 1 ("3") or
             a range of positions ("2-4"). Digits are always positions.
+        pieces: ``Caption.pieces``: the query may be several of them, joined.
 
     Returns:
         The positions, counted from 0, of every occurrence; at least one.
@@ -49,7 +50,23 @@ def find(words: Sequence[str], query: str) -> list[tuple[int, ...]]:
         starts = range(len(words) - length + 1) if wanted else ()
         if found := [s for s in starts if spelled[s : s + length] == wanted]:
             return [tuple(range(start, start + length)) for start in found]
+    if joined := _find_pieces(pieces, normalize(query).casefold().strip()):
+        return joined
     raise ConfigError(f"{query!r} is not in the caption: {numbered}")
+
+
+def _find_pieces(pieces: Sequence[str], wanted: str) -> list[tuple[int, ...]]:
+    """The shortest runs of consecutive pieces that, joined, are the text."""
+    found = []
+    for start in range(len(pieces)):
+        text = ""
+        for stop in range(start, len(pieces)):
+            text = (text + pieces[stop].casefold()).lstrip()
+            if text == wanted and pieces[start].strip():
+                found.append(tuple(range(start, stop + 1)))
+            if len(text) >= len(wanted):
+                break
+    return found
 
 
 def check_caption(caption: Caption) -> None:
@@ -78,6 +95,8 @@ def check_caption(caption: Caption) -> None:
                 f"{name} of a caption of {count} words must have shape ({count},), "
                 f"not {np.shape(getattr(caption, name))}"
             )
+    if caption.pieces and len(caption.pieces) != count:
+        raise ConfigError(f"a caption of {count} words has {len(caption.pieces)} pieces")
     if caption.alternatives and len(caption.alternatives) != count:
         raise ConfigError(
             f"a caption of {count} words needs alternatives at {count} positions, "

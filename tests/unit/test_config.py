@@ -32,6 +32,8 @@ BAD = [
     (DataConfig, "max_captions", [0, -1], "data.max_captions", "an integer >= 1"),
     (DataConfig, "max_words", [0], "data.max_words", "an integer >= 1"),
     (DataConfig, "vocabulary_threshold", [0, -3], "data.vocabulary_threshold", "an integer >= 1"),
+    (DataConfig, "vocabulary_size", [0], "data.vocabulary_size", "an integer >= 1"),
+    (DataConfig, "tokenizer", ["char"], "data.tokenizer", "words or bpe"),
     (DataConfig, "workers", [-1], "data.workers", "an integer >= 0"),
     (DataConfig, "bucket_batches", [0, -1], "data.bucket_batches", "an integer >= 1"),
     (DataConfig, "min_crop", [0.0, 1.1], "data.min_crop", "a number > 0 and <= 1"),

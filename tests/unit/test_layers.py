@@ -18,7 +18,8 @@ PACKAGE = Path(captioner.__file__).parent
 FLOORS = [
     ["errors"],
     ["extras", "files", "option_fields", "registry", "tokenizer"],
-    ["config", "vocabulary", "caption", "hardware"],
+    ["config", "subwords", "caption", "hardware"],
+    ["vocabulary"],
     ["data"],
     ["visualization"],
     ["models"],
@@ -48,7 +49,7 @@ FORBIDDEN = {
     "models": ("PIL", "json"),
     "caption": ("torch",),
     "tokenizer": ("torch",),
-    "vocabulary": ("torch",),
+    "vocabulary": ("torch", "tokenizers"),
     "config": ("torch",),
     "serving": ("captioner.training", "captioner.evaluation"),
 }

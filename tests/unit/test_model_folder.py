@@ -283,8 +283,8 @@ def test_a_foreign_config(folder: Path, content: Any):
 
 
 def test_a_config_of_a_newer_captioner(folder: Path):
-    change(folder, lambda config: config.update(format_version=2, surprise=1))
-    refused(folder, r"newer captioner \(format 2, .* up to 1\); pip install --upgrade")
+    change(folder, lambda config: config.update(format_version=3, surprise=1))
+    refused(folder, r"newer captioner \(format 3, .* up to 2\); pip install --upgrade")
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:

@@ -10,13 +10,14 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import caption_tokens, lacks_spaces, tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -100,6 +101,51 @@ def test_line_breaks_count_as_spaces() -> None:
 def test_blank_text_has_no_tokens() -> None:
     for text in ("", " ", "\n", "\t \u00a0", "\u200b"):
         assert tokenize(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "একটি কুকুর ঘাসের উপর দৌড়াচ্ছে",
+        "ஒரு நாய் புல்வெளியில் ஓடுகிறது",
+        "कुत्ता घास पर दौड़ रहा है",
+        "ක්‍රීඩා කරන බල්ලා",  # with a zero-width joiner
+        "ਇੱਕ ਕੁੱਤਾ ਘਾਹ ਉੱਤੇ",
+        "കുട്ടി പുല്ലിൽ ഓടുന്നു",
+    ],
+)
+def test_vowel_signs_stay_in_their_words(text: str) -> None:
+    assert tokenize(text) == text.split(" ")
+    assert caption_tokens(text) == unicodedata.normalize("NFC", text).split(" ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("一只狗在跑，有2个iPhone。", "一 只 狗 在 跑 有 2 个 iphone"),
+        ("か\u3099けの上で「犬」", "が け の 上 で 犬"),
+        ("สุนัขวิ่ง", "สุ นั ข วิ่ ง"),
+        ("\U00020bb7野家", "\U00020bb7 野 家"),
+        ("한 마리의 개가 달린다.", "한 마리의 개가 달린다"),
+        ("A dog's cafe\u0301.", "a dog 's café"),
+    ],
+)
+def test_tokens_of_metrics_are_characters_where_words_have_no_spaces(
+    text: str, expected: str
+) -> None:
+    assert caption_tokens(text) == expected.split()
+
+
+@given(st.text(st.characters(max_codepoint=0x17F)))
+def test_tokens_of_metrics_are_those_of_the_jar_in_latin_script(text: str) -> None:
+    assert caption_tokens(text) == tokenize(text)
+
+
+def test_captions_without_spaces_are_recognized() -> None:
+    assert lacks_spaces(["一只狗在草地上奔跑。", "สุนัขวิ่งบนหญ้า", "A dog."])
+    assert not lacks_spaces(["一只 狗 在 草地 上 奔跑 。"])
+    assert not lacks_spaces(["A dog.", "A cat.", "一只狗在草地上奔跑。"])
+    assert not lacks_spaces([])
 
 
 TRICKY = st.sampled_from(sorted({piece for text, _ in CASES for piece in (text, *text.split())}))

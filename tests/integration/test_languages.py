@@ -1,0 +1,199 @@
+"""Captions in any script, from training to scores, through the command line."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import captioner
+from captioner.cli.main import main
+from captioner.errors import ConfigError, ModelError
+from captioner.evaluation.cider import CiderD
+from captioner.evaluation.reward import CaptionReward
+from captioner.model_folder import load_model, save_model
+from captioner.tokenizer import caption_tokens
+from captioner.training.build import prepare
+
+CAPTIONS = {
+    "red": "一只狗在草地上奔跑，旁边有2个人。",
+    "lime": "两个人在海滩上散步。",
+    "blue": "สุนัขสีน้ำตาลวิ่งบนหญ้า",
+    "yellow": "เด็กสองคนเล่นน้ำที่ชายหาด",
+    "cyan": "\u304b\u3099けの上で犬が海を見ている。",  # a decomposed letter, as macOS writes it
+    "magenta": "ஒரு நாய் பச்சை புல்வெளியில் ஓடுகிறது.",
+    "white": "একটি কুকুর সবুজ ঘাসের উপর দৌড়াচ্ছে।",
+    "black": "Ein Hund läuft über die grüne Wiese.",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos/, captions.json and config.yaml."""
+    folder = tmp_path_factory.mktemp("languages")
+    (folder / "photos").mkdir()
+    for colour in CAPTIONS:
+        Image.new("RGB", (64, 64), colour).save(folder / "photos" / f"{colour}.png")
+    content = {
+        "images": [{"id": i, "file_name": f"{c}.png"} for i, c in enumerate(CAPTIONS, 1)],
+        "annotations": [
+            {"id": i, "image_id": i, "caption": text} for i, text in enumerate(CAPTIONS.values(), 1)
+        ],
+    }
+    (folder / "captions.json").write_text(json.dumps(content), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "data": {
+            "train_annotations": [str(folder / "captions.json")],
+            "val_annotations": [str(folder / "captions.json")],
+            "images": [str(folder / "photos")],
+            "vocabulary_threshold": 2,
+            "max_words": 60,
+            "workers": 0,
+        },
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 32},
+        "decoder": {"embed_dim": 32, "hidden_dim": 64, "attention_dim": 8, "dropout": 0.0},
+        "training": {
+            "epochs": 60,
+            "batch_size": 8,
+            "lr": 0.02,
+            "warmup_steps": 2,
+            "precision": "fp32",
+            "patience": 0,
+            "sample_images": 1,
+            "trackers": [],
+        },
+        "search": {"beam_size": 1, "max_length": 60},
+    }
+    (folder / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(data: Path) -> Path:
+    """The folder of a model that has learned the captions by heart."""
+    options = ["--run-folder", str(data / "run"), "--data.tokenizer", "bpe"]
+    assert main(["train", str(data / "config.yaml"), *options]) == 0
+    return data / "run" / "best"
+
+
+def photo(data: Path, colour: str) -> str:
+    return str(data / "photos" / f"{colour}.png")
+
+
+def test_captions_of_every_script_are_learned_verbatim(
+    data: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = [photo(data, colour) for colour in CAPTIONS]
+    assert main(["caption", *photos, "--model", str(model), "--format", "json"]) == 0
+    found = [entry["captions"][0] for entry in json.loads(capsys.readouterr().out)]
+
+    assert [one["text"] for one in found] == [
+        unicodedata.normalize("NFC", text) for text in CAPTIONS.values()
+    ]
+    for one in found:  # the words are the pieces, without spaces
+        assert len(one["words"]) == len(one["log_probs"])
+        assert "".join(one["words"]).replace("␣", "") == one["text"].replace(" ", "")
+
+
+def test_scores_of_perfect_captions_are_perfect(
+    data: Path, model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["--annotations", str(data / "captions.json"), "--images", str(data / "photos")]
+    arguments += ["--model", str(model), "--no-meteor", "--no-spice", "-o", str(report)]
+    assert main(["evaluate", *arguments]) == 0
+    found = json.loads(report.read_text(encoding="utf-8"))
+
+    assert found["metrics"]["Bleu_4"] == pytest.approx(1, abs=1e-6)
+    assert found["metrics"]["ROUGE_L"] == pytest.approx(1)
+    # Of a caption without a phrase of its own, such as "a ... a", CIDEr would be less than 10.
+    assert found["metrics"]["CIDEr"] == pytest.approx(10)
+    assert "characters of scripts without spaces" in found["signature"]
+    assert found["statistics"]["length_max"] > 10
+
+
+def test_a_caption_of_ones_own_is_explained_and_drawn(
+    data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "两只狗在海滩上奔跑。"  # in none of the captions, but its characters are
+    loaded = captioner.load(model, device="cpu", precision="fp32")
+    explained = loaded.explain(photo(data, "red"), own, alternatives=2)
+    assert explained.text == own
+    assert explained.alphas.shape[0] == len(explained.words) == len(explained.pieces)
+    assert explained.text_until(2) == "".join(explained.pieces[:2])
+
+    for name, warned in (("attention.gif", True), ("attention.svg", False)):
+        options = ["--model", str(model), "--words", own, "-o", str(tmp_path / name)]
+        assert main(["attend", photo(data, "red"), *options]) == 0
+        assert (tmp_path / name).stat().st_size > 0
+        assert ("the font of pictures lacks letters" in capsys.readouterr().err) is warned
+    assert "只" in (tmp_path / "attention.svg").read_text(encoding="utf-8")
+    captioner.overlay(photo(data, "red"), explained, only=["奔跑"])
+
+    with pytest.raises(ConfigError, match="the model does not know 猫"):
+        loaded.explain(photo(data, "red"), "一只猫")
+    for words in ({"banned_words": "狗"}, {"forced_words": "狗"}):
+        with pytest.raises(ConfigError, match="need a model of whole words"):
+            loaded.caption(photo(data, "red"), **words)
+
+
+def test_captioning_needs_no_tokenizers_library(
+    data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    loaded = captioner.load(model, device="cpu", precision="fp32")
+    assert loaded.caption(photo(data, "black")).text == CAPTIONS["black"]
+    with pytest.raises(ConfigError, match="pip install tokenizers"):
+        loaded.explain(photo(data, "black"), CAPTIONS["black"])
+
+
+def test_the_tokenizer_is_saved_with_the_model(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = load_model(model)
+    save_model(tmp_path / "copy", stored)
+    copied = load_model(tmp_path / "copy")
+    assert copied.vocabulary == stored.vocabulary
+    assert copied.vocabulary.tokenizer == "bpe"
+    assert main(["info", "--model", str(tmp_path / "copy"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokenizer"] == "bpe"
+
+    (tmp_path / "copy" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"cannot read .*tokenizer.json .*copy the whole folder"):
+        load_model(tmp_path / "copy")
+
+
+def test_fine_tuning_keeps_the_tokenizer(data: Path, model: Path) -> None:
+    from captioner.cli.train import read
+
+    options = ["--init-from", str(model), "--encoder.image_size", "32"]
+    config, _ = read([str(data / "config.yaml"), *options])
+    setup = prepare(config)
+    assert setup.config.data.tokenizer == "bpe"
+    assert setup.stored.vocabulary == load_model(model).vocabulary
+
+
+def test_words_are_refused_for_captions_without_spaces(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(data / "config.yaml"), "--run-folder", str(tmp_path / "run")]) != 0
+    assert "no spaces between words" in (message := capsys.readouterr().err)
+    assert "--data.tokenizer bpe" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_reward_of_pieces_is_that_of_their_text(model: Path) -> None:
+    vocabulary = load_model(model).vocabulary
+    references = {i: [caption_tokens(text)] for i, text in enumerate(CAPTIONS.values())}
+    reward = CaptionReward(references, vocabulary, count_end=False)
+    texts = [*CAPTIONS.values()]
+    texts[1] = "两只狗在海滩上散步。"
+    samples = [[vocabulary.encode(vocabulary.tokenize(text))] for text in texts]
+    found = reward(list(references), samples, [[True]] * len(texts))
+    expected = CiderD(references).score({i: [caption_tokens(t)] for i, t in enumerate(texts)})
+    assert found[:, 0].tolist() == pytest.approx([expected[i][0] for i in references])
+    assert found[1, 0] < found[0, 0]
