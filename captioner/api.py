@@ -23,19 +23,17 @@ from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.images import open_image
 from captioner.data.prefetch import read_ahead
-from captioner.decoding.rules import encode_search_words
 from captioner.decoding.search import Hypothesis
+from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError
 from captioner.hardware import Precision
 from captioner.inference import Ensemble, Prepared
+from captioner.model_config import SHIPPED_MODEL
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.attention import Memory
 from captioner.tokenizer import tokenize
 from captioner.visualization.notebook import PhotoCaption
 from captioner.vocabulary import END, NEVER_GENERATED
-
-SHIPPED_MODEL = Path(__file__).parent / "pretrained"
-"""Folder of the model that is included in the package."""
 
 Photo = str | Path | Image.Image | BinaryIO
 

@@ -23,13 +23,11 @@ from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder, complete_folder
+from captioner.model_config import CONFIG, FORMAT_VERSION, WEIGHTS, not_a_config, read_config
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 
-FORMAT_VERSION = 1
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
 CARD = "README.md"
 
 
@@ -99,7 +97,7 @@ def load_model(folder: str | Path) -> StoredModel:
             a newer version.
     """
     path = complete_folder(folder)
-    config = _read_config(path)
+    config = read_config(path)
     try:
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
         vocabulary = Vocabulary(config["vocabulary"], config.get("styles", ()))
@@ -110,39 +108,12 @@ def load_model(folder: str | Path) -> StoredModel:
         )
         search = SearchOptions(**config["search"])
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ModelError(f"{path / CONFIG} is not a captioner model config: {reason}") from error
+        raise not_a_config(path, error) from error
     _load_weights(model, path / WEIGHTS)
     counted = path / FREQUENCIES
     frequencies = counted.read_bytes() if counted.is_file() else None
     info = config.get("info", {})
     return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
-        kind = "is a file" if path.exists() else "does not exist"
-        raise ModelError(
-            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}"
-        )
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelError(
-            f"cannot read {path / CONFIG} ({error}); copy the whole folder again"
-        ) from error
-    version = config.get("format_version") if isinstance(config, dict) else None
-    if not isinstance(version, int):
-        raise ModelError(f"{path / CONFIG} is not a captioner model config: no format_version")
-    if version > FORMAT_VERSION:
-        raise ModelError(
-            f"{path} was written by a newer captioner (format {version}, supported up to "
-            f"{FORMAT_VERSION}); pip install --upgrade captioner"
-        )
-    return dict(config)
 
 
 def _load_weights(model: CaptionModel, path: Path) -> None:

@@ -13,7 +13,14 @@ from tqdm import tqdm
 from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, parser, targets
 from captioner.cli.main import FAILED, OK, flag
-from captioner.cli.options import find_photos, missing, refuse_overwrite, search_changes, warn
+from captioner.cli.options import (
+    checked_search,
+    find_photos,
+    missing,
+    refuse_overwrite,
+    search_changes,
+    warn,
+)
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
 from captioner.visualization.figure import FIGURES, overlay
@@ -59,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
         )
+    checked_search(options)
     photos, failures = find_photos(options.photos)
     if not photos:
         return FAILED
@@ -86,7 +94,7 @@ def _outputs(photos: Sequence[Path], options: Any) -> list[Path]:
     for path in dict.fromkeys(outputs):
         if path.resolve() in given:
             raise ConfigError(f"{path} is the photo itself; give another output name")
-        refuse_overwrite(path, options.force)
+        refuse_overwrite(path, options.force, new_folder=path != Path(options.output))
     return outputs
 
 

@@ -14,6 +14,7 @@ from captioner.cli.options import (
     add_model_options,
     add_search_options,
     add_yes_no,
+    checked_search,
     new_parser,
     refuse_overwrite,
     search_changes,
@@ -97,6 +98,8 @@ def main(argv: Sequence[str]) -> int:
     failed = False
     if options.results is not None:
         captions = read_captions_of(options.results)
+    else:
+        checked_search(options)
     scoring = _read(options)  # before the photos are captioned, so that errors appear early
     if options.results is not None:
         report = {"results": options.results}
@@ -282,8 +285,8 @@ def _caption(options: Any) -> tuple[Report, dict[int, str], DocumentFrequencies 
                     f"image {image.image_id} is {path.name} in {options.instances} but "
                     f"{image.path.name} in {options.annotations}; give files whose ids agree"
                 )
+    search = checked_search(options)
     model = load(*options.model, device=options.device, precision=options.precision)
-    search = model.options(**search_changes(options))
     frequencies = None
     own = model.stored.frequencies
     if own is not None and options.annotations is not None and options.frequencies is None:

@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> int:
     """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
-    from captioner.api import SHIPPED_MODEL
-    from captioner.model_folder import CARD, WEIGHTS, load_model
+    from captioner.model_config import SHIPPED_MODEL, WEIGHTS
+    from captioner.model_folder import CARD, load_model
 
     folder = options.model or SHIPPED_MODEL
     stored = load_model(folder)
