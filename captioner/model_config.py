@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,14 @@ def not_a_config(folder: Path, error: Exception) -> ModelError:
     """The error of a config that lacks an entry or has a wrong one."""
     reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
     return ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}")
+
+
+def fingerprint(folder: str | Path) -> str:
+    """A short hash of a model folder's config and weights."""
+    path = complete_folder(folder)
+    digest = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        with (path / name).open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:12]

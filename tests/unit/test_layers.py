@@ -18,7 +18,8 @@ PACKAGE = Path(captioner.__file__).parent
 FLOORS = [
     ["errors"],
     ["files", "option_fields", "tokenizer"],
-    ["config", "vocabulary", "caption", "hardware"],
+    ["config", "vocabulary", "caption", "hardware", "metadata"],
+    ["model_config"],
     ["data"],
     ["visualization"],
     ["models"],
