@@ -89,8 +89,8 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Caption all photos; report those that failed."""
     options = parser().parse(argv)
-    target = _check(options)
     store = choose_store(options)
+    target = _check(options)
     search = checked_search(options)
     _check_count(options, search)
     if options.resume and _is_complete(target, options):

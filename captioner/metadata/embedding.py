@@ -95,7 +95,8 @@ class _Segment(NamedTuple):
 
 def _segments(data: bytes) -> tuple[list[_Segment], int]:
     """The segments before the first scan, and the byte where it begins."""
-    segments, at = [], 2
+    segments: list[_Segment] = []
+    at = 2
     while True:
         while data[at : at + 2] == b"\xff\xff":  # padding
             at += 1
