@@ -368,8 +368,9 @@ def test_signals_keep_finished_captions(
     number, *, photos, tiny, tmp_path, processes, caption
 ) -> None:
     target, log = tmp_path / "x.csv", tmp_path / "log"
-    arguments = [str(photos), "--batch-size", "4", "-o", str(target), "--model", str(tiny.model)]
-    process = processes.Process(target=run_command, args=(["caption", *arguments], str(log), 9))
+    arguments = [str(photos), "--batch-size", "4", "-o", str(target)]
+    command = ["caption", *arguments, "--model", str(tiny.model)]
+    process = processes.Process(target=run_command, args=(command, str(log), 9))
     process.start()
     while process.is_alive() and lines_of(journal_path(target)) < 9:  # header and two batches
         time.sleep(0.05)
@@ -387,12 +388,12 @@ def test_signals_keep_finished_captions(
 @pytest.mark.stress
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_500_photos_killed_ten_times(precision, tiny, tmp_path, processes, caption) -> None:
+def test_500_photos_killed_ten_times(precision, tiny, tmp_path, processes) -> None:
     photos = make_photos(tmp_path / "many", 500)
     target, rng = tmp_path / "x.csv", random.Random(0)
     arguments = [str(photos), "--batch-size", "8", "--precision", precision]
     arguments += ["--model", str(tiny.model), "-o"]
-    assert caption(*arguments, tmp_path / "whole.csv")[0] == FAILED
+    assert main(["caption", *arguments, str(tmp_path / "whole.csv")]) == FAILED
     command = ["caption", *arguments, str(target), "--resume"]
 
     for _ in range(10):
