@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch.overrides import TorchFunctionMode
 
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
@@ -25,6 +27,7 @@ from captioner.errors import CaptionerError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder, complete_folder
 from captioner.model_config import CONFIG, FORMAT_VERSION, WEIGHTS, not_a_config, read_config
 from captioner.models.captioner import CaptionModel
+from captioner.models.efficientnet_lite import lite_size
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 
@@ -102,9 +105,12 @@ def load_model(folder: str | Path) -> StoredModel:
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
         vocabulary = Vocabulary(config["vocabulary"], config.get("styles", ()))
         decoder = DecoderConfig(**config["decoder"])
-        encoder = Encoder(config["encoder"]["name"])
-        model = CaptionModel(
-            encoder, decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+        encoder = config["encoder"]["name"]
+        model = _without_weights(
+            encoder,
+            lambda: CaptionModel(
+                Encoder(encoder), decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+            ),
         )
         search = SearchOptions(**config["search"])
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
@@ -114,6 +120,42 @@ def load_model(folder: str | Path) -> StoredModel:
     frequencies = counted.read_bytes() if counted.is_file() else None
     info = config.get("info", {})
     return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
+
+
+def _without_weights(encoder: str, build: Callable[[], CaptionModel]) -> CaptionModel:
+    """Build a model for `_load_weights`.
+
+    Random weights take longer than captioning a photo; on the meta device they cost nothing. Models
+    with tensors that are not in the file, such as a table that a scorer computes, are built as
+    usual, and so are those with another library's encoder.
+    """
+    if lite_size(encoder) is None:
+        return build()
+    try:
+        with torch.device("meta"), _NoInitialization():
+            model = build()
+    except (NotImplementedError, RuntimeError):  # an operation that needs numbers
+        return build()
+    stored = model.state_dict().keys()
+    others = [name for name, _ in model.named_buffers() if name not in stored]
+    others += [
+        name
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
+    return build() if others else model
+
+
+class _NoInitialization(TorchFunctionMode):
+    """Skips ``torch.nn.init``, whose first call on the meta device imports sympy."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **kwargs or {})
 
 
 def _load_weights(model: CaptionModel, path: Path) -> None:
@@ -132,5 +174,5 @@ def _load_weights(model: CaptionModel, path: Path) -> None:
             f"{path} does not match its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); "
             "copy both files from the same model"
         )
-    with torch.no_grad():
-        model.load_state_dict(tensors)
+    tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
+    model.load_state_dict(tensors, assign=True)

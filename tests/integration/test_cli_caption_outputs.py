@@ -368,7 +368,8 @@ def test_signals_keep_finished_captions(
     number, *, photos, tiny, tmp_path, processes, caption
 ) -> None:
     target, log = tmp_path / "x.csv", tmp_path / "log"
-    arguments = [str(photos), "--batch-size", "4", "-o", str(target)]
+    # The precision of a process without conftest.py may be bf16.
+    arguments = [str(photos), "--batch-size", "4", "--precision", "fp32", "-o", str(target)]
     command = ["caption", *arguments, "--model", str(tiny.model)]
     process = processes.Process(target=run_command, args=(command, str(log), 9))
     process.start()

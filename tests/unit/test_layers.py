@@ -172,7 +172,7 @@ def test_a_caption_takes_no_library_that_the_shipped_model_does_not_need() -> No
         "import sys, captioner\n"
         "from PIL import Image\n"
         "captioner.load().caption(Image.new('RGB', (64, 64)), beam_size=1)\n"
-        "print([name for name in ('timm', 'torchvision', 'torch._dynamo', 'matplotlib', "
+        "print([name for name in ('timm', 'torchvision', 'torch._dynamo', 'sympy', 'matplotlib', "
         "'accelerate', 'captioner.training') if name in sys.modules])"
     )
 
