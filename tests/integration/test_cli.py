@@ -126,7 +126,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
     assert main(["caption", photo, "-o", str(target)]) == USAGE
     assert "--force" in capsys.readouterr().err
     assert target.read_text() == written
-    assert main(["caption", photo, "-o", str(target), "--force"]) == OK
+    assert main(["caption", photo, "-o", str(target), "--num-captions", "2", "--force"]) == OK
     assert target.read_text() != written
     assert [p.name for p in tmp_path.iterdir()] == ["captions.json"]
 
