@@ -23,12 +23,13 @@ from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead
-from captioner.decoding.rules import encode_search_words
 from captioner.decoding.search import Hypothesis
+from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision, pick_precision
 from captioner.inference import Ensemble, Prepared
-from captioner.model_folder import SHIPPED_MODEL, StoredModel, load_model, save_model
+from captioner.model_config import SHIPPED_MODEL
+from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.attention import Memory
 from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED

@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, and a folder lock.
+"""Atomic writes of files and folders, and a lock for what is written in place.
 
 A file is written to a temporary file beside it, synced to disk and renamed over the old one, which
 is atomic.
@@ -169,23 +169,23 @@ def complete_folder(path: str | Path) -> Path:
 
 
 @contextmanager
-def folder_lock(folder: str | Path) -> Iterator[None]:
-    """Hold the exclusive lock of a folder that is written in place.
+def write_lock(path: str | Path) -> Iterator[None]:
+    """Hold the exclusive lock of a file or folder that is written in place.
 
     The system releases the lock when the process ends, however it ends. Windows has no such lock;
     there, nothing is locked.
 
     Args:
-        folder: An existing folder.
+        path: An existing file or folder.
 
     Raises:
         DataError: Another process holds the lock.
     """
     try:
-        lock = _flock(Path(folder))
+        lock = _flock(Path(path))
     except BlockingIOError as error:
         raise DataError(
-            f"another process is writing to {folder}; wait for it, or choose another folder"
+            f"another process is writing to {path}; wait for it, or choose another name"
         ) from error
     with _released(lock):
         yield

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from captioner.caption import CropBox
 from captioner.config import SearchOptions
 from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
+from captioner.decoding.words import SearchTokens
 from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision, autocast, pick_device, pick_precision
 from captioner.models.attention import Memory, widen

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,31 +21,30 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch.overrides import TorchFunctionMode
 
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ConfigError, ModelError
-from captioner.files import FREQUENCIES, atomic_folder, complete_folder
+from captioner.files import FREQUENCIES, atomic_folder
+from captioner.model_config import (
+    CONFIG,
+    FORMAT_VERSION,
+    TOKENIZER,
+    WEIGHTS,
+    find_model,
+    not_a_config,
+    read_config,
+    read_vocabulary,
+)
 from captioner.models.attention import SCORERS
 from captioner.models.captioner import CaptionModel
+from captioner.models.efficientnet_lite import lite_size
 from captioner.models.encoder import ENCODERS, Encoder
 from captioner.registry import Registry, what_is_missing
-from captioner.subwords import Subwords
 from captioner.vocabulary import Vocabulary
 
-FORMAT_VERSION = 2
-"""2: the model may have a sub-word tokenizer; other models are written as format 1."""
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-TOKENIZER = "tokenizer.json"
 CARD = "README.md"
-BEST = "best"
-RUN_CONFIG = "config.yaml"
-"""In a run folder: the folder of its best model, and its settings."""
-
-SHIPPED = "shipped"
-SHIPPED_MODEL = Path(__file__).parent / "pretrained"
-"""Name and folder of the model that is included in the package."""
 
 
 @dataclass
@@ -141,23 +141,24 @@ def load_model(folder: str | Path) -> StoredModel:
             a newer version.
     """
     path = find_model(folder)
-    config = _read_config(path)
-    subwords = _subwords(path, config)
+    config = read_config(path)
     try:
         _check_required(path, config)
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
-        vocabulary = Vocabulary(config["vocabulary"], config.get("styles", ()), subwords)
+        vocabulary = read_vocabulary(path, config)
         decoder = DecoderConfig(**config["decoder"])
-        encoder = Encoder(config["encoder"]["name"])
-        model = CaptionModel(
-            encoder, decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+        encoder = config["encoder"]["name"]
+        model = _without_weights(
+            encoder,
+            lambda: CaptionModel(
+                Encoder(encoder), decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+            ),
         )
         search = SearchOptions(**config["search"])
     except ModelError:
         raise
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ModelError(f"{path / CONFIG} is not a captioner model config: {reason}") from error
+        raise not_a_config(path, error) from error
     _load_weights(model, path / WEIGHTS)
     counted = path / FREQUENCIES
     frequencies = counted.read_bytes() if counted.is_file() else None
@@ -165,86 +166,40 @@ def load_model(folder: str | Path) -> StoredModel:
     return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
 
 
-def find_model(folder: str | Path) -> Path:
-    """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
+def _without_weights(encoder: str, build: Callable[[], CaptionModel]) -> CaptionModel:
+    """Build a model for `_load_weights`.
 
-    ``shipped`` is the model that is included in the package, unless there is such a folder.
-
-    Raises:
-        ModelError: The run has no best model yet.
+    Random weights take longer than captioning a photo; on the meta device they cost nothing. Models
+    with tensors that are not in the file, such as a table that a scorer computes, are built as
+    usual, and so are those with another library's encoder.
     """
-    path = complete_folder(folder)
-    if str(folder) == SHIPPED and not path.exists():
-        return SHIPPED_MODEL
-    if (path / CONFIG).exists():
-        return path
-    best = complete_folder(path / BEST)
-    if best.is_dir():
-        return best
-    if (path / RUN_CONFIG).is_file():
-        raise ModelError(
-            f"the run folder {path} has no model yet; the first validation of captioner train "
-            f"saves one in {path / BEST}"
-        )
-    return path
-
-
-def read_search(folder: str | Path) -> SearchOptions | None:
-    """The search options of a model, without loading it; None if it cannot be read."""
+    if lite_size(encoder) is None:
+        return build()
     try:
-        return SearchOptions(**_read_config(find_model(folder))["search"])
-    except (KeyError, TypeError, CaptionerError):
-        return None
+        with torch.device("meta"), _NoInitialization():
+            model = build()
+    except (NotImplementedError, RuntimeError):  # an operation that needs numbers
+        return build()
+    stored = model.state_dict().keys()
+    others = [name for name, _ in model.named_buffers() if name not in stored]
+    others += [
+        name
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
+    return build() if others else model
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
-        kind = "is a file" if path.exists() else "does not exist"
-        raise ModelError(
-            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}"
-        )
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelError(
-            f"cannot read {path / CONFIG} ({error}); copy the whole folder again"
-        ) from error
-    version = config.get("format_version") if isinstance(config, dict) else None
-    if not isinstance(version, int):
-        raise ModelError(f"{path / CONFIG} is not a captioner model config: no format_version")
-    if version > FORMAT_VERSION:
-        raise ModelError(
-            f"{path} was written by a newer captioner (format {version}, supported up to "
-            f"{FORMAT_VERSION}); pip install --upgrade captioner"
-        )
-    return dict(config)
+class _NoInitialization(TorchFunctionMode):
+    """Skips ``torch.nn.init``, whose first call on the meta device imports sympy."""
 
-
-def _subwords(path: Path, config: dict[str, Any]) -> Subwords | None:
-    """The sub-word tokenizer of a model that has one."""
-    tokenizer = config.get("tokenizer", "words")
-    if tokenizer == "words":
-        return None
-    if tokenizer != "bpe":
-        raise ModelError(
-            f"{path / CONFIG} has the unknown tokenizer {tokenizer!r}; pip install --upgrade "
-            "captioner"
-        )
-    try:
-        subwords = Subwords((path / TOKENIZER).read_text(encoding="utf-8"))
-        matches = subwords.pieces == tuple(config.get("vocabulary", ()))
-    except (OSError, ValueError, TypeError, ModelError) as error:
-        raise ModelError(
-            f"cannot read {path / TOKENIZER} ({error}); copy the whole folder again"
-        ) from error
-    if not matches:
-        raise ModelError(
-            f"{path / TOKENIZER} does not match {CONFIG}; copy both files from the same model"
-        )
-    return subwords
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **kwargs or {})
 
 
 def _load_weights(model: CaptionModel, path: Path) -> None:
@@ -263,5 +218,5 @@ def _load_weights(model: CaptionModel, path: Path) -> None:
             f"{path} does not match its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); "
             "copy both files from the same model"
         )
-    with torch.no_grad():
-        model.load_state_dict(tensors)
+    tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
+    model.load_state_dict(tensors, assign=True)

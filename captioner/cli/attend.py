@@ -13,7 +13,7 @@ from tqdm import tqdm
 from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, parser, targets
 from captioner.cli.main import FAILED, OK, flag
-from captioner.cli.options import refuse_overwrite, search_changes, warn
+from captioner.cli.options import checked_search, refuse_overwrite, search_changes, warn
 from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
@@ -61,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
         )
+    checked_search(options)
     photos = find_photos(options)
     failures = photos.failures
     jobs = _jobs(photos, options) if photos.paths else []
@@ -98,7 +99,7 @@ def _jobs(photos: Photos, options: Any) -> list[tuple[Path, Path]]:
     if options.skip_existing:
         jobs = _without_existing(jobs, options)
     for path in dict.fromkeys(path for _, path in jobs):
-        refuse_overwrite(path, options.force)
+        refuse_overwrite(path, options.force, new_folder=path != output)
     return jobs
 
 

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import functools
-import json
 import re
+import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
-from captioner.cli.main import FAILED, OK
+from captioner.cli.caption_formats import WRITERS, Entry, choose_format, entry
+from captioner.cli.caption_journal import Journal, Plan, journal_path, open_journal, unfinished
+from captioner.cli.caption_sidecars import Store, check_photos, choose_store
+from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
     add_model_options,
     add_search_options,
+    checked_search,
     output,
     refuse_overwrite,
-    search_changes,
     warn,
 )
 from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import STDIN, add_photo_options, find_photos, missing
+from captioner.config import SearchOptions
 from captioner.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from captioner.caption import Caption
-
-Captioned = tuple[str | int, Sequence["Caption"]]
-"""A photo's path (or image id in COCO results) and its captions."""
+Named = tuple[Path, str | int]
+"""A photo and its name in the output: the given path, or the image id in COCO results."""
 
 
 @functools.cache
@@ -42,10 +45,39 @@ def parser() -> Parser:
         "PHOTO|FOLDER|-... [options]",
     )
     add_photo_options(new)
-    new.add_argument("--format", choices=list(WRITERS), default="text", help="output format")
-    new.add_argument("-o", "--output", help="output file (default: standard output)")
-    new.add_argument("--force", action="store_true", help="overwrite the output file")
     new.add_argument("--annotations", help="COCO file with the image ids, for --format coco")
+    written = new.add_argument_group("output")
+    written.add_argument(
+        "-o",
+        "--output",
+        help="output file; its extension selects the format: .txt, .json, .jsonl, .csv (default: "
+        "standard output, or -)",
+    )
+    written.add_argument(
+        "--format", choices=list(WRITERS), help="output format (default: by the extension, or text)"
+    )
+    written.add_argument(
+        "--resume", action="store_true", help="continue an interrupted run with the same -o FILE"
+    )
+    written.add_argument("--force", action="store_true", help="overwrite existing output")
+    beside = new.add_argument_group("captions in or beside the photos")
+    beside.add_argument(
+        "--sidecar",
+        choices=["txt", "xmp"],
+        help="write each caption beside its photo: photo.txt, or the description in photo.xmp",
+    )
+    beside.add_argument(
+        "--embed",
+        metavar="FOLDER",
+        help="copy the photos (JPEG, PNG) to this folder with the caption as their description "
+        "(XMP, IPTC)",
+    )
+    beside.add_argument(
+        "--in-place", action="store_true", help="embed the description in the photos themselves"
+    )
+    beside.add_argument(
+        "--skip-existing", action="store_true", help="skip photos that already have a caption there"
+    )
     add_search_options(new)
     add_model_options(new)
     return new
@@ -54,7 +86,13 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Caption all photos; report those that failed."""
     options = parser().parse(argv)
+    store = choose_store(options)
     target = _check(options)
+    search = checked_search(options)
+    _check_count(options, search)
+    if options.resume and _is_complete(target, options):
+        warn(f"{target} is complete, there is nothing to resume; --force captions the photos again")
+        return OK
 
     photos = find_photos(options)
     named, failures = _names(photos.paths, options)
@@ -66,52 +104,250 @@ def main(argv: Sequence[str]) -> int:
         photos.report_skipped()
         return FAILED
 
-    from captioner.api import load
-
-    model = load(*options.model, device=options.device, precision=options.precision)
-    sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
-    results = model.stream(sources, batch_size=options.batch_size, **search_changes(options))
-
-    def captioned() -> Iterator[Captioned]:
-        """Yield captions as they are generated; report and count unreadable photos."""
-        nonlocal failures
-        hide = None if len(named) > 1 else True  # None: hidden unless stderr is a terminal
-        bar = tqdm(results, total=len(named), unit="photo", disable=hide, dynamic_ncols=True)
-        for (_, name), result in zip(named, bar, strict=True):
-            if result.error is None:
-                yield name, result.captions
-            else:
-                failures += 1
-                warn(str(result.error))
-
-    with output(target) as file:
-        WRITERS[options.format](file, captioned())
+    run = _Run(options, search, argv)
+    with _terminate_as_interrupt():
+        if store is not None:
+            failures += run.keep(store, [photo for photo, _ in named])
+        elif target is not None and (target.is_file() or not target.exists()):
+            failures += run.write(target, named)
+        else:  # standard output, a pipe or a device
+            failed: list[Entry] = []
+            with output(target) as file:
+                WRITERS[options.format](file, _succeeded(run.entries(named), failed, report=True))
+            failures += len(failed)
     photos.report_skipped()
     return FAILED if failures else OK
 
 
 def _check(options: Any) -> Path | None:
     """Check options that contradict each other; return the output file."""
+    target = None if options.output in (None, "-") else Path(options.output)
+    options.format = choose_format(options.format, target)
     if options.annotations and options.format != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {options.format}; leave it out")
-    if options.format == "coco" and (options.num_captions or 1) > 1:
-        raise ConfigError("--format coco has one caption per image; give --num-captions 1")
-    if options.output is None:
+    if options.batch_size < 1:
+        raise ConfigError(f"--batch-size is {options.batch_size}; give 1 or more")
+    if options.resume and target is None:
+        raise ConfigError("--resume continues with an output file; give -o FILE too")
+    if options.resume and "-" in options.photos:
+        raise ConfigError("--resume cannot read standard input (-) again; give files")
+    if target is None:
         return None
-    target = Path(options.output)
-    refuse_overwrite(target, options.force)
+    refuse_overwrite(target, options.force or options.resume)  # open_journal checks it then
+    kept = 0 if options.resume or options.force else unfinished(target)
+    if kept:
+        raise ConfigError(
+            f"{journal_path(target)} has {kept} photos of an interrupted run; give --resume to "
+            "continue it, or --force to start over"
+        )
     return target
 
 
-def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str | int]], int]:
-    """Return each photo with its name in the output, and the number of photos without one.
+def _check_count(options: Any, search: SearchOptions) -> None:
+    """Check that there is one caption where there is room for one only."""
+    beside = [name for name in ("sidecar", "embed", "in_place") if options[name]]
+    where = flag(beside[0]) if beside else "--format coco" if options.format == "coco" else None
+    if where is not None and search.num_captions > 1:
+        raise ConfigError(f"{where} has one caption per photo; give --num-captions 1")
 
-    The name is the given path, or the image id in COCO results.
-    """
+
+def _is_complete(target: Path | None, options: Any) -> bool:
+    return (
+        target is not None
+        and target.exists()
+        and not journal_path(target).exists()
+        and not options.force
+    )
+
+
+class _Run:
+    """One call of the command: its options, and where its captions go."""
+
+    def __init__(self, options: Any, search: SearchOptions, argv: Sequence[str]) -> None:
+        self.options, self.search, self.argv = options, search, argv
+
+    def entries(self, named: Sequence[Named], finished: int = 0) -> Iterator[Entry]:
+        """Load the model and yield each photo's captions, or its error, as they are generated.
+
+        Args:
+            named: The photos.
+            finished: Number of photos before these that an interrupted run has captioned.
+        """
+        if not named:
+            return
+        from captioner.api import load
+
+        options = self.options
+        model = load(*options.model, device=options.device, precision=options.precision)
+        sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
+        results = model.stream(sources, batch_size=options.batch_size, **vars(self.search))
+        total = finished + len(named)
+        hide = None if total > 1 else True  # None: hidden unless stderr is a terminal
+        bar = tqdm(
+            results, total=total, initial=finished, unit="photo", disable=hide, dynamic_ncols=True
+        )
+        for (_, name), result in zip(named, bar, strict=True):
+            if result.error is None:
+                yield entry(name, result.captions)
+            else:
+                yield {"image": name, "error": str(result.error)}
+
+    def write(self, target: Path, named: Sequence[Named]) -> int:
+        """Write an output file; after an interruption, keep what is finished.
+
+        Returns:
+            The number of photos that failed.
+        """
+        options = self.options
+        plan = Plan(self._settings(), [p for p, _ in named], options.batch_size, options.force)
+        failed: list[Entry] = []
+        with (
+            open_journal(target, plan, resume=options.resume) as journal,
+            self._resume_hint(journal, target),
+        ):
+            for one in journal.entries():
+                _report(one)  # again, so that every run names all that failed
+            for one in self.entries(named[journal.finished :], journal.finished):
+                _report(one)
+                journal.add(one)
+            with output(target) as file:
+                WRITERS[options.format](file, _succeeded(journal.entries(), failed))
+        return len(failed)
+
+    def _settings(self) -> dict[str, Any]:
+        """All that the captions depend on, besides the photos; by the name for messages."""
+        import torch
+
+        from captioner import __version__
+        from captioner.hardware import pick_device, pick_precision
+        from captioner.model_config import SHIPPED_MODEL, fingerprint
+
+        options = self.options
+        device = pick_device(options.device)
+        return {
+            "--format": options.format,
+            "--annotations": options.annotations,
+            "--model": [fingerprint(folder) for folder in options.model or [SHIPPED_MODEL]],
+            "--device": device.type,
+            "--precision": pick_precision(options.precision, device),
+            "--batch-size": options.batch_size,
+            **{flag(name): value for name, value in dataclasses.asdict(self.search).items()},
+            "captioner's version": __version__,
+            "torch's version": torch.__version__,
+        }
+
+    @contextmanager
+    def _resume_hint(self, journal: Journal, target: Path) -> Iterator[None]:
+        """After an interruption or error, print the command that continues."""
+        try:
+            yield
+        except BaseException:
+            if journal.saved:
+                warn(
+                    f"{journal.saved} of {journal.total} photos are finished and kept in "
+                    f"{journal_path(target)}; to continue, run:\n  {self._command('--resume')}"
+                )
+            raise
+
+    def keep(self, store: Store, photos: Sequence[Path]) -> int:
+        """Write captions in or beside the photos, and print them.
+
+        A batch is captioned if any of its photos needs a caption, and is the same in every run:
+        captions may depend on the others in the batch in the last digits (bf16).
+
+        Returns:
+            The number of photos that failed.
+        """
+        usable, existing = check_photos(store, photos, self.options)
+        size = self.options.batch_size
+        batches = [usable[start : start + size] for start in range(0, len(usable), size)]
+        needed = [photo for b in batches if not existing.issuperset(b) for photo in b]
+        if existing:
+            warn(f"{len(existing)} of {len(usable)} photos already have a caption; skipped")
+        failed: list[Entry] = []
+        written = 0
+
+        def kept() -> Iterator[Entry]:
+            nonlocal written
+            captioned = self.entries([(photo, str(photo)) for photo in needed])
+            for photo, one in zip(needed, captioned, strict=True):
+                if photo in existing:
+                    continue
+                stored = one if "error" in one else _stored(store, photo, one)
+                written += "error" not in stored
+                yield stored
+
+        try:
+            WRITERS[self.options.format](sys.stdout, _succeeded(kept(), failed, report=True))
+        except KeyboardInterrupt:
+            if written and not self.options.force:
+                warn(
+                    f"{written} captions are written; to continue, run:\n  "
+                    f"{self._command('--skip-existing')}"
+                )
+            raise
+        return len(photos) - len(usable) + len(failed)
+
+    def _command(self, option: str) -> str:
+        """The command that was run, with one more option."""
+        more = [] if option in self.argv else [option]
+        return shlex.join(["captioner", "caption", *self.argv, *more])
+
+
+def _stored(store: Store, photo: Path, one: Entry) -> Entry:
+    """Store a photo's caption; return its entry, or one with the error."""
+    try:
+        store.write(photo, one["captions"][0]["text"])
+    except DataError as error:
+        return {"image": str(photo), "error": str(error)}
+    except OSError as error:
+        return {"image": str(photo), "error": f"{store.target(photo)}: {error.strerror or error}"}
+    return one
+
+
+def _report(one: Entry) -> None:
+    """Print the error of a photo that failed."""
+    if "error" in one:
+        warn(one["error"])
+
+
+def _succeeded(
+    entries: Iterable[Entry], failed: list[Entry], *, report: bool = False
+) -> Iterator[Entry]:
+    """Yield the entries with captions; collect, and on request print, those with an error."""
+    for one in entries:
+        if "error" not in one:
+            yield one
+            continue
+        failed.append(one)
+        if report:
+            _report(one)
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM (kill, a shutdown, a batch system) interrupt as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        old = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread, where signals cannot be handled
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def _names(photos: Iterable[Path], options: Any) -> tuple[list[Named], int]:
+    """Return each photo with its name in the output, and the number of photos without one."""
     if options.format != "coco":
         return [(photo, str(photo)) for photo in photos], 0
     find = _image_ids(options.annotations)
-    named: list[tuple[Path, str | int]] = []
+    named: list[Named] = []
     unknown = 0
     for photo in photos:
         image_id = find(photo)
@@ -121,47 +357,6 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[tuple[Path, str |
         else:
             named.append((photo, image_id))
     return named, unknown
-
-
-def entry(path: str | int, captions: Sequence[Caption]) -> dict[str, Any]:
-    """Return one photo's captions as JSON data."""
-    return {"image": path, "captions": [caption.as_dict() for caption in captions]}
-
-
-def _write_text(file: IO[str], photos: Iterable[Captioned]) -> None:
-    for path, captions in photos:
-        for caption in captions:
-            print(f"{path}: {caption.text}", file=file, flush=True)
-
-
-def _write_jsonl(file: IO[str], photos: Iterable[Captioned]) -> None:
-    for photo in photos:
-        print(json.dumps(entry(*photo), ensure_ascii=False), file=file, flush=True)
-
-
-def _write_json(file: IO[str], photos: Iterable[Captioned]) -> None:
-    _write_list(file, (entry(*photo) for photo in photos))
-
-
-def _write_csv(file: IO[str], photos: Iterable[Captioned]) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["image", "caption", "log_prob"])
-    for path, captions in photos:
-        for caption in captions:
-            writer.writerow([path, caption.text, f"{caption.log_prob:.4f}"])
-
-
-def _write_coco(file: IO[str], photos: Iterable[Captioned]) -> None:
-    _write_list(file, ({"image_id": i, "caption": c[0].text} for i, c in photos))
-
-
-def _write_list(file: IO[str], entries: Iterable[dict[str, Any]]) -> None:
-    """Write a JSON list entry by entry, so that a large folder does not fill the memory."""
-    separator = "[\n"
-    for one in entries:
-        file.write(separator + json.dumps(one, ensure_ascii=False))
-        separator = ",\n"
-    file.write("\n]\n" if separator == ",\n" else "[]\n")
 
 
 def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
@@ -182,12 +377,3 @@ def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
         return int(match[1]) if match else None
 
     return digits
-
-
-WRITERS: dict[str, Callable[[IO[str], Iterable[Captioned]], None]] = {
-    "text": _write_text,
-    "json": _write_json,
-    "jsonl": _write_jsonl,
-    "csv": _write_csv,
-    "coco": _write_coco,
-}

@@ -10,6 +10,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
     add_model_options,
     add_search_options,
+    checked_search,
     refuse_overwrite,
     search_changes,
     warn,
@@ -106,6 +107,8 @@ def main(argv: Sequence[str]) -> int:
         search=search_changes(options),
     )
     _check_java(inputs.metrics)
+    if inputs.results is None:
+        checked_search(options)
     target = None if options.output is None else Path(options.output)
     if target is not None:
         refuse_overwrite(target, options.force)

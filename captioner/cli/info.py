@@ -31,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
-    from captioner.model_folder import CARD, SHIPPED_MODEL, WEIGHTS, find_model, load_model
+    from captioner.model_config import SHIPPED_MODEL, WEIGHTS, find_model
+    from captioner.model_folder import CARD, load_model
 
     folder = find_model(options.model or SHIPPED_MODEL)
     stored = load_model(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,20 +92,59 @@ def search_changes(arguments: jsonargparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def refuse_overwrite(path: Path, force: bool) -> None:
-    """Check that an output file can be written.
+def checked_search(arguments: jsonargparse.Namespace) -> SearchOptions:
+    """Return the model's search options with those of the command line.
+
+    Reads the model's config only, so that an error does not have to wait for torch and the model.
 
     Raises:
-        ConfigError: ``path`` exists and ``--force`` was not given, or it is a folder, or one of its
-            parents is a file.
+        ConfigError: An option is out of range, two contradict each other, or the model does not
+            know a style or a forced word.
+        ModelError: The model folder cannot be read.
+    """
+    from captioner.decoding.words import encode_search_words
+    from captioner.model_config import SHIPPED_MODEL, read_search
+
+    own, vocabulary = read_search((arguments.model or [SHIPPED_MODEL])[0])
+    search = own.changed(**search_changes(arguments))
+    encode_search_words(search, vocabulary)
+    vocabulary.start(search.style)
+    return search
+
+
+def refuse_overwrite(path: Path, force: bool, *, new_folder: bool = False) -> None:
+    """Check that an output file can be written.
+
+    Args:
+        path: The output file.
+        force: Overwrite an existing file.
+        new_folder: The file's folder is an output too, and is created.
+
+    Raises:
+        ConfigError: ``path`` exists and ``--force`` was not given, it is a folder, or its parent
+            folder does not exist.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file name")
+    require_parent(path.parent if new_folder else path)
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
+
+
+def require_parent(path: Path) -> None:
+    """Check that the folder exists in which a file or folder is to be created.
+
+    Raises:
+        ConfigError: It does not exist, or one of its parents is a file.
+    """
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
         raise ConfigError(f"cannot write {path}: {above} is a file, not a folder")
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
+    if above != path.absolute().parent:
+        raise ConfigError(
+            f"cannot write {path}: the folder {path.parent} does not exist; create it first "
+            f"(mkdir -p {shlex.quote(str(path.parent))}), or give another name"
+        )
 
 
 @contextmanager

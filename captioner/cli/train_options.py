@@ -143,11 +143,9 @@ def parse_with_model(parser: Parser, argv: Sequence[str]) -> jsonargparse.Namesp
     arguments = parser.parse(argv)
     if not arguments.init_from:
         return arguments
-    from captioner.model_folder import read_search
+    from captioner.model_config import read_search
 
-    held = read_search(arguments.init_from)
-    if held is None:  # reported when the model is loaded
-        return arguments
+    held, _ = read_search(arguments.init_from)
     values = {f"search.{name}": value for name, value in dataclasses.asdict(held).items()}
     before = {name: parser.get_default(name) for name in values}
     parser.set_defaults(values)

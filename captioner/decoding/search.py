@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import Rules, SearchTokens
+from captioner.decoding.rules import Rules
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
+from captioner.decoding.words import SearchTokens
 
 
 class Advance(NamedTuple):

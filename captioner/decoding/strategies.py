@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import SearchTokens
+from captioner.decoding.words import SearchTokens
 
 
 class Beams(NamedTuple):

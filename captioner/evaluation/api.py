@@ -273,7 +273,7 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
         return None
     path = Path(given)
     if path.is_dir():
-        from captioner.model_folder import find_model
+        from captioner.model_config import find_model
 
         path = find_model(path)
         if not (path / FREQUENCIES).is_file():

@@ -93,6 +93,12 @@ class EfficientNetLite(nn.Module):
         self.conv_head = Convolution(width, HEAD, 1)
         self.bn2 = _norm(HEAD)
 
+    def output_size(self, image_size: int) -> tuple[int, tuple[int, int]]:
+        """Feature size and grid for square photos; every layer of stride 2 halves, rounding up."""
+        halvings = 1 + sum(stage.stride == 2 for stage in STAGES)
+        side = math.ceil(image_size / 2**halvings)
+        return HEAD, (side, side)
+
     def forward(self, images: Tensor) -> Tensor:
         """Encode normalised photos, (B, 3, H, W) to (B, 1280, Gh, Gw)."""
         return self.run_from(self.run_until(images, 0), 0)

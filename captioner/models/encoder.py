@@ -270,6 +270,8 @@ class Encoder(nn.Module):
 
         With a ``stage``, those of its input as returned by ``run_until``.
         """
+        if stage is None and isinstance(self.backbone, EfficientNetLite):
+            return self.backbone.output_size(image_size)  # running it takes longer than loading
         photo = torch.zeros(1, 3, image_size, image_size, device=next(self.parameters()).device)
         try:
             features, grid = self(photo) if stage is None else self.run_until(photo, stage)

@@ -43,7 +43,7 @@ from captioner.data.images import open_image
 from captioner.data.prefetch import read_ahead
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, DataError, ImageError
-from captioner.files import atomic_write, folder_lock
+from captioner.files import atomic_write, write_lock
 
 Encode = Callable[[Tensor], Tensor]
 """Pixels (B, H, W, 3) bytes to features (B, L, D) on any device."""
@@ -147,7 +147,7 @@ class FeatureWriter:
             OSError: The disk is full, or the folder cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with folder_lock(self.folder):
+        with write_lock(self.folder):
             self._inspect()  # again: another process may have filled it
             if self.complete and not self.force:
                 return

@@ -16,7 +16,7 @@ from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.rules import encode_search_words
+from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError
 from captioner.model_folder import StoredModel, load_model, to_float16
 from captioner.models.attention import check_attention

@@ -77,9 +77,9 @@ def test_formats_say_the_same(capsys):
     [caption] = entry["captions"]
     assert printed["text"] == f"{photo}: {caption['text']}\n"
     rows = list(csv.reader(io.StringIO(printed["csv"])))
-    assert rows[0] == ["image", "caption", "log_prob"]
-    assert rows[1][:2] == [photo, caption["text"]]
-    assert float(rows[1][2]) == pytest.approx(caption["log_prob"], abs=1e-4)
+    assert rows[0] == ["image", "rank", "caption", "log_prob"]
+    assert rows[1][:3] == [photo, "1", caption["text"]]
+    assert float(rows[1][3]) == pytest.approx(caption["log_prob"], abs=1e-4)
     assert tokenize(caption["text"]) == caption["words"]
 
 
@@ -131,7 +131,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
     assert main(["caption", photo, "-o", str(target)]) == USAGE
     assert "--force" in capsys.readouterr().err
     assert target.read_text() == written
-    assert main(["caption", photo, "-o", str(target), "--force"]) == OK
+    assert main(["caption", photo, "-o", str(target), "--num-captions", "2", "--force"]) == OK
     assert target.read_text() != written
     assert [p.name for p in tmp_path.iterdir()] == ["captions.json"]
 

@@ -77,6 +77,9 @@ def written(path: Path, content: object) -> Path:
 
 def test_a_report_is_printed_and_written(tiny, scored, tmp_path, capsys) -> None:
     target = tmp_path / "new folder" / "report.json"
+    assert evaluate(*scored, "-o", target) == USAGE  # no folder is created silently
+    target.parent.mkdir()
+    capsys.readouterr()
 
     assert evaluate(*scored, "-o", target) == OK
 
@@ -355,7 +358,7 @@ def test_attention_is_measured_with_damaged_frequencies(tiny, tmp_path) -> None:
 
 
 def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None:
-    target = tmp_path / "new" / "f.json.gz"
+    target = tmp_path / "f.json.gz"
 
     assert run("prepare", "frequencies", tiny.captions, "-o", target) == OK
 

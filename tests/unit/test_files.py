@@ -15,7 +15,7 @@ import pytest
 
 from captioner import files
 from captioner.errors import DataError
-from captioner.files import atomic_folder, atomic_open, atomic_write, complete_folder, folder_lock
+from captioner.files import atomic_folder, atomic_open, atomic_write, complete_folder, write_lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -402,16 +402,16 @@ def test_a_file_is_no_folder_to_replace(tmp_path: Path):
     assert (tmp_path / "model").read_text() == "mine"
 
 
-# --- folder_lock ---
+# --- write_lock ---
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_a_folder_lock_is_exclusive_and_released(tmp_path: Path):
+def test_a_write_lock_is_exclusive_and_released(tmp_path: Path):
     with (
-        folder_lock(tmp_path),
+        write_lock(tmp_path),
         pytest.raises(DataError, match="another process is writing"),
-        folder_lock(tmp_path),
+        write_lock(tmp_path),
     ):
         pass
-    with folder_lock(tmp_path):
+    with write_lock(tmp_path):
         assert names(tmp_path) == []

@@ -18,8 +18,9 @@ PACKAGE = Path(captioner.__file__).parent
 FLOORS = [
     ["errors"],
     ["extras", "files", "option_fields", "registry", "tokenizer"],
-    ["config", "subwords", "caption", "hardware"],
+    ["config", "subwords", "caption", "hardware", "metadata"],
     ["vocabulary"],
+    ["model_config"],
     ["data"],
     ["visualization"],
     ["models"],
@@ -172,7 +173,7 @@ def test_a_caption_takes_no_library_that_the_shipped_model_does_not_need() -> No
         "import sys, captioner\n"
         "from PIL import Image\n"
         "captioner.load().caption(Image.new('RGB', (64, 64)), beam_size=1)\n"
-        "print([name for name in ('timm', 'torchvision', 'torch._dynamo', 'matplotlib', "
+        "print([name for name in ('timm', 'torchvision', 'torch._dynamo', 'sympy', 'matplotlib', "
         "'accelerate', 'captioner.training') if name in sys.modules])"
     )
 

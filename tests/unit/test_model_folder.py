@@ -22,7 +22,8 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ModelError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.model_folder import StoredModel, find_model, load_model, save_model
+from captioner.model_config import SHIPPED_MODEL, WEIGHTS, find_model
+from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
@@ -376,3 +377,27 @@ def test_a_file_in_the_way(tmp_path: Path):
     with pytest.raises(ModelError, match="cannot save"):
         save_model(tmp_path / "model", build())
     assert (tmp_path / "model").read_text() == "mine"
+
+
+def test_every_tensor_of_a_model_built_without_weights_is_from_its_file():
+    """The shipped model's tensors are those of its file, and none is left uninitialized."""
+    model = load_model(SHIPPED_MODEL).model
+
+    stored = load_file(SHIPPED_MODEL / WEIGHTS)
+    found = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert found.keys() == stored.keys()
+    for name, tensor in found.items():
+        np.testing.assert_array_equal(tensor.detach(), stored[name].astype(np.float32))
+
+
+def test_tensors_that_no_file_has_are_computed(monkeypatch):
+    """Such as a table that a scorer from outside the package computes."""
+    build = CaptionModel.__init__
+
+    def with_a_table(self: CaptionModel, *arguments: Any, **more: Any) -> None:
+        build(self, *arguments, **more)
+        self.table = torch.arange(3)
+
+    monkeypatch.setattr(CaptionModel, "__init__", with_a_table)
+
+    assert load_model(SHIPPED_MODEL).model.table.tolist() == [0, 1, 2]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from table_stepper import END, Prefix, Table, random_table
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Hypothesis
+from captioner.decoding.words import SearchTokens
 
 
 class Task(NamedTuple):

@@ -18,8 +18,9 @@ from table_stepper import (
 )
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import Rules, SearchTokens, encode_search_words
+from captioner.decoding.rules import Rules
 from captioner.decoding.search import search
+from captioner.decoding.words import SearchTokens, encode_search_words
 from captioner.errors import ConfigError
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
 

@@ -38,8 +38,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Advance, search
+from captioner.decoding.words import SearchTokens
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])

@@ -33,8 +33,8 @@ from table_stepper import (
 )
 
 from captioner.config import SearchOptions
-from captioner.decoding.rules import SearchTokens
 from captioner.decoding.search import Hypothesis, search
+from captioner.decoding.words import SearchTokens
 
 
 def said(found: list[Hypothesis]) -> list[tuple[int, ...]]:

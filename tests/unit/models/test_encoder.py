@@ -453,3 +453,12 @@ def test_the_packages_weights_know_a_uniform_when_they_see_one() -> None:
     assert grid == (7, 7)
     assert 652 in logits[0].topk(3).indices.tolist()
     assert logits.softmax(-1)[0, 652] > 0.2
+
+
+@pytest.mark.parametrize("size", [32, 33, 47, 65, 90])
+def test_the_size_of_the_grid_is_known_without_running_the_network(size) -> None:
+    encoder = Encoder("timm/tf_efficientnet_lite0")
+
+    features, grid = encoder(torch.zeros(1, 3, size, size))
+
+    assert encoder.measure(size) == (features.shape[2], grid)

@@ -1,0 +1,109 @@
+"""Output formats of ``captioner caption``: text, JSON, JSON Lines, CSV and COCO results.
+
+A writer takes photos as JSON data, as `entry` returns them, so that captions can also be written
+from a file of finished ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from captioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from captioner.caption import Caption
+
+Entry = dict[str, Any]
+"""A photo's name in the output (path or COCO image id) and its captions."""
+
+
+def entry(name: str | int, captions: Sequence[Caption]) -> Entry:
+    """Return one photo's captions as JSON data."""
+    return {"image": name, "captions": [caption.as_dict() for caption in captions]}
+
+
+def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
+    for photo in photos:
+        for caption in photo["captions"]:
+            print(f"{photo['image']}: {caption['text']}", file=file, flush=True)
+
+
+def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:
+    for photo in photos:
+        print(json.dumps(photo, ensure_ascii=False), file=file, flush=True)
+
+
+def _write_json(file: IO[str], photos: Iterable[Entry]) -> None:
+    _write_list(file, photos)
+
+
+def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["image", "rank", "caption", "log_prob"])
+    for photo in photos:
+        for rank, caption in enumerate(photo["captions"], 1):
+            writer.writerow([photo["image"], rank, caption["text"], f"{caption['log_prob']:.4f}"])
+
+
+def _write_coco(file: IO[str], photos: Iterable[Entry]) -> None:
+    _write_list(
+        file, ({"image_id": p["image"], "caption": p["captions"][0]["text"]} for p in photos)
+    )
+
+
+def _write_list(file: IO[str], entries: Iterable[Entry]) -> None:
+    """Write a JSON list entry by entry, so that a large folder does not fill the memory."""
+    separator = "[\n"
+    for one in entries:
+        file.write(separator + json.dumps(one, ensure_ascii=False))
+        separator = ",\n"
+    file.write("\n]\n" if separator == ",\n" else "[]\n")
+
+
+WRITERS: dict[str, Callable[[IO[str], Iterable[Entry]], None]] = {
+    "text": _write_text,
+    "json": _write_json,
+    "jsonl": _write_jsonl,
+    "csv": _write_csv,
+    "coco": _write_coco,
+}
+
+_BY_EXTENSION = {
+    "": ("text",),
+    ".txt": ("text",),
+    ".json": ("json", "coco"),
+    ".jsonl": ("jsonl",),
+    ".csv": ("csv",),
+}
+"""Formats that a file with this extension can have, the default first."""
+
+
+def choose_format(given: str | None, target: Path | None) -> str:
+    """Return the format of ``--format``, or else of the output file's extension, or else text.
+
+    Raises:
+        ConfigError: The two contradict each other, or the extension is unknown.
+    """
+    suffix = "" if target is None else target.suffix.lower()
+    if not suffix:
+        return given or "text"
+    if suffix in _BY_EXTENSION:
+        possible = _BY_EXTENSION[suffix]
+        if given is not None and given not in possible:
+            raise ConfigError(
+                f"--format {given} contradicts -o {target}; leave out --format for "
+                f"{possible[0]}, or give a file name that ends with {_extension(given)}"
+            )
+        return given or possible[0]
+    if given is None:
+        known = ", ".join(extension for extension in _BY_EXTENSION if extension)
+        raise ConfigError(f"-o {target}: unknown extension {suffix}; use {known} or give --format")
+    return given
+
+
+def _extension(name: str) -> str:
+    return next(suffix for suffix, names in _BY_EXTENSION.items() if suffix and name in names)

@@ -1,0 +1,44 @@
+"""The words in the search options as token ids; no torch, so that unknown words fail at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from captioner.config import SearchOptions
+from captioner.errors import OptionError
+from captioner.vocabulary import BAD_ENDINGS, Vocabulary
+
+
+class SearchTokens(NamedTuple):
+    """Token ids of the words in the search options."""
+
+    forced: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    bad_endings: tuple[int, ...] = ()
+
+
+def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
+    """Look up the words of the search options; banned words outside the vocabulary are ignored.
+
+    Raises:
+        ConfigError: A forced word is not in the vocabulary, or the vocabulary is one of pieces,
+            of which a word may be several.
+    """
+    if vocabulary.subwords is not None and (options.forced_words or options.banned_words):
+        raise OptionError(
+            "{forced_words} and {banned_words} need a model of whole words, but this one writes "
+            "pieces of words (tokenizer bpe); leave them out"
+        )
+    unknown = [word for word in options.forced_words if word not in vocabulary]
+    if unknown:
+        raise OptionError(
+            "{forced_words} contains {words}, which the model does not know; give words from its "
+            "vocabulary",
+            words=", ".join(unknown),
+        )
+    endings = BAD_ENDINGS if options.guard_endings else ()
+    return SearchTokens(
+        tuple(vocabulary.encode(options.forced_words)),
+        tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
+        tuple(vocabulary.whole_words(endings)),
+    )

@@ -1,0 +1,150 @@
+"""Reads a model folder's ``config.json`` without torch, so that wrong options fail at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from captioner.config import SearchOptions
+from captioner.errors import CaptionerError, ModelError
+from captioner.files import complete_folder
+from captioner.subwords import Subwords
+from captioner.vocabulary import Vocabulary
+
+FORMAT_VERSION = 2
+"""2: the model may have a sub-word tokenizer; other models are written as format 1."""
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+BEST = "best"
+RUN_CONFIG = "config.yaml"
+"""In a run folder: the folder of its best model, and its settings."""
+
+SHIPPED = "shipped"
+SHIPPED_MODEL = Path(__file__).parent / "pretrained"
+"""Name and folder of the model that is included in the package."""
+
+
+def find_model(folder: str | Path) -> Path:
+    """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
+
+    ``shipped`` is the model that is included in the package, unless there is such a folder.
+
+    Raises:
+        ModelError: The run has no best model yet.
+    """
+    path = complete_folder(folder)
+    if str(folder) == SHIPPED and not path.exists():
+        return SHIPPED_MODEL
+    if (path / CONFIG).exists():
+        return path
+    best = complete_folder(path / BEST)
+    if best.is_dir():
+        return best
+    if (path / RUN_CONFIG).is_file():
+        raise ModelError(
+            f"the run folder {path} has no model yet; the first validation of captioner train "
+            f"saves one in {path / BEST}"
+        )
+    return path
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Read the config of a model folder, or of the best model of a run folder.
+
+    Raises:
+        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
+            a newer version.
+    """
+    path = find_model(folder)
+    if not path.is_dir():
+        kind = "is a file" if path.exists() else "does not exist"
+        raise ModelError(
+            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}"
+        )
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).is_file():
+            raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(
+            f"cannot read {path / CONFIG} ({error}); copy the whole folder again"
+        ) from error
+    version = config.get("format_version") if isinstance(config, dict) else None
+    if not isinstance(version, int):
+        raise ModelError(f"{path / CONFIG} is not a captioner model config: no format_version")
+    if version > FORMAT_VERSION:
+        raise ModelError(
+            f"{path} was written by a newer captioner (format {version}, supported up to "
+            f"{FORMAT_VERSION}); pip install --upgrade captioner"
+        )
+    return dict(config)
+
+
+def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
+    """Read a model's default search options and its vocabulary.
+
+    Raises:
+        ModelError: See `read_config`.
+    """
+    config = read_config(folder)
+    try:
+        return SearchOptions(**config["search"]), read_vocabulary(folder, config)
+    except ModelError:
+        raise
+    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
+        raise not_a_config(find_model(folder), error) from error
+
+
+def read_vocabulary(folder: str | Path, config: dict[str, Any]) -> Vocabulary:
+    """The vocabulary of a model folder.
+
+    Raises:
+        ModelError: Its sub-word tokenizer cannot be read, or does not match the config.
+    """
+    subwords = _subwords(find_model(folder), config)
+    return Vocabulary(config["vocabulary"], config.get("styles", ()), subwords)
+
+
+def _subwords(path: Path, config: dict[str, Any]) -> Subwords | None:
+    """The sub-word tokenizer of a model that has one."""
+    tokenizer = config.get("tokenizer", "words")
+    if tokenizer == "words":
+        return None
+    if tokenizer != "bpe":
+        raise ModelError(
+            f"{path / CONFIG} has the unknown tokenizer {tokenizer!r}; pip install --upgrade "
+            "captioner"
+        )
+    try:
+        subwords = Subwords((path / TOKENIZER).read_text(encoding="utf-8"))
+        matches = subwords.pieces == tuple(config.get("vocabulary", ()))
+    except (OSError, ValueError, TypeError, ModelError) as error:
+        raise ModelError(
+            f"cannot read {path / TOKENIZER} ({error}); copy the whole folder again"
+        ) from error
+    if not matches:
+        raise ModelError(
+            f"{path / TOKENIZER} does not match {CONFIG}; copy both files from the same model"
+        )
+    return subwords
+
+
+def not_a_config(folder: Path, error: Exception) -> ModelError:
+    """The error of a config that lacks an entry or has a wrong one."""
+    reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+    return ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}")
+
+
+def fingerprint(folder: str | Path) -> str:
+    """A short hash of a model folder's config and weights."""
+    path = find_model(folder)
+    digest = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        with (path / name).open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:12]

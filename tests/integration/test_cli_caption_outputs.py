@@ -1,0 +1,584 @@
+"""Where captions go: output files, interrupted and resumed runs, sidecars, photo descriptions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import multiprocessing
+import os
+import random
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.cli.caption_journal import Journal, journal_path
+from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
+from captioner.metadata.embedding import embedded_description
+from captioner.metadata.xmp import read_description, set_description
+
+
+def make_photos(folder: Path, count: int) -> Path:
+    """Tiny photos, and a broken one in the middle."""
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(256, size=(count, 12, 16, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / f"{count // 2}.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_photos(tmp_path / "many", 13)
+
+
+@pytest.fixture
+def caption(tiny: SimpleNamespace, capsys: Any) -> Callable[..., tuple[int, str, str]]:
+    """``caption("photos", "-o", "x.csv")``: exit code, standard output and standard error."""
+
+    def run(*arguments: object, command: str = "caption") -> tuple[int, str, str]:
+        code = main([command, *map(str, arguments), "--model", str(tiny.model)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Make the run receive Ctrl-C after so many photos."""
+    add = Journal.add
+    added = []
+
+    def interrupted(self: Journal, entry: dict[str, Any]) -> None:
+        if len(added) == count:
+            raise KeyboardInterrupt
+        added.append(entry)
+        add(self, entry)
+
+    monkeypatch.setattr(Journal, "add", interrupted)
+
+
+# --- formats ---
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.json", "x.jsonl", "x.csv", "x.CSV", "x"])
+def test_the_extension_selects_the_format(name, tiny, tmp_path, caption) -> None:
+    kind = {"txt": "text", "": "text"}.get(name[2:].lower(), name[2:].lower())
+    _, expected, _ = caption(tiny.photos, "--format", kind)
+
+    assert caption(tiny.photos, "-o", tmp_path / name) == (OK, "", "")
+
+    assert (tmp_path / name).read_text() == expected
+
+
+def test_coco_results_are_json(tiny, tmp_path, caption) -> None:
+    assert caption(tiny.photos, "-o", tmp_path / "x.json", "--format", "coco")[0] == OK
+
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert [one["image_id"] for one in found] == [1, 2, 3, 4]
+
+
+def test_csv_ranks_the_captions(tiny, caption) -> None:
+    _, out, _ = caption(tiny.photos / "1.png", "--format", "csv", "--num-captions", 2)
+
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["rank"] for row in rows] == ["1", "2"]
+    assert list(rows[0]) == ["image", "rank", "caption", "log_prob"]
+    assert float(rows[0]["log_prob"]) >= float(rows[1]["log_prob"])
+
+
+def test_a_hyphen_is_standard_output(tiny, tmp_path, monkeypatch, caption) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert caption(tiny.photos, "-o", "-") == caption(tiny.photos)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("-o x.jsonl --format json", "--format json contradicts -o x.jsonl; leave out --format"),
+        ("-o x.txt --format coco", "ends with .json"),
+        ("-o x.xlsx", "unknown extension .xlsx; use .txt, .json, .jsonl, .csv or give --format"),
+        ("-o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
+        ("-o new/er/x.csv", "mkdir -p new/er"),
+        ("--resume", "--resume continues with an output file; give -o FILE too"),
+        ("--resume -o -", "give -o FILE too"),
+        ("--skip-existing", "--skip-existing is for --sidecar"),
+        ("--sidecar xmp -o x.csv", "--sidecar and --output cannot be combined"),
+        ("--sidecar txt --resume", "use --skip-existing to continue"),
+        ("--sidecar txt --in-place", "--sidecar and --in-place cannot be combined"),
+        ("--sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
+        ("--embed new/copies", "the folder new does not exist"),
+        ("--in-place --skip-existing --force", "contradict each other"),
+        ("- --sidecar txt", "standard input (-) has no name"),
+        ("--batch-size 0", "--batch-size is 0; give 1 or more"),
+    ],
+)
+def test_wrong_use_is_refused(arguments, problem, *, tiny, tmp_path, monkeypatch, caption) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    code, out, err = caption(tiny.photos / "1.png", *arguments.split())
+
+    assert (code, out) == (USAGE, "")
+    assert problem in err
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("caption", ""),
+        ("attend", "-o x.png"),
+        ("evaluate", "--annotations ANNOTATIONS --images"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--beam-size 0", "--beam-size is 0"),
+        ("--min-length 6", "give a --min-length below --max-length"),  # the model's is 6
+        ("--beam-groups 3", "does not divide --beam-size (2)"),
+        ("--forced-words gryphon", "gryphon, which the model does not know"),
+        ("--style haiku", "no style 'haiku'"),
+    ],
+)
+def test_wrong_search_options_are_reported_before_a_model_is_loaded(
+    command, more, option, problem, *, tiny, tmp_path, monkeypatch, caption
+) -> None:
+    def load(*folders: object, **options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("captioner.api.load", load)
+    monkeypatch.chdir(tmp_path)
+    arguments = [*more.replace("ANNOTATIONS", str(tiny.captions)).split(), tiny.photos]
+    if command == "attend":
+        arguments[-1] = tiny.photos / "1.png"
+
+    code, _, err = caption(*arguments, *option.split(), command=command)
+
+    assert code == USAGE
+    assert problem in err
+
+
+# --- interrupted and resumed ---
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_killed_again_and_again_gives_the_same_file(
+    seed, name, *, photos, tmp_path, monkeypatch, caption
+) -> None:
+    """A killed process leaves the lines written so far, the last one perhaps torn."""
+    arguments = (photos, "--batch-size", 3, "--num-captions", 2, "-o")
+    assert caption(*arguments, tmp_path / name)[0] == FAILED  # one photo is broken
+    expected = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    part, rng, kills = journal_path(tmp_path / name), random.Random(seed), 0
+
+    while True:
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, rng.randint(0, 7))
+            code, _, err = caption(*arguments, tmp_path / name, "--resume")
+        if code != INTERRUPTED:
+            break
+        kills += 1
+        assert not (tmp_path / name).exists()
+        if part.exists():
+            kept = part.read_bytes()
+            part.write_bytes(kept[: len(kept) - rng.randint(0, 100)])
+
+    assert kills >= 2
+    assert code == FAILED
+    assert "6.png" in err  # also if an earlier run has found it
+    assert (tmp_path / name).read_bytes() == expected
+    assert not part.exists()
+
+
+def test_the_command_to_continue_is_printed(photos, tmp_path, monkeypatch, caption, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = (photos.name, "--batch-size", 4, "-o", "my captions.csv")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 9)
+        code, out, err = caption(*arguments)
+    assert (code, out) == (INTERRUPTED, "")
+    kept, command = err.split("captioner: ")[2].strip().split("\n  ")
+    assert kept == (
+        "8 of 13 photos are finished and kept in my captions.csv.part; to continue, run:"
+    )
+
+    code, _, err = caption(*arguments)  # by mistake, without --resume
+    assert code == USAGE
+    assert "my captions.csv.part has 8 photos of an interrupted run; give --resume" in err
+
+    program, *rest = shlex.split(command)
+    assert program == "captioner"
+    assert main(rest) == FAILED  # the broken photo
+    capsys.readouterr()
+    assert caption(*arguments[:-1], "whole.csv")[0] == FAILED
+    assert Path("my captions.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["many", "my captions.csv", "whole.csv"]
+
+
+def test_an_interruption_before_the_first_batch_leaves_nothing(
+    photos, tmp_path, monkeypatch, caption
+) -> None:
+    interrupt_after(monkeypatch, 2)
+
+    code, _, err = caption(photos, "-o", tmp_path / "x.csv", "--batch-size", 4)
+
+    assert code == INTERRUPTED
+    assert "continue" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["many"]
+
+
+@pytest.fixture
+def interrupted(photos, tmp_path, monkeypatch, caption) -> Path:
+    """The output file of a run that was interrupted after 8 photos."""
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 8)
+        caption(photos, "-o", tmp_path / "x.csv", "--batch-size", 4)
+    return tmp_path / "x.csv"
+
+
+def test_other_settings_are_refused_by_name(interrupted, photos, tiny, caption) -> None:
+    before = journal_path(interrupted).read_bytes()
+    for option, problem in (
+        (("--batch-size", 5), "--batch-size was 4 and is now 5"),
+        (("--batch-size", 4, "--beam-size", 1), "--beam-size was 2 and is now 1"),
+        (("--batch-size", 4, "--banned-words", "dog"), "--banned-words was not set"),
+        (("--batch-size", 4, "--precision", "bf16"), "--precision was fp32 and is now bf16"),
+    ):
+        code, _, err = caption(photos, "-o", interrupted, "--resume", *option)
+        assert code == USAGE
+        assert problem in err
+    arguments = ("caption", photos, "-o", interrupted, "--resume", "--batch-size", 4)
+    assert main([*map(str, arguments), "--model", str(tiny.twin)]) == USAGE
+    assert journal_path(interrupted).read_bytes() == before
+
+
+def test_other_photos_are_refused_by_name(interrupted, photos, caption) -> None:
+    arguments = (photos, "-o", interrupted, "--resume", "--batch-size", 4)
+    (photos / "99.png").write_bytes(b"new")
+    assert "99.png is new" in caption(*arguments)[2]
+    (photos / "99.png").unlink()
+    old = (photos / "3.png").rename(photos.parent / "away.png")
+    assert "3.png is gone" in caption(*arguments)[2]
+    (photos / "3.png").write_bytes(b"changed")
+    assert "3.png has changed" in caption(*arguments)[2]
+    old.replace(photos / "3.png")
+
+    assert caption(*arguments)[0] == FAILED
+    assert interrupted.exists()
+
+
+def test_force_starts_over(interrupted, tiny, caption) -> None:
+    assert caption(tiny.photos, "-o", interrupted, "--force")[0] == OK
+
+    assert "many" not in interrupted.read_text()
+    assert not journal_path(interrupted).exists()
+
+
+def test_resume_overwrites_no_file_of_somebody_else(interrupted, photos, caption) -> None:
+    interrupted.write_text("mine")
+
+    code, _, err = caption(photos, "-o", interrupted, "--resume", "--batch-size", 4)
+
+    assert code == USAGE
+    assert "--force" in err
+    assert interrupted.read_text() == "mine"
+    assert caption(photos, "-o", interrupted, "--resume", "--force", "--batch-size", 4)[0] == FAILED
+    assert interrupted.read_text() != "mine"
+
+
+def test_resume_starts_a_run_and_has_nothing_to_do_after_it(tiny, tmp_path, caption) -> None:
+    arguments = (tiny.photos, "-o", tmp_path / "x.csv", "--resume")
+    assert caption(*arguments) == (OK, "", "")
+    written = (tmp_path / "x.csv").read_bytes()
+
+    code, _, err = caption(*arguments)
+
+    assert code == OK
+    assert "is complete, there is nothing to resume" in err
+    assert (tmp_path / "x.csv").read_bytes() == written
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+def test_two_runs_do_not_write_the_same_file(photos, tmp_path, monkeypatch, caption) -> None:
+    arguments = (photos, "-o", tmp_path / "x.csv", "--batch-size", 4)
+    add, codes = Journal.add, []
+
+    def second(self: Journal, entry: dict[str, Any]) -> None:
+        add(self, entry)
+        if self.finished == 5:
+            codes.append(caption(*arguments, "--resume"))
+
+    monkeypatch.setattr(Journal, "add", second)
+
+    assert caption(*arguments)[0] == FAILED
+    [(code, _, err)] = codes
+    assert code == FAILED
+    assert "another process is writing to" in err
+
+
+def run_command(arguments: list[str], log: str, stall: int | None = None) -> None:
+    """Run a command in a process of its own; with ``stall``, hang after so many photos."""
+    with Path(log).open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 2)
+    if stall is not None:
+        add = Journal.add
+
+        def stalled(self: Journal, entry: dict[str, Any]) -> None:
+            if self.finished == stall:
+                time.sleep(600)
+            add(self, entry)
+
+        Journal.add = stalled  # type: ignore[method-assign]
+    sys.exit(main(arguments))
+
+
+@pytest.fixture
+def processes() -> Any:
+    """Processes that start with torch imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["captioner.api"])
+    return context
+
+
+def lines_of(part: Path) -> int:
+    return part.read_bytes().count(b"\n") if part.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no forkserver")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_keep_finished_captions(
+    number, *, photos, tiny, tmp_path, processes, caption
+) -> None:
+    target, log = tmp_path / "x.csv", tmp_path / "log"
+    # The precision of a process without conftest.py may be bf16.
+    arguments = [str(photos), "--batch-size", "4", "--precision", "fp32", "-o", str(target)]
+    command = ["caption", *arguments, "--model", str(tiny.model)]
+    process = processes.Process(target=run_command, args=(command, str(log), 9))
+    process.start()
+    while process.is_alive() and lines_of(journal_path(target)) < 9:  # header and two batches
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    process.join()
+
+    assert process.exitcode == INTERRUPTED
+    assert "8 of 13 photos are finished" in log.read_text()
+    assert caption(*arguments, "--resume")[0] == FAILED
+    resumed = target.read_bytes()
+    assert caption(*arguments, "--force")[0] == FAILED
+    assert target.read_bytes() == resumed
+
+
+@pytest.mark.stress
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_500_photos_killed_ten_times(precision, tiny, tmp_path, processes) -> None:
+    photos = make_photos(tmp_path / "many", 500)
+    target, rng = tmp_path / "x.csv", random.Random(0)
+    arguments = [str(photos), "--batch-size", "8", "--precision", precision]
+    arguments += ["--model", str(tiny.model), "-o"]
+    assert main(["caption", *arguments, str(tmp_path / "whole.csv")]) == FAILED
+    command = ["caption", *arguments, str(target), "--resume"]
+
+    for _ in range(10):
+        process = processes.Process(target=run_command, args=(command, str(tmp_path / "log")))
+        before = lines_of(journal_path(target))
+        process.start()
+        until = before + rng.randint(0, 40)
+        while process.is_alive() and lines_of(journal_path(target)) < until:
+            time.sleep(0.001)
+        time.sleep(rng.random() / 20)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "finished before it was killed"
+
+    assert main(command) == FAILED
+    assert target.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not journal_path(target).exists()
+
+
+# --- sidecars ---
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    """Three JPEG photos, a PNG and a GIF."""
+    folder = tmp_path / "album"
+    folder.mkdir()
+    noise = np.random.default_rng(1).integers(256, size=(5, 12, 16, 3), dtype=np.uint8)
+    for name, pixels in zip(("a.jpg", "b.jpg", "c.jpg", "d.png", "e.gif"), noise, strict=True):
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+def printed(out: str) -> dict[str, str]:
+    """Captions by file name."""
+    pairs = (line.split(": ", 1) for line in out.splitlines())
+    return {Path(path).name: text for path, text in pairs}
+
+
+def test_text_sidecars(album, caption) -> None:
+    code, out, err = caption(album, "--sidecar", "txt")
+
+    assert (code, err) == (OK, "")
+    captions = printed(out)
+    assert len(captions) == 5
+    for name, text in captions.items():
+        assert (album / name).with_suffix(".txt").read_text() == f"{text}\n"
+
+
+def test_files_beside_a_photo_are_replaced_with_force_only(album, caption) -> None:
+    (album / "b.txt").write_text("mine")
+
+    code, out, err = caption(album, "--sidecar", "txt")
+    assert (code, out) == (USAGE, "")
+    assert "b.jpg already has a caption in" in err
+    assert "give --skip-existing to caption only the others, or --force" in err
+    assert not (album / "a.txt").exists()
+
+    code, out, err = caption(album, "--sidecar", "txt", "--skip-existing")
+    assert code == OK
+    assert sorted(printed(out)) == ["a.jpg", "c.jpg", "d.png", "e.gif"]
+    assert "1 of 5 photos already have a caption; skipped" in err
+    assert (album / "b.txt").read_text() == "mine"
+
+    assert caption(album, "--sidecar", "txt", "--force")[0] == OK
+    assert (album / "b.txt").read_text() != "mine"
+
+
+def test_skipping_keeps_the_batches(album, monkeypatch, caption) -> None:
+    from captioner.api import Captioner
+
+    sizes = []
+    batch = Captioner.caption_batch
+
+    def recorded(self: Captioner, photos: Any, *arguments: Any, **more: Any) -> Any:
+        sizes.append(len(photos))
+        return batch(self, photos, *arguments, **more)
+
+    monkeypatch.setattr(Captioner, "caption_batch", recorded)
+    for name in ("a", "b", "c"):
+        (album / f"{name}.txt").write_text("mine")
+
+    code, out, _ = caption(album, "--sidecar", "txt", "--skip-existing", "--batch-size", 2)
+
+    assert code == OK
+    assert sizes == [2, 1]  # c and d, e
+    assert sorted(printed(out)) == ["d.png", "e.gif"]
+
+
+def test_xmp_sidecars_are_merged(album, caption) -> None:
+    empty = set_description(None, "")
+    (album / "a.xmp").write_bytes(empty.replace(b"<rdf:RDF", b"<!-- mine --><rdf:RDF"))
+    (album / "b.jpg.xmp").write_bytes(empty)  # as darktable and digiKam name it
+
+    code, out, _ = caption(album, "--sidecar", "xmp")
+
+    assert code == OK
+    sidecars = {"a.jpg": "a.xmp", "b.jpg": "b.jpg.xmp", "c.jpg": "c.xmp", "d.png": "d.xmp"}
+    for name, sidecar in sidecars.items():
+        assert read_description((album / sidecar).read_bytes()) == printed(out)[name]
+    assert b"<!-- mine -->" in (album / "a.xmp").read_bytes()
+    assert not (album / "b.xmp").exists()
+
+
+def test_a_description_of_ones_own_is_kept(album, caption) -> None:
+    (album / "a.xmp").write_bytes(set_description(None, "my words"))
+
+    assert caption(album, "--sidecar", "xmp")[0] == USAGE
+    assert caption(album, "--sidecar", "xmp", "--skip-existing")[0] == OK
+
+    assert read_description((album / "a.xmp").read_bytes()) == "my words"
+
+
+def test_a_damaged_sidecar_fails_alone(album, caption) -> None:
+    (album / "a.xmp").write_text("<x")
+
+    code, out, err = caption(album, "--sidecar", "xmp")
+
+    assert code == FAILED
+    assert "a.xmp: the XMP is damaged" in err
+    assert sorted(printed(out)) == ["b.jpg", "c.jpg", "d.png", "e.gif"]
+
+
+def test_two_photos_do_not_share_a_sidecar(album, caption) -> None:
+    shutil.copy(album / "a.jpg", album / "a.jpeg")
+
+    code, _, err = caption(album, "--sidecar", "txt")
+
+    assert code == USAGE
+    assert "would both get" in err
+
+
+# --- descriptions in photos ---
+
+
+def test_copies_have_the_description(album, tmp_path, caption) -> None:
+    before = {path.name: path.read_bytes() for path in album.iterdir()}
+
+    code, out, err = caption(album, "--embed", tmp_path / "copies")
+
+    assert code == FAILED  # the GIF
+    assert "e.gif: descriptions are embedded in JPEG and PNG only; use --sidecar xmp" in err
+    assert sorted(p.name for p in (tmp_path / "copies").iterdir()) == sorted(printed(out))
+    for name, text in printed(out).items():
+        assert embedded_description((tmp_path / "copies" / name).read_bytes()) == text
+    assert {path.name: path.read_bytes() for path in album.iterdir()} == before
+    assert caption(album, "--embed", tmp_path / "copies")[0] == USAGE  # they exist
+    assert caption(album, "--embed", album)[0] == USAGE
+
+
+def test_originals_change_with_in_place_only(album, caption) -> None:
+    (album / "e.gif").unlink()
+    pixels = {path.name: Image.open(path).tobytes() for path in album.iterdir()}
+
+    code, out, _ = caption(album, "--in-place")
+
+    assert code == OK
+    for path in album.iterdir():
+        assert embedded_description(path.read_bytes()) == printed(out)[path.name]
+        assert Image.open(path).tobytes() == pixels[path.name]
+    code, _, err = caption(album, "--in-place")
+    assert code == USAGE
+    assert "already has a caption" in err
+    assert caption(album, "--in-place", "--skip-existing")[1] == ""
+
+
+def test_an_interrupted_run_of_sidecars_continues(album, monkeypatch, caption) -> None:
+    from captioner.cli import caption_sidecars
+
+    write, written = caption_sidecars.atomic_write, []
+
+    def interrupted(path: Path, data: bytes | str) -> None:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path)
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caption_sidecars, "atomic_write", interrupted)
+        code, _, err = caption(album, "--sidecar", "txt", "--batch-size", 2)
+    assert code == INTERRUPTED
+    assert "2 captions are written; to continue, run:\n  captioner caption" in err
+    assert "--skip-existing" in err
+
+    assert caption(album, "--sidecar", "txt", "--batch-size", 2, "--skip-existing")[0] == OK
+
+    assert len(list(album.glob("*.txt"))) == 5
