@@ -184,7 +184,8 @@ def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -
     assert len(steps[0]) == 16
     assert rows[0][-1]["Bleu_1"] > 0  # the captions are not empty
     for one, two in zip(*rows, strict=True):
-        assert two.pop("loss") == pytest.approx(one.pop("loss"), rel=1e-9)
+        for name in ("loss", "val_loss", "perplexity"):
+            assert two.pop(name) == pytest.approx(one.pop(name), rel=1e-9)
         del one["seconds"], two["seconds"]
         assert one == two
     one, two = states
