@@ -11,7 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import FAILED, OK, main
 
 COLOURS = ("red", "lime", "blue", "yellow")
 
@@ -73,7 +73,7 @@ def test_a_run_whose_best_model_captions_nothing_fails(
 def test_resuming_a_finished_run_says_why_it_ends(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    longer = ("--training.epochs", "15")
+    longer = ("--training.epochs", "15", "--training.patience", "0")
     assert train(*longer) == OK
     found = capsys.readouterr().out
     assert train(*longer, "--resume", "auto") == OK
@@ -82,7 +82,7 @@ def test_resuming_a_finished_run_says_why_it_ends(
     assert err.splitlines()[-1] == (
         "already complete: 15 of 15 epochs; to continue, give a larger --training.epochs"
     )
-    assert train("--training.epochs", "16", "--resume", "auto") == OK
+    assert train(*longer, "--training.epochs", "16", "--resume", "auto") == OK
     assert "already complete" not in capsys.readouterr().err
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 16
 
@@ -103,7 +103,7 @@ def test_another_model_or_input_is_refused_when_resuming(
     train(*square, "dot")
     capsys.readouterr()
     resumed = (*square, "scaled_dot", "--encoder.image_size", "64", "--data.min_crop", "0.5")
-    assert train(*resumed, "--training.epochs", "3", "--resume", "auto") == USAGE
+    assert train(*resumed, "--training.epochs", "3", "--resume", "auto") == FAILED
     message = capsys.readouterr().err.splitlines()[-1]
     for expected in (
         "decoder.attention dot, but now it is scaled_dot",
