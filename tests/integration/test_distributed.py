@@ -107,8 +107,9 @@ def config(training_settings: dict[str, Any], tmp_path: Path) -> Path:
     settings["decoder"]["dropout"] = 0.0
     settings["training"] = {
         "batch_size": 3, "epochs": 2, "lr": 1e-2, "warmup_steps": 1, "precision": "fp32",
-        "ema_decay": 0.5,
+        "ema_decay": 0.5, "select": "loss",
     }  # fmt: skip
+    settings["search"]["min_length"] = 1  # a run whose captions are all empty would fail
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
