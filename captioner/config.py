@@ -399,12 +399,14 @@ class TrainingConfig:
     weight_decay: Weight = 1e-2
     """AdamW weight decay of matrices; vectors (biases, norms) are not decayed."""
     warmup_steps: NonNegative = 50
-    """Number of steps in which the learning rate rises linearly from 0."""
+    """Number of steps in which the learning rate rises linearly from 0; at most a fifth of the
+    run."""
     schedule: Literal["cosine", "plateau"] = "cosine"
     """Learning rate after warmup. cosine: fall to 0 along a half cosine; plateau: stay constant,
-    and halve after plateau_patience validations without a better CIDEr."""
+    and halve after plateau_patience validations without a better model."""
     plateau_patience: Positive = 1
-    """Validations without a better CIDEr before the learning rate is halved (schedule plateau)."""
+    """Validations without a better model (see select) before the learning rate is halved (schedule
+    plateau)."""
     clip_norm: Annotated[float, Gt(0)] = 5.0
     """Maximum norm of the gradients; longer ones are scaled down."""
     label_smoothing: Fraction = 0.0
@@ -432,8 +434,16 @@ class TrainingConfig:
     steps. On a CPU it needs a C++ compiler."""
     seed: Annotated[int, Interval(ge=0, le=2**31 - 1)] = 0
     """Random seed of initial weights, photo order and dropout."""
+    select: Literal["CIDEr", "BLEU-4", "loss"] = "CIDEr"
+    """Validation result that decides which model is the best one, and which patience, schedule
+    plateau and keep_best follow: the score of the generated captions, or the loss of the reference
+    captions (lowest is best; steadier with few validation photos)."""
     patience: NonNegative = 5
-    """Stop after this many validations without a better CIDEr; 0: never."""
+    """Stop after this many validations without a better model (see select), counted from the first
+    score above 0; 0: never."""
+    log_every: NonNegative = 20
+    """Steps between two points of the training curves (loss, learning rate, gradient norm) in
+    steps.jsonl and the trackers; 0: no training curves."""
     save_every: Positive = 500
     """Steps between checkpoints within an epoch; the end of an epoch always saves one."""
     sample_images: NonNegative = 4

@@ -93,11 +93,9 @@ class Ensemble:
         """
         if len(self.models) > 1:
             raise ConfigError("cached features belong to one encoder; use a single model")
-        bf16 = pick_precision(self.precision, self.device) == "bf16"
-        features = features.to(self.device, torch.bfloat16 if bf16 else torch.float32)
         model = self.models[0]
         with autocast(self.precision, self.device):
-            return [model.decoder.memory(model.finish_encoding(features))]
+            return [model.decoder.memory(model.to_features(features.to(self.device)))]
 
     def search(
         self,

@@ -16,7 +16,7 @@ from pathlib import Path
 from captioner.api import load
 from captioner.data.coco import read_dataset
 from captioner.errors import CaptionerError
-from captioner.training.validation import decode, score_sentences
+from captioner.evaluation.metrics import score
 
 
 def main() -> None:
@@ -39,7 +39,13 @@ def main() -> None:
         # The penalty has no effect on greedy search.
         for penalty in options.length_penalties[: 1 if beam == 1 else None]:
             search = model.options(beam_size=beam, length_penalty=penalty)
-            scores = score_sentences(decode(model, images, search))
+            captions = {}
+            results = model.stream((image.path for image in images), search)
+            for image, result in zip(images, results, strict=True):
+                if result.error is not None:
+                    raise result.error
+                captions[image.image_id] = result.captions[0].text
+            scores = score(captions, {i.image_id: i.captions for i in images}).corpus
             found[beam, penalty] = scores["CIDEr"]
             cells.append(f"{100 * scores['CIDEr']:.1f} / {100 * scores['Bleu_4']:.1f}")
         print(f"| {beam} | " + " | ".join(cells) + " |", flush=True)

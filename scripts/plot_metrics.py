@@ -18,6 +18,7 @@ from captioner.training.run import read_metrics
 
 PANELS = {
     "loss": "cross-entropy (nats per word)",
+    "val_loss": "cross-entropy (validation)",
     "reward": "reward of samples (training photos)",
     "CIDEr": "CIDEr (validation)",
     "Bleu_4": "BLEU-4 (validation)",

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from captioner.cli.main import INTERRUPTED, OK
+from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.cli.own_data import (
     OwnData,
     add_own_data_options,
@@ -26,6 +26,10 @@ from captioner.cli.train_options import (
 )
 from captioner.config import TrainConfig
 from captioner.training.api import check_run_folder
+
+if TYPE_CHECKING:  # importing torch takes a second
+    from captioner.training.build import Setup
+    from captioner.training.run import Progress
 
 SHOWN = (
     "run_folder",
@@ -92,7 +96,7 @@ def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainFlags]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train to the end, or until interrupted."""
+    """Train to the end, or until interrupted; fails if the best model captions nothing."""
     config, flags = read(argv)
     folder = Path(config.run_folder)
     resume = check_run_folder(folder, resume=flags.resume, force=flags.force or flags.dry_run)
@@ -133,7 +137,29 @@ def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process
                 file=sys.stderr,
             )
         return INTERRUPTED
-    if main_process:
-        best = f"best CIDEr {100 * progress.best:.1f} in epoch {progress.best_epoch + 1}"
-        print(f"{best}: {folder / 'best'}")
-    return OK
+    return _report(setup, folder, progress) if main_process else OK
+
+
+def _report(setup: Setup, folder: Path, progress: Progress) -> int:
+    """Print the best model and, if it produces nothing, why; return the exit code."""
+    from captioner.training.loop import NO_SCORE
+    from captioner.training.run import read_metrics
+    from captioner.training.validation import describe_selection
+
+    config, epoch = setup.config.training, progress.best_epoch + 1
+    best = describe_selection(config.select, progress.best)
+    print(f"best {best} in epoch {epoch}: {folder / 'best'}")
+    row = next((row for row in read_metrics(folder) if row["epoch"] == epoch), {})
+    photos = min(len(setup.val), config.limit_val or len(setup.val))
+    if row.get("empty_captions") == 1:
+        problem = f"all captions of the {photos} validation photos are empty"
+    elif config.select != "loss" and progress.best < NO_SCORE:
+        problem = f"captions of the {photos} validation photos have nothing in common with theirs"
+    else:
+        return OK
+    advice = "train longer (--training.epochs), raise --training.lr or give --init-from"
+    if photos == 1 and config.select == "CIDEr":
+        problem = "the CIDEr of a single validation photo is always 0"
+        advice = "validate on more photos, or give --training.select loss"
+    print(f"captioner: the best model is of no use: {problem}; {advice}", file=sys.stderr)
+    return FAILED

@@ -142,6 +142,29 @@ def _with_attention_losses(
     return Losses(cross_entropy, penalty, surrogate, entropy, words)
 
 
+@torch.inference_mode()
+def photo_nats(decoder: Decoder, memory: Memory, tokens: Tensor) -> Tensor:
+    """Cross-entropy of the teacher-forced captions of each photo, summed over their words.
+
+    Args:
+        decoder: In evaluation mode.
+        memory: The photos, (B, ...).
+        tokens: See ``caption_losses``.
+
+    Returns:
+        (B,), nats, on the CPU.
+    """
+    tokens = tokens.cpu()
+    order = longest_first(tokens)
+    memory, tokens, inputs = order.sort(memory, tokens, tokens[..., :-1])
+    scored = score_captions(decoder, memory, inputs, tokens[..., 1:])
+    nats = nn.functional.cross_entropy(
+        scored.logits, scored.targets, reduction="none", ignore_index=PAD
+    )
+    sums = scored.unpack_words(nats).sum(dim=(1, 2)).cpu()  # (B,), longest first
+    return torch.zeros_like(sums).index_copy(0, order.photos, sums)
+
+
 @contextmanager
 def _without_dropout(decoder: Decoder) -> Iterator[None]:
     training = decoder.dropout.training

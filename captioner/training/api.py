@@ -20,6 +20,7 @@ from captioner.option_fields import OptionField, option_fields
 RUN_FILES = (
     "state.safetensors",
     "metrics.jsonl",
+    "steps.jsonl",
     "config.yaml",
     "best",
     "samples",
@@ -37,7 +38,8 @@ class TrainingResult:
     model_folder: Path
     """The best model, for ``captioner.load``."""
     score: float
-    """Its validation score, which selected it: CIDEr, where 1.0 is 100 points."""
+    """Its validation score, which selected it: by default CIDEr, where 1.0 is 100 points; see
+    ``training.select``. A loss is negated."""
     epoch: int
     """Its epoch, from 1."""
     metrics: list[dict[str, Any]]

@@ -16,6 +16,7 @@ from captioner.errors import ConfigError
 from captioner.hardware import peak_memory
 from captioner.training.build import Setup
 from captioner.training.loop import Trainer
+from captioner.training.preflight import setting_warnings
 from captioner.training.run import RunFolder
 from captioner.training.trackers import Trackers
 from captioner.training.validation import decode
@@ -44,6 +45,8 @@ class DryRun:
     """Peak size of checkpoints and models, while old ones still exist (bytes)."""
     free: int
     """Free space on the disk of the run folder (bytes)."""
+    warnings: tuple[str, ...] = ()
+    """Settings that do not suit the data; see ``preflight.setting_warnings``."""
 
     @property
     def seconds(self) -> float:
@@ -52,6 +55,11 @@ class DryRun:
 
     def __str__(self) -> str:
         epoch = self.steps / self.epochs
+        return "\n".join(
+            (self._estimates(epoch), *(f"warning: {warning}" for warning in self.warnings))
+        )
+
+    def _estimates(self, epoch: float) -> str:
         return (
             f"{self.steps} steps ({epoch:.0f} per epoch), {self.step:.2f} s per step, "
             f"{duration(epoch * self.step)} per epoch, {duration(self.validation)} per validation\n"
@@ -92,6 +100,7 @@ def dry_run(setup: Setup, folder: Path) -> DryRun:
         peak_memory(trainer.device),
         disk,
         free,
+        tuple(setting_warnings(setup, trainer.total_steps)),
     )
 
 

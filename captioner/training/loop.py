@@ -2,7 +2,8 @@
 
     for every epoch:
         for every batch:    forward, backward, clip, step      (state saved every save_every steps)
-        validate by decoding; save the model with the best CIDEr; stop early when it stops improving
+        validate: caption the validation photos; save the best model (training.select); stop early
+        when validations stop improving
 
 ``Progress`` holds all counters, and every random choice is a function of seed and step, so that an
 interrupted run resumes exactly. On a GPU a step does not wait for the device, except to sample
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -38,21 +40,32 @@ from captioner.models.losses import Losses
 from captioner.models.packing import upload
 from captioner.training.build import Setup
 from captioner.training.objectives import EPOCH_SUMS, Task, build_objective
-from captioner.training.optim import average_models, lr_factor, make_average, make_optimizer
-from captioner.training.run import (
-    Progress,
-    RunFolder,
-    check_resume,
-    load_state,
-    resume_settings,
-    save_state,
+from captioner.training.optim import (
+    average_models,
+    lr_factor,
+    make_average,
+    make_optimizer,
+    warmup_steps,
 )
+from captioner.training.preflight import setting_warnings
+from captioner.training.resume_checks import check_resume, resume_settings
+from captioner.training.run import Progress, RunFolder, load_state, read_progress, save_state
 from captioner.training.signals import Stop, stop_signals
 from captioner.training.trackers import Trackers
-from captioner.training.validation import Sentence, decode, score_sentences
+from captioner.training.validation import (
+    Sentence,
+    decode,
+    describe_selection,
+    score_sentences,
+    selection_score,
+)
 
 COLLECT_EVERY = 20
 """Steps between two reads of the sums on a GPU; on a CPU they are read every step."""
+
+NO_SCORE = 5e-4
+"""A lower CIDEr or BLEU-4 is printed as 0.0 points: the captions have nothing in common with the
+references."""
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user stopped the run
@@ -110,10 +123,11 @@ class Trainer:
             world=self.world,
         )
         self.total_steps = sum(map(self.source.batches_in, range(config.training.epochs)))
+        self.warmup_steps = warmup_steps(config.training, self.total_steps)
         self.objective = build_objective(
             config, setup.train, setup.stored.vocabulary, self.total_steps
         )
-        self.progress = Progress(settings=resume_settings(setup, self.world))
+        self.progress = Progress(settings=resume_settings(setup, self.world), curve={"step": 0})
         self._sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
 
     def resume(self) -> None:
@@ -122,9 +136,13 @@ class Trainer:
         Raises:
             CheckpointError: It cannot be read, or is from a run with other settings.
         """
-        loaded = load_state(self.folder.state, self.model, self.average, self.optimizer)
-        check_resume(self.folder.state, loaded.settings, self.progress.settings)
-        self.progress = loaded
+        path = self.folder.state
+        settings = self.progress.settings
+        check_resume(path, read_progress(path).settings, settings)  # names what differs
+        self.progress = load_state(path, self.model, self.average, self.optimizer)
+        # An earlier release saved fewer settings, and no training curves.
+        self.progress.settings = settings
+        self.progress.curve.setdefault("step", self.progress.step)
 
     def run(self) -> Progress:
         """Train to the end.
@@ -134,15 +152,19 @@ class Trainer:
             CheckpointError: The state cannot be saved, or the loss or gradient is not finite.
         """
         progress, main = self.progress, self.accelerator.is_main_process
-        if self._finished() and (not self._keeps_several() or self.folder.average.exists()):
+        ending = self._ending()
+        if ending and (not self._keeps_several() or self.folder.average.exists()):
+            _write(main, f"already complete: {ending}")
             return progress
         trackers = Trackers(self.config.training.trackers, self.folder, active=main)
         self._check_processes_agree()
+        for warning in setting_warnings(self.setup, self.total_steps):
+            _write(main, f"captioner: warning: {warning}")
         fresh = progress.step == 0
         if fresh:  # before anything else is written or deleted: a killed run can then be resumed
             self._save()
         if main:
-            self.folder.open(progress.epoch, fresh=fresh)
+            self.folder.open(progress.epoch, progress.step, fresh=fresh)
         model, optimizer = self.prepare()
         bar = tqdm(
             total=self.total_steps,
@@ -153,21 +175,35 @@ class Trainer:
             dynamic_ncols=True,
         )
         with bar, trackers, stop_signals() as stop:
-            while not self._finished():
-                self._train_epoch(model, optimizer, bar, stop)
+            while not ending:
+                self._train_epoch(model, optimizer, bar, trackers, stop)
                 self._end_epoch(bar, trackers)
                 if self._any_process(stop.requested):  # the state is saved
                     raise Interrupted
+                ending = self._ending()
+            if progress.epoch < self.config.training.epochs:
+                _write(main, ending)
             if self._keeps_several():
                 self._save_average(bar)
         return progress
 
-    def _finished(self) -> bool:
-        """Whether all epochs are done, or CIDEr has not improved for ``patience`` epochs."""
+    def _ending(self) -> str:
+        """Why the run is over: all epochs are done, or ``patience`` is; empty if it is not over."""
         config, progress = self.config.training, self.progress
+        if progress.epoch >= config.epochs:
+            return (
+                f"{progress.epoch} of {config.epochs} epochs; to continue, give a larger "
+                "--training.epochs"
+            )
         since_best = progress.epoch - 1 - progress.best_epoch
-        stale = config.patience > 0 and progress.epoch > 0 and since_best >= config.patience
-        return progress.epoch >= config.epochs or stale
+        if 0 < config.patience <= since_best and progress.epoch > 0:
+            best = describe_selection(config.select, progress.best)
+            return (
+                f"stopped early after epoch {progress.epoch} of {config.epochs}: no better model "
+                f"in {since_best} epochs after {best} in epoch {progress.best_epoch + 1}; to "
+                f"continue, give a --training.patience above {since_best}, or 0"
+            )
+        return ""
 
     def _keeps_several(self) -> bool:
         """Whether there are kept models to average (a run resumed at its end may have none)."""
@@ -188,7 +224,12 @@ class Trainer:
         return model, optimizer
 
     def _train_epoch(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, bar: Any, stop: Stop
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        bar: Any,
+        trackers: Trackers,
+        stop: Stop,
     ) -> None:
         """Take the remaining steps of the epoch."""
         progress = self.progress
@@ -199,10 +240,14 @@ class Trainer:
             progress.batch += 1
             progress.step += 1
             bar.update()
-            collect = self.device.type == "cpu" or progress.step % COLLECT_EVERY == 0
+            log_every = self.config.training.log_every
+            log = log_every > 0 and progress.step % log_every == 0
+            collect = log or self.device.type == "cpu" or progress.step % COLLECT_EVERY == 0
             if collect:
                 self.collect_sums()
                 bar.set_postfix({"epoch": progress.epoch + 1} | self._epoch_mean())
+            if log:
+                self._log_step(trackers)
             # Several processes agree through the device: only where that is waited for anyway.
             stopping = (collect or self.world == 1) and self._any_process(stop.requested)
             if stopping or progress.step % self.config.training.save_every == 0:
@@ -267,7 +312,7 @@ class Trainer:
 
     def _lr_factor(self, step: int) -> float:
         config = self.config.training
-        factor = lr_factor(step, config.warmup_steps, self.total_steps, config.schedule)
+        factor = lr_factor(step, self.warmup_steps, self.total_steps, config.schedule)
         return factor * self.progress.lr_scale
 
     def collect_sums(self) -> None:
@@ -276,9 +321,10 @@ class Trainer:
         Raises:
             CheckpointError: The loss or the gradient norm is not finite.
         """
-        sums = self.progress.sums
+        sums, curve = self.progress.sums, self.progress.curve
         for name, value in zip(EPOCH_SUMS, self._sums.tolist(), strict=True):
             sums[name] = sums.get(name, 0.0) + value
+            curve[name] = curve.get(name, 0.0) + value
         self._sums.zero_()
         for name in ("loss", "gradient_norm"):
             if math.isfinite(sums[name]):
@@ -292,8 +338,26 @@ class Trainer:
                 f"(epoch {self.progress.epoch + 1}, learning rate {lr:.1e}, clip_norm "
                 f"{config.clip_norm}); the last checkpoint is from before that: lower training.lr, "
                 "raise training.warmup_steps or set training.precision fp32, and continue with "
-                "--resume auto"
+                "--resume"
             )
+
+    def _log_step(self, trackers: Trackers) -> None:
+        """Add a point to the training curves: means over the steps since the last one."""
+        progress, sums = self.progress, self.progress.curve
+        progress.curve = {"step": progress.step}
+        if not self.accelerator.is_main_process:
+            return
+        row: dict[str, Any] = {
+            "epoch": progress.epoch + 1,
+            "step": progress.step,
+            "loss": sums["loss"] / max(1, sums["words"]),
+            "lr": self.config.training.lr * self._lr_factor(progress.step - 1),
+            "gradient_norm": sums["gradient_norm"] / (progress.step - sums["step"]),
+        }
+        if sums["samples"]:
+            row |= {name: sums[name] / sums["samples"] for name in ("reward", "baseline")}
+        self.folder.add_steps(row)
+        trackers.log_step(row)
 
     def _epoch_mean(self) -> dict[str, Any]:
         """Mean loss or reward of the epoch so far, for the progress bar."""
@@ -320,8 +384,8 @@ class Trainer:
         config, progress = self.config.training, self.progress
         main = self.accelerator.is_main_process
         scores, sentences = self._validate(self._validated_model())
-        lr = config.lr * self._lr_factor(progress.step - 1)  # before it may be to_float16
-        better = self._update_best(scores["CIDEr"])
+        lr = config.lr * self._lr_factor(progress.step - 1)  # before it may be halved
+        better = self._update_best(selection_score(scores, config.select))
         if main:
             row = self._metrics(scores, sentences, lr)
             self.folder.add_metrics(row)
@@ -356,17 +420,22 @@ class Trainer:
         sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
         return score_sentences(sentences), sentences
 
-    def _update_best(self, cider: float) -> bool:
-        """Update best score, plateau and kept epochs; return whether the score is the best."""
+    def _update_best(self, score: float) -> bool:
+        """Update best score, plateau and kept epochs; return whether the model is the best.
+
+        As long as no model scores, the newest one is the best: patience starts at the first score.
+        """
         progress, config = self.progress, self.config.training
-        better = cider > progress.best
+        first = progress.best_epoch < 0
+        no_score = config.select != "loss" and max(score, progress.best) < NO_SCORE
+        better = first or no_score or score > progress.best
         if better:
-            progress.best, progress.best_epoch = cider, progress.epoch
+            progress.best, progress.best_epoch = score, progress.epoch
         progress.plateau = 0 if better else progress.plateau + 1
         if config.schedule == "plateau" and progress.plateau >= config.plateau_patience:
             progress.lr_scale, progress.plateau = progress.lr_scale / 2, 0
         if config.keep_best > 1:
-            progress.kept[str(progress.epoch + 1)] = cider
+            progress.kept[str(progress.epoch + 1)] = score
             best = sorted(progress.kept, key=lambda epoch: -progress.kept[epoch])
             progress.kept = {epoch: progress.kept[epoch] for epoch in best[: config.keep_best]}
         return better
@@ -392,7 +461,8 @@ class Trainer:
                 "reward_signature": self._reward_signature,
             }
         endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
-        return row | {**scores, "bad_endings": endings}
+        empty = sum(not sentence.caption.words for sentence in sentences) / len(sentences)
+        return row | {**scores, "bad_endings": endings, "empty_captions": empty}
 
     @cached_property
     def _reward_signature(self) -> str:
@@ -425,8 +495,7 @@ class Trainer:
             stored.info = {"training": {"average_of_epochs": epochs, **scores}}
             save_model(self.folder.average, stored)
             bar.write(
-                f"average of epochs {', '.join(map(str, epochs))}: CIDEr "
-                f"{100 * scores['CIDEr']:.1f}, BLEU-4 {100 * scores['Bleu_4']:.1f}, saved to "
+                f"average of epochs {', '.join(map(str, epochs))}: {_validated(scores)}, saved to "
                 f"{self.folder.average}",
                 file=sys.stderr,
             )
@@ -440,10 +509,27 @@ class Trainer:
 def _summary(row: dict[str, Any]) -> str:
     """One line per epoch for the terminal."""
     name = "reward" if "reward" in row else "loss"
+    styles = [key.removeprefix("CIDEr/") for key in row if key.startswith("CIDEr/")]
+    of_styles = (f"; {style}: {_validated(row, f'/{style}')}" for style in styles)
     return (
-        f"epoch {row['epoch']}: {name} {row[name]:.3f}, CIDEr {100 * row['CIDEr']:.1f}, BLEU-4 "
-        f"{100 * row['Bleu_4']:.1f}, bad endings {100 * row['bad_endings']:.1f}%"
+        f"epoch {row['epoch']}: {name} {row[name]:.3f}, {_validated(row)}, "
+        f"bad endings {100 * row['bad_endings']:.1f}%{''.join(of_styles)}"
     )
+
+
+def _validated(scores: Mapping[str, Any], style: str = "") -> str:
+    """Validation results for the terminal; ``style`` is the suffix of their names."""
+    loss, perplexity = scores[f"val_loss{style}"], scores[f"perplexity{style}"]
+    return (
+        f"validation loss {loss:.3f} (perplexity {perplexity:.1f}), CIDEr "
+        f"{100 * scores[f'CIDEr{style}']:.1f}, BLEU-4 {100 * scores[f'Bleu_4{style}']:.1f}"
+    )
+
+
+def _write(main: bool, line: str) -> None:
+    """Print a line to stderr, above a progress bar, in the main process."""
+    if main:
+        tqdm.write(line, file=sys.stderr)
 
 
 def start(setup: Setup, folder: Path, resume: bool) -> Progress:

@@ -29,6 +29,15 @@ def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.A
     return torch.optim.AdamW(groups, fused=True)
 
 
+MAX_WARMUP = 0.2
+"""Longest warm-up as a fraction of the run."""
+
+
+def warmup_steps(config: TrainingConfig, total_steps: int) -> int:
+    """Length of the warm-up: ``training.warmup_steps``, but at most a fifth of the run."""
+    return min(config.warmup_steps, int(MAX_WARMUP * total_steps))
+
+
 def lr_factor(step: int, warmup_steps: int, total_steps: int, schedule: str = "cosine") -> float:
     """Learning rate at a step as a fraction of its peak: linear warm-up, then the schedule.
 

@@ -2,7 +2,8 @@
 
     config.yaml        every setting, resolved
     metrics.jsonl      one line per validation
-    tensorboard/       the same as curves
+    steps.jsonl        training curves: one line every training.log_every steps
+    tensorboard/       both as curves
     samples/epoch_001/ captions of a few validation photos with their attention
     state.safetensors  training state (for --resume)
     best/              the best model so far, ready for `captioner caption --model`
@@ -17,10 +18,9 @@ of the seed and the step.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from captioner.config import TrainConfig
-from captioner.data.shards import read_manifest
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write
-from captioner.training.build import Setup
 from captioner.training.validation import Sentence
 from captioner.visualization import overlay
 
@@ -43,14 +41,25 @@ FORMAT_VERSION = 3
 """Of the training state."""
 
 METRICS = "metrics.jsonl"
+STEPS = "steps.jsonl"
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All validations of a run, oldest first; empty if there are none yet."""
-    if not (run / METRICS).exists():
+    return _read_rows(run / METRICS)
+
+
+def read_steps(run: Path) -> list[dict[str, Any]]:
+    """The training curves of a run, oldest point first; empty if there are none yet."""
+    return _read_rows(run / STEPS)
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
         return []
-    lines = (run / METRICS).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    # A line without its end was being written when the process was killed.
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 class RunFolder:
@@ -60,16 +69,18 @@ class RunFolder:
         self.path = Path(folder)
         self.config = self.path / "config.yaml"
         self.metrics = self.path / METRICS
+        self.steps = self.path / STEPS
         self.state = self.path / "state.safetensors"
         self.best = self.path / "best"
         self.average = self.path / "average"
         self.settings = dataclasses.asdict(config)
 
-    def open(self, epoch: int, *, fresh: bool = False) -> None:
+    def open(self, epoch: int, step: int = 0, *, fresh: bool = False) -> None:
         """Write the settings and delete what a resumed run will write again.
 
         Args:
             epoch: Completed epochs; later metrics and samples are deleted.
+            step: Completed steps; later points of the training curves are deleted.
             fresh: Start over: delete the models of an earlier run too.
         """
         if fresh:
@@ -79,7 +90,9 @@ class RunFolder:
         atomic_write(
             self.config, yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
         )
-        self._write_rows([row for row in self.rows() if row["epoch"] <= epoch])
+        _write_rows(self.metrics, [row for row in self.rows() if row["epoch"] <= epoch])
+        if self.steps.exists():
+            _write_rows(self.steps, [row for row in read_steps(self.path) if row["step"] <= step])
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         for folder in (self.path / "samples").glob("epoch_[0-9]*"):
             if int(folder.name.removeprefix("epoch_")) > epoch:
@@ -91,10 +104,12 @@ class RunFolder:
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Append one validation to the metrics."""
-        self._write_rows([*self.rows(), row])
+        _write_rows(self.metrics, [*self.rows(), row])
 
-    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
-        atomic_write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+    def add_steps(self, row: dict[str, Any]) -> None:
+        """Append one point to the training curves."""
+        with self.steps.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def kept(self, epoch: str | int) -> Path:
         """The folder of a kept model."""
@@ -124,6 +139,10 @@ class RunFolder:
         return figures
 
 
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
 @dataclass
 class Progress:
     """How far a run has come. The field names are part of the file format."""
@@ -135,21 +154,23 @@ class Progress:
     step: int = 0
     """Optimizer steps since the start of the run."""
     best: float = -1.0
-    """Best validation CIDEr so far."""
+    """Best validation score so far, see ``validation.selection_score``."""
     best_epoch: int = -1
-    """Epoch of the best CIDEr, from 0."""
+    """Epoch of the best score, from 0; -1: no validation yet."""
     sums: dict[str, float] = field(default_factory=dict)
     """Sums over the current epoch; see ``objectives.EPOCH_SUMS``."""
     lr_scale: float = 1.0
-    """Factor of the learning rate, to_float16 on every plateau."""
+    """Factor of the learning rate, halved on every plateau."""
     plateau: int = 0
-    """Validations without a better CIDEr since the learning rate was last to_float16."""
+    """Validations without a better score since the learning rate was last halved."""
     kept: dict[str, float] = field(default_factory=dict)
-    """CIDEr of the kept models, by epoch from 1 (text, as JSON keys are)."""
+    """Scores of the kept models, by epoch from 1 (text, as JSON keys are)."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that must match when resuming; see ``resume_settings``."""
     seconds: float = 0.0
     """Training time, over all sessions."""
+    curve: dict[str, float] = field(default_factory=dict)
+    """``sums`` since the last point of the training curves, and the step of that point."""
 
 
 def save_state(
@@ -179,8 +200,29 @@ def save_state(
     except OSError as error:
         raise CheckpointError(
             f"cannot save {path} ({error.strerror}); the previous checkpoint is unchanged; free "
-            "some disk space and continue with --resume auto"
+            "some disk space and continue with --resume"
         ) from error
+
+
+def read_progress(path: Path) -> Progress:
+    """Read how far the run of a training state is.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or of another version.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path} ({error}); start over with --force") from error
+    try:
+        if metadata.get("format_version") == str(FORMAT_VERSION):
+            return Progress(**json.loads(metadata["progress"]))
+    except (ValueError, KeyError, TypeError):
+        pass  # written by a later release, or by another program
+    raise CheckpointError(
+        f"{path} is not a checkpoint of this version of captioner; start over with --force"
+    )
 
 
 def load_state(
@@ -194,16 +236,12 @@ def load_state(
     Raises:
         CheckpointError: The file is missing, damaged, or from a run with other settings.
     """
+    progress = read_progress(path)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path} ({error}); start over with --force") from error
-    if metadata.get("format_version") != str(FORMAT_VERSION):
-        raise CheckpointError(
-            f"{path} is not a checkpoint of this version of captioner; start over with --force"
-        )
     try:
         model.load_state_dict(_part(tensors, "model."))
         if average is not None:
@@ -213,13 +251,13 @@ def load_state(
             number, key = name.split(".", 1)
             moments.setdefault(int(number), {})[key] = tensor
         _load_moments(optimizer, moments)
-        return Progress(**json.loads(metadata["progress"]))
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise CheckpointError(
             f"{path} is from a run with other settings ({reason}); use the settings of that run, "
             "or another --run-folder"
         ) from error
+    return progress
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -244,52 +282,3 @@ def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str,
         for key, moment in state.items():
             if moment.shape == parameter.shape:
                 state[key] = torch.empty_like(parameter).copy_(moment)
-
-
-def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
-    """Settings that must match when resuming.
-
-    They decide which photos and captions a step contains and what is learned from them. Others,
-    such as the number of epochs or the learning rate, may change.
-    """
-    config, data = setup.config, setup.config.data
-    settings: dict[str, Any] = {
-        "photos": len(setup.train),
-        "batch_size": config.training.batch_size,
-        "training.seed": config.training.seed,
-        "training.objective": config.training.objective,
-        "data.max_captions": data.max_captions,
-        "data.max_words": data.max_words,
-        "data.horizontal_flip": data.horizontal_flip,
-        "data.min_crop": data.min_crop,
-        "data.color_jitter": data.color_jitter,
-        "data.bucket_batches": data.bucket_batches,
-        "training captions": _fingerprint(setup),
-        "shards": "none",
-    }
-    if data.shards:  # they are distributed over processes and workers
-        settings |= {"data.workers": data.workers, "processes": processes}
-        settings["shards"] = read_manifest(data.shards).digest
-    return settings
-
-
-def _fingerprint(setup: Setup) -> str:
-    """Hash of the training captions and of the vocabulary, which decides the token ids."""
-    digest = hashlib.sha256(" ".join(setup.stored.vocabulary.words).encode())
-    for photo in setup.train:
-        digest.update(f"{photo.image.image_id} {photo.tokens}".encode())
-    return digest.hexdigest()[:12]
-
-
-def check_resume(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Compare the ``resume_settings`` of the run that saved a checkpoint with those of this run.
-
-    Raises:
-        CheckpointError: They differ.
-    """
-    for name, new in given.items():
-        if held.get(name) != new:
-            raise CheckpointError(
-                f"{checkpoint} was trained with {name} {held.get(name)}, but now it is {new}; use "
-                "the settings and data of that run, or another --run-folder"
-            )

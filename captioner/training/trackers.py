@@ -13,7 +13,7 @@ from accelerate.utils import LoggerType
 from PIL import Image
 
 from captioner.errors import ConfigError
-from captioner.training.run import RunFolder
+from captioner.training.run import RunFolder, read_steps
 
 PROJECT = "captioner"
 
@@ -54,6 +54,8 @@ class Trackers:
             if name == "tensorboard":
                 for row in self.folder.rows():
                     _log(tracker, row)
+                for row in read_steps(self.folder.path):
+                    _log(tracker, row, "train/")
             else:
                 tracker.store_init_configuration(flatten(self.folder.settings))
             self.open.append(tracker)
@@ -67,6 +69,11 @@ class Trackers:
         """Log the metrics of one validation."""
         for tracker in self.open:
             _log(tracker, row)
+
+    def log_step(self, row: Mapping[str, Any]) -> None:
+        """Log a point of the training curves."""
+        for tracker in self.open:
+            _log(tracker, row, "train/")
 
     def log_images(self, figures: Mapping[str, Path], step: int) -> None:
         """Log figures of captions with their attention, given as files by the photo's name."""
@@ -82,8 +89,12 @@ class Trackers:
                     tracker.log_images({f"samples/{name}": [pixels]}, step=step)
 
 
-def _log(tracker: Any, row: Mapping[str, Any]) -> None:
-    values = {k: v for k, v in row.items() if k not in ("epoch", "step") and not isinstance(v, str)}
+def _log(tracker: Any, row: Mapping[str, Any], prefix: str = "") -> None:
+    values = {
+        f"{prefix}{name}": value
+        for name, value in row.items()
+        if name not in ("epoch", "step") and not isinstance(value, str)
+    }
     tracker.log(values, step=int(row["step"]))
 
 

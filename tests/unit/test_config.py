@@ -80,7 +80,14 @@ BAD = [
     ),
     *(
         (TrainingConfig, name, [-1], f"training.{name}", ">= 0")
-        for name in ("warmup_steps", "patience", "sample_images", "limit_val", "micro_batch")
+        for name in (
+            "warmup_steps",
+            "patience",
+            "log_every",
+            "sample_images",
+            "limit_val",
+            "micro_batch",
+        )
     ),
     *(
         (TrainingConfig, name, [-0.1, math.nan], f"training.{name}", ">= 0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.training.build import prepare
 from captioner.training.loop import Interrupted, Trainer, start
-from captioner.training.run import RunFolder
+from captioner.training.run import RunFolder, read_steps
 
 Rows = list[dict[str, float]]
 
@@ -227,7 +228,7 @@ def test_a_refused_checkpoint_keeps_the_saved_settings(configure: Any, tmp_path:
     train(config, tmp_path)
     before = (tmp_path / "config.yaml").read_text()
     other = configure(decoder={"hidden_dim": 5})
-    with pytest.raises(CheckpointError, match="other settings"):
+    with pytest.raises(CheckpointError, match=r"decoder\.hidden_dim 16, but now it is 5"):
         start(prepare(other), tmp_path, resume=True)
     assert (tmp_path / "config.yaml").read_text() == before
 
@@ -284,13 +285,62 @@ def test_signal_handlers_are_restored(configure: Any, tmp_path: Path):
 # --- Validation ---
 
 
-def test_early_stopping(configure: Any, tmp_path: Path):
+def test_early_stopping(
+    configure: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    """Patience starts at the first score: until then the newest model is the best."""
+    set_scores(monkeypatch, [0, 0, 0, 0.3, 0.2, 0.3])
     config = configure(training={"epochs": 9, "patience": 2, "lr": 0.0})
     progress = train(config, tmp_path).progress
-    assert progress.best_epoch == 0
-    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2, 3]
+    assert progress.best_epoch == 3
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    reason = (
+        "stopped early after epoch 6 of 9: no better model in 2 epochs after CIDEr 30.0 in epoch "
+        "4; to continue, give a --training.patience above 2, or 0\n"
+    )
+    assert reason in capfd.readouterr().err
     train(config, tmp_path, resume=True)  # stays finished
-    assert len(rows(tmp_path)) == 3
+    assert capfd.readouterr().err == f"already complete: {reason}"
+    assert len(rows(tmp_path)) == 6
+
+
+def test_a_run_without_any_score_keeps_its_last_model(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    set_scores(monkeypatch, [0, 0, 0, 0])
+    settings = {"epochs": 4, "patience": 1, "schedule": "plateau", "lr": 1e-3}
+    progress = train(configure(training=settings), tmp_path).progress
+    assert (progress.best_epoch, progress.lr_scale) == (3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"), [("CIDEr", (1, 3)), ("BLEU-4", (2, 4)), ("loss", (3, 4))]
+)
+def test_the_best_model_is_selected_by_a_setting(
+    configure: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    select: str,
+    expected: tuple[int, int],
+):
+    best_epoch, epochs = expected
+    ciders, bleus, losses = iter([0.1, 0.1, 0, 0]), iter([0.1, 0.2, 0.1, 0]), iter([3, 2, 1, 2])
+    whole = Trainer._validate
+
+    def validate(self: Trainer, stored: StoredModel) -> Any:
+        scores, sentences = whole(self, stored)
+        results = {"CIDEr": next(ciders), "Bleu_4": next(bleus), "val_loss": next(losses)}
+        return {**scores, **results}, sentences
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
+    config = configure(training={"select": select, "epochs": 4, "patience": 2})
+    progress = train(config, tmp_path).progress
+    assert progress.best_epoch + 1 == best_epoch
+    assert load(tmp_path / "best", device="cpu").info["training"]["epoch"] == best_epoch
+    assert len(rows(tmp_path)) == epochs
 
 
 def test_no_early_stopping_without_patience(configure: Any, tmp_path: Path):
@@ -369,6 +419,7 @@ def test_samples_metrics_and_curves_are_written(configure: Any, tmp_path: Path):
     assert {file.name for file in samples.iterdir()} == {"red.png", "lime.png", "captions.txt"}
     (row,) = rows(tmp_path)
     names = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr", "bad_endings"}
+    names |= {"val_loss", "perplexity", "empty_captions"}
     assert row.keys() == {"epoch", "step", "loss", "lr"} | names
     assert (row["epoch"], row["step"]) == (1, 3)
     assert list((tmp_path / "tensorboard").glob("events.out.*"))
@@ -379,7 +430,32 @@ def test_progress_goes_to_stderr(configure: Any, tmp_path: Path, capfd: pytest.C
     train(configure(training={"epochs": 1}), tmp_path)
     out, err = capfd.readouterr()
     assert out == ""
-    assert "epoch 1: loss" in err
+    assert re.search(r"epoch 1: loss \S+, validation loss \S+ \(perplexity \S+\), CIDEr", err)
+
+
+def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: Path):
+    """A point is the mean since the last one; a resumed run continues them."""
+    config = configure(training={"epochs": 3, "log_every": 2})
+    train(config, tmp_path / "straight")
+    points = read_steps(tmp_path / "straight")
+    assert [point["step"] for point in points] == [2, 4, 6, 8]
+    assert [point["epoch"] for point in points] == [1, 2, 2, 3]
+    every = configure(training={"epochs": 3, "log_every": 1})
+    train(every, tmp_path / "every")
+    single = read_steps(tmp_path / "every")
+    assert [point["step"] for point in single] == list(range(1, 10))
+    norms = [point["gradient_norm"] for point in single]
+    assert points[1]["gradient_norm"] == pytest.approx((norms[2] + norms[3]) / 2)
+    assert points[1]["lr"] == single[3]["lr"]
+    with signal_in_step(5), pytest.raises(Interrupted):  # between two points
+        train(config, tmp_path / "stopped")
+    train(config, tmp_path / "stopped", resume=True)
+    assert read_steps(tmp_path / "stopped") == points
+
+
+def test_training_curves_can_be_left_out(configure: Any, tmp_path: Path):
+    train(configure(training={"epochs": 1, "log_every": 0}), tmp_path)
+    assert not (tmp_path / "steps.jsonl").exists()
 
 
 def test_the_loss_is_the_mean_over_words_in_nats(configure: Any, tmp_path: Path):
@@ -486,9 +562,13 @@ def test_settings_that_change_the_steps_are_refused_on_resume(configure: Any, tm
     for changes, expected in (
         ({"data": {"bucket_batches": 1}}, "data.bucket_batches 64, but now it is 1"),
         ({"training": {"seed": 1}}, "training.seed 0, but now it is 1"),
-        ({"data": {"horizontal_flip": True}}, "data.horizontal_flip False, but now it is True"),
+        ({"data": {"horizontal_flip": True}}, "data.horizontal_flip false, but now it is true"),
         ({"data": {"min_crop": 0.5}}, r"data.min_crop 1\.0, but now it is 0\.5"),
         ({"data": {"color_jitter": 0.5}}, r"data.color_jitter 0\.0, but now it is 0\.5"),
+        ({"encoder": {"image_size": 64}}, r"encoder\.image_size 48, but now it is 64"),
+        ({"encoder": {"resize": "squash"}}, r"encoder\.resize crop, but now it is squash"),
+        ({"decoder": {"attention": "concat"}}, "attention additive, but now it is concat"),
+        ({"search": {"beam_size": 3}}, r"search\.beam_size 2, but now it is 3"),
     ):
         with pytest.raises(CheckpointError, match=expected):
             train(configure(**changes), tmp_path, resume=True)

@@ -27,7 +27,14 @@ from captioner.errors import CheckpointError
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.training.optim import make_average, make_optimizer
-from captioner.training.run import FORMAT_VERSION, Progress, RunFolder, load_state, save_state
+from captioner.training.run import (
+    FORMAT_VERSION,
+    Progress,
+    RunFolder,
+    load_state,
+    read_steps,
+    save_state,
+)
 from captioner.training.validation import Sentence
 
 PROGRESS = Progress(3, 2, 17, 0.1 + 0.2, 1, 1 / 3, 71, 12.5)
@@ -204,7 +211,7 @@ def test_invalid_progress(state: Path, progress: str | None):
         {} if progress is None else {"progress": progress}
     )
     save_file(load_file(state), state, metadata)
-    with pytest.raises(CheckpointError, match="with other settings") as caught:
+    with pytest.raises(CheckpointError, match=r"not a checkpoint .* --force") as caught:
         load_state(state, *build())
     one_line(caught)
 
@@ -289,6 +296,19 @@ def test_metrics_are_json_lines(folder: RunFolder):
         folder.add_metrics(row(epoch))
     assert folder.rows() == [row(1), row(2)]
     assert [json.loads(line) for line in folder.metrics.read_text().splitlines()] == folder.rows()
+
+
+def test_a_line_that_was_being_written_when_the_run_was_killed_is_left_out(folder: RunFolder):
+    folder.path.mkdir()
+    for step in (20, 40, 60):
+        folder.add_steps({"epoch": 1, "step": step, "loss": 0.5})
+    with folder.steps.open("a") as file:
+        file.write('{"epoch": 1, "st')
+    assert [point["step"] for point in read_steps(folder.path)] == [20, 40, 60]
+    folder.open(0, 40)
+    assert [point["step"] for point in read_steps(folder.path)] == [20, 40]
+    folder.open(0, fresh=True)
+    assert read_steps(folder.path) == []
 
 
 def test_metrics_and_samples_after_the_checkpoint_are_deleted(folder: RunFolder):

@@ -37,6 +37,17 @@ def test_curves_include_the_metrics_already_in_the_folder(folder: RunFolder):
     assert points == [(10, pytest.approx(0.1)), (20, pytest.approx(0.2))]
 
 
+def test_training_curves_have_tags_of_their_own(folder: RunFolder):
+    folder.add_metrics(row(1))
+    folder.add_steps({"epoch": 1, "step": 5, "loss": 3.0})
+    with Trackers(["tensorboard"], folder) as trackers:
+        trackers.log_step({"epoch": 2, "step": 15, "loss": 2.0})
+    events = events_of(folder)
+    assert events.Tags()["scalars"] == ["CIDEr", "train/loss"]
+    points = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert points == [(5, 3.0), (15, 2.0)]
+
+
 def test_images_keep_their_size(folder: RunFolder, tmp_path: Path):
     Image.new("RGB", (30, 20), "red").save(tmp_path / "dog.png")
     with Trackers(["tensorboard"], folder) as trackers:

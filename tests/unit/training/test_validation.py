@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,20 @@ import torch
 
 from captioner.api import Captioner
 from captioner.caption import Caption
+from captioner.data.batches import pad_captions
 from captioner.data.coco import CaptionedImage
+from captioner.data.images import open_image
 from captioner.errors import ImageError
+from captioner.tokenizer import tokenize
 from captioner.training.build import Setup, prepare
-from captioner.training.validation import Sentence, decode, score_sentences
+from captioner.training.validation import (
+    Sentence,
+    decode,
+    describe_selection,
+    score_sentences,
+    selection_score,
+)
+from captioner.vocabulary import END
 
 
 @pytest.fixture
@@ -45,6 +57,52 @@ def test_decoding_leaves_the_random_generator_alone(setup: Setup, configure: Any
     before = torch.get_rng_state()
     decode(captioner, setup.val, configure().search)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_loss_is_that_of_the_reference_captions(setup: Setup, configure: Any):
+    """Against the training loss in evaluation mode; batched by length, so in another order."""
+    photos = [
+        replace(image, captions=(*image.captions, f"an unknown {'very ' * n} long caption"))
+        for n, image in enumerate(setup.val)
+    ]
+    captioner = Captioner(setup.stored, device="cpu", precision="fp32")
+    sentences = decode(captioner, photos, configure().search)
+    vocabulary, model = setup.stored.vocabulary, setup.stored.model.eval()
+    for image, sentence in zip(photos, sentences, strict=True):
+        captions = [[*vocabulary.encode(tokenize(text)), END] for text in image.captions]
+        pixels = model.preprocessing.pixels(open_image(image.path))
+        with torch.no_grad():
+            losses = model(torch.tensor(pixels)[None], pad_captions([captions]))
+        assert sentence.words == int(losses.words) == sum(map(len, captions))
+        assert sentence.nats == pytest.approx(float(losses.cross_entropy), rel=1e-5)
+    scores = score_sentences(sentences)
+    expected = sum(s.nats for s in sentences) / sum(s.words for s in sentences)
+    assert scores["val_loss"] == pytest.approx(expected)
+    assert scores["perplexity"] == pytest.approx(math.exp(expected))
+
+
+def test_each_style_has_its_loss():
+    def sentence(number: int, style: str, nats: float) -> Sentence:
+        nothing = np.zeros(0, np.float32)
+        caption = Caption(("a",), nothing, nothing.reshape(0, 1, 1), nothing, 0.0)
+        image = CaptionedImage(number, Path("x.jpg"), ("a dog",), style)
+        return Sentence(image, caption, nats, 3)
+
+    scores = score_sentences([sentence(1, "coco", 3.0), sentence(2, "flickr8k", 9.0)])
+    assert (scores["val_loss/coco"], scores["val_loss/flickr8k"], scores["val_loss"]) == (1, 3, 2)
+    assert scores["perplexity/flickr8k"] == pytest.approx(math.e**3)
+    assert scores["perplexity"] == pytest.approx(math.e**2)
+
+
+@pytest.mark.parametrize(
+    ("select", "expected", "described"),
+    [("CIDEr", 0.426, "CIDEr 42.6"), ("BLEU-4", 0.2, "BLEU-4 20.0"),
+     ("loss", -2.5, "validation loss 2.500")],
+)  # fmt: skip
+def test_the_score_that_selects(select: str, expected: float, described: str):
+    score = selection_score({"CIDEr": 0.426, "Bleu_4": 0.2, "val_loss": 2.5}, select)
+    assert score == expected
+    assert describe_selection(select, score) == described
 
 
 def test_every_caption_is_scored_against_its_own_photo():

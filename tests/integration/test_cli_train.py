@@ -1,0 +1,126 @@
+"""captioner train as a user runs it: how runs end, and what is refused when resuming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from captioner.cli.main import FAILED, OK, main
+
+COLOURS = ("red", "lime", "blue", "yellow")
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Train:
+    """``train("--training.lr", "0")``: train a tiny model to name the colour of four photos.
+
+    Each colour is rarer than the end of a caption, so an untrained model captions nothing.
+    """
+    images, annotations = [], []
+    (tmp_path / "photos").mkdir()
+    for number, colour in enumerate(COLOURS, 1):
+        Image.new("RGB", (48, 48), colour).save(tmp_path / "photos" / f"{colour}.png")
+        images.append({"id": number, "file_name": f"{colour}.png"})
+        annotations.append({"id": number, "image_id": number, "caption": colour})
+    captions = tmp_path / "captions.json"
+    captions.write_text(json.dumps({"images": images, "annotations": annotations}))
+    settings: dict[str, Any] = {
+        "run_folder": str(tmp_path / "run"),
+        "data": {
+            "train_annotations": [str(captions)], "val_annotations": [str(captions)],
+            "images": [str(tmp_path / "photos")], "vocabulary_threshold": 1, "workers": 0,
+        },
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+        "decoder": {"embed_dim": 16, "hidden_dim": 16, "attention_dim": 16, "dropout": 0.0},
+        "training": {
+            "epochs": 2, "batch_size": 2, "lr": 0.05, "warmup_steps": 0, "precision": "fp32",
+            "sample_images": 0, "trackers": [],
+        },
+        "search": {"beam_size": 1, "max_length": 4},
+    }  # fmt: skip
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    return lambda *options: main(["train", str(config), *options])
+
+
+def test_a_run_whose_best_model_captions_nothing_fails(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert train("--training.lr", "0") == FAILED
+    out, err = capsys.readouterr()
+    assert out == f"best CIDEr 0.0 in epoch 2: {tmp_path / 'run' / 'best'}\n"
+    assert err.splitlines()[-1] == (
+        "captioner: the best model is of no use: all captions of the 4 validation photos are "
+        "empty; train longer (--training.epochs), raise --training.lr or give --init-from"
+    )
+    assert train("--training.lr", "0", "--training.select", "loss", "--force") == FAILED
+    assert "are empty" in capsys.readouterr().err
+    single = ("--training.limit_val", "1", "--training.epochs", "15", "--force")
+    assert train(*single) == FAILED
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "the CIDEr of a single validation photo is always 0; validate on more photos" in last
+    assert train(*single, "--training.select", "loss") == OK
+
+
+def test_resuming_a_finished_run_says_why_it_ends(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    longer = ("--training.epochs", "15", "--training.patience", "0")
+    assert train(*longer) == OK
+    found = capsys.readouterr().out
+    assert train(*longer, "--resume", "auto") == OK
+    out, err = capsys.readouterr()
+    assert out == found  # the best model is named again
+    assert err.splitlines()[-1] == (
+        "already complete: 15 of 15 epochs; to continue, give a larger --training.epochs"
+    )
+    assert train(*longer, "--training.epochs", "16", "--resume", "auto") == OK
+    assert "already complete" not in capsys.readouterr().err
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 16
+
+
+def test_early_stopping_is_announced(train: Train, capsys: pytest.CaptureFixture[str]):
+    """The lowest loss is soon reached: the learning rate is far too high."""
+    options = ("--training.select", "loss", "--training.lr", "5", "--training.epochs", "40")
+    train(*options, "--training.patience", "2")
+    _, err = capsys.readouterr()
+    assert "stopped early after epoch " in err
+    assert " of 40: no better model in 2 epochs after validation loss " in err
+
+
+def test_another_model_or_input_is_refused_when_resuming(
+    train: Train, capsys: pytest.CaptureFixture[str]
+):
+    square = ("--decoder.projection_dim", "16", "--decoder.attention")
+    train(*square, "dot")
+    capsys.readouterr()
+    resumed = (*square, "scaled_dot", "--encoder.image_size", "64", "--data.min_crop", "0.5")
+    assert train(*resumed, "--training.epochs", "3", "--resume", "auto") == FAILED
+    message = capsys.readouterr().err.splitlines()[-1]
+    for expected in (
+        "decoder.attention dot, but now it is scaled_dot",
+        "encoder.image_size 48, but now it is 64",
+        "data.min_crop 1.0, but now it is 0.5",
+    ):
+        assert expected in message
+    assert "training.epochs" not in message
+
+
+def test_a_dry_run_warns_of_settings_that_cannot_work(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = ("--dry-run", "--training.warmup_steps", "50", "--training.batch_size", "64")
+    assert train(*options) == OK
+    warnings = [x for x in capsys.readouterr().out.splitlines() if x.startswith("warning: ")]
+    assert [line.split()[1] for line in warnings] == [
+        "training.warmup_steps", "training.batch_size", "scores",
+    ]  # fmt: skip
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,172 @@
+"""What must match when resuming: a table over every setting, so that a new one is decided on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from captioner.config import TrainConfig
+from captioner.data.coco import CaptionedImage
+from captioner.errors import CheckpointError
+from captioner.training.resume_checks import check_resume, resume_settings
+from captioner.training.trackers import flatten
+
+MUST_MATCH = {
+    # The model and its input.
+    "init_from",
+    *(
+        f"encoder.{name}"
+        for name in (
+            "name", "weights", "image_size", "resize", "mean", "std", "finetune_from",
+            "freeze_depthwise",
+        )
+    ),
+    *(
+        f"decoder.{name}"
+        for name in (
+            "embed_dim", "hidden_dim", "attention_dim", "dropout", "attention", "query",
+            "selection", "heads", "projection_dim", "order", "input_feeding", "layer_norm",
+        )
+    ),
+    # Captions, vocabulary, augmentation, and which photos a step contains.
+    *(
+        f"data.{name}"
+        for name in (
+            "styles", "val_styles", "repeats", "min_captions", "max_captions", "max_words",
+            "vocabulary_threshold", "horizontal_flip", "min_crop", "color_jitter",
+            "bucket_batches",
+        )
+    ),
+    "training.batch_size",
+    "training.seed",
+    # What is learned and saved.
+    "training.objective",
+    "training.ema_decay",
+    *(
+        f"self_critical.{name}"
+        for name in (
+            "samples", "baseline", "cider", "bleu", "cross_entropy", "count_end", "max_length",
+        )
+    ),
+    # Validations are compared with earlier ones.
+    "training.select",
+    "training.limit_val",
+    *(
+        f"search.{name}"
+        for name in (
+            "beam_size", "num_captions", "min_length", "max_length", "length_penalty",
+            "temperature", "top_k", "top_p", "seed", "beam_groups", "diversity", "block_ngrams",
+            "forced_words", "banned_words", "style", "guard_endings",
+        )
+    ),
+}  # fmt: skip
+
+MAY_CHANGE = {
+    # Files may be moved; their captions must match.
+    "run_folder",
+    *(
+        f"data.{name}"
+        for name in (
+            "train_annotations", "val_annotations", "images", "karpathy_split", "features",
+            "workers",
+        )
+    ),
+    *(
+        f"training.{name}"
+        for name in (
+            "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps", "schedule",
+            "plateau_patience", "clip_norm", "patience", "label_smoothing", "scheduled_sampling",
+            "attention_penalty", "hard_reward", "hard_entropy", "micro_batch", "precision",
+            "compile", "log_every", "save_every", "sample_images", "keep_best", "trackers",
+        )
+    ),
+}  # fmt: skip
+
+SHARDS = {"data.shards"}
+"""Compared by content, see ``test_runs_from_shards_resume_exactly``."""
+
+
+def settings_of(config: TrainConfig, **changes: Any) -> dict[str, Any]:
+    vocabulary = SimpleNamespace(words=("a", "dog"))
+    setup = SimpleNamespace(
+        config=config,
+        train=[],
+        val=changes.get("val", []),
+        stored=SimpleNamespace(vocabulary=vocabulary),
+    )
+    return resume_settings(setup, 1)  # type: ignore[arg-type]
+
+
+def saved(settings: dict[str, Any]) -> dict[str, Any]:
+    """As they are read from a checkpoint."""
+    loaded: dict[str, Any] = json.loads(json.dumps(settings))
+    return loaded
+
+
+def changed(name: str) -> TrainConfig:
+    """The default config with another value of one setting, whether it is valid or not."""
+    config = copy.deepcopy(TrainConfig())
+    *sections, field = name.split(".")
+    owner = getattr(config, sections[0]) if sections else config
+    object.__setattr__(owner, field, "changed")
+    return config
+
+
+def test_every_setting_either_must_match_or_may_change():
+    assert not MUST_MATCH & MAY_CHANGE
+    every = set(flatten(dataclasses.asdict(TrainConfig())))
+    assert every == MUST_MATCH | MAY_CHANGE | SHARDS
+
+
+@pytest.mark.parametrize("name", sorted(MUST_MATCH))
+def test_a_setting_that_must_match_is_refused_by_name(name: str):
+    held = saved(settings_of(TrainConfig()))
+    check_resume(Path("state"), held, settings_of(TrainConfig()))
+    with pytest.raises(CheckpointError, match=f"was trained with {name} .*, but now it is changed"):
+        check_resume(Path("state"), held, settings_of(changed(name)))
+
+
+@pytest.mark.parametrize("name", sorted(MAY_CHANGE))
+def test_a_setting_that_may_change_is_accepted(name: str):
+    held = saved(settings_of(TrainConfig()))
+    check_resume(Path("state"), held, settings_of(changed(name)))
+
+
+def test_all_differences_are_named_in_one_line():
+    config = TrainConfig()
+    config.decoder.attention, config.encoder.image_size = "scaled_dot", 256
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(Path("state"), saved(settings_of(TrainConfig())), settings_of(config))
+    assert str(caught.value) == (
+        "state was trained with encoder.image_size 224, but now it is 256; with decoder.attention "
+        "additive, but now it is scaled_dot; use the settings and data of that run, or another "
+        "--run-folder"
+    )
+
+
+def test_other_validation_captions_are_refused():
+    def settings(caption: str) -> dict[str, Any]:
+        return settings_of(TrainConfig(), val=[CaptionedImage(1, Path("a.jpg"), (caption,))])
+
+    with pytest.raises(CheckpointError, match=r"validation captions \w+, but now it is \w+"):
+        check_resume(Path("state"), saved(settings("a dog")), settings("a cat"))
+
+
+def test_checkpoints_of_earlier_releases_are_compared_as_far_as_they_go():
+    """They hold few settings, the batch size under another name, and were selected by CIDEr."""
+    held = {"photos": 0, "batch_size": 32, "training.seed": 0, "shards": "none"}
+    check_resume(Path("state"), held, settings_of(TrainConfig()))
+    for name, message in (
+        ("training.batch_size", "training.batch_size 32, but"),
+        ("training.seed", "training.seed 0, but"),
+        ("training.select", "training.select CIDEr, but"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            check_resume(Path("state"), held, settings_of(changed(name)))
+    check_resume(Path("state"), held, settings_of(changed("decoder.attention")))
