@@ -375,6 +375,7 @@ class Captioner:
             log_prob=hypothesis.log_prob,
             crop_box=crop_box,
             alternatives=alternatives[: len(alphas)],
+            geometry=self.model.geometry.placed(self.model.preprocessing.image_size, *crop_box),
         )
 
     def _try_prepare(self, photo: Photo) -> tuple[Photo, Prepared | ImageError]:

@@ -23,6 +23,7 @@ from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder, complete_folder
+from captioner.geometry import Geometry
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
@@ -57,7 +58,11 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
     model = stored.model
     config = {
         "format_version": FORMAT_VERSION,
-        "encoder": {"name": model.encoder.name, "grid": model.grid},
+        "encoder": {
+            "name": model.encoder.name,
+            "grid": model.grid,
+            "geometry": model.geometry.as_dict(),
+        },
         "decoder": dataclasses.asdict(stored.decoder),
         "preprocessing": dataclasses.asdict(model.preprocessing),
         "search": dataclasses.asdict(stored.search),
@@ -108,6 +113,8 @@ def load_model(folder: str | Path) -> StoredModel:
         model = CaptionModel(
             encoder, decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
         )
+        if "geometry" in config["encoder"]:  # folders of version 0.1 lack it: it is computed
+            model.geometry = Geometry.from_dict(config["encoder"]["geometry"])
         search = SearchOptions(**config["search"])
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)

@@ -68,7 +68,7 @@ def test_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
         open_image(photo),
         caption.alphas[1],
         scale_max=shared_scale(caption.alphas),
-        crop_box=caption.crop_box,
+        regions=caption.regions,
     )
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
     tab.keyboard.press("ArrowRight")
@@ -263,7 +263,7 @@ def test_transparency_is_shown_on_white(tab, served, tmp_path) -> None:
         open_image(tmp_path / "clear.png"),
         caption.alphas[1],
         scale_max=shared_scale(caption.alphas),
-        crop_box=caption.crop_box,
+        regions=caption.regions,
     )
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
 

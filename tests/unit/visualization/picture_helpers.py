@@ -89,7 +89,7 @@ def panels_of(
             photo,
             alpha,
             scale_max=scale,
-            crop_box=caption.crop_box,
+            regions=caption.regions,
             **options,  # type: ignore[arg-type]
         )
         places += places_of(page, panel)

@@ -69,7 +69,7 @@ def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
         alpha = interpolate(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
-        wanted = attention_image(photo, alpha, scale_max=scale, crop_box=caption.crop_box)
+        wanted = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
         assert panel_of(frame, animation, photo.size).tobytes() == wanted.tobytes()
         assert frame.size == animation.size
         assert frame.mode == "RGB"

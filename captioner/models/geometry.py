@@ -1,0 +1,244 @@
+"""Where the regions of an encoder lie in its input: centre, pitch and extent, per axis.
+
+Every convolution and pooling maps positions to positions (Araujo et al. 2019, Computing Receptive
+Fields of Convolutional Neural Networks, sections 2 and 3). With kernel k, stride s, padding p in
+front and dilation d, output i is centred on input
+
+    s * i - p + d * (k - 1) / 2
+
+A forward pass records these layers as they are executed, so any encoder can be followed whose grid
+comes from convolutions, poolings and paddings: also TensorFlow's "same" padding, which depends on
+the size of the input, and transformers with a patch embedding. Where branches of different position
+meet (the average poolings of ResNet-D), or where the grid is made in another way (Swin's patch
+merging), the gradient of the features with respect to the input is measured instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from captioner.geometry import Axis, Geometry
+
+_MAX_SPREAD = 0.05  # of the pitch: positions of branches that differ by more are not averaged
+
+_Encode = Callable[[Tensor], tuple[Tensor, tuple[int, int]]]
+
+
+class _Line(NamedTuple):
+    """Positions along one axis of a feature map, in pixel indices of the input."""
+
+    first: float
+    pitch: float
+    size: int
+    """Number of positions."""
+    low: float
+    """First pixel that any position sees."""
+    high: float
+    """Last one."""
+    reach: float
+    """Pixels that a position sees on either side of its centre."""
+    spread: float = 0.0
+    """Largest difference between branches that were averaged."""
+
+    def layer(self, size: int, kernel: int, stride: int, padding: int, dilation: int) -> _Line:
+        """The positions of the output of a convolution or pooling."""
+        half = dilation * (kernel - 1) / 2
+        first = self.first + self.pitch * (half - padding)
+        reach = self.reach + self.pitch * half
+        last = first + self.pitch * stride * (size - 1)
+        low, high = max(self.low, first - reach), min(self.high, last + reach)
+        return _Line(first, self.pitch * stride, size, low, high, reach, self.spread)
+
+    def padded(self, before: int, after: int) -> _Line:
+        size = self.size + before + after
+        return self._replace(first=self.first - before * self.pitch, size=size)
+
+    def merged(self, other: _Line) -> _Line:
+        """The positions of the sum of two maps; of maps of different size, the finer one's."""
+        if self.size != other.size or self.pitch != other.pitch:
+            return self if self.size >= other.size else other
+        return _Line(
+            (self.first + other.first) / 2,
+            self.pitch,
+            self.size,
+            min(self.low, other.low),
+            max(self.high, other.high),
+            max(self.reach, other.reach),
+            max(self.spread, other.spread) + abs(self.first - other.first) / 2,
+        )
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types it partly
+    """Follows the positions of feature maps through a forward pass."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.lines[images] = tuple(
+            _Line(0.0, 1.0, size, 0.0, size - 1.0, 0.0) for size in images.shape[-2:]
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        results = func(*args, **(kwargs or {}))
+        lines = self._follow(func.overloadpacket.__name__, args, results)
+        if lines is not None:
+            for result in _tensors([results]):
+                self.lines[result] = lines
+        return results
+
+    def _follow(self, name: str, args: Sequence[Any], results: Any) -> tuple[_Line, ...] | None:
+        known: list[tuple[_Line, ...]] = [self.lines[t] for t in _tensors(args) if t in self.lines]
+        if not known:
+            return None
+        merged = known[0]
+        for lines in known[1:]:
+            merged = tuple(a.merged(b) for a, b in zip(merged, lines, strict=True))
+        layers = _layers(name, args)
+        if layers is None:
+            return merged
+        out = next(iter(_tensors([results])))
+        if args[0].shape[-2:] != tuple(line.size for line in merged):
+            return None  # resampled before, such as by an upsampling: no longer known
+        if name == "constant_pad_nd":
+            return tuple(line.padded(*layer) for line, layer in zip(merged, layers, strict=True))
+        return tuple(
+            line.layer(size, *layer)
+            for line, layer, size in zip(merged, layers, out.shape[-2:], strict=True)
+        )
+
+
+def _layers(name: str, args: Sequence[Any]) -> list[tuple[int, ...]] | None:
+    """Kernel, stride, padding and dilation of both axes; of a padding, before and after.
+
+    None: an operation that keeps positions.
+    """
+    given = list(args)
+    if name == "convolution" and not given[6] and given[0].ndim == 4:
+        kernel, (stride, padding, dilation) = given[1].shape[-2:], given[3:6]
+    elif name == "max_pool2d_with_indices":
+        given += [[], 0, 1][len(given) - 2 :]
+        kernel, stride, padding, dilation = given[1:5]
+    elif name == "avg_pool2d":
+        given += [[], 0][len(given) - 2 :]
+        kernel, stride, padding = given[1:4]
+        dilation = 1
+    elif name == "constant_pad_nd" and given[0].ndim == 4:
+        sides = [*given[1], 0, 0]
+        return [tuple(sides[2:4]), tuple(sides[:2])]
+    else:
+        return None
+    columns = (_pair(value) for value in (kernel, stride or kernel, padding, dilation))
+    return list(zip(*columns, strict=True))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    values = list(value) if isinstance(value, Sequence) else [value]
+    return (values * 2)[0], (values * 2)[1]
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments, also in lists such as torch.cat's."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [one for one in value if isinstance(one, Tensor)]
+    return found
+
+
+def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
+    """Where the regions of an encoder lie in its input.
+
+    Args:
+        encoder: Maps (1, 3, H, W) to features (1, L, D) and the grid (Gh, Gw).
+        image_size: H and W, supported by the encoder.
+
+    Returns:
+        Positions in pixels from the upper left corner: the first pixel is 0 to 1.
+    """
+    device = next(encoder.parameters()).device
+    images = torch.zeros(1, 3, image_size, image_size, device=device)
+    with torch.no_grad(), _Recorder(images) as recorder:
+        features, grid = encoder(images)
+    lines = recorder.lines.get(features)
+    if lines is None or tuple(line.size for line in lines) != grid:
+        even = Geometry.even(grid, right=image_size, bottom=image_size)
+        return centred_by_gradients(encoder, image_size, even)
+    # The centre of pixel 0 is 0.5; the part that is seen ends behind its last pixel.
+    axes = [Axis(line.first + 0.5, line.pitch, line.low, line.high + 1.0) for line in lines]
+    found = Geometry(*axes)
+    if any(line.spread > _MAX_SPREAD * line.pitch for line in lines):
+        return centred_by_gradients(encoder, image_size, found)
+    return found
+
+
+def centred_by_gradients(encoder: nn.Module, image_size: int, guess: Geometry) -> Geometry:
+    """Correct the centres of a geometry by the gradients of an encoder; the pitch is kept.
+
+    The region that is centred on the middle of the input is found by interpolation between the
+    centroids of neighbouring regions. The middle, since the edges of the input cut the receptive
+    field of all other regions more on one side, which moves their centroids towards the middle.
+    """
+    middle = image_size / 2
+    axes = []
+    centroids = gradient_centroids(encoder, image_size)
+    for axis, found in zip(guess, centroids, strict=True):
+        count = len(found)
+        before = max(0, min(count - 2, sum(1 for centroid in found if centroid < middle) - 1))
+        near = found[before : before + 2]
+        step = near[-1] - near[0] if count > 1 else 0.0
+        index = before + (middle - near[0]) / step if step > 0 else (count - 1) / 2
+        axes.append(axis._replace(first=middle - axis.pitch * index))
+    return Geometry(*axes)
+
+
+def gradient_centroids(
+    encoder: nn.Module, image_size: int, *, samples: int = 2
+) -> tuple[list[float], list[float]]:
+    """Centroids of the input gradient's energy for the regions on the diagonal of the grid.
+
+    Args:
+        encoder: See ``locate_regions``.
+        image_size: See ``locate_regions``.
+        samples: Number of noise images and of random projections of the features.
+
+    Returns:
+        y of every row and x of every column, in pixels from the upper left corner.
+    """
+    parameters = list(encoder.parameters())
+    generator = torch.Generator().manual_seed(0)
+    shape = (samples, 3, image_size, image_size)
+    images = torch.randn(shape, generator=generator).to(parameters[0].device, parameters[0].dtype)
+    points = torch.arange(image_size, dtype=torch.float64) + 0.5
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:  # gradients of the input only
+        parameter.requires_grad_(False)
+    try:
+        with torch.enable_grad():
+            images.requires_grad_(True)
+            features, (rows, columns) = encoder(images)
+            weights = torch.randn(features[:, 0].shape, generator=generator).to(features)
+            centroids: list[tuple[float, float]] = []
+            count = max(rows, columns)
+            for step in range(count):
+                row, column = (min(step, side - 1) for side in (rows, columns))
+                score = (features[:, row * columns + column] * weights).sum()
+                (gradient,) = torch.autograd.grad(score, images, retain_graph=step < count - 1)
+                energy = gradient.double().cpu().square().sum(dim=1)
+                energy = (energy / energy.sum(dim=(1, 2), keepdim=True)).mean(dim=0)
+                y, x = energy.sum(dim=1) @ points, energy.sum(dim=0) @ points
+                centroids.append((float(y), float(x)))
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    return [y for y, _ in centroids[:rows]], [x for _, x in centroids[:columns]]
