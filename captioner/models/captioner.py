@@ -17,8 +17,8 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.geometry import Geometry
 from captioner.models.decoder import build_decoder
 from captioner.models.encoder import Encoder
-from captioner.models.geometry import locate_regions
 from captioner.models.losses import Advantages, Losses, caption_losses, policy_gradient_loss
+from captioner.models.regions import locate_regions
 
 
 class CaptionModel(nn.Module):

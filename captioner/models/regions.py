@@ -15,9 +15,11 @@ merging), the gradient of the features with respect to the input is measured ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,8 +28,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from captioner.geometry import Axis, Geometry
 
 _MAX_SPREAD = 0.05  # of the pitch: positions of branches that differ by more are not averaged
-
-_Encode = Callable[[Tensor], tuple[Tensor, tuple[int, int]]]
 
 
 class _Line(NamedTuple):
@@ -185,60 +185,109 @@ def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
 def centred_by_gradients(encoder: nn.Module, image_size: int, guess: Geometry) -> Geometry:
     """Correct the centres of a geometry by the gradients of an encoder; the pitch is kept.
 
-    The region that is centred on the middle of the input is found by interpolation between the
-    centroids of neighbouring regions. The middle, since the edges of the input cut the receptive
-    field of all other regions more on one side, which moves their centroids towards the middle.
+    The position among the regions whose centroid is the middle of the input is interpolated. The
+    middle, since the edges of the input cut the receptive field of all other regions more on one
+    side, which moves their centroids towards the middle.
     """
     middle = image_size / 2
     axes = []
-    centroids = gradient_centroids(encoder, image_size)
-    for axis, found in zip(guess, centroids, strict=True):
-        count = len(found)
-        before = max(0, min(count - 2, sum(1 for centroid in found if centroid < middle) - 1))
-        near = found[before : before + 2]
-        step = near[-1] - near[0] if count > 1 else 0.0
-        index = before + (middle - near[0]) / step if step > 0 else (count - 1) / 2
-        axes.append(axis._replace(first=middle - axis.pitch * index))
+    for axis, (indices, centroids) in zip(
+        guess, _middle_centroids(encoder, image_size), strict=True
+    ):
+        index = float(np.interp(middle, centroids, indices))
+        # Rounded, so that it is the same after saving and loading.
+        axes.append(axis._replace(first=round(middle - axis.pitch * index, 3)))
     return Geometry(*axes)
 
 
-def gradient_centroids(
-    encoder: nn.Module, image_size: int, *, samples: int = 2
-) -> tuple[list[float], list[float]]:
-    """Centroids of the input gradient's energy for the regions on the diagonal of the grid.
+def gradient_offsets(
+    encoder: nn.Module, image_size: int, *geometries: Geometry
+) -> list[tuple[float, float]]:
+    """How far regions lie from where geometries place them, by the gradients of the encoder.
 
     Args:
         encoder: See ``locate_regions``.
         image_size: See ``locate_regions``.
-        samples: Number of noise images and of random projections of the features.
+        *geometries: In pixels.
 
     Returns:
-        y of every row and x of every column, in pixels from the upper left corner.
+        For each geometry, y and x of the gradient's centroid minus the centre, as a share of the
+        pitch, interpolated at the middle of the input (see ``centred_by_gradients``).
     """
+    middle = image_size / 2
+    measured = _middle_centroids(encoder, image_size)
+    found = []
+    for geometry in geometries:
+        offsets = [
+            (float(np.interp((middle - axis.first) / axis.pitch, *one)) - middle) / axis.pitch
+            for axis, one in zip(geometry, measured, strict=True)
+        ]
+        found.append((offsets[0], offsets[1]))
+    return found
+
+
+_Centroids = tuple[list[int], list[float]]
+
+
+def _middle_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
+    """Centroids of the input gradient's energy for the regions in the middle of the grid.
+
+    Positions are those of the kernels, whatever their weights. The measurement is therefore of two
+    copies: one with narrowed kernels, so that the edges of the maps cut less of the receptive
+    fields, and one that is its mirror image, so that weights that happen to be large cancel.
+
+    Returns:
+        Rows with their y, and columns with their x, in pixels from the upper left corner.
+    """
+    first = _gradient_centroids(_narrowed(encoder), image_size)
+    second = _gradient_centroids(_narrowed(encoder, mirrored=True), image_size)
+    rows, columns = (
+        (a[0], [(p + q) / 2 for p, q in zip(a[1], b[1], strict=True)])
+        for a, b in zip(first, second, strict=True)
+    )
+    return rows, columns
+
+
+@torch.no_grad()
+def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
+    """A copy whose kernels of odd size have most of their energy at the centre."""
+    copied = copy.deepcopy(encoder).requires_grad_(False)
+    for module in copied.modules():
+        if isinstance(module, nn.Conv2d):
+            weight, (height, width) = module.weight, module.kernel_size
+            if height % 2 and width % 2:
+                scale = torch.full_like(weight[0, 0], 0.25)
+                scale[height // 2, width // 2] = 1.0
+                narrow = weight * scale
+                weight.copy_(narrow * (weight.norm() / narrow.norm().clamp(min=1e-12)))
+            if mirrored:
+                weight.copy_(weight.flip(2, 3))
+    return copied
+
+
+def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
+    """``_middle_centroids`` of one encoder, for noise and a random projection of the features."""
     parameters = list(encoder.parameters())
     generator = torch.Generator().manual_seed(0)
-    shape = (samples, 3, image_size, image_size)
-    images = torch.randn(shape, generator=generator).to(parameters[0].device, parameters[0].dtype)
+    images = torch.randn(1, 3, image_size, image_size, generator=generator)
+    images = images.to(parameters[0].device, parameters[0].dtype)
     points = torch.arange(image_size, dtype=torch.float64) + 0.5
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in trained:  # gradients of the input only
-        parameter.requires_grad_(False)
-    try:
-        with torch.enable_grad():
-            images.requires_grad_(True)
-            features, (rows, columns) = encoder(images)
-            weights = torch.randn(features[:, 0].shape, generator=generator).to(features)
-            centroids: list[tuple[float, float]] = []
-            count = max(rows, columns)
-            for step in range(count):
-                row, column = (min(step, side - 1) for side in (rows, columns))
-                score = (features[:, row * columns + column] * weights).sum()
-                (gradient,) = torch.autograd.grad(score, images, retain_graph=step < count - 1)
-                energy = gradient.double().cpu().square().sum(dim=1)
-                energy = (energy / energy.sum(dim=(1, 2), keepdim=True)).mean(dim=0)
-                y, x = energy.sum(dim=1) @ points, energy.sum(dim=0) @ points
-                centroids.append((float(y), float(x)))
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-    return [y for y, _ in centroids[:rows]], [x for _, x in centroids[:columns]]
+    with torch.enable_grad():
+        features, (rows, columns) = encoder(images.requires_grad_(True))
+        weights = torch.randn(features.shape[-1], generator=generator).to(features)
+        centroids = []
+        for y, x in zip(_middle_four(rows), _middle_four(columns), strict=True):
+            score = features[0, y * columns + x] @ weights
+            (gradient,) = torch.autograd.grad(score, images, retain_graph=True)
+            energy = gradient[0].double().cpu().square().sum(dim=0)
+            energy = energy / energy.sum()
+            centroids.append((energy.sum(dim=1) @ points, energy.sum(dim=0) @ points))
+    return (
+        (_middle_four(rows), [float(y) for y, _ in centroids]),
+        (_middle_four(columns), [float(x) for _, x in centroids]),
+    )
+
+
+def _middle_four(count: int) -> list[int]:
+    """Four regions around the middle of an axis, with repetitions if it has fewer."""
+    return [min(max(count // 2 + step, 0), count - 1) for step in (-2, -1, 0, 1)]
