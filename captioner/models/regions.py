@@ -206,7 +206,7 @@ def gradient_offsets(
     """How far regions lie from where geometries place them, by the gradients of the encoder.
 
     Args:
-        encoder: See ``locate_regions``.
+        encoder: See ``locate_regions``; with random weights.
         image_size: See ``locate_regions``.
         *geometries: In pixels.
 
@@ -215,7 +215,7 @@ def gradient_offsets(
         pitch, interpolated at the middle of the input (see ``centred_by_gradients``).
     """
     middle = image_size / 2
-    measured = _middle_centroids(encoder, image_size)
+    measured = _middle_centroids(encoder, image_size, equalized=True)
     found = []
     for geometry in geometries:
         offsets = [
@@ -226,10 +226,35 @@ def gradient_offsets(
     return found
 
 
+@torch.no_grad()
+def _equalize(encoder: nn.Module, image_size: int) -> None:
+    """Scale the convolutions of an encoder with random weights to outputs of unit variance.
+
+    Activations of random weights grow or vanish from layer to layer, and the gradient with them:
+    ReLU6 then passes it at a few random positions only.
+    """
+
+    def rescale(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        del inputs
+        deviation = output.std().clamp(min=1e-6)
+        for parameter in module.parameters():
+            parameter.div_(deviation)
+        return output / deviation
+
+    convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
+    hooks = [module.register_forward_hook(rescale) for module in convolutions]
+    generator = torch.Generator().manual_seed(1)
+    encoder(torch.randn(1, 3, image_size, image_size, generator=generator))
+    for hook in hooks:
+        hook.remove()
+
+
 _Centroids = tuple[list[int], list[float]]
 
 
-def _middle_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
+def _middle_centroids(
+    encoder: nn.Module, image_size: int, *, equalized: bool = False
+) -> tuple[_Centroids, _Centroids]:
     """Centroids of the input gradient's energy for the regions in the middle of the grid.
 
     Positions are those of the kernels, whatever their weights. The measurement is therefore of two
@@ -239,8 +264,10 @@ def _middle_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, 
     Returns:
         Rows with their y, and columns with their x, in pixels from the upper left corner.
     """
-    first = _gradient_centroids(_narrowed(encoder), image_size)
-    second = _gradient_centroids(_narrowed(encoder, mirrored=True), image_size)
+    copies = [_narrowed(encoder), _narrowed(encoder, mirrored=True)]
+    for copied in copies if equalized else []:
+        _equalize(copied, image_size)
+    first, second = (_gradient_centroids(copied, image_size) for copied in copies)
     rows, columns = (
         (a[0], [(p + q) / 2 for p, q in zip(a[1], b[1], strict=True)])
         for a, b in zip(first, second, strict=True)
@@ -256,7 +283,7 @@ def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             weight, (height, width) = module.weight, module.kernel_size
             if height % 2 and width % 2:
-                scale = torch.full_like(weight[0, 0], 0.25)
+                scale = torch.full_like(weight[0, 0], 0.1)
                 scale[height // 2, width // 2] = 1.0
                 narrow = weight * scale
                 weight.copy_(narrow * (weight.norm() / narrow.norm().clamp(min=1e-12)))

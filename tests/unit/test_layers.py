@@ -17,7 +17,7 @@ PACKAGE = Path(captioner.__file__).parent
 # From the bottom up. A module may import from its own room and from rooms on lower floors.
 FLOORS = [
     ["errors"],
-    ["files", "option_fields", "tokenizer"],
+    ["files", "geometry", "option_fields", "tokenizer"],
     ["config", "vocabulary", "caption", "hardware"],
     ["data"],
     ["visualization"],

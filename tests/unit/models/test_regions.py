@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 from captioner.geometry import Geometry
 from captioner.models.encoder import Encoder
-from captioner.models.regions import centred_by_gradients, gradient_offsets, locate_regions
+from captioner.models.regions import (
+    centred_by_gradients,
+    gradient_offsets,
+    locate_regions,
+)
 
 
 class Layers(nn.Module):
@@ -141,6 +145,7 @@ FAMILIES = [
 @pytest.mark.parametrize(("name", "size"), FAMILIES)
 def test_centres_agree_with_gradients(name: str, size: int) -> None:
     encoder = Encoder(name)
+    equalize(encoder, size)
     regions = locate_regions(encoder, size)
 
     (offset,) = gradient_offsets(encoder, size, regions)

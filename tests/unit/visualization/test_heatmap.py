@@ -21,6 +21,7 @@ from captioner.visualization import (
     scale_bar,
     shared_scale,
 )
+from captioner.visualization.heatmap import CLOSED_GATE, above_scale
 
 GRIDS = [(1, 1), (1, 5), (4, 1), (7, 7), (5, 9), (14, 14)]
 
@@ -124,6 +125,20 @@ def test_shared_scale() -> None:
     assert shared_scale(np.full((3, 7, 7), 1 / 49)) == pytest.approx(2 / 49)
     assert shared_scale(np.ones((1, 1, 1))) == 1.0
     assert shared_scale(np.zeros((0, 7, 7))) == 1.0
+
+
+def test_a_word_with_a_nearly_closed_gate_does_not_set_the_scale() -> None:
+    """As the first "a" of many captions, which has the sharpest map and hardly uses it."""
+    maps = np.array([[[0.9, 0.1, 0.0]], [[0.5, 0.3, 0.2]], [[0.2, 0.2, 0.6]]])
+    gates = np.array([0.01, 0.9, 0.8])
+
+    assert shared_scale(maps, gates) == pytest.approx(2 / 3)  # twice uniform
+    assert shared_scale(np.repeat(maps, 2, axis=2) / 2, gates) == pytest.approx(1 / 3)
+    assert shared_scale(maps, [0.01, 0.02, 0.0]) == pytest.approx(0.9)  # all of them: all count
+    assert shared_scale(maps, [CLOSED_GATE, 1.0, 1.0]) == pytest.approx(0.9)
+    assert above_scale(maps, gates, 0.7).tolist() == [True, False, False]
+    assert above_scale(maps, gates, 0.95).tolist() == [False] * 3
+    assert above_scale(maps[:0], gates[:0], 0.1).tolist() == []
 
 
 def test_outside_the_crop_box_the_photo_is_dimmed() -> None:
