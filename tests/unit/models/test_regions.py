@@ -145,7 +145,6 @@ FAMILIES = [
 @pytest.mark.parametrize(("name", "size"), FAMILIES)
 def test_centres_agree_with_gradients(name: str, size: int) -> None:
     encoder = Encoder(name)
-    equalize(encoder, size)
     regions = locate_regions(encoder, size)
 
     (offset,) = gradient_offsets(encoder, size, regions)
