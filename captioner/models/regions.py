@@ -166,8 +166,7 @@ def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
     Returns:
         Positions in pixels from the upper left corner: the first pixel is 0 to 1.
     """
-    device = next(encoder.parameters()).device
-    images = torch.zeros(1, 3, image_size, image_size, device=device)
+    images = _like_parameters(encoder, torch.zeros(1, 3, image_size, image_size))
     with torch.no_grad(), _Recorder(images) as recorder:
         features, grid = encoder(images)
     lines = recorder.lines.get(features)
@@ -244,7 +243,8 @@ def _equalize(encoder: nn.Module, image_size: int) -> None:
     convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
     hooks = [module.register_forward_hook(rescale) for module in convolutions]
     generator = torch.Generator().manual_seed(1)
-    encoder(torch.randn(1, 3, image_size, image_size, generator=generator))
+    images = torch.randn(1, 3, image_size, image_size, generator=generator)
+    encoder(_like_parameters(encoder, images))
     for hook in hooks:
         hook.remove()
 
@@ -294,10 +294,9 @@ def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
 
 def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
     """``_middle_centroids`` of one encoder, for noise and a random projection of the features."""
-    parameters = list(encoder.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(1, 3, image_size, image_size, generator=generator)
-    images = images.to(parameters[0].device, parameters[0].dtype)
+    images = _like_parameters(encoder, images)
     points = torch.arange(image_size, dtype=torch.float64) + 0.5
     with torch.enable_grad():
         features, (rows, columns) = encoder(images.requires_grad_(True))
@@ -313,6 +312,12 @@ def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids
         (_middle_four(rows), [float(y) for y, _ in centroids]),
         (_middle_four(columns), [float(x) for _, x in centroids]),
     )
+
+
+def _like_parameters(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Images on the device and in the dtype of the encoder's parameters."""
+    parameter = next(encoder.parameters(), images)
+    return images.to(parameter.device, parameter.dtype)
 
 
 def _middle_four(count: int) -> list[int]:

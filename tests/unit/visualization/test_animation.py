@@ -62,7 +62,7 @@ def resting(animation: Animation) -> list[int]:
 def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
     photo, caption = noisy((70, 50)), make_caption(["a", "dog", "runs"], crop_box=CropBox(0.1))
     animation = animate(photo, caption, seconds_per_word=0.4)
-    scale = shared_scale(caption.alphas)
+    scale = shared_scale(caption.alphas, caption.gates)
     ends = [*caption.alphas, caption.alphas.mean(0)]
     frames = list(animation.frames())
     shots = [shot for shot in animation._shots for _ in range(shot.frames)]

@@ -159,7 +159,7 @@ def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
-    wanted = attention_image(photo, by_hand, scale_max=shared_scale(caption.alphas))
+    wanted = attention_image(photo, by_hand, scale_max=shared_scale(caption.alphas, caption.gates))
 
     figure = overlay(photo, caption, only=["brown dog"], combine=combine)  # type: ignore[arg-type]
 
@@ -184,7 +184,9 @@ def test_only_keeps_the_scale_and_the_given_order() -> None:
 
 def test_coverage_is_one_more_panel() -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
-    mean = attention_image(photo, caption.alphas.mean(0), scale_max=shared_scale(caption.alphas))
+    mean = attention_image(
+        photo, caption.alphas.mean(0), scale_max=shared_scale(caption.alphas, caption.gates)
+    )
     for only, count in (((), 7), (("dog",), 2)):
         figure = overlay(photo, caption, only=only, coverage=True)
         maps = maps_of(figure)
