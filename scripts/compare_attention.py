@@ -309,9 +309,8 @@ def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
     for row, (name, caption) in zip(axes, captions.items(), strict=True):
         top = shared_scale(caption.alphas, caption.gates)
         for axis, alpha in zip(row, caption.alphas, strict=True):
-            axis.imshow(
-                attention_image(thumb, alpha, scale_max=top, regions=caption.regions), aspect="auto"
-            )
+            drawn = attention_image(thumb, alpha, scale_max=top, regions=caption.regions)
+            axis.imshow(drawn, aspect="auto")
             axis.set(xticks=[], yticks=[])
         label = name.replace("_", " ", 1).replace("_", "\n", 1)
         row[0].set_ylabel(
