@@ -278,7 +278,8 @@ def _middle_centroids(
 @torch.no_grad()
 def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
     """A copy whose kernels of odd size have most of their energy at the centre."""
-    copied = copy.deepcopy(encoder).requires_grad_(False)
+    # eval: a copy of torchvision's feature extractor is in training mode, where norms mix positions
+    copied = copy.deepcopy(encoder).eval().requires_grad_(False)
     for module in copied.modules():
         if isinstance(module, nn.Conv2d):
             weight, (height, width) = module.weight, module.kernel_size
