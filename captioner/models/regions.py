@@ -281,6 +281,8 @@ def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
     # eval: a copy of torchvision's feature extractor is in training mode, where norms mix positions
     copied = copy.deepcopy(encoder).eval().requires_grad_(False)
     for module in copied.modules():
+        if isinstance(module, nn.AdaptiveAvgPool2d):  # squeeze-and-excitation: the whole map
+            module.register_forward_hook(lambda module, inputs, output: output.detach())
         if isinstance(module, nn.Conv2d):
             weight, (height, width) = module.weight, module.kernel_size
             if height % 2 and width % 2:
@@ -316,9 +318,12 @@ def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids
 
 
 def _like_parameters(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Images on the device and in the dtype of the encoder's parameters."""
+    """Images on the device, in the dtype and in the layout that the encoder is trained with."""
     parameter = next(encoder.parameters(), images)
-    return images.to(parameter.device, parameter.dtype)
+    images = images.to(parameter.device, parameter.dtype)
+    # As from Preprocessing.normalize. With contiguous images, batch norm's backward pass in eval
+    # mode mixes positions when the gradient comes channels last (torch 2.15, CPU).
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _middle_four(count: int) -> list[int]:
