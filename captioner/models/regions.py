@@ -282,7 +282,7 @@ def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
     copied = copy.deepcopy(encoder).eval().requires_grad_(False)
     for module in copied.modules():
         if isinstance(module, nn.AdaptiveAvgPool2d):  # squeeze-and-excitation: the whole map
-            module.register_forward_hook(lambda module, inputs, output: output.detach())
+            module.register_forward_hook(lambda *call: call[-1].detach())
         if isinstance(module, nn.Conv2d):
             weight, (height, width) = module.weight, module.kernel_size
             if height % 2 and width % 2:
@@ -298,7 +298,7 @@ def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
 def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
     """``_middle_centroids`` of one encoder, for noise and a random projection of the features."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, 3, image_size, image_size, generator=generator)
+    images = torch.randn(4, 3, image_size, image_size, generator=generator)
     images = _like_parameters(encoder, images)
     points = torch.arange(image_size, dtype=torch.float64) + 0.5
     with torch.enable_grad():
@@ -306,10 +306,10 @@ def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids
         weights = torch.randn(features.shape[-1], generator=generator).to(features)
         centroids = []
         for y, x in zip(_middle_four(rows), _middle_four(columns), strict=True):
-            score = features[0, y * columns + x] @ weights
+            score = (features[:, y * columns + x] @ weights).sum()
             (gradient,) = torch.autograd.grad(score, images, retain_graph=True)
-            energy = gradient[0].double().cpu().square().sum(dim=0)
-            energy = energy / energy.sum()
+            energy = gradient.double().cpu().square().sum(dim=1)
+            energy = (energy / energy.sum(dim=(1, 2), keepdim=True)).mean(dim=0)
             centroids.append((energy.sum(dim=1) @ points, energy.sum(dim=0) @ points))
     return (
         (_middle_four(rows), [float(y) for y, _ in centroids]),
