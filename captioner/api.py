@@ -466,6 +466,7 @@ class Captioner:
             crop_box=crop_box,
             alternatives=alternatives[: len(alphas)],
             pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
+            geometry=self.model.geometry.placed(self.model.preprocessing.image_size, *crop_box),
         )
 
     def _read(self, photo: Photo) -> _Read:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.geometry import Geometry
+
 # Tokens that the Penn Treebank convention splits off a word.
 _CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
 # Its names of brackets.
@@ -61,6 +63,8 @@ class Caption:
     """The most probable words at each of the T positions, best first; empty unless requested."""
     pieces: tuple[str, ...] = ()
     """The T pieces with their spaces, which joined are the sentence; empty: whole words."""
+    geometry: Geometry | None = None
+    """Where the regions lie in the photo; None: equal cells of the crop box. See ``regions``."""
 
     @property
     def text(self) -> str:
@@ -73,16 +77,23 @@ class Caption:
             return "".join(self.pieces[:count]).strip()
         return join_words(self.words[:count])
 
+    @property
+    def regions(self) -> Geometry:
+        """Where the regions lie in the photo, as fractions of its height and width."""
+        return self.geometry or Geometry.even(self.alphas.shape[1:], *self.crop_box)
+
     def as_dict(self, *, attention: bool = False) -> dict[str, Any]:
         """Convert to values that JSON can represent.
 
         Args:
-            attention: Include gates, attention maps and the crop box.
+            attention: Include gates, attention maps, the crop box and the region geometry.
 
         Returns:
             ``text``, ``words``, ``log_prob``, ``log_probs``; ``alternatives``, if any, one list
-            per word; with attention ``gates``, ``alphas`` (T, Gh, Gw) and ``region``, the crop box
-            (left, top, right, bottom).
+            per word; with attention ``gates``, ``alphas`` (T, Gh, Gw), ``region``, the crop box
+            (left, top, right, bottom), and ``geometry``: the centre of the region in row i and
+            column j is (``x.first + j * x.pitch``, ``y.first + i * y.pitch``), as fractions of the
+            photo's width and height.
         """
         data: dict[str, Any] = {
             "text": self.text,
@@ -99,6 +110,7 @@ class Caption:
             data["gates"] = _rounded(self.gates, 4)
             data["alphas"] = _rounded(self.alphas, 6)
             data["region"] = [round(side, 6) for side in self.crop_box]
+            data["geometry"] = self.regions.as_dict()
         return data
 
     def __str__(self) -> str:

@@ -61,9 +61,10 @@ class Ensemble:
         """
         self.device = pick_device(device)
         self.precision: Precision = precision
+        for model in models:
+            _ = model.geometry  # computed before the copies, which cannot be differentiated
         self.models = [_inference_copy(model, self.device, precision) for model in models]
-        views = {(model.grid, model.preprocessing.resize) for model in self.models}
-        self.one_grid = len(views) == 1
+        self.one_grid = all(_same_view(self.models[0], model) for model in self.models[1:])
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an RGB image for every model; models with the same input share the pixels."""
@@ -159,6 +160,18 @@ class Ensemble:
 
 def _pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
     return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
+
+
+def _same_view(one: CaptionModel, other: CaptionModel) -> bool:
+    """Whether region l is the same part of every photo for both models, within 0.1 of a region."""
+    if (one.grid, one.preprocessing.resize) != (other.grid, other.preprocessing.resize):
+        return False
+    for mine, theirs in zip(one.geometry, other.geometry, strict=True):
+        a = mine.mapped(1 / one.preprocessing.image_size)
+        b = theirs.mapped(1 / other.preprocessing.image_size)
+        if max(abs(a.first - b.first), abs(a.pitch - b.pitch)) > 0.1 * a.pitch:
+            return False
+    return True
 
 
 def _inference_copy(

@@ -27,6 +27,7 @@ from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ConfigError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder
+from captioner.geometry import Geometry
 from captioner.model_config import (
     CONFIG,
     FORMAT_VERSION,
@@ -71,7 +72,11 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
     model, subwords = stored.model, stored.vocabulary.subwords
     config: dict[str, Any] = {
         "format_version": 1 if subwords is None else FORMAT_VERSION,
-        "encoder": {"name": model.encoder.name, "grid": model.grid},
+        "encoder": {
+            "name": model.encoder.name,
+            "grid": model.grid,
+            "geometry": model.geometry.as_dict(),
+        },
         "decoder": dataclasses.asdict(stored.decoder),
         "preprocessing": dataclasses.asdict(model.preprocessing),
         "search": dataclasses.asdict(stored.search),
@@ -154,6 +159,8 @@ def load_model(folder: str | Path) -> StoredModel:
                 Encoder(encoder), decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
             ),
         )
+        if "geometry" in config["encoder"]:  # folders of version 0.1 lack it: it is computed
+            model.geometry = Geometry.from_dict(config["encoder"]["geometry"])
         search = SearchOptions(**config["search"])
     except ModelError:
         raise

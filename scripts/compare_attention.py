@@ -307,9 +307,10 @@ def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
     for axis, word in zip(axes[0], words, strict=True):
         axis.set_title(word, fontsize=10)
     for row, (name, caption) in zip(axes, captions.items(), strict=True):
-        top = shared_scale(caption.alphas)
+        top = shared_scale(caption.alphas, caption.gates)
         for axis, alpha in zip(row, caption.alphas, strict=True):
-            axis.imshow(attention_image(thumb, alpha, scale_max=top), aspect="auto")
+            drawn = attention_image(thumb, alpha, scale_max=top, regions=caption.regions)
+            axis.imshow(drawn, aspect="auto")
             axis.set(xticks=[], yticks=[])
         label = name.replace("_", " ", 1).replace("_", "\n", 1)
         row[0].set_ylabel(

@@ -57,16 +57,16 @@ class Occurrence:
     correctness: float
     """Share of the attention of the mean map of the words on the objects, 0 to 1."""
     uniform: float
-    """Correctness of a uniform map, i.e. the share of the crop that the objects cover."""
+    """Correctness of a map with equal attention to every region."""
     centre: float
-    """Correctness of a Gaussian at the grid centre with sigma = 1/4 of each side."""
+    """Correctness of a Gaussian at the centre of the crop with sigma = 1/4 of each side."""
     shuffled: float
     """Correctness of the mean map of the other words of the caption; NaN without other words."""
     shift: tuple[float, float, float]
     """Correctness of the word before, the name and the word after; all NaN if one is missing."""
     pointing: float
-    """1 if the centre of the most attended region lies on an object, else 0; mean over ties; NaN if
-    all tied centres lie in crowd regions."""
+    """1 if the middle of the most attended region lies on an object, else 0; mean over ties; NaN if
+    all tied middles lie in crowd regions."""
     pointing_uniform: float
     """Expected pointing of a random region."""
     pointing_centre: float
@@ -201,7 +201,8 @@ def measure(captions: Mapping[int, Caption], instances: Instances) -> Grounding:
 
     Source of ``correctness``: Liu et al. 2017, Attention Correctness in Neural Image Captioning
     (arXiv:1605.09553). Deviations: a name of several words uses their mean map instead of the best
-    one; maps are upsampled as blocks; crowd regions are ignored.
+    one; each region's attention is spread over the pixels nearest to its centre; crowd regions are
+    ignored.
     Source of ``pointing``: Zhang et al. 2016, Top-down Neural Attention by Excitation Backprop
     (arXiv:1608.00507). Deviations: no margin of 15 pixels around objects; the mean is over names,
     not over categories; crowd regions are ignored.
@@ -271,7 +272,7 @@ def _grid_masks(
     if masks is None:
         return "absent"
     grid = (caption.alphas.shape[1], caption.alphas.shape[2])
-    found = GridMasks.from_masks(masks, caption.crop_box, grid)
+    found = GridMasks.from_masks(masks, caption.regions, grid)
     if found.objects.any():
         return found
     return "ignored" if found.has_crowd or not masks.objects.any() else "unseen"
@@ -295,7 +296,7 @@ def _measure_name(
         start=start,
         correctness=correctness,
         uniform=masks.correctness(uniform),
-        centre=masks.correctness(_centre_gaussian(maps.shape[1], maps.shape[2])),
+        centre=masks.correctness(_centre_gaussian(caption)),
         shuffled=masks.correctness(np.delete(maps, slice(start, stop), axis=0)),
         shift=(math.nan,) * 3 if any(map(math.isnan, shift)) else shift,
         pointing=masks.pointing(maps[start:stop].mean(axis=0)),
@@ -305,9 +306,16 @@ def _measure_name(
     )
 
 
-def _centre_gaussian(rows: int, columns: int) -> Array:
-    """A Gaussian at the grid centre with sigma = 1/4 of each side, not tuned: (1, Gh, Gw)."""
-    y, x = ((np.arange(n) + 0.5) / n - 0.5 for n in (rows, columns))
+def _centre_gaussian(caption: Caption) -> Array:
+    """A Gaussian at the centre of what the model sees with sigma = 1/4 of each side, not tuned.
+
+    Returns:
+        (1, Gh, Gw).
+    """
+    y, x = (
+        (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
+        for axis, count in zip(caption.regions, caption.alphas.shape[1:], strict=True)
+    )
     gaussian: Array = np.exp(-(y[:, None] ** 2 + x**2) / (2 * 0.25**2))
     return gaussian[None]
 

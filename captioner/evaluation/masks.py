@@ -1,6 +1,6 @@
 """COCO instance masks, and the share of each grid region that they cover.
 
-Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the crop box that the model sees.
+Notation: a photo of H x W pixels; a grid of Gh x Gw regions over the part that the model sees.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.caption import CropBox
 from captioner.data.coco import Fields, read_coco
 from captioner.errors import ConfigError, DataError
+from captioner.geometry import Axis, Geometry
 
 
 class Masks(NamedTuple):
@@ -148,23 +148,24 @@ class GridMasks(NamedTuple):
     has_crowd: bool
     """Whether any crowd region overlaps the grid."""
     centre_hits: NDArray[np.bool_]
-    """(Gh, Gw) whether the centre of the region lies on an object."""
+    """(Gh, Gw) whether the middle of the region lies on an object."""
     centre_valid: NDArray[np.bool_]
-    """(Gh, Gw) whether the centre of the region lies outside crowd regions."""
+    """(Gh, Gw) whether the middle of the region lies outside crowd regions."""
     grid_centre: float
-    """1 if the centre of the whole grid lies on an object, else 0; NaN in a crowd region."""
+    """1 if the centre of what the model sees lies on an object, else 0; NaN in a crowd region."""
 
     @classmethod
-    def from_masks(cls, masks: Masks, crop_box: CropBox, grid: tuple[int, int]) -> GridMasks:
-        """Resample masks to a grid of (Gh, Gw) regions over a crop box of the photo."""
-        hit, crowd = (at_centres(mask, crop_box, (1, 1)).item() for mask in masks)
+    def from_masks(cls, masks: Masks, regions: Geometry, grid: tuple[int, int]) -> GridMasks:
+        """Resample masks to a grid of (Gh, Gw) regions, which lie at ``regions`` in the photo."""
+        whole = Geometry(*(Axis.even(1, axis.start, axis.stop) for axis in regions))
+        hit, crowd = (at_centres(mask, whole, (1, 1)).item() for mask in masks)
         return cls(
-            objects=region_coverage(masks.objects, crop_box, grid),
+            objects=region_coverage(masks.objects, regions, grid),
             # Not 1 - coverage of the crowds, which may be 1e-16 instead of 0.
-            valid=region_coverage(~masks.crowds, crop_box, grid),
-            has_crowd=bool(region_coverage(masks.crowds, crop_box, grid).any()),
-            centre_hits=at_centres(masks.objects, crop_box, grid),
-            centre_valid=~at_centres(masks.crowds, crop_box, grid),
+            valid=region_coverage(~masks.crowds, regions, grid),
+            has_crowd=bool(region_coverage(masks.crowds, regions, grid).any()),
+            centre_hits=at_centres(masks.objects, regions, grid),
+            centre_valid=~at_centres(masks.crowds, regions, grid),
             grid_centre=float("nan") if crowd else float(hit),
         )
 
@@ -183,13 +184,13 @@ class GridMasks(NamedTuple):
         return float((maps * self.objects).sum()) / valid if valid > 0 else float("nan")
 
     def pointing(self, alpha: NDArray[np.float64]) -> float:
-        """Whether the centre of the most attended region lies on an object.
+        """Whether the middle of the most attended region lies on an object.
 
         Args:
             alpha: (Gh, Gw).
 
         Returns:
-            1 or 0; for ties the mean over the tied regions. Regions whose centre lies in a crowd
+            1 or 0; for ties the mean over the tied regions. Regions whose middle lies in a crowd
             region are ignored; NaN if none is left.
         """
         top = (alpha == alpha.max()) & self.centre_valid
@@ -197,67 +198,78 @@ class GridMasks(NamedTuple):
 
 
 def region_coverage(
-    mask: NDArray[np.bool_], crop_box: CropBox, grid: tuple[int, int]
+    mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int, int]
 ) -> NDArray[np.float64]:
     """Share of each region of a grid that a mask covers.
 
-    Exact: a region is a rectangle whose borders may cut through pixels, and a pixel counts by the
-    part of it that lies inside. The sum of alphas times coverage therefore equals upsampling the
-    map to the photo (nearest neighbour) and summing over the pixels of the mask.
+    Exact: a region is a rectangle of the pixels nearest to its centre, whose borders may cut
+    through pixels, and a pixel counts by the part of it that lies inside. The sum of alphas times
+    coverage therefore equals spreading the attention of every region evenly over its rectangle and
+    summing over the pixels of the mask.
 
     Args:
         mask: (H, W), the whole photo.
-        crop_box: The part of the photo that the grid covers.
+        regions: Where the regions lie in the photo.
         grid: Gh and Gw.
 
     Returns:
-        (Gh, Gw), 0 to 1.
+        (Gh, Gw), 0 to 1; 0 for a region outside the photo.
 
     Raises:
-        ConfigError: The crop box is empty or extends beyond the photo.
+        ConfigError: The part that the model sees is empty or extends beyond the photo.
     """
-    left, top, right, bottom = crop_box
-    if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
-        raise ConfigError(
-            f"the crop box {tuple(crop_box)} is empty or extends beyond the photo; it needs "
-            "0 <= left < right <= 1 and 0 <= top < bottom <= 1"
-        )
-    rows = _overlaps(mask.shape[0], _borders(mask.shape[0], top, bottom, grid[0]))
-    columns = _overlaps(mask.shape[1], _borders(mask.shape[1], left, right, grid[1]))
+    for axis in regions:
+        if not (-1e-9 <= axis.start < axis.stop <= 1 + 1e-9 and axis.pitch > 0):
+            raise ConfigError(
+                f"the regions {axis} are empty or extend beyond the photo; they need "
+                "0 <= start < stop <= 1 and pitch > 0"
+            )
+    rows, columns = (
+        _overlaps(pixels, _borders(pixels, axis, count))
+        for pixels, axis, count in zip(mask.shape, regions, grid, strict=True)
+    )
     result: NDArray[np.float64] = rows @ mask.astype(np.float64) @ columns.T
     return result
 
 
 def at_centres(
-    mask: NDArray[np.bool_], crop_box: CropBox, grid: tuple[int, int]
+    mask: NDArray[np.bool_], regions: Geometry, grid: tuple[int, int]
 ) -> NDArray[np.bool_]:
-    """Whether a mask covers the pixel at the centre of each region of a grid.
+    """Whether a mask covers the pixel at the middle of each region of a grid.
+
+    The middle is the centre, or the middle of the part inside the photo for a region that reaches
+    beyond it; see ``Axis.middles``.
 
     Args:
         mask: (H, W), the whole photo.
-        crop_box: The part of the photo that the grid covers.
-        grid: Gh and Gw; (1, 1) is the centre of the crop box.
+        regions: Where the regions lie in the photo.
+        grid: Gh and Gw.
 
     Returns:
-        (Gh, Gw). A centre between two pixels counts as the one to the right and below.
+        (Gh, Gw). A middle between two pixels counts as the one to the right and below.
     """
-    rows = _borders(mask.shape[0], crop_box.top, crop_box.bottom, 2 * grid[0])[1::2]
-    columns = _borders(mask.shape[1], crop_box.left, crop_box.right, 2 * grid[1])[1::2]
-    return mask[np.ix_(rows.astype(np.intp), columns.astype(np.intp))]
+    rows, columns = (
+        np.clip(np.round(axis.middles(count) * pixels, 9), 0, pixels - 1).astype(np.intp)
+        for pixels, axis, count in zip(mask.shape, regions, grid, strict=True)
+    )
+    return mask[np.ix_(rows, columns)]
 
 
-def _borders(pixels: int, start: float, stop: float, cells: int) -> NDArray[np.float64]:
+def _borders(pixels: int, axis: Axis, cells: int) -> NDArray[np.float64]:
     """Borders of the cells along one axis, in pixels: (cells + 1,).
 
     Rounded, so that a border between two pixels is exact; otherwise a mask beside it would cover
     1e-14 of the region.
     """
-    return np.round(np.linspace(start, stop, cells + 1) * pixels, 9)
+    return np.round(np.clip(axis.borders(cells), 0, 1) * pixels, 9)
 
 
 def _overlaps(pixels: int, borders: NDArray[np.float64]) -> NDArray[np.float64]:
     """Share of each cell that each pixel fills, along one axis: (cells, pixels)."""
     starts, stops = borders[:-1, None], borders[1:, None]
     inside = np.clip(np.arange(pixels + 1), starts, stops)  # pixel edges clipped to the cell
-    result: NDArray[np.float64] = np.diff(inside, axis=1) / (stops - starts)
+    lengths = np.diff(inside, axis=1)
+    result: NDArray[np.float64] = np.divide(
+        lengths, stops - starts, out=np.zeros_like(lengths), where=stops > starts
+    )
     return result

@@ -7,14 +7,18 @@ Notation: B photos, R captions per photo, T steps, L regions, D feature size.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.data.preprocessing import Preprocessing
+from captioner.geometry import Geometry
 from captioner.models.decoder import build_decoder
 from captioner.models.encoder import Encoder
 from captioner.models.losses import Advantages, Losses, caption_losses, policy_gradient_loss
+from captioner.models.regions import locate_regions
 
 
 class CaptionModel(nn.Module):
@@ -36,6 +40,11 @@ class CaptionModel(nn.Module):
         self.decoder = build_decoder(config, self.feature_dim, vocabulary_size, regions, styles)
         self.features_stage: str | None = None
         """Encoder stage whose input cached features hold; None: they hold the encoder's output."""
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Where the regions lie in the encoder's input, in pixels."""
+        return locate_regions(self.encoder, self.preprocessing.image_size)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Encode photos.

@@ -68,6 +68,22 @@ class AlternativeResult(BaseModel):
     log_prob: float = Field(description="Natural log-probability given the preceding words.")
 
 
+class AxisResult(BaseModel):
+    """The regions along one axis, as fractions of the photo's width or height."""
+
+    first: float = Field(description="Centre of the first region.")
+    pitch: float = Field(description="Distance between the centres of neighbouring regions.")
+    start: float = Field(description="Where the part that the model sees begins.")
+    stop: float = Field(description="Where it ends.")
+
+
+class GeometryResult(BaseModel):
+    """Where the regions lie: (i, j) is centred on y.first + i y.pitch, x.first + j x.pitch."""
+
+    x: AxisResult
+    y: AxisResult
+
+
 class CaptionResult(BaseModel):
     """A caption of T words with attention over a grid of Gh x Gw regions."""
 
@@ -98,6 +114,9 @@ class CaptionResult(BaseModel):
         None,
         description="Part of the photo covered by the attention maps: left, top, right, bottom as "
         "fractions of its width and height. Only if attention is true.",
+    )
+    geometry: GeometryResult | None = Field(
+        None, description="Where the regions lie in the photo. Only if attention is true."
     )
 
 

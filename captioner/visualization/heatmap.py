@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from captioner.caption import CropBox
 from captioner.data.images import to_rgb
 from captioner.errors import ConfigError
+from captioner.geometry import Geometry
 
 COLORMAPS = ("inferno", "magma", "plasma", "viridis", "cividis", "gray")
 """matplotlib's perceptually uniform colormaps with increasing luminance."""
@@ -50,7 +50,8 @@ class HeatmapStyle(NamedTuple):
 
 HEATMAP_STYLE = HeatmapStyle()
 
-_WHOLE = CropBox()
+CLOSED_GATE = 0.1
+"""Gates below this are nearly closed; see ``shared_scale``. Chosen by looking at figures."""
 
 
 def check_colormap(name: str) -> None:
@@ -59,7 +60,16 @@ def check_colormap(name: str) -> None:
         raise ConfigError(f"unknown colormap {name!r}; choose one of {', '.join(COLORMAPS)}")
 
 
-def shared_scale(alphas: ArrayLike) -> float:
+def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
+    """Which words have a nearly closed gate, (T,): their maps hardly reach the decoder.
+
+    None of them if all gates are nearly closed, such as with attention ``fixed_at_start``.
+    """
+    closed: NDArray[np.bool_] = np.asarray(gates, dtype=np.float32) < CLOSED_GATE
+    return closed & ~closed.all()
+
+
+def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     """Attention drawn in the brightest colour, shared by all maps of a caption.
 
     The maximum, but at least twice the uniform share, so that uniform attention is drawn at the
@@ -67,12 +77,22 @@ def shared_scale(alphas: ArrayLike) -> float:
 
     Args:
         alphas: Attention maps, (T, Gh, Gw) or (Gh, Gw).
+        gates: Gates of the T words: those of ``closed_words`` do not count. None: all count.
     """
     maps = np.asarray(alphas, dtype=np.float32)
     if maps.size == 0:
         return 1.0
     uniform = 1.0 / (maps.shape[-2] * maps.shape[-1])
+    if gates is not None:
+        maps = maps[~closed_words(gates)]
     return float(max(maps.max(), min(1.0, 2.0 * uniform)))
+
+
+def above_scale(alphas: ArrayLike, gates: ArrayLike, scale_max: float) -> NDArray[np.bool_]:
+    """Which words were left out of the scale and exceed it, (T,)."""
+    highest = np.asarray(alphas, dtype=np.float32).max(axis=(1, 2), initial=0.0)
+    above: NDArray[np.bool_] = closed_words(gates) & (highest > scale_max)
+    return above
 
 
 def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
@@ -94,7 +114,11 @@ def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
 
 
 def attention_map(
-    alpha: ArrayLike, size: tuple[int, int], crop_box: CropBox = _WHOLE, *, smooth: bool = True
+    alpha: ArrayLike,
+    size: tuple[int, int],
+    regions: Geometry | None = None,
+    *,
+    smooth: bool = True,
 ) -> NDArray[np.float32]:
     """Attention at every pixel of a photo.
 
@@ -104,24 +128,22 @@ def attention_map(
     Args:
         alpha: Attention, (Gh, Gw).
         size: Width and height of the photo in pixels.
-        crop_box: The part of the photo that the map covers.
-        smooth: Interpolate; False fills each region with its value.
+        regions: Where the regions lie in the photo; None: equal cells.
+        smooth: Interpolate; False gives every pixel the value of the nearest region.
 
     Returns:
-        (H, W), in the unit of ``alpha``; NaN outside the crop box.
+        (H, W), in the unit of ``alpha``; NaN where the encoder sees nothing.
     """
     grid = np.asarray(alpha, dtype=np.float32)
     if grid.ndim != 2 or grid.size == 0:
         raise ConfigError(f"an attention map must have shape (rows, columns), not {grid.shape}")
-    if not (crop_box.left < crop_box.right and crop_box.top < crop_box.bottom):
-        raise ConfigError(
-            f"crop box {tuple(crop_box)} is empty; it needs left < right, top < bottom"
-        )
+    y, x = regions or Geometry.even(grid.shape)
+    for axis in (y, x):
+        if not (axis.start < axis.stop and axis.pitch > 0):
+            raise ConfigError(f"the regions {axis} are empty; they need start < stop, pitch > 0")
     width, height = size
-    rows, seen_rows = _sample_axis(height, crop_box.top, crop_box.bottom, grid.shape[0], smooth)
-    columns, seen_columns = _sample_axis(
-        width, crop_box.left, crop_box.right, grid.shape[1], smooth
-    )
+    rows, seen_rows = y.samples(height, grid.shape[0], smooth=smooth)
+    columns, seen_columns = x.samples(width, grid.shape[1], smooth=smooth)
     wide = _interpolate_rows(grid.T, columns).T  # (Gh, W)
     pixels = _interpolate_rows(wide, rows)  # (H, W)
     pixels[~seen_rows] = np.nan
@@ -134,7 +156,7 @@ def attention_image(
     alpha: ArrayLike,
     *,
     scale_max: float | None = None,
-    crop_box: CropBox = _WHOLE,
+    regions: Geometry | None = None,
     smooth: bool = True,
     colormap: str = "inferno",
 ) -> Image.Image:
@@ -144,12 +166,14 @@ def attention_image(
         photo: The photo; the result has its size.
         alpha: Attention, (Gh, Gw).
         scale_max: Attention drawn in the brightest colour; None: from this map alone. Pass
-            ``shared_scale(caption.alphas)`` to make the words of a caption comparable.
-        crop_box: The part of the photo that the map covers; the rest is dark and hatched.
+            ``shared_scale(caption.alphas, caption.gates)`` to make the words of a caption
+            comparable.
+        regions: Where the regions lie in the photo, such as ``caption.regions``; None: equal
+            cells. What the encoder does not see is dark and hatched.
         smooth: Interpolate the map; False shows regions as blocks.
         colormap: One of ``COLORMAPS``.
     """
-    values = attention_map(alpha, photo.size, crop_box, smooth=smooth)
+    values = attention_map(alpha, photo.size, regions, smooth=smooth)
     top = shared_scale(alpha) if scale_max is None else scale_max
     if not top > 0:
         raise ConfigError(f"scale_max is {top}; use a value above 0")
@@ -169,22 +193,6 @@ def scale_bar(width: int, height: int, colormap: str = "inferno") -> Image.Image
     return _blend(grey, levels, colormap)
 
 
-def _sample_axis(
-    pixels: int, start: float, stop: float, cells: int, smooth: bool
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Coordinates of the pixel centres of one axis, in units of regions.
-
-    Returns:
-        (pixels,) from 0 at the first region's centre to cells - 1 at the last one's, and (pixels,)
-        whether the pixel lies within the crop box.
-    """
-    centres = (np.arange(pixels) + 0.5) / pixels
-    inside = (centres - start) / (stop - start)  # 0 to 1 within the crop box
-    seen = (inside >= 0.0) & (inside < 1.0)
-    sample = np.clip(inside * cells - 0.5, 0.0, cells - 1.0)
-    return (sample if smooth else np.floor(sample + 0.5)).astype(np.float32), seen
-
-
 def _interpolate_rows(
     values: NDArray[np.float32], samples: NDArray[np.float32]
 ) -> NDArray[np.float32]:
@@ -200,7 +208,7 @@ def _interpolate_rows(
 
 
 def _blend(photo: Image.Image, levels: NDArray[np.float32], colormap: str) -> Image.Image:
-    """Blend ``levels`` (H, W), 0 to 1 or NaN outside the crop box, with the photo."""
+    """Blend ``levels`` (H, W), 0 to 1 or NaN where nothing is seen, with the photo."""
     colours = _colours(colormap)
     outside = np.isnan(levels)
     strength = np.clip(np.where(outside, np.float32(0.0), levels), 0.0, 1.0)

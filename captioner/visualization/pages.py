@@ -28,7 +28,7 @@ from captioner.visualization.document import (
     with_policy,
 )
 from captioner.visualization.drawing import check_suffix
-from captioner.visualization.heatmap import HEATMAP_STYLE, fit_photo, palette
+from captioner.visualization.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
 from captioner.visualization.maps import check_caption
 
 PAGES = (".html", ".htm")
@@ -154,7 +154,12 @@ def gallery(
 
 def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, Any]:
     """Settings with which the viewer draws heatmaps as ``heatmap`` does."""
-    return {"palette": palette(colormap), "heatmap": HEATMAP_STYLE._asdict(), "smooth": smooth}
+    return {
+        "palette": palette(colormap),
+        "heatmap": HEATMAP_STYLE._asdict(),
+        "closed_gate": CLOSED_GATE,
+        "smooth": smooth,
+    }
 
 
 def _body(title: str, items: Sequence[str], data: str) -> str:

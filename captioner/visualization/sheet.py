@@ -9,10 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox
+from captioner.caption import END_NAME, Alternative, Caption
 from captioner.visualization import fonts
 from captioner.visualization.drawing import Drawing
-from captioner.visualization.heatmap import attention_image, scale_bar, shared_scale
+from captioner.visualization.heatmap import (
+    CLOSED_GATE,
+    above_scale,
+    attention_image,
+    scale_bar,
+    shared_scale,
+)
 from captioner.visualization.layout import FigureLayout
 from captioner.visualization.primitives import (
     Align,
@@ -63,9 +69,9 @@ class Sheet:
     ) -> None:
         self.layout, self.blocks, self.photo, self.theme = layout, blocks, photo, theme
         self.smooth, self.colormap = smooth, colormap
-        with_words = [block.caption.alphas for block in blocks if block.caption.words]
-        self.top = max((shared_scale(alphas) for alphas in with_words), default=1.0)
-        self.grids = sorted({alphas.shape[1:] for alphas in with_words})
+        with_words = [block.caption for block in blocks if block.caption.words]
+        self.top = max((shared_scale(one.alphas, one.gates) for one in with_words), default=1.0)
+        self.grids = sorted({one.alphas.shape[1:] for one in with_words})
         self.items: list[Item] = []
 
     def drawing(self) -> Drawing:
@@ -138,7 +144,7 @@ class Sheet:
                 self.photo,
                 panel.alpha,
                 scale_max=self.top,
-                crop_box=caption.crop_box,
+                regions=caption.regions,
                 smooth=self.smooth,
                 colormap=self.colormap,
             )
@@ -221,8 +227,10 @@ class Sheet:
             notes.append("▸  the chosen word, among the most probable at its position")
         if any(panel.masks for block in self.blocks for panel in block.panels):
             notes.append("white line: objects named by the words, from the given masks")
-        if any(block.caption.crop_box != CropBox() for block in self.blocks):
+        if not all(block.caption.regions.covers_photo for block in self.blocks):
             notes.append("hatched: not seen by the model")
+        if above := self._above_scale():
+            notes.append(f"above the scale: {above} (β below {CLOSED_GATE}, so it hardly counts)")
         if len(self.grids) > 1:
             grids = " and ".join(f"{rows} × {columns}" for rows, columns in self.grids)
             notes.append(f"grid sizes differ ({grids}), so shares per region do too")
@@ -239,6 +247,15 @@ class Sheet:
         for index, line in enumerate(lines):
             self._text(x, y + size + round(1.45 * size) * index, line, size, theme.muted)
         return max(bottom, y + round(1.45 * size) * (len(lines) - 1) + round(1.25 * size))
+
+    def _above_scale(self) -> str:
+        """The drawn words that were left out of the scale and exceed it."""
+        found: dict[str, None] = {}
+        for caption, panels in ((block.caption, block.panels) for block in self.blocks):
+            above = above_scale(caption.alphas, caption.gates, self.top)
+            drawn = {p for panel in panels for p in panel.positions if len(panel.positions) == 1}
+            found |= dict.fromkeys(f"“{caption.words[p]}”" for p in sorted(drawn) if above[p])
+        return ", ".join(found)
 
     def _scale(self, x: int, y: int, width: int) -> int:
         """Draw the colour bar with zero, the uniform share and the maximum; returns its bottom."""

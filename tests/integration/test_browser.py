@@ -70,9 +70,7 @@ def inside(made: str) -> Image.Image:
 def expected(made: str, alpha: Any, caption: Caption, **options: Any) -> NDArray[np.int64]:
     """The heatmap as Python draws it."""
     top = float(caption.alphas.max())
-    image = attention_image(
-        inside(made), alpha, scale_max=top, crop_box=caption.crop_box, **options
-    )
+    image = attention_image(inside(made), alpha, scale_max=top, regions=caption.regions, **options)
     return np.asarray(image).astype(np.int64)
 
 

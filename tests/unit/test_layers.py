@@ -17,7 +17,7 @@ PACKAGE = Path(captioner.__file__).parent
 # From the bottom up. A module may import from its own room and from rooms on lower floors.
 FLOORS = [
     ["errors"],
-    ["extras", "files", "option_fields", "registry", "tokenizer"],
+    ["extras", "files", "geometry", "option_fields", "registry", "tokenizer"],
     ["config", "subwords", "caption", "hardware", "metadata"],
     ["vocabulary"],
     ["model_config"],

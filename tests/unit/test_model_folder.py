@@ -151,7 +151,32 @@ def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch):
 def test_people_can_read_the_config(folder: Path):
     text = (folder / "config.json").read_text(encoding="utf-8")
     assert "Straße" in text
-    assert json.loads(text)["encoder"] == {"name": "timm/test_resnet", "grid": [2, 2]}
+    encoder = json.loads(text)["encoder"]
+    assert (encoder["name"], encoder["grid"]) == ("timm/test_resnet", [2, 2])
+    assert encoder["geometry"]["x"]["pitch"] == 32
+
+
+def test_where_the_regions_lie_is_stored_and_computed_for_older_folders(folder: Path):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["encoder"]["geometry"]["x"]["first"] = 5.0
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_model(folder).model.geometry.x.first == 5
+    del config["encoder"]["geometry"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    older = load_model(folder).model
+
+    assert older.geometry.x.pitch == 32
+    assert older.geometry.x.first != 5
+
+
+def test_an_impossible_geometry_is_a_model_error(folder: Path):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["encoder"]["geometry"]["x"]["pitch"] = 0
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    with pytest.raises(ModelError, match="geometry has Axis"):
+        load_model(folder)
 
 
 def test_an_old_folder_is_replaced_as_a_whole(folder: Path):

@@ -32,11 +32,11 @@ class Heatmap {
     }
   }
 
-  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the crop box `region` of the photo. */
-  draw(levels, [rows, columns], region, smooth) {
+  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo, in which `geometry` places them. */
+  draw(levels, [rows, columns], geometry, smooth) {
     const { width, height } = this.frame;
-    const down = Heatmap.sampleAxis(height, region[1], region[3], rows, smooth);
-    const across = Heatmap.sampleAxis(width, region[0], region[2], columns, smooth);
+    const down = Heatmap.sampleAxis(height, geometry.y, rows, smooth);
+    const across = Heatmap.sampleAxis(width, geometry.x, columns, smooth);
     const line = new Float32Array(columns);
     for (let y = 0; y < height; y++) {
       const upper = down.lower[y] * columns;
@@ -94,24 +94,25 @@ class Heatmap {
     this.frame = context.createImageData(256, 1);
     this.frame.data.fill(255);
     const levels = Float32Array.from({ length: 256 }, (_, x) => x / 255);
-    this.drawLine(0, levels, Heatmap.sampleAxis(256, 0, 1, 256, false), 256);
+    const even = { first: 1 / 512, pitch: 1 / 256, start: 0, stop: 1 };
+    this.drawLine(0, levels, Heatmap.sampleAxis(256, even, 256, false), 256);
     context.putImageData(this.frame, 0, 0);
     Object.assign(this, { photo, frame });
     return canvas;
   }
 
-  /** Coordinates of the pixel centres of one axis, in units of regions. */
-  static sampleAxis(pixels, start, stop, cells, smooth) {
+  /** Positions of the pixel centres of one axis among the regions; geometry.py's `samples`. */
+  static sampleAxis(pixels, { first, pitch, start, stop }, cells, smooth) {
     const lower = new Int32Array(pixels);
     const part = new Float32Array(pixels);
     const seen = new Uint8Array(pixels);
     for (let i = 0; i < pixels; i++) {
-      const inside = ((i + 0.5) / pixels - start) / (stop - start);
-      let sample = Math.min(Math.max(inside * cells - 0.5, 0), cells - 1);
+      const point = (i + 0.5) / pixels;
+      let sample = Math.min(Math.max((point - first) / pitch, 0), cells - 1);
       if (!smooth) sample = Math.floor(sample + 0.5);
       lower[i] = Math.floor(sample);
       part[i] = sample - lower[i];
-      seen[i] = inside >= 0 && inside < 1 ? 1 : 0;
+      seen[i] = point >= start && point < stop ? 1 : 0;
     }
     return { lower, part, seen };
   }
@@ -144,6 +145,7 @@ class CaptionViewer {
   constructor(root, entry, look) {
     this.captions = entry.captions.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
+    this.closedGate = look.closed_gate;
     this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
     this.timer = null;
     this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
@@ -272,6 +274,12 @@ class CaptionViewer {
       element("span", {}, "share of attention per region, same scale for all words"),
       element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(this.top)),
     );
+    const above = [...new Set(this.aboveScale())];
+    if (above.length > 0) {
+      const names = above.map((word) => `“${word}”`).join(", ");
+      const why = `gate below ${this.closedGate}, so the map hardly counts`;
+      this.legend.append(element("span", {}, `above the scale: ${names} (${why})`));
+    }
   }
 
   /* --- numbers --------------------------------------------------------------------------------- */
@@ -287,9 +295,23 @@ class CaptionViewer {
     for (const [number, { alphas }] of this.captions.entries()) {
       const [rows, columns] = this.grid(number);
       top = Math.max(top, Math.min(1, 2 / (rows * columns)));
-      for (const value of alphas.flat(2)) top = Math.max(top, value);
+      const closed = this.closed(number);
+      for (const value of alphas.filter((_, i) => !closed[i]).flat(2)) top = Math.max(top, value);
     }
     return top || 1;
+  }
+
+  /** Whether each word's gate is nearly closed; heatmap.py's `closed_words`. */
+  closed(number) {
+    const closed = this.captions[number].gates.map((gate) => gate < this.closedGate);
+    return closed.every(Boolean) ? closed.map(() => false) : closed;
+  }
+
+  /** Words above the scale, which only words with a nearly closed gate can be. */
+  aboveScale() {
+    return this.captions.flatMap(({ words, alphas }, number) =>
+      words.filter((_, i) => this.closed(number)[i] && Math.max(...alphas[i].flat()) > this.top),
+    );
   }
 
   /** The mean map of the words, row-major. */
@@ -305,9 +327,12 @@ class CaptionViewer {
     const most = Math.max(...map);
     if (most * map.length < 1.8) return "spread evenly over the photo";
     const at = map.indexOf(most);
-    const third = (index, count) => Math.min(2, Math.floor((3 * (index + 0.5)) / count));
-    const down = ["at the top", "in the middle", "at the bottom"][third(Math.floor(at / columns), rows)];
-    const across = ["left", "centre", "right"][third(at % columns, columns)];
+    const { geometry } = this.captions[where.caption];
+    const third = (index, { first, pitch, start, stop }) =>
+      Math.min(Math.max(Math.floor((3 * (first + index * pitch - start)) / (stop - start)), 0), 2);
+    const row = third(Math.floor(at / columns), geometry.y);
+    const down = ["at the top", "in the middle", "at the bottom"][row];
+    const across = ["left", "centre", "right"][third(at % columns, geometry.x)];
     const area = down === "in the middle" && across === "centre" ? "in the centre" : `${down} ${across}`;
     return `strongest ${area}, ${percent(most)} in one region`;
   }
@@ -438,8 +463,8 @@ class CaptionViewer {
 
   draw() {
     if (!this.levels) return;
-    const { region } = this.captions[this.caption];
-    this.heatmap.draw(this.levels, this.grid(this.caption), region, this.smooth);
+    const { geometry } = this.captions[this.caption];
+    this.heatmap.draw(this.levels, this.grid(this.caption), geometry, this.smooth);
   }
 
   /* --- input ----------------------------------------------------------------------------------- */
@@ -550,11 +575,15 @@ class CaptionViewer {
     const x = (event.clientX - box.left) / box.width;
     const y = (event.clientY - box.top) / box.height;
     const number = this.shown?.caption ?? 0;
-    const { region, alphas } = this.captions[number];
+    const { geometry, alphas } = this.captions[number];
     const [rows, columns] = this.grid(number);
-    const row = Math.floor(((y - region[1]) / (region[3] - region[1])) * rows);
-    const column = Math.floor(((x - region[0]) / (region[2] - region[0])) * columns);
-    if (row < 0 || column < 0 || row >= rows || column >= columns) {
+    const nearest = (at, { first, pitch, start, stop }, cells) =>
+      at < start || at >= stop
+        ? null
+        : Math.min(Math.max(Math.floor((at - first) / pitch + 0.5), 0), cells - 1);
+    const row = nearest(y, geometry.y, rows);
+    const column = nearest(x, geometry.x, columns);
+    if (row === null || column === null) {
       this.clearProbe();
       this.probe.textContent = "not seen by the model";
       return;

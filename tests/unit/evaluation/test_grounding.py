@@ -30,6 +30,7 @@ from captioner.evaluation.masks import (
     region_coverage,
 )
 from captioner.evaluation.objects import WORDS, _phrases
+from captioner.geometry import Geometry
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 Array = NDArray[np.float64]
@@ -39,6 +40,11 @@ NAMES = {1: "dog", 2: "cat", 3: "person", 4: "hot dog"}
 IDS = {name: number for number, name in NAMES.items()}
 UNIFORM = np.full(GRID, 1 / 6)
 WHOLE = CropBox()
+
+
+def even(grid: tuple[int, int], box: CropBox = WHOLE) -> Geometry:
+    """Equal cells over a crop box."""
+    return Geometry.even(grid, *box)
 
 
 def box(left: int, top: int, right: int, bottom: int) -> list[list[int]]:
@@ -289,7 +295,7 @@ def test_coverage_is_the_common_area_of_pixels_and_regions(mask, region, grid) -
             across = max(0.0, min(left + wide, x + 1) - max(left, x))
             expected[row, column] += down * across / (tall * wide)
 
-    np.testing.assert_allclose(region_coverage(mask, region, grid), expected, atol=1e-7)
+    np.testing.assert_allclose(region_coverage(mask, even(grid, region), grid), expected, atol=1e-7)
 
 
 @given(st.integers(0, 999), grids, st.integers(1, 3), st.integers(1, 3))
@@ -298,7 +304,7 @@ def test_correctness_equals_that_of_the_upsampled_map(seed, grid, tall, wide) ->
     mask = generator.random((grid[0] * tall, grid[1] * wide)) < 0.4
     alpha = generator.dirichlet(np.ones(grid[0] * grid[1])).reshape(grid)
 
-    found = GridMasks.from_masks(Masks(mask, ~mask & False), CropBox(), grid).correctness(
+    found = GridMasks.from_masks(Masks(mask, ~mask & False), even(grid), grid).correctness(
         alpha[None]
     )
 
@@ -308,16 +314,20 @@ def test_correctness_equals_that_of_the_upsampled_map(seed, grid, tall, wide) ->
 
 @given(masks(), regions(), grids)
 def test_coverage_of_a_region_is_the_mean_of_its_parts(mask, region, grid) -> None:
-    parts = region_coverage(mask, region, (2 * grid[0], 3 * grid[1]))
+    parts = region_coverage(
+        mask, even((2 * grid[0], 3 * grid[1]), region), (2 * grid[0], 3 * grid[1])
+    )
 
-    found = region_coverage(mask, region, grid)
+    found = region_coverage(mask, even(grid, region), grid)
 
     parts = parts.reshape(grid[0], 2, grid[1], 3).mean(axis=(1, 3))
     np.testing.assert_allclose(found, parts, atol=1e-7)
     assert (found >= 0).all()
     assert (found <= 1 + 1e-9).all()
-    assert region_coverage(mask, CropBox(), grid).mean() == pytest.approx(mask.mean())
-    np.testing.assert_allclose(region_coverage(~mask, region, grid), 1 - found, atol=1e-9)
+    assert region_coverage(mask, even(grid, CropBox()), grid).mean() == pytest.approx(mask.mean())
+    np.testing.assert_allclose(
+        region_coverage(~mask, even(grid, region), grid), 1 - found, atol=1e-9
+    )
 
 
 def test_rounding_does_not_include_an_object_beside_the_crop() -> None:
@@ -327,7 +337,7 @@ def test_rounding_does_not_include_an_object_beside_the_crop() -> None:
         region = CropBox(0.5 - side / width / 2, 0.0, 0.5 + side / width / 2, 1.0)
         mask = np.ones((1, width), dtype=bool)
         mask[:, width // 3 : width // 3 + side] = False
-        assert not region_coverage(mask, region, (1, 3)).any()
+        assert not region_coverage(mask, even((1, 3), region), (1, 3)).any()
 
 
 @pytest.mark.parametrize(
@@ -341,18 +351,25 @@ def test_rounding_does_not_include_an_object_beside_the_crop() -> None:
 )
 def test_invalid_crop_boxes(crop_box: CropBox) -> None:
     with pytest.raises(
-        ConfigError, match="is empty or extends beyond the photo; it needs 0 <= left < right"
+        ConfigError, match="are empty or extend beyond the photo; they need 0 <= start < stop"
     ):
-        region_coverage(np.ones((2, 2), dtype=bool), crop_box, (1, 1))
+        region_coverage(np.ones((2, 2), dtype=bool), even((1, 1), crop_box), (1, 1))
 
 
 def test_centre_of_a_region() -> None:
     mask = np.zeros((HEIGHT, WIDTH), dtype=bool)
     mask[2, 6] = mask[7, 11] = True
-    assert at_centres(mask, CropBox(), GRID).tolist() == [[False, True, False], [False] * 3]
+    assert at_centres(mask, even(GRID, CropBox()), GRID).tolist() == [
+        [False, True, False],
+        [False] * 3,
+    ]
     # One region per pixel, and a crop of the last pixel.
-    np.testing.assert_array_equal(at_centres(mask, CropBox(), (HEIGHT, WIDTH)), mask)
-    assert at_centres(mask, CropBox(11 / 12, 7 / 8, 1, 1), (1, 1)).tolist() == [[True]]
+    np.testing.assert_array_equal(
+        at_centres(mask, even((HEIGHT, WIDTH), CropBox()), (HEIGHT, WIDTH)), mask
+    )
+    assert at_centres(mask, even((1, 1), CropBox(11 / 12, 7 / 8, 1, 1)), (1, 1)).tolist() == [
+        [True]
+    ]
 
 
 # --- Answers by hand -----------------------------------------------------------------------------
@@ -680,8 +697,8 @@ def test_bounds_and_flips(seed: int, crop_box: CropBox, grid: tuple[int, int]) -
     crowds = (generator.random((9, 7)) < 0.3) & ~objects
     mirror = CropBox(1 - crop_box.right, crop_box.top, 1 - crop_box.left, crop_box.bottom)
 
-    here = GridMasks.from_masks(Masks(objects, crowds), crop_box, grid)
-    there = GridMasks.from_masks(Masks(objects[:, ::-1], crowds[:, ::-1]), mirror, grid)
+    here = GridMasks.from_masks(Masks(objects, crowds), even(grid, crop_box), grid)
+    there = GridMasks.from_masks(Masks(objects[:, ::-1], crowds[:, ::-1]), even(grid, mirror), grid)
 
     for one in (*maps[:, None], maps, np.ones((1, *grid))):
         share = here.correctness(one)
@@ -696,7 +713,7 @@ def test_bounds_and_flips(seed: int, crop_box: CropBox, grid: tuple[int, int]) -
 def test_order_and_scale_of_maps_do_not_matter(seed: int) -> None:
     generator = np.random.default_rng(seed)
     maps = generator.random((3, *GRID))
-    seen = GridMasks.from_masks(Masks(pixels(1, 2, 7, 5), pixels(8, 0, 12, 3)), CropBox(), GRID)
+    seen = GridMasks.from_masks(Masks(pixels(1, 2, 7, 5), pixels(8, 0, 12, 3)), even(GRID), GRID)
 
     assert seen.correctness(maps[::-1] * 5) == pytest.approx(seen.correctness(maps))
     assert seen.correctness(maps[:0]) != seen.correctness(maps[:0])  # NaN without maps
@@ -721,7 +738,9 @@ def test_maps_made_from_coco_masks_beat_the_baselines() -> None:
             if there != image_id:
                 continue
             phrase = next(_phrases(WORDS[category]))
-            cover = GridMasks.from_masks(instances.masks(image_id, category), region, grid).objects
+            cover = GridMasks.from_masks(
+                instances.masks(image_id, category), even(grid, region), grid
+            ).objects
             words += [*phrase, "and"]
             maps += [cover if cover.any() else np.ones(grid)] * len(phrase) + [np.ones(grid)]
         shares = np.array([alpha / alpha.sum() for alpha in maps])

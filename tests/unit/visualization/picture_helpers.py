@@ -82,14 +82,14 @@ def panels_of(
     page: Image.Image, caption: Caption, photo: Image.Image, **options: object
 ) -> list[tuple[int, int]]:
     """Corners of the photo and of each word's panel, each of which occurs exactly once."""
-    scale = shared_scale(caption.alphas)
+    scale = shared_scale(caption.alphas, caption.gates)
     places = places_of(page, photo)
     for alpha in caption.alphas:
         panel = attention_image(
             photo,
             alpha,
             scale_max=scale,
-            crop_box=caption.crop_box,
+            regions=caption.regions,
             **options,  # type: ignore[arg-type]
         )
         places += places_of(page, panel)

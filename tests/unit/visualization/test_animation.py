@@ -62,14 +62,14 @@ def resting(animation: Animation) -> list[int]:
 def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
     photo, caption = noisy((70, 50)), make_caption(["a", "dog", "runs"], crop_box=CropBox(0.1))
     animation = animate(photo, caption, seconds_per_word=0.4)
-    scale = shared_scale(caption.alphas)
+    scale = shared_scale(caption.alphas, caption.gates)
     ends = [*caption.alphas, caption.alphas.mean(0)]
     frames = list(animation.frames())
     shots = [shot for shot in animation._shots for _ in range(shot.frames)]
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
         alpha = interpolate(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
-        wanted = attention_image(photo, alpha, scale_max=scale, crop_box=caption.crop_box)
+        wanted = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
         assert panel_of(frame, animation, photo.size).tobytes() == wanted.tobytes()
         assert frame.size == animation.size
         assert frame.mode == "RGB"

@@ -30,8 +30,9 @@ from PIL import Image
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.errors import ConfigError
+from captioner.geometry import Axis, Geometry
 from captioner.visualization import Figure, attention_image, fit_photo, overlay, shared_scale
-from captioner.visualization.fonts import text_width
+from captioner.visualization.fonts import percent, text_width
 from captioner.visualization.primitives import Box, Picture, Text
 from captioner.visualization.theme import THEMES
 
@@ -159,7 +160,7 @@ def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
-    wanted = attention_image(photo, by_hand, scale_max=shared_scale(caption.alphas))
+    wanted = attention_image(photo, by_hand, scale_max=shared_scale(caption.alphas, caption.gates))
 
     figure = overlay(photo, caption, only=["brown dog"], combine=combine)  # type: ignore[arg-type]
 
@@ -184,7 +185,8 @@ def test_only_keeps_the_scale_and_the_given_order() -> None:
 
 def test_coverage_is_one_more_panel() -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
-    mean = attention_image(photo, caption.alphas.mean(0), scale_max=shared_scale(caption.alphas))
+    top = shared_scale(caption.alphas, caption.gates)
+    mean = attention_image(photo, caption.alphas.mean(0), scale_max=top)
     for only, count in (((), 7), (("dog",), 2)):
         figure = overlay(photo, caption, only=only, coverage=True)
         maps = maps_of(figure)
@@ -288,6 +290,34 @@ def test_the_scale_shows_zero_uniform_and_maximum() -> None:
     one = np.ones(1, np.float32)
     texts = texts_of(overlay(flat((90, 60)), Caption(("a",), -one, alphas, one, -1.0)))
     assert {"0", "uniform 2%", "25%", "share of attention per region"} <= set(texts)
+
+
+def test_a_word_with_a_nearly_closed_gate_is_named_where_it_exceeds_the_scale() -> None:
+    caption = replace(
+        make_caption(["a", "dog", "runs"]), gates=np.array([0.01, 0.9, 0.5], np.float32)
+    )
+    caption.alphas[0] = 0.0
+    caption.alphas[0, 3, 3] = 1.0
+
+    texts = texts_of(overlay(flat((200, 150)), caption))
+
+    assert percent(float(caption.alphas[1:].max())) in texts
+    assert any("above the scale: “a” (β below 0.1" in text for text in texts)
+    without = texts_of(overlay(flat((200, 150)), caption, only=["dog"]))
+    assert not any("above the scale" in text for text in without)
+
+
+def test_maps_are_drawn_where_the_regions_lie() -> None:
+    photo, caption = noisy((90, 90)), make_caption(["dog"], (3, 3))
+    moved = replace(caption, geometry=Geometry(Axis(0.3, 0.3), Axis(0.01, 0.3, 0.0, 0.9)))
+
+    figure = overlay(photo, moved)
+
+    top = shared_scale(caption.alphas, caption.gates)
+    wanted = attention_image(photo, caption.alphas[0], scale_max=top, regions=moved.regions)
+    shown = [item.image for item in figure._drawing.items if isinstance(item, Picture)]
+    assert wanted.tobytes() in [image.tobytes() for image in shown]
+    assert any("hatched" in text for text in texts_of(figure))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from PIL import Image
 
 from captioner.caption import CropBox
 from captioner.errors import ConfigError
+from captioner.geometry import Geometry
 from captioner.visualization import (
     COLORMAPS,
     attention_image,
@@ -20,6 +21,7 @@ from captioner.visualization import (
     scale_bar,
     shared_scale,
 )
+from captioner.visualization.heatmap import CLOSED_GATE, above_scale
 
 GRIDS = [(1, 1), (1, 5), (4, 1), (7, 7), (5, 9), (14, 14)]
 
@@ -35,7 +37,9 @@ def test_one_hot_block_is_exactly_its_region(
         alpha = np.zeros(height * width, dtype=np.float32)
         alpha[index] = 1.0  # row-major: region = row * width + column
         row, column = divmod(index, width)
-        got = np.nan_to_num(attention_map(alpha.reshape(grid), size, crop_box, smooth=False))
+        got = np.nan_to_num(
+            attention_map(alpha.reshape(grid), size, Geometry.even(grid, *crop_box), smooth=False)
+        )
         across = (np.arange(columns) + 0.5) / columns
         across = (across - crop_box.left) / (crop_box.right - crop_box.left) * width
         down = (np.arange(rows) + 0.5) / rows * height
@@ -123,16 +127,30 @@ def test_shared_scale() -> None:
     assert shared_scale(np.zeros((0, 7, 7))) == 1.0
 
 
+def test_a_word_with_a_nearly_closed_gate_does_not_set_the_scale() -> None:
+    """As the first "a" of many captions, which has the sharpest map and hardly uses it."""
+    maps = np.array([[[0.9, 0.1, 0.0]], [[0.5, 0.3, 0.2]], [[0.2, 0.2, 0.6]]])
+    gates = np.array([0.01, 0.9, 0.8])
+
+    assert shared_scale(maps, gates) == pytest.approx(2 / 3)  # twice uniform
+    assert shared_scale(np.repeat(maps, 2, axis=2) / 2, gates) == pytest.approx(1 / 3)
+    assert shared_scale(maps, [0.01, 0.02, 0.0]) == pytest.approx(0.9)  # all of them: all count
+    assert shared_scale(maps, [CLOSED_GATE, 1.0, 1.0]) == pytest.approx(0.9)
+    assert above_scale(maps, gates, 0.7).tolist() == [True, False, False]
+    assert above_scale(maps, gates, 0.95).tolist() == [False] * 3
+    assert above_scale(maps[:0], gates[:0], 0.1).tolist() == []
+
+
 def test_outside_the_crop_box_the_photo_is_dimmed() -> None:
-    crop_box = CropBox(0.25, 0.0, 0.75, 1.0)
+    regions = Geometry.even((1, 1), 0.25, 0.0, 0.75, 1.0)
     for level in (90, 160, 255):
         alpha = np.zeros((4, 4))
-        heat = luma(attention_image(flat((80, 40), level), alpha, scale_max=1.0, crop_box=crop_box))
+        heat = luma(attention_image(flat((80, 40), level), alpha, scale_max=1.0, regions=regions))
         outside = np.concatenate([heat[:, :20], heat[:, 60:]], axis=1)
         assert outside.mean() < heat[:, 20:60].mean() < level
         assert np.ptp(heat[:, 20:60]) == 0
         assert np.ptp(outside) > 0
-    values = attention_map(alpha, (80, 40), crop_box)
+    values = attention_map(alpha, (80, 40), regions)
     assert np.isnan(values[:, :20]).all()
     assert np.isnan(values[:, 60:]).all()
     assert not np.isnan(values[:, 20:60]).any()
@@ -174,7 +192,7 @@ def test_errors() -> None:
     with pytest.raises(ConfigError, match="scale_max is 0"):
         attention_image(flat((40, 30)), np.ones((7, 7)), scale_max=0)
     with pytest.raises(ConfigError, match="empty"):
-        attention_map(np.ones((7, 7)), (40, 30), CropBox(0.5, 0.0, 0.5, 1.0))
+        attention_map(np.ones((7, 7)), (40, 30), Geometry.even((7, 7), 0.5, 0.0, 0.5, 1.0))
 
 
 def test_does_not_import_torch() -> None:

@@ -20,7 +20,7 @@ from captioner.caption import Alternative, Caption
 from captioner.errors import ConfigError
 from captioner.visualization import Entry, animate, gallery, overlay, page
 from captioner.visualization.document import document, embedded, policy
-from captioner.visualization.heatmap import HEATMAP_STYLE, palette
+from captioner.visualization.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.visualization.notebook import shown_photo, with_photo
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
@@ -79,6 +79,7 @@ def test_the_page_embeds_the_caption() -> None:
     assert data["look"] == {
         "palette": palette(),
         "heatmap": HEATMAP_STYLE._asdict(),
+        "closed_gate": CLOSED_GATE,
         "smooth": True,
     }
 

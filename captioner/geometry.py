@@ -1,0 +1,152 @@
+"""Where the regions of an attention map lie in a photo.
+
+A convolution with symmetric padding does not centre its outputs on equal cells of its input: the
+first of ResNet's 7 regions is centred on the first of 224 pixels, not on pixel 16. Everything that
+draws or measures attention takes the positions from here:
+
+    centre(i) = first + i * pitch             i = 0 to G - 1, per axis
+    cell(i)   = the pixels nearest to centre(i), within start to stop
+
+The outer cells therefore reach to the edge of what the encoder sees. Pixels outside start to stop
+belong to no region: the encoder never sees them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.errors import ConfigError
+
+Array = NDArray[np.float64]
+
+
+class Axis(NamedTuple):
+    """The regions of one axis, in pixels of the encoder's input or as fractions of a photo."""
+
+    first: float
+    """Centre of the first region."""
+    pitch: float
+    """Distance between the centres of neighbouring regions."""
+    start: float = 0.0
+    """Where the part that the encoder sees begins."""
+    stop: float = 1.0
+    """Where it ends."""
+
+    @classmethod
+    def even(cls, count: int, start: float = 0.0, stop: float = 1.0) -> Axis:
+        """``count`` equal cells between start and stop."""
+        pitch = (stop - start) / max(count, 1)
+        return cls(start + pitch / 2, pitch, start, stop)
+
+    def mapped(self, scale: float, offset: float = 0.0) -> Axis:
+        """The same regions in other coordinates, ``scale * x + offset``."""
+        first, start, stop = (scale * x + offset for x in (self.first, self.start, self.stop))
+        return Axis(first, scale * self.pitch, start, stop)
+
+    def centres(self, count: int) -> Array:
+        """Centres of the regions, (count,)."""
+        return self.first + self.pitch * np.arange(count, dtype=np.float64)
+
+    def borders(self, count: int) -> Array:
+        """Borders of the cells, (count + 1,): half way between centres, and start and stop."""
+        between = self.centres(count)[:-1] + self.pitch / 2
+        borders: Array = np.concatenate([[self.start], between, [self.stop]])
+        return borders.clip(self.start, self.stop)
+
+    def middles(self, count: int) -> Array:
+        """The point that stands for each region, (count,).
+
+        The centre; of a region that reaches beyond start or stop, the middle of the part inside.
+        """
+        centres = self.centres(count)
+        low, high = centres - self.pitch / 2, centres + self.pitch / 2
+        middles: Array = (low.clip(self.start, self.stop) + high.clip(self.start, self.stop)) / 2
+        return middles
+
+    def samples(
+        self, pixels: int, count: int, *, smooth: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Positions of the pixel centres of a photo among the regions; needs fractions.
+
+        Args:
+            pixels: Width or height of the photo.
+            count: Number of regions.
+            smooth: False: the nearest region.
+
+        Returns:
+            (pixels,) from 0 at the first centre to count - 1 at the last one, constant beyond them;
+            and (pixels,) whether the encoder sees the pixel.
+        """
+        points = (np.arange(pixels) + 0.5) / pixels
+        seen = (points >= self.start) & (points < self.stop)
+        sample = np.clip((points - self.first) / self.pitch, 0.0, count - 1.0)
+        return (sample if smooth else np.floor(sample + 0.5)).astype(np.float32), seen
+
+
+class Geometry(NamedTuple):
+    """The regions of both axes."""
+
+    y: Axis
+    x: Axis
+
+    @classmethod
+    def even(
+        cls,
+        grid: tuple[int, ...],
+        left: float = 0.0,
+        top: float = 0.0,
+        right: float = 1.0,
+        bottom: float = 1.0,
+    ) -> Geometry:
+        """Equal cells of a grid (Gh, Gw) over a box."""
+        return cls(Axis.even(grid[0], top, bottom), Axis.even(grid[1], left, right))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Geometry:
+        """From ``as_dict``.
+
+        Raises:
+            ConfigError: A number is missing or impossible.
+        """
+        try:
+            y, x = (Axis(*(float(data[axis][name]) for name in Axis._fields)) for axis in "yx")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"geometry {data!r:.80} lacks a number ({error})") from error
+        for axis in (y, x):
+            if not (math.isfinite(axis.first) and axis.pitch > 0 and axis.start < axis.stop):
+                raise ConfigError(f"geometry has {axis}; it needs pitch > 0 and start < stop")
+        return cls(y, x)
+
+    @property
+    def covers_photo(self) -> bool:
+        """Whether start to stop is the whole photo; needs fractions."""
+        return all(axis.start < 1e-6 and axis.stop > 1 - 1e-6 for axis in self)
+
+    def as_dict(self, digits: int = 6) -> dict[str, dict[str, float]]:
+        """``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
+        axes = {"x": self.x, "y": self.y}
+        return {
+            name: {key: round(value, digits) for key, value in axis._asdict().items()}
+            for name, axis in axes.items()
+        }
+
+    def placed(self, size: float, left: float, top: float, right: float, bottom: float) -> Geometry:
+        """The regions in a photo of which a crop box became the encoder's square input.
+
+        Args:
+            size: Height and width of the input, in the unit of this geometry.
+            left: Crop box, as fractions of the photo's width and height.
+            top: See ``left``.
+            right: See ``left``.
+            bottom: See ``left``.
+
+        Returns:
+            Fractions of the photo's height and width.
+        """
+        return Geometry(
+            self.y.mapped((bottom - top) / size, top), self.x.mapped((right - left) / size, left)
+        )

@@ -1,0 +1,331 @@
+"""Where the regions of an encoder lie in its input: centre, pitch and extent, per axis.
+
+Every convolution and pooling maps positions to positions (Araujo et al. 2019, Computing Receptive
+Fields of Convolutional Neural Networks, sections 2 and 3). With kernel k, stride s, padding p in
+front and dilation d, output i is centred on input
+
+    s * i - p + d * (k - 1) / 2
+
+A forward pass records these layers as they are executed, so any encoder can be followed whose grid
+comes from convolutions, poolings and paddings: also TensorFlow's "same" padding, which depends on
+the size of the input, and transformers with a patch embedding. Where branches of different position
+meet (the average poolings of ResNet-D), or where the grid is made in another way (Swin's patch
+merging), the gradient of the features with respect to the input is measured instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from captioner.geometry import Axis, Geometry
+
+_MAX_SPREAD = 0.05  # of the pitch: positions of branches that differ by more are not averaged
+
+
+class _Line(NamedTuple):
+    """Positions along one axis of a feature map, in pixel indices of the input."""
+
+    first: float
+    pitch: float
+    size: int
+    """Number of positions."""
+    low: float
+    """First pixel that any position sees."""
+    high: float
+    """Last one."""
+    reach: float
+    """Pixels that a position sees on either side of its centre."""
+    spread: float = 0.0
+    """Largest difference between branches that were averaged."""
+
+    def layer(self, size: int, kernel: int, stride: int, padding: int, dilation: int) -> _Line:
+        """The positions of the output of a convolution or pooling."""
+        half = dilation * (kernel - 1) / 2
+        first = self.first + self.pitch * (half - padding)
+        reach = self.reach + self.pitch * half
+        last = first + self.pitch * stride * (size - 1)
+        low, high = max(self.low, first - reach), min(self.high, last + reach)
+        return _Line(first, self.pitch * stride, size, low, high, reach, self.spread)
+
+    def padded(self, before: int, after: int) -> _Line:
+        size = self.size + before + after
+        return self._replace(first=self.first - before * self.pitch, size=size)
+
+    def merged(self, other: _Line) -> _Line:
+        """The positions of the sum of two maps; of maps of different size, the finer one's."""
+        if self.size != other.size or self.pitch != other.pitch:
+            return self if self.size >= other.size else other
+        return _Line(
+            (self.first + other.first) / 2,
+            self.pitch,
+            self.size,
+            min(self.low, other.low),
+            max(self.high, other.high),
+            max(self.reach, other.reach),
+            max(self.spread, other.spread) + abs(self.first - other.first) / 2,
+        )
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types it partly
+    """Follows the positions of feature maps through a forward pass."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.lines[images] = tuple(
+            _Line(0.0, 1.0, size, 0.0, size - 1.0, 0.0) for size in images.shape[-2:]
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        results = func(*args, **(kwargs or {}))
+        lines = self._follow(func.overloadpacket.__name__, args, results)
+        if lines is not None:
+            for result in _tensors([results]):
+                self.lines[result] = lines
+        return results
+
+    def _follow(self, name: str, args: Sequence[Any], results: Any) -> tuple[_Line, ...] | None:
+        known: list[tuple[_Line, ...]] = [self.lines[t] for t in _tensors(args) if t in self.lines]
+        if not known:
+            return None
+        merged = known[0]
+        for lines in known[1:]:
+            merged = tuple(a.merged(b) for a, b in zip(merged, lines, strict=True))
+        layers = _layers(name, args)
+        if layers is None:
+            return merged
+        out = next(iter(_tensors([results])))
+        if args[0].shape[-2:] != tuple(line.size for line in merged):
+            return None  # resampled before, such as by an upsampling: no longer known
+        if name == "constant_pad_nd":
+            return tuple(line.padded(*layer) for line, layer in zip(merged, layers, strict=True))
+        return tuple(
+            line.layer(size, *layer)
+            for line, layer, size in zip(merged, layers, out.shape[-2:], strict=True)
+        )
+
+
+def _layers(name: str, args: Sequence[Any]) -> list[tuple[int, ...]] | None:
+    """Kernel, stride, padding and dilation of both axes; of a padding, before and after.
+
+    None: an operation that keeps positions.
+    """
+    given = list(args)
+    if name == "convolution" and not given[6] and given[0].ndim == 4:
+        kernel, (stride, padding, dilation) = given[1].shape[-2:], given[3:6]
+    elif name == "max_pool2d_with_indices":
+        given += [[], 0, 1][len(given) - 2 :]
+        kernel, stride, padding, dilation = given[1:5]
+    elif name == "avg_pool2d":
+        given += [[], 0][len(given) - 2 :]
+        kernel, stride, padding = given[1:4]
+        dilation = 1
+    elif name == "constant_pad_nd" and given[0].ndim == 4:
+        sides = [*given[1], 0, 0]
+        return [tuple(sides[2:4]), tuple(sides[:2])]
+    else:
+        return None
+    columns = (_pair(value) for value in (kernel, stride or kernel, padding, dilation))
+    return list(zip(*columns, strict=True))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    values = list(value) if isinstance(value, Sequence) else [value]
+    return (values * 2)[0], (values * 2)[1]
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments, also in lists such as torch.cat's."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [one for one in value if isinstance(one, Tensor)]
+    return found
+
+
+def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
+    """Where the regions of an encoder lie in its input.
+
+    Args:
+        encoder: Maps (1, 3, H, W) to features (1, L, D) and the grid (Gh, Gw).
+        image_size: H and W, supported by the encoder.
+
+    Returns:
+        Positions in pixels from the upper left corner: the first pixel is 0 to 1.
+    """
+    images = _like_parameters(encoder, torch.zeros(1, 3, image_size, image_size))
+    with torch.no_grad(), _Recorder(images) as recorder:
+        features, grid = encoder(images)
+    lines = recorder.lines.get(features)
+    if lines is None or tuple(line.size for line in lines) != grid:
+        even = Geometry.even(grid, right=image_size, bottom=image_size)
+        return centred_by_gradients(encoder, image_size, even)
+    # The centre of pixel 0 is 0.5; the part that is seen ends behind its last pixel.
+    axes = [Axis(line.first + 0.5, line.pitch, line.low, line.high + 1.0) for line in lines]
+    found = Geometry(*axes)
+    if any(line.spread > _MAX_SPREAD * line.pitch for line in lines):
+        return centred_by_gradients(encoder, image_size, found)
+    return found
+
+
+def centred_by_gradients(encoder: nn.Module, image_size: int, guess: Geometry) -> Geometry:
+    """Correct the centres of a geometry by the gradients of an encoder; the pitch is kept.
+
+    The position among the regions whose centroid is the middle of the input is interpolated. The
+    middle, since the edges of the input cut the receptive field of all other regions more on one
+    side, which moves their centroids towards the middle.
+    """
+    middle = image_size / 2
+    axes = []
+    for axis, (indices, centroids) in zip(
+        guess, _middle_centroids(encoder, image_size), strict=True
+    ):
+        index = float(np.interp(middle, centroids, indices))
+        # Rounded, so that it is the same after saving and loading.
+        axes.append(axis._replace(first=round(middle - axis.pitch * index, 3)))
+    return Geometry(*axes)
+
+
+def gradient_offsets(
+    encoder: nn.Module, image_size: int, *geometries: Geometry
+) -> list[tuple[float, float]]:
+    """How far regions lie from where geometries place them, by the gradients of the encoder.
+
+    Args:
+        encoder: See ``locate_regions``; with random weights.
+        image_size: See ``locate_regions``.
+        *geometries: In pixels.
+
+    Returns:
+        For each geometry, y and x of the gradient's centroid minus the centre, as a share of the
+        pitch, interpolated at the middle of the input (see ``centred_by_gradients``).
+    """
+    middle = image_size / 2
+    measured = _middle_centroids(encoder, image_size, equalized=True)
+    found = []
+    for geometry in geometries:
+        offsets = [
+            (float(np.interp((middle - axis.first) / axis.pitch, *one)) - middle) / axis.pitch
+            for axis, one in zip(geometry, measured, strict=True)
+        ]
+        found.append((offsets[0], offsets[1]))
+    return found
+
+
+@torch.no_grad()
+def _equalize(encoder: nn.Module, image_size: int) -> None:
+    """Scale the convolutions of an encoder with random weights to outputs of unit variance.
+
+    Activations of random weights grow or vanish from layer to layer, and the gradient with them:
+    ReLU6 then passes it at a few random positions only.
+    """
+
+    def rescale(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        del inputs
+        deviation = output.std().clamp(min=1e-6)
+        for parameter in module.parameters():
+            parameter.div_(deviation)
+        return output / deviation
+
+    convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
+    hooks = [module.register_forward_hook(rescale) for module in convolutions]
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(1, 3, image_size, image_size, generator=generator)
+    encoder(_like_parameters(encoder, images))
+    for hook in hooks:
+        hook.remove()
+
+
+_Centroids = tuple[list[int], list[float]]
+
+
+def _middle_centroids(
+    encoder: nn.Module, image_size: int, *, equalized: bool = False
+) -> tuple[_Centroids, _Centroids]:
+    """Centroids of the input gradient's energy for the regions in the middle of the grid.
+
+    Positions are those of the kernels, whatever their weights. The measurement is therefore of two
+    copies: one with narrowed kernels, so that the edges of the maps cut less of the receptive
+    fields, and one that is its mirror image, so that weights that happen to be large cancel.
+
+    Returns:
+        Rows with their y, and columns with their x, in pixels from the upper left corner.
+    """
+    copies = [_narrowed(encoder), _narrowed(encoder, mirrored=True)]
+    for copied in copies if equalized else []:
+        _equalize(copied, image_size)
+    first, second = (_gradient_centroids(copied, image_size) for copied in copies)
+    rows, columns = (
+        (a[0], [(p + q) / 2 for p, q in zip(a[1], b[1], strict=True)])
+        for a, b in zip(first, second, strict=True)
+    )
+    return rows, columns
+
+
+@torch.no_grad()
+def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
+    """A copy whose kernels of odd size have most of their energy at the centre."""
+    # eval: a copy of torchvision's feature extractor is in training mode, where norms mix positions
+    copied = copy.deepcopy(encoder).eval().requires_grad_(False)
+    for module in copied.modules():
+        if isinstance(module, nn.AdaptiveAvgPool2d):  # squeeze-and-excitation: the whole map
+            module.register_forward_hook(lambda *call: call[-1].detach())
+        if isinstance(module, nn.Conv2d):
+            weight, (height, width) = module.weight, module.kernel_size
+            if height % 2 and width % 2:
+                scale = torch.full_like(weight[0, 0], 0.1)
+                scale[height // 2, width // 2] = 1.0
+                narrow = weight * scale
+                weight.copy_(narrow * (weight.norm() / narrow.norm().clamp(min=1e-12)))
+            if mirrored:
+                weight.copy_(weight.flip(2, 3))
+    return copied
+
+
+def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
+    """``_middle_centroids`` of one encoder, for noise and a random projection of the features."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(4, 3, image_size, image_size, generator=generator)
+    images = _like_parameters(encoder, images)
+    points = torch.arange(image_size, dtype=torch.float64) + 0.5
+    with torch.enable_grad():
+        features, (rows, columns) = encoder(images.requires_grad_(True))
+        weights = torch.randn(features.shape[-1], generator=generator).to(features)
+        centroids = []
+        for y, x in zip(_middle_four(rows), _middle_four(columns), strict=True):
+            score = (features[:, y * columns + x] @ weights).sum()
+            (gradient,) = torch.autograd.grad(score, images, retain_graph=True)
+            energy = gradient.double().cpu().square().sum(dim=1)
+            energy = (energy / energy.sum(dim=(1, 2), keepdim=True)).mean(dim=0)
+            centroids.append((energy.sum(dim=1) @ points, energy.sum(dim=0) @ points))
+    return (
+        (_middle_four(rows), [float(y) for y, _ in centroids]),
+        (_middle_four(columns), [float(x) for _, x in centroids]),
+    )
+
+
+def _like_parameters(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Images on the device, in the dtype and in the layout that the encoder is trained with."""
+    parameter = next(encoder.parameters(), images)
+    images = images.to(parameter.device, parameter.dtype)
+    # As from Preprocessing.normalize. With contiguous images, batch norm's backward pass in eval
+    # mode mixes positions when the gradient comes channels last (torch 2.15, CPU).
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _middle_four(count: int) -> list[int]:
+    """Four regions around the middle of an axis, with repetitions if it has fewer."""
+    return [min(max(count // 2 + step, 0), count - 1) for step in (-2, -1, 0, 1)]
