@@ -13,7 +13,13 @@ from tqdm import tqdm
 from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, parser, targets
 from captioner.cli.main import FAILED, OK, flag
-from captioner.cli.options import checked_search, refuse_overwrite, search_changes, warn
+from captioner.cli.options import (
+    checked_search,
+    refuse_overwrite,
+    require_parent,
+    search_changes,
+    warn,
+)
 from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
@@ -96,10 +102,12 @@ def _jobs(photos: Photos, options: Any) -> list[tuple[Path, Path]]:
         if path.resolve() in given:
             raise ConfigError(f"{path} is the photo itself; give another output name")
     jobs = list(zip(paths, outputs, strict=True))
+    if output is not None:
+        require_parent(output)
     if options.skip_existing:
         jobs = _without_existing(jobs, options)
     for path in dict.fromkeys(path for _, path in jobs):
-        refuse_overwrite(path, options.force, new_folder=path != output)
+        refuse_overwrite(path, options.force, new_folder=True)
     return jobs
 
 

@@ -118,7 +118,7 @@ def refuse_overwrite(path: Path, force: bool, *, new_folder: bool = False) -> No
     Args:
         path: The output file.
         force: Overwrite an existing file.
-        new_folder: The file's folder is an output too, and is created.
+        new_folder: The file's folder will be created if it does not exist.
 
     Raises:
         ConfigError: ``path`` exists and ``--force`` was not given, it is a folder, or its parent
@@ -126,7 +126,8 @@ def refuse_overwrite(path: Path, force: bool, *, new_folder: bool = False) -> No
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file name")
-    require_parent(path.parent if new_folder else path)
+    if not new_folder:
+        require_parent(path)
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; give --force to overwrite it, or another name")
 

@@ -42,7 +42,6 @@ SHOWN = (
     "training.epochs",
     "training.batch_size",
     "training.lr",
-    "training.patience",
     "search.beam_size",
 )
 """The settings that a first run may need; ``--help SECTION`` shows the others."""

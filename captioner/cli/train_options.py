@@ -10,7 +10,7 @@ import jsonargparse
 
 from captioner.cli.parser import Parser, make_parser
 from captioner.config import TrainConfig
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import ConfigError, ModelError, OptionError
 
 ALL = "all"
 """The help topic that shows every option."""
@@ -145,7 +145,10 @@ def parse_with_model(parser: Parser, argv: Sequence[str]) -> jsonargparse.Namesp
         return arguments
     from captioner.model_config import read_search
 
-    held, _ = read_search(arguments.init_from)
+    try:
+        held, _ = read_search(arguments.init_from)
+    except ModelError:  # reported when the model is loaded
+        return arguments
     values = {f"search.{name}": value for name, value in dataclasses.asdict(held).items()}
     before = {name: parser.get_default(name) for name in values}
     parser.set_defaults(values)

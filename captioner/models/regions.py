@@ -156,6 +156,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
+@torch.inference_mode(False)  # whose tensors have no gradients, even for a caller who is in it
 def locate_regions(encoder: nn.Module, image_size: int) -> Geometry:
     """Where the regions of an encoder lie in its input.
 

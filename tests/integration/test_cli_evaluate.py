@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from captioner.evaluation import java
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.metrics import score
 from captioner.files import FREQUENCIES
+from captioner.model_folder import load_model
 from captioner.tokenizer import tokenize
 
 ONE_DOG = ("--forced-words", "dog", "--block-ngrams", "1")
@@ -603,8 +605,11 @@ def test_attention_is_measured_with_and_without_references(tiny, captioned, tmp_
     assert found["names"] == sum(found[k] for k in ("measured", "absent", "unseen", "ignored"))
     assert [one["image_id"] for one in found["per_name"]] == [1, 2, 3]
     assert {one["category"] for one in found["per_name"]} == {"dog"}
-    # The crop has 32 of 40 columns, from the 4th on; 16 of them are dog.
-    assert found["uniform"] == pytest.approx(0.5)
+    # The crop has 32 of 40 columns, from the 4th on; the first 16 of them are dog.
+    _, columns = load_model(tiny.model).model.geometry.placed(64, 4 / 40, 0, 36 / 40, 1)
+    borders = 40 * columns.borders(2)
+    inside = [(min(20, b) - min(20, a)) / (b - a) for a, b in itertools.pairwise(borders)]
+    assert found["uniform"] == pytest.approx(sum(inside) / 2)
     assert 0 < found["correctness"] < 1
 
 

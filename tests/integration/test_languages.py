@@ -104,7 +104,7 @@ def test_scores_of_perfect_captions_are_perfect(
 ) -> None:
     report = tmp_path / "report.json"
     arguments = ["--annotations", str(data / "captions.json"), "--images", str(data / "photos")]
-    arguments += ["--model", str(model), "--no-meteor", "--no-spice", "-o", str(report)]
+    arguments += ["--model", str(model), "-o", str(report)]
     assert main(["evaluate", *arguments]) == 0
     found = json.loads(report.read_text(encoding="utf-8"))
 

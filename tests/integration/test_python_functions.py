@@ -23,7 +23,7 @@ from captioner.training.api import read_config
 def by_command(tmp_path: Path, *arguments: object) -> dict[str, Any]:
     """The JSON report of the command."""
     target = tmp_path / "report.json"
-    words = ["evaluate", *map(str, arguments), "--no-meteor", "--no-spice", "-o", str(target)]
+    words = ["evaluate", *map(str, arguments), "-o", str(target)]
     assert main(words) == OK
     report: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     return report

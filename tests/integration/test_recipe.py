@@ -247,4 +247,4 @@ def test_each_stage_of_the_recipe_starts_from_the_one_before() -> None:
         assert config.run_folder == f"runs/{stage}"
         assert config.init_from == before
         before = f"runs/{stage}/best"
-    assert len(stages) == 2
+    assert len(stages) == 3

@@ -578,12 +578,12 @@ def test_an_array_is_a_photo(array: Any, expected: Any):
 @pytest.mark.parametrize(
     ("array", "expected"),
     [
-        (RGB.astype(float), r"floats from 0 to 255; give floats from 0 to 1"),
-        (RGB / 127.5 - 1, r"floats from -1 to 1; give"),
+        (RGB.astype(float), r"floats from 0 to 248; give floats from 0 to 1"),
+        (RGB / 127.5 - 1, r"floats from -1 to 0.945098; give"),
         (np.full((4, 4), np.nan), r"floats with NaN or infinity; give"),
-        (RGB.astype(np.int64), r"array of int64; give uint8"),
-        (RGB.astype(np.uint16), r"array of uint16; give uint8"),
-        (RGB > 100, r"array of bool; give uint8"),
+        (RGB.astype(np.int64), r"int64; give uint8"),
+        (RGB.astype(np.uint16), r"uint16; give uint8"),
+        (RGB > 100, r"bool; give uint8"),
         (RGB.transpose(2, 0, 1), r"shape \(3, 5, 7\); give the channels last: array.transpose"),
         (RGB[None], r"shape \(1, 5, 7, 3\); give one photo, or a list of them"),
         (RGB[..., :2], r"shape \(5, 7, 2\); give \(H, W, 3\)"),
@@ -592,9 +592,9 @@ def test_an_array_is_a_photo(array: Any, expected: Any):
     ],
 )
 def test_an_array_of_another_kind_is_refused(array: Any, expected: str):
-    with pytest.raises(NotAnImageError, match=f"^an array of .*{expected}"):
+    with pytest.raises(NotAnImageError, match=f"^an array of {expected}"):
         open_image(array)
-    with pytest.raises(NotAnImageError, match=f"^frame 3: an array of .*{expected}"):
+    with pytest.raises(NotAnImageError, match=f"^frame 3: an array of {expected}"):
         open_image(array, name="frame 3")
 
 

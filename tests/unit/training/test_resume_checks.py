@@ -39,7 +39,8 @@ MUST_MATCH = {
         f"data.{name}"
         for name in (
             "styles", "val_styles", "repeats", "min_captions", "max_captions", "max_words",
-            "vocabulary_threshold", "horizontal_flip", "min_crop", "color_jitter",
+            "tokenizer", "vocabulary_threshold", "vocabulary_size", "extend_vocabulary",
+            "horizontal_flip", "min_crop", "color_jitter",
             "bucket_batches",
         )
     ),
@@ -144,7 +145,7 @@ def test_all_differences_are_named_in_one_line():
     with pytest.raises(CheckpointError) as caught:
         check_resume(Path("state"), saved(settings_of(TrainConfig())), settings_of(config))
     assert str(caught.value) == (
-        "state was trained with encoder.image_size 224, but now it is 256; with decoder.attention "
+        "state was trained with encoder.image_size null, but now it is 256; with decoder.attention "
         "additive, but now it is scaled_dot; use the settings and data of that run, or another "
         "--run-folder"
     )
