@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from captioner.cli.main import COMMANDS, OK, main
+from captioner.model_config import SHIPPED_MODEL
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,6 +52,9 @@ def test_commands_are_valid(line, tmp_path, monkeypatch, capsys):
     (tmp_path / "holiday").mkdir()
     shutil.copy(PHOTO, tmp_path / "photo.jpg")
     shutil.copy(PHOTO, tmp_path / "holiday" / "1.jpg")
+    (tmp_path / "list.txt").write_text("photo.jpg\n")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "best").symlink_to(SHIPPED_MODEL)
     for folder in ("assets", "configs"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     words = shlex.split(line, comments=True)
