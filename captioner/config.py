@@ -156,7 +156,7 @@ class EncoderConfig:
     """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
     freeze_depthwise: bool = False
     """Freeze depthwise convolutions and their norms in fine-tuned stages. They have few weights,
-    but on a CPU their gradients take a third of a training step."""
+    but their gradients are slow on CPUs."""
 
     def __post_init__(self) -> None:
         check_options(self, "encoder")

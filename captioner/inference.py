@@ -180,7 +180,7 @@ def _inference_copy(
     """A copy optimised for inference; the original keeps its float32 weights.
 
     For bf16 the weights of products are converted once: without gradients, autocast would convert
-    them again at every word, which took a third of the search time.
+    them again at every word.
     """
     copied = copy.deepcopy(model).to(device).eval().requires_grad_(False)
     copied.encoder.fold_norms()

@@ -224,10 +224,10 @@ class Convolution(nn.Conv2d):
 class _Depthwise(torch.autograd.Function):
     """A depthwise convolution with a backward pass that is fast on CPUs.
 
-    For these shapes oneDNN's backward pass takes up to 30 times as long as its forward pass. Here
-    the input gradient is a forward convolution of the output gradient (with zeros inserted for
-    stride 2) with the flipped kernel; the weight gradient of half precision is computed in float32,
-    which is five times as fast.
+    oneDNN's backward pass is many times slower than its forward pass for these shapes. Here the
+    input gradient is a forward convolution of the output gradient (with zeros inserted for stride
+    2) with the flipped kernel, and the weight gradient of half precision is computed in float32,
+    which is faster.
     """
 
     @staticmethod
