@@ -244,6 +244,8 @@ class SearchOptions:
     """Penalty (nats) for a word that an earlier group already chose at this step."""
     block_ngrams: NonNegative = 0
     """Never repeat an N-gram of this length; 0: off."""
+    block_repeats: bool = False
+    """Never use a content word twice; words such as a, the, with and of may repeat."""
     forced_words: tuple[str, ...] = ()
     """Words that the caption must contain, in any order, such as "dog, grass". Each makes the beam
     wider by beam_size."""

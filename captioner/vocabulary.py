@@ -42,6 +42,51 @@ def frequent_words(counts: Counter[str], threshold: int) -> list[str]:
     return sorted(kept, key=lambda word: (-counts[word], word))
 
 
+FUNCTION_WORDS = BAD_ENDINGS | frozenset(
+    [
+        "'s",
+        "n't",
+        "not",
+        "no",
+        "it",
+        "he",
+        "she",
+        "they",
+        "him",
+        "her",
+        "them",
+        "himself",
+        "herself",
+        "itself",
+        "themselves",
+        "there",
+        "here",
+        "other",
+        "another",
+        "each",
+        "both",
+        "all",
+        "one",
+        "up",
+        "down",
+        "out",
+        "off",
+        "over",
+        "under",
+        "through",
+        "around",
+        "across",
+        "along",
+        "top",
+        "front",
+        "back",
+        "side",
+        "next",
+    ]
+)
+"""Words that may occur twice in a good caption ("a dog on top of a box")."""
+
+
 class Vocabulary:
     """Maps words to token ids and back.
 

@@ -3,7 +3,7 @@
     python scripts/ship_model.py runs/everyday_self_critical/best \
         --runs runs/everyday runs/everyday_self_critical \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
-        [--beam-size 3] [--length-penalty 0] [--commit COMMIT] \
+        [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--failures scripts/model_failures.md] [--note "..."]
 
 Stores the search options and the history of the runs with the model and measures it with
@@ -57,7 +57,9 @@ def main() -> None:
     if first.is_dir():  # trained on all photos; a later stage may leave some out
         stored.frequencies = load_model(first).frequencies
     stored.search = SearchOptions(
-        beam_size=options.beam_size, length_penalty=options.length_penalty
+        beam_size=options.beam_size,
+        length_penalty=options.length_penalty,
+        block_repeats=options.block_repeats,
     )
     stored.info = {
         "data": "COCO (39,751 photos of train2014) and Flickr8k (6,000 training photos); selected "
@@ -119,6 +121,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)
+    parser.add_argument("--block-repeats", action="store_true")
     parser.add_argument("--commit", default="", help="that the stages were trained at")
     parser.add_argument("--failures", type=Path, help="Markdown: what was found by looking")
     parser.add_argument("--note", default="", help="what else is to be known of the training")

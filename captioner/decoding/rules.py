@@ -1,4 +1,4 @@
-"""Rules on the next word: length limits, repeated n-grams, banned words, bad endings.
+"""Rules on the next word: length limits, repeated n-grams and words, banned words, bad endings.
 
 A rule only sets log-probabilities to -inf, so that every other word keeps the model's probability.
 
@@ -23,6 +23,7 @@ class Rules:
         self.options = options
         self.end_token = end_token
         self.banned = torch.tensor(words.banned, dtype=torch.long, device=device)
+        self.repeatable = torch.tensor(words.repeatable, dtype=torch.long, device=device)
         self.bad_endings = torch.tensor(words.bad_endings, dtype=torch.long, device=device)
 
     def forbid(self, log_probs: Tensor, tokens: Tensor) -> None:
@@ -43,6 +44,10 @@ class Rules:
                 log_probs[..., self.end_token].masked_fill_(bad, -torch.inf)
             if length == options.max_length - 1:  # a truncated caption ends here too
                 log_probs.index_fill_(2, self.bad_endings, -torch.inf)
+        if options.block_repeats and length > 0:
+            repeated = ~torch.isin(tokens, self.repeatable)
+            cost = torch.zeros_like(repeated, dtype=log_probs.dtype)
+            log_probs.scatter_add_(2, tokens, cost.masked_fill_(repeated, -torch.inf))
         if 0 < options.block_ngrams <= length:
             _block_ngrams(log_probs, tokens, options.block_ngrams)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from captioner.config import SearchOptions
 from captioner.errors import OptionError
-from captioner.vocabulary import BAD_ENDINGS, Vocabulary
+from captioner.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, Vocabulary
 
 
 class SearchTokens(NamedTuple):
@@ -15,6 +15,8 @@ class SearchTokens(NamedTuple):
     forced: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
     bad_endings: tuple[int, ...] = ()
+    repeatable: tuple[int, ...] = ()
+    """Words that may repeat if ``block_repeats`` is set."""
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
@@ -24,10 +26,11 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         ConfigError: A forced word is not in the vocabulary, or the vocabulary is one of pieces,
             of which a word may be several.
     """
-    if vocabulary.subwords is not None and (options.forced_words or options.banned_words):
+    needing_words = options.forced_words or options.banned_words or options.block_repeats
+    if vocabulary.subwords is not None and needing_words:
         raise OptionError(
-            "{forced_words} and {banned_words} need a model of whole words, but this one writes "
-            "pieces of words (tokenizer bpe); leave them out"
+            "{forced_words}, {banned_words} and {block_repeats} need a model of whole words, but "
+            "this one writes pieces of words (tokenizer bpe); leave them out"
         )
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
@@ -41,4 +44,5 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         tuple(vocabulary.encode(options.forced_words)),
         tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
         tuple(vocabulary.whole_words(endings)),
+        tuple(vocabulary.whole_words(FUNCTION_WORDS if options.block_repeats else ())),
     )

@@ -251,6 +251,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "block_ngrams": {"block_ngrams": 3},
     "forced": {"forced_words": ("dog", "cat")},
     "banned": {"banned_words": ("man",)},
+    "repeats": {"block_repeats": True},
     "guard": {"guard_endings": True},
 }
 # Without pairs that set one option to two values.

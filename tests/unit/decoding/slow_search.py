@@ -46,12 +46,14 @@ def breaks_a_rule(sentence: Sentence, task: Task) -> bool:
     options, words = task.options, sentence.words
     finished = sentence.ended or len(words) == options.max_length
     size = options.block_ngrams
+    content = [word for word in words if word not in task.numbers.repeatable]
     phrases = [words[i : i + size] for i in range(len(words) - size + 1)] if size else []
     return (
         bool(set(words) & set(task.numbers.banned))
         or (sentence.ended and len(words) < options.min_length)
         or (finished and words[-1:] in [(word,) for word in task.numbers.bad_endings])
         or len(set(phrases)) < len(phrases)
+        or (options.block_repeats and len(set(content)) < len(content))
     )
 
 

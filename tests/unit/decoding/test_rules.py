@@ -34,6 +34,8 @@ RULES = {
     "one banned": ({"banned_words": ("w1",)}, {"banned": (1,)}),
     "two banned": ({"banned_words": ("w1", "w3")}, {"banned": (1, 3)}),
     "one ending": ({"guard_endings": True}, {"bad_endings": (2,)}),
+    "no repeats": ({"block_repeats": True}, {}),
+    "two may repeat": ({"block_repeats": True}, {"repeatable": (1, 2)}),
     "two endings": ({"guard_endings": True}, {"bad_endings": (1, 2)}),
 }
 PAIRS = [(one,) for one in RULES] + [
@@ -182,6 +184,12 @@ def test_words_get_the_numbers_of_the_vocabulary() -> None:
 def test_endings_are_guarded_only_where_it_is_asked_for() -> None:
     assert numbers_of(guard_endings=False).bad_endings == ()
     assert set(VOCABULARY.decode(numbers_of(guard_endings=True).bad_endings)) <= BAD_ENDINGS
+
+
+def test_function_words_may_repeat() -> None:
+    found = numbers_of(block_repeats=True)
+
+    assert VOCABULARY.decode(found.repeatable) == ["a", "the", "of", "n't"]
 
 
 def test_words_are_read_as_captions_are() -> None:
