@@ -140,7 +140,12 @@ def not_a_config(folder: Path, error: Exception) -> ModelError:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config and weights."""
+    """A short hash of a model folder's config and weights.
+
+    Raises:
+        ModelError: See `read_config`.
+    """
+    read_config(folder)  # checks that the files are there
     path = find_model(folder)
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):

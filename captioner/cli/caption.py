@@ -108,9 +108,9 @@ def main(argv: Sequence[str]) -> int:
     with _terminate_as_interrupt():
         if store is not None:
             failures += run.keep(store, [photo for photo, _ in named])
-        elif target is not None and (target.is_file() or not target.exists()):
+        elif target is not None and _can_resume(target, options):
             failures += run.write(target, named)
-        else:  # standard output, a pipe or a device
+        else:
             failed: list[Entry] = []
             with output(target) as file:
                 WRITERS[options.format](file, _succeeded(run.entries(named), failed, report=True))
@@ -158,6 +158,11 @@ def _is_complete(target: Path | None, options: Any) -> bool:
         and not journal_path(target).exists()
         and not options.force
     )
+
+
+def _can_resume(target: Path, options: Any) -> bool:
+    """Whether an interrupted run can be continued: not into a pipe or a device, nor from one."""
+    return "-" not in options.photos and (target.is_file() or not target.exists())
 
 
 class _Run:
@@ -243,9 +248,11 @@ class _Run:
             yield
         except BaseException:
             if journal.saved:
+                again = ", with the same names" if self.options.from_file == "-" else ""
                 warn(
                     f"{journal.saved} of {journal.total} photos are finished and kept in "
-                    f"{journal_path(target)}; to continue, run:\n  {self._command('--resume')}"
+                    f"{journal_path(target)}; to continue{again}, run:\n  "
+                    f"{self._command('--resume')}"
                 )
             raise
 

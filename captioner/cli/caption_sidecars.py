@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from captioner.cli.main import flag
 from captioner.cli.options import require_parent, warn
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
@@ -141,7 +142,7 @@ def choose_store(options: Any) -> Store | None:
     Raises:
         ConfigError: The options contradict each other.
     """
-    given = [n for n in ("--sidecar", "--embed", "--in-place") if options[_key(n)]]
+    given = [name for name in ("sidecar", "embed", "in_place") if options[name]]
     if not given:
         if options.skip_existing:
             raise ConfigError(
@@ -149,23 +150,18 @@ def choose_store(options: Any) -> Store | None:
                 "continue with an output file"
             )
         return None
-    for other in ("--output", "--resume", "--annotations"):
-        if options[_key(other)]:
-            given.append(other)
+    given += [name for name in ("output", "resume", "annotations") if options[name]]
     if len(given) > 1:
-        hint = "; use --skip-existing to continue" if "--resume" in given else ""
-        raise ConfigError(f"{given[0]} and {given[1]} cannot be combined; give one of them{hint}")
+        one, other = map(flag, given[:2])
+        hint = "; use --skip-existing to continue" if "resume" in given else ""
+        raise ConfigError(f"{one} and {other} cannot be combined; give one of them{hint}")
     if "-" in options.photos:
-        raise ConfigError(f"{given[0]} needs files; standard input (-) has no name")
+        raise ConfigError(f"{flag(given[0])} needs files; standard input (-) has no name")
     if options.skip_existing and options.force:
         raise ConfigError("--skip-existing and --force contradict each other; give one of them")
     if options.sidecar:
         return _TextSidecars() if options.sidecar == "txt" else _XmpSidecars()
     return _EmbeddedCopies(Path(options.embed)) if options.embed else _EmbeddedOriginals()
-
-
-def _key(name: str) -> str:
-    return name.removeprefix("--").replace("-", "_")
 
 
 def check_photos(

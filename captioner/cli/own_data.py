@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from captioner.cli.main import flag
 from captioner.cli.parser import Parser
 from captioner.cli.prepare_dataset import add_column_options
 from captioner.config import TrainConfig
@@ -80,14 +81,13 @@ def own_data(own: dict[str, Any]) -> OwnData | None:
         return OwnData(own["captions"], own["images"], columns, own["val"])
     given = ("images", "file_column", "caption_column")
     if stray := [name for name in given if own[name] is not None]:
-        flag = f"--{stray[0].replace('_', '-')}"
         also = "; for prepared captions, give --data.images" if stray[0] == "images" else ""
-        raise ConfigError(f"{flag} needs captions; give --data CAPTIONS{also}")
+        raise ConfigError(f"{flag(stray[0])} needs captions; give --data CAPTIONS{also}")
     return None
 
 
 def check_config_file(path: str) -> None:
-    """Say what a file is that is no config: captions, or a folder of photos.
+    """Report what a file that is not a config is: captions, or a folder of photos.
 
     Raises:
         ConfigError: It is not a config file.

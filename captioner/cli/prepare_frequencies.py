@@ -13,6 +13,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import ConfigError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
+from captioner.model_config import find_model
 
 
 @functools.cache
@@ -31,7 +32,7 @@ def parser() -> Parser:
         "--output",
         metavar="FILE|FOLDER",
         required=True,
-        help="output file, or model folder to add it to",
+        help="output file, or model or run folder to add it to",
     )
     new.add_argument("--force", action="store_true", help="overwrite the output file")
     return new
@@ -41,7 +42,7 @@ def run(options: Any) -> int:
     """Count n-grams and write them."""
     target = Path(options.output)
     if target.is_dir():
-        target /= FREQUENCIES
+        target = find_model(target) / FREQUENCIES
     elif options.output.endswith("/"):
         raise ConfigError(
             f"{options.output} does not exist; give an existing model folder, or a file name"

@@ -25,7 +25,7 @@ from captioner.cli.train_options import (
     read_train_config,
 )
 from captioner.config import TrainConfig
-from captioner.training.api import check_run_folder
+from captioner.training.api import check_run_folder, why_useless
 
 if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.build import Setup
@@ -140,25 +140,13 @@ def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process
 
 
 def _report(setup: Setup, folder: Path, progress: Progress) -> int:
-    """Print the best model and, if it produces nothing, why; return the exit code."""
-    from captioner.training.loop import NO_SCORE
+    """Print the best model and, if it is of no use, why; return the exit code."""
     from captioner.training.run import read_metrics
     from captioner.training.validation import describe_selection
 
-    config, epoch = setup.config.training, progress.best_epoch + 1
-    best = describe_selection(config.select, progress.best)
-    print(f"best {best} in epoch {epoch}: {folder / 'best'}")
-    row = next((row for row in read_metrics(folder) if row["epoch"] == epoch), {})
-    photos = min(len(setup.val), config.limit_val or len(setup.val))
-    if row.get("empty_captions") == 1:
-        problem = f"all captions of the {photos} validation photos are empty"
-    elif config.select != "loss" and progress.best < NO_SCORE:
-        problem = f"captions of the {photos} validation photos have nothing in common with theirs"
-    else:
-        return OK
-    advice = "train longer (--training.epochs), raise --training.lr or give --init-from"
-    if photos == 1 and config.select == "CIDEr":
-        problem = "the CIDEr of a single validation photo is always 0"
-        advice = "validate on more photos, or give --training.select loss"
-    print(f"captioner: the best model is of no use: {problem}; {advice}", file=sys.stderr)
-    return FAILED
+    best = describe_selection(setup.config.training.select, progress.best)
+    print(f"best {best} in epoch {progress.best_epoch + 1}: {folder / 'best'}")
+    if problem := why_useless(setup, progress, read_metrics(folder)):
+        print(f"captioner: {problem}", file=sys.stderr)
+        return FAILED
+    return OK

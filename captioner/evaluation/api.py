@@ -268,14 +268,12 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
     from captioner.data.coco import read_captions
     from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
     from captioner.files import FREQUENCIES
+    from captioner.model_config import find_model
 
     if given is None:
         return None
-    path = Path(given)
+    path = find_model(given)
     if path.is_dir():
-        from captioner.model_config import find_model
-
-        path = find_model(path)
         if not (path / FREQUENCIES).is_file():
             raise ConfigError(
                 f"{path} has no {FREQUENCIES}; give a captions file, or create it with: captioner "

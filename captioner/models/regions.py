@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -206,7 +207,7 @@ def gradient_offsets(
     """How far regions lie from where geometries place them, by the gradients of the encoder.
 
     Args:
-        encoder: See ``locate_regions``; with random weights.
+        encoder: See ``locate_regions``.
         image_size: See ``locate_regions``.
         *geometries: In pixels.
 
@@ -215,7 +216,7 @@ def gradient_offsets(
         pitch, interpolated at the middle of the input (see ``centred_by_gradients``).
     """
     middle = image_size / 2
-    measured = _middle_centroids(encoder, image_size, equalized=True)
+    measured = _middle_centroids(encoder, image_size)
     found = []
     for geometry in geometries:
         offsets = [
@@ -226,59 +227,53 @@ def gradient_offsets(
     return found
 
 
-@torch.no_grad()
-def _equalize(encoder: nn.Module, image_size: int) -> None:
-    """Scale the convolutions of an encoder with random weights to outputs of unit variance.
-
-    Activations of random weights grow or vanish from layer to layer, and the gradient with them:
-    ReLU6 then passes it at a few random positions only.
-    """
-
-    def rescale(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        del inputs
-        deviation = output.std().clamp(min=1e-6)
-        for parameter in module.parameters():
-            parameter.div_(deviation)
-        return output / deviation
-
-    convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
-    hooks = [module.register_forward_hook(rescale) for module in convolutions]
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(1, 3, image_size, image_size, generator=generator)
-    encoder(_like_parameters(encoder, images))
-    for hook in hooks:
-        hook.remove()
-
-
 _Centroids = tuple[list[int], list[float]]
 
 
-def _middle_centroids(
-    encoder: nn.Module, image_size: int, *, equalized: bool = False
-) -> tuple[_Centroids, _Centroids]:
+def _middle_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
     """Centroids of the input gradient's energy for the regions in the middle of the grid.
 
-    Positions are those of the kernels, whatever their weights. The measurement is therefore of two
-    copies: one with narrowed kernels, so that the edges of the maps cut less of the receptive
-    fields, and one that is its mirror image, so that weights that happen to be large cancel.
+    Positions are those of the kernels, whatever their weights. The measurement is therefore of a
+    copy with symmetric kernels and without activations: its gradients are symmetric about the
+    centre of a region, without the noise of weights and of the image.
 
     Returns:
         Rows with their y, and columns with their x, in pixels from the upper left corner.
     """
-    copies = [_narrowed(encoder), _narrowed(encoder, mirrored=True)]
-    for copied in copies if equalized else []:
-        _equalize(copied, image_size)
-    first, second = (_gradient_centroids(copied, image_size) for copied in copies)
-    rows, columns = (
-        (a[0], [(p + q) / 2 for p, q in zip(a[1], b[1], strict=True)])
-        for a, b in zip(first, second, strict=True)
-    )
-    return rows, columns
+    with _NoActivations():
+        return _gradient_centroids(_symmetric(encoder), image_size)
+
+
+class _NoActivations(TorchFunctionMode):
+    """Leaves out activations and layer norms; max pooling becomes average pooling."""
+
+    _LEFT_OUT = frozenset(
+        {
+            "relu", "relu_", "relu6", "hardtanh", "hardtanh_", "gelu", "silu", "silu_",
+            "hardswish", "hardswish_", "layer_norm",
+        }
+    )  # fmt: skip
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in self._LEFT_OUT and args:
+            return args[0]
+        if name == "max_pool2d" and given.get("dilation", 1) == 1:
+            same = ("kernel_size", "stride", "padding", "ceil_mode")
+            known = {key: value for key, value in given.items() if key in same}
+            return nn.functional.avg_pool2d(*args, **known)
+        return func(*args, **given)
 
 
 @torch.no_grad()
-def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
-    """A copy whose kernels of odd size have most of their energy at the centre."""
+def _symmetric(encoder: nn.Module) -> nn.Module:
+    """A copy with symmetric kernels; those of odd size have most of their energy at the centre.
+
+    So the edges of the maps cut less of the receptive fields.
+    """
     # eval: a copy of torchvision's feature extractor is in training mode, where norms mix positions
     copied = copy.deepcopy(encoder).eval().requires_grad_(False)
     for module in copied.modules():
@@ -286,20 +281,20 @@ def _narrowed(encoder: nn.Module, *, mirrored: bool = False) -> nn.Module:
             module.register_forward_hook(lambda *call: call[-1].detach())
         if isinstance(module, nn.Conv2d):
             weight, (height, width) = module.weight, module.kernel_size
+            rows = weight + weight.flip(2)
+            narrow = rows + rows.flip(3)
             if height % 2 and width % 2:
                 scale = torch.full_like(weight[0, 0], 0.1)
                 scale[height // 2, width // 2] = 1.0
-                narrow = weight * scale
-                weight.copy_(narrow * (weight.norm() / narrow.norm().clamp(min=1e-12)))
-            if mirrored:
-                weight.copy_(weight.flip(2, 3))
+                narrow *= scale
+            weight.copy_(narrow * (weight.norm() / narrow.norm().clamp(min=1e-12)))
     return copied
 
 
 def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids, _Centroids]:
     """``_middle_centroids`` of one encoder, for noise and a random projection of the features."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(4, 3, image_size, image_size, generator=generator)
+    images = torch.randn(1, 3, image_size, image_size, generator=generator)
     images = _like_parameters(encoder, images)
     points = torch.arange(image_size, dtype=torch.float64) + 0.5
     with torch.enable_grad():
@@ -307,10 +302,10 @@ def _gradient_centroids(encoder: nn.Module, image_size: int) -> tuple[_Centroids
         weights = torch.randn(features.shape[-1], generator=generator).to(features)
         centroids = []
         for y, x in zip(_middle_four(rows), _middle_four(columns), strict=True):
-            score = (features[:, y * columns + x] @ weights).sum()
+            score = features[0, y * columns + x] @ weights
             (gradient,) = torch.autograd.grad(score, images, retain_graph=True)
-            energy = gradient.double().cpu().square().sum(dim=1)
-            energy = (energy / energy.sum(dim=(1, 2), keepdim=True)).mean(dim=0)
+            energy = gradient[0].double().cpu().square().sum(dim=0)
+            energy = energy / energy.sum()
             centroids.append((energy.sum(dim=1) @ points, energy.sum(dim=0) @ points))
     return (
         (_middle_four(rows), [float(y) for y, _ in centroids]),

@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import logging
 import os
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError, OptionError
 from captioner.extras import require_extra
+from captioner.model_config import read_search
 from captioner.option_fields import OptionField, option_fields
+
+if TYPE_CHECKING:  # importing torch takes a second
+    from captioner.training.build import Setup
+    from captioner.training.run import Progress
 
 RUN_FILES = (
     "state.safetensors",
@@ -54,11 +61,11 @@ def train(
     progress: bool = True,
     **changes: Any,
 ) -> TrainingResult:
-    """Train a model.
+    """Train a model; a warning is logged if the best one is of no use.
 
     Args:
-        config: Settings: a YAML file, a dictionary of the same form, or a ``TrainConfig``; what is
-            left out has its default.
+        config: Settings: a YAML file, a dictionary of the same form, or a ``TrainConfig``. What is
+            left out has its default; search options, the values of the model of ``init_from``.
         resume: Continue from the checkpoint in the run folder, or start if there is none.
         force: Start over and replace the run in the run folder.
         progress: Show progress and validations on standard error.
@@ -70,7 +77,7 @@ def train(
             the state cannot be saved.
         KeyboardInterrupt: By Ctrl-C or a termination signal; ``resume`` continues.
     """
-    settings = read_config(config, **changes)
+    settings = build_config(config, **changes)
     folder = Path(settings.run_folder)
     require_extra("train")
     resume = check_run_folder(folder, resume=resume, force=force)
@@ -81,13 +88,43 @@ def train(
 
     with contextlib.nullcontext() if progress else _quiet():
         try:
-            found = start(prepare(settings), folder, resume=resume)
+            setup = prepare(settings)
+            found = start(setup, folder, resume=resume)
         except Interrupted:
             raise KeyboardInterrupt(
                 f"the state is saved in {folder}; continue with resume=True"
             ) from None
+    metrics = read_metrics(folder)
+    if problem := why_useless(setup, found, metrics):
+        logging.getLogger(__name__).warning("%s", problem)
     best = RunFolder(folder, settings).best
-    return TrainingResult(best, found.best, found.best_epoch + 1, read_metrics(folder))
+    return TrainingResult(best, found.best, found.best_epoch + 1, metrics)
+
+
+def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Why the best model of a finished run is of no use, and what to do; empty if it is of use.
+
+    Args:
+        setup: The run.
+        progress: Its end.
+        metrics: Its validations.
+    """
+    from captioner.training.loop import NO_SCORE
+
+    config, epoch = setup.config.training, progress.best_epoch + 1
+    row = next((row for row in metrics if row["epoch"] == epoch), {})
+    photos = min(len(setup.val), config.limit_val or len(setup.val))
+    if row.get("empty_captions") == 1:
+        problem = f"all captions of the {photos} validation photos are empty"
+    elif config.select != "loss" and progress.best < NO_SCORE:
+        problem = f"captions of the {photos} validation photos have nothing in common with theirs"
+    else:
+        return ""
+    advice = "raise training.epochs or training.lr, or give init_from"
+    if photos == 1 and config.select == "CIDEr":
+        problem = "the CIDEr of a single validation photo is always 0"
+        advice = "validate on more photos, or give training.select loss"
+    return f"the best model is of no use: {problem}; {advice}"
 
 
 def check_run_folder(folder: Path, *, resume: bool, force: bool) -> bool:
@@ -119,13 +156,16 @@ def _quiet() -> Iterator[None]:
 # --- settings ------------------------------------------------------------------------------------
 
 
-def read_config(
+def build_config(
     config: TrainConfig | Mapping[str, Any] | str | Path | None = None, **changes: Any
 ) -> TrainConfig:
     """Build a config from a file, a dictionary or another config, with some settings replaced.
 
+    Search options that are not given come from the model of ``init_from``, if there is one.
+
     Raises:
         ConfigError: The file cannot be read, or a setting is unknown or invalid.
+        ModelError: The model of ``init_from`` cannot be read.
     """
     if isinstance(config, str | Path):
         config = _read_yaml(Path(config))
@@ -134,10 +174,11 @@ def read_config(
             f"the training config is {config!r:.60}; give a YAML file, a dictionary or a "
             "TrainConfig"
         )
+    given = [_as_dict(config), changes]
+    init_from = ChainMap(changes, given[0]).get("init_from")
+    inherited = {"search": read_search(init_from)[0]} if init_from else {}
     try:
-        built: TrainConfig = _build(
-            TrainConfig, [_as_dict(TrainConfig()), _as_dict(config), changes]
-        )
+        built: TrainConfig = _build(TrainConfig, [_as_dict(TrainConfig()), inherited, *given])
     except OptionError as error:
         raise ConfigError(error.spelled(lambda name: f"search.{name}")) from error
     return built

@@ -74,7 +74,7 @@ def prepare(config: TrainConfig) -> Setup:
         stored = _new_model(config, vocabulary)
         config = _resolved(config, stored)
     else:
-        stored = _load_first_stage(config)
+        stored = _load_initial_model(config)
         words = _tokenize(train, stored.vocabulary)
         config = _resolved(config, stored)  # checked again with the model's decoder
         counts = Counter(word for captions in words for caption in captions for word in caption)
@@ -128,7 +128,7 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
     if config.init_from is None:
         encoder = _new_encoder(config.encoder)
         return encoder, _preprocessing(config.encoder, encoder)
-    stored = _load_first_stage(config)
+    stored = _load_initial_model(config)
     resolved = _resolved(config, stored)
     return stored.model.encoder, _inherited_preprocessing(stored, resolved)
 
@@ -165,8 +165,8 @@ def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
     return StoredModel(model, config.decoder, vocabulary)
 
 
-def _load_first_stage(config: TrainConfig) -> StoredModel:
-    """Load the model of ``init_from``; the config may only change image size and dropout."""
+def _load_initial_model(config: TrainConfig) -> StoredModel:
+    """Load the model of ``init_from``; the config may change its input and dropout only."""
     assert config.init_from is not None
     stored = load_model(config.init_from)
     if config.encoder.name not in (None, stored.model.encoder.name):

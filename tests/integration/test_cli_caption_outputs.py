@@ -244,6 +244,27 @@ def test_an_interruption_before_the_first_batch_leaves_nothing(
     assert [p.name for p in tmp_path.iterdir()] == ["many"]
 
 
+def test_a_run_that_reads_standard_input_is_not_resumed(
+    photos, tmp_path, monkeypatch, caption
+) -> None:
+    # Nothing is kept: --resume could not read the photo again.
+    image = io.BytesIO((photos / "1.png").read_bytes())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=image))
+    monkeypatch.setattr(Journal, "add", lambda *_: pytest.fail("a journal was written"))
+
+    assert caption("-", photos / "2.png", "-o", tmp_path / "x.csv") == (OK, "", "")
+    assert (tmp_path / "x.csv").read_text().count("\n") == 3
+
+
+def test_a_missing_member_of_an_ensemble_is_named(tiny, tmp_path, caption) -> None:
+    arguments = (tiny.photos, "-o", tmp_path / "x.csv", "--model", tmp_path / "none")
+
+    code, _, err = caption(*arguments)
+
+    assert code == FAILED
+    assert f"the model folder {tmp_path / 'none'} does not exist" in err
+
+
 @pytest.fixture
 def interrupted(photos, tmp_path, monkeypatch, caption) -> Path:
     """The output file of a run that was interrupted after 8 photos."""

@@ -277,10 +277,13 @@ def with_frequencies(tiny: SimpleNamespace, folder: Path, data: bytes) -> Path:
 
 def test_all_sources_of_frequencies_are_equal(tiny, scored, counted, tmp_path) -> None:
     model = with_frequencies(tiny, tmp_path / "model", counted.read_bytes())
+    run_folder = tmp_path / "run"
+    shutil.copytree(tiny.model, run_folder / "best")
+    assert run("prepare", "frequencies", tiny.captions, "-o", run_folder) == OK
 
     reports = [
         reported(tmp_path, *scored, "--frequencies", source)
-        for source in (counted, tiny.captions, model, model / FREQUENCIES)
+        for source in (counted, tiny.captions, model, model / FREQUENCIES, run_folder)
     ]
 
     plain = reported(tmp_path, *scored)

@@ -59,7 +59,7 @@ def test_a_run_whose_best_model_captions_nothing_fails(
     assert out == f"best CIDEr 0.0 in epoch 2: {tmp_path / 'run' / 'best'}\n"
     assert err.splitlines()[-1] == (
         "captioner: the best model is of no use: all captions of the 4 validation photos are "
-        "empty; train longer (--training.epochs), raise --training.lr or give --init-from"
+        "empty; raise training.epochs or training.lr, or give init_from"
     )
     assert train("--training.lr", "0", "--training.select", "loss", "--force") == FAILED
     assert "are empty" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from captioner.cli.main import OK, main
 from captioner.config import TrainConfig
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.report import as_json
-from captioner.training.api import read_config
+from captioner.model_config import read_search
+from captioner.training.api import build_config
 
 # --- evaluate ------------------------------------------------------------------------------------
 
@@ -140,11 +142,36 @@ def test_train_config_from_a_file_a_dictionary_or_a_config(tmp_path) -> None:
     expected.training.lr, expected.training.epochs, expected.data.images = 1e-3, 2, ["photos"]
 
     changes: dict[str, Any] = {"run_folder": Path("runs/mine"), "training": {"epochs": 2}}
-    for config in (tmp_path / "train.yaml", settings, read_config(settings)):
-        assert read_config(config, **changes) == expected
-    assert read_config(None) == TrainConfig()
-    assert read_config(data={"images": Path("photos")}).data.images == ["photos"]
-    assert read_config(search={"max_length": 9}).search.beam_size == TrainConfig().search.beam_size
+    for config in (tmp_path / "train.yaml", settings, build_config(settings)):
+        assert build_config(config, **changes) == expected
+    assert build_config(None) == TrainConfig()
+    assert build_config(data={"images": Path("photos")}).data.images == ["photos"]
+    assert build_config(search={"max_length": 9}).search.beam_size == TrainConfig().search.beam_size
+
+
+def test_search_options_come_from_the_initial_model(tiny, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.model, model)
+    stored = json.loads((model / "config.json").read_text())
+    stored["search"] |= {"beam_size": 5, "max_length": 9}
+    (model / "config.json").write_text(json.dumps(stored))
+    held, _ = read_search(model)
+    config = {"init_from": str(model), "search": {"max_length": 7}}
+
+    assert build_config(init_from=model).search == held
+    assert build_config(config).search == held.changed(max_length=7)
+    assert build_config(config, search={"beam_size": 2}).search.beam_size == 2
+    assert build_config(config, init_from=None).search.beam_size == TrainConfig().search.beam_size
+
+
+@pytest.mark.slow
+def test_train_warns_of_a_useless_model(training_settings, tmp_path, caplog) -> None:
+    settings = training_settings | {"training": SHORT | {"lr": 0.0}}
+
+    result = captioner.train(settings, run_folder=tmp_path / "run", progress=False)
+
+    assert result.score == 0
+    assert "the best model is of no use: " in caplog.text
 
 
 @pytest.mark.parametrize(
