@@ -74,7 +74,8 @@ def test_a_package_adds_a_scorer_and_an_encoder(
     monkeypatch.chdir(tmp_path)
     settings = training_settings | {
         "run_folder": "run",
-        "training": {"epochs": 1, "sample_images": 0, "trackers": []},
+        "training": {"epochs": 1, "select": "loss", "sample_images": 0, "trackers": []},
+        "search": {"beam_size": 2, "min_length": 2, "max_length": 6},  # no empty captions
     }
     Path("train.yaml").write_text(yaml.safe_dump(settings))
     photo = str(tiny.photos / "1.png")
