@@ -42,13 +42,13 @@ class OwnData(NamedTuple):
 
 def add_own_data_options(parser: Parser) -> None:
     """``--data`` (``--captions`` for the parser), ``--images`` and how to read them."""
-    captions = parser.add_argument(
+    captions: Any = parser.add_argument(
         "--captions",
         metavar="FILE",
         help="your captions, to prepare and train on: a CSV or JSON Lines file with the columns "
         "file and caption, or another source of captioner prepare dataset",
     )
-    captions.option_strings = ["--data"]  # as it is documented: in help, errors and suggestions
+    captions.shown_as = ["--data"]  # as it is documented, in help and suggestions
     parser.add_argument(
         "--images",
         metavar="FOLDER",

@@ -322,8 +322,9 @@ def _value_name(action: Any) -> str:
 
 
 def _flags_of(action: Any) -> list[str]:
-    """An option's names as help shows them."""
-    return [name.replace("_", "-") for name in action.option_strings if not name.endswith("+")]
+    """An option's names as help shows them; ``shown_as`` replaces those that are parsed."""
+    names = getattr(action, "shown_as", action.option_strings)
+    return [name.replace("_", "-") for name in names if not name.endswith("+")]
 
 
 def _loads_section(action: Any) -> bool:

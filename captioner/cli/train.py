@@ -157,8 +157,9 @@ def _report(setup: Setup, folder: Path, progress: Progress) -> int:
     else:
         return OK
     advice = "train longer (--training.epochs), raise --training.lr or give --init-from"
+    problem = f"the best model is of no use: {problem}"
     if photos == 1 and config.select == "CIDEr":
-        problem = "the CIDEr of a single validation photo is always 0"
-        advice = "validate on more photos, or give --training.select loss"
-    print(f"captioner: the best model is of no use: {problem}; {advice}", file=sys.stderr)
+        problem = "no model could be selected: the CIDEr of a single validation photo is always 0"
+        advice = "validate on more photos (--val), or give --training.select loss"
+    print(f"captioner: {problem}; {advice}", file=sys.stderr)
     return FAILED
