@@ -122,7 +122,7 @@ def _without_existing(jobs: Sequence[tuple[Path, Path]], options: Any) -> list[t
         )
     new = [(photo, path) for photo, path in jobs if not path.is_file()]
     if count := len(jobs) - len(new):
-        warn(f"{count} of {len(jobs)} photos: the output exists; skipped")
+        warn(f"{count} of {len(jobs)} photos already have a picture; skipped")
     return new
 
 

@@ -42,21 +42,25 @@ class OwnData(NamedTuple):
 
 
 def add_own_data_options(parser: Parser) -> None:
-    """``--captions`` (also spelled ``--data``), ``--images`` and how to read them."""
-    parser.add_argument(
+    """``--data`` (``--captions`` for the parser), ``--images`` and how to read them."""
+    captions: Any = parser.add_argument(
         "--captions",
+        metavar="FILE",
         help="your captions, to prepare and train on: a CSV or JSON Lines file with the columns "
-        "file and caption, or another source of captioner prepare dataset. Also spelled --data",
+        "file and caption, or another source of captioner prepare dataset",
     )
+    captions.shown_as = ["--data"]  # as it is documented, in help and suggestions
     parser.add_argument(
-        "--images", help="folder with the photos of --captions (default: the folder it is in)"
+        "--images",
+        metavar="FOLDER",
+        help="folder with the photos of --data (default: the folder that the captions are in)",
     )
     add_column_options(parser)
     parser.add_argument(
         "--val",
         type=float,
         default=VALIDATION,
-        help="fraction of the photos of --captions for validation, if it has no splits",
+        help="fraction of the photos of --data for validation, if it has no splits",
     )
 
 
@@ -87,21 +91,22 @@ def own_data(own: dict[str, Any]) -> OwnData | None:
 
 
 def check_config_file(path: str) -> None:
-    """Report what a file that is not a config is: captions, or a folder of photos.
+    """Report what a file that is not a config is: missing, captions, or a folder of photos.
 
     Raises:
         ConfigError: It is not a config file.
     """
     file = Path(path)
     if not file.exists():
-        return
+        raise ConfigError(f"{path} does not exist; give a YAML config file")
     try:
         detect_layout(find_source(file))
     except DataError as error:
         if file.is_dir():
             raise ConfigError(
                 f"{path} is a folder, not a config file; to train on its photos, give their "
-                f"captions too: captioner train --data captions.csv --images {path}"
+                f"captions too: captioner train --data captions.csv --images {path} "
+                "--init-from shipped"
             ) from error
         if ": not UTF-8" in str(error):
             raise ConfigError(f"{path} is not a text file; give a YAML config file") from error
@@ -109,7 +114,7 @@ def check_config_file(path: str) -> None:
     images = "" if file.is_dir() else " --images FOLDER"
     raise ConfigError(
         f"{path} holds captions, not settings; train on it with: captioner train --data {path}"
-        f"{images} (or convert it with captioner prepare dataset)"
+        f"{images} --init-from shipped (or convert it with captioner prepare dataset)"
     )
 
 

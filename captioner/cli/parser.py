@@ -200,17 +200,28 @@ def similar_names(typed: str, names: Iterable[str]) -> list[str]:
     """At most three of the names that the user probably meant, the most similar first.
 
     A name may lack its section (``--epochs`` for ``--training.epochs``), its end (``--beam`` for
-    ``--beam-size``), or be misspelled.
+    ``--beam-size``), be another program's or command's (``--num-beams``), or be misspelled.
     """
     rated = sorted(((_similarity(typed, name), name) for name in names), key=lambda one: -one[0])
     best = rated[0][0] if rated else 0.0
     return [name for rate, name in rated if rate >= max(0.65, best - 0.05)][:3]
 
 
+_SYNONYMS = {
+    "batch": "batch-size",
+    "learning-rate": "lr",
+    "num-beams": "beam-size",
+    "num-epochs": "epochs",
+    "overwrite": "force",
+    "resume": "skip-existing",
+}
+"""Names of options elsewhere, and what they are called here."""
+
+
 def _similarity(typed: str, name: str) -> float:
     typed, name = (text.lstrip("-").replace("_", "-").lower() for text in (typed, name))
     last_typed, last = typed.rpartition(".")[2], name.rpartition(".")[2]
-    if last_typed == last:
+    if last in (last_typed, _SYNONYMS.get(last_typed)):
         return 1.0
     if last.startswith(f"{last_typed}-") and len(last_typed) > 2:
         return 0.9
@@ -311,8 +322,9 @@ def _value_name(action: Any) -> str:
 
 
 def _flags_of(action: Any) -> list[str]:
-    """An option's names as help shows them."""
-    return [name.replace("_", "-") for name in action.option_strings if not name.endswith("+")]
+    """An option's names as help shows them; ``shown_as`` replaces those that are parsed."""
+    names = getattr(action, "shown_as", action.option_strings)
+    return [name.replace("_", "-") for name in names if not name.endswith("+")]
 
 
 def _loads_section(action: Any) -> bool:

@@ -104,6 +104,7 @@ def find_photos(options: Any) -> Photos:
     photos = Photos()
     for argument in given:
         try:
+            _check_no_list(argument)
             _add(photos, _expand(argument), options.recursive)
         except DataError as error:  # e.g. an empty folder: continue with the others
             photos.problems += 1
@@ -138,6 +139,18 @@ def _check_exists(name: str) -> None:
 
     if not Path(name).exists():
         open_image(name)
+
+
+def _check_no_list(argument: str) -> None:
+    """Refuse a list of photos that was given as a photo."""
+    path = Path(argument)
+    if path.suffix.lower() not in (".txt", ".lst") or not path.is_file():
+        return
+    try:
+        path.read_text("utf-8")
+    except (OSError, ValueError):  # unreadable, or a photo with a wrong extension
+        return
+    raise DataError(f"{path}: text, not a photo; if it lists photos, give --from-file {path}")
 
 
 def _expand(argument: str) -> list[str]:

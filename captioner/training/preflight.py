@@ -33,8 +33,8 @@ def _schedule(setup: Setup, total_steps: int) -> Iterator[str]:
     warmup = warmup_steps(config, total_steps)
     if warmup < config.warmup_steps:
         yield (
-            f"training.warmup_steps is {config.warmup_steps}, but the run has only {total_steps} "
-            f"steps; the warm-up is shortened to {warmup}, a fifth of them"
+            f"training.warmup_steps is {config.warmup_steps}, but it is at most a fifth of the run "
+            f"({total_steps} steps in total); {warmup} will be used"
         )
     if photos < config.batch_size:
         yield (

@@ -205,6 +205,18 @@ def test_wrong_names_in_a_list_are_named_with_their_line(here, caption, capsys):
     )
 
 
+def test_a_list_given_as_a_photo_is_refused_with_the_option(here, caption, capsys) -> None:
+    Path("list.txt").write_text("holiday/1.png\n")
+    shutil.copy("holiday/1.png", "photo.txt")
+
+    assert caption("list.txt", "photo.txt") == FAILED
+
+    expected = (
+        "captioner: list.txt: text, not a photo; if it lists photos, give --from-file list.txt"
+    )
+    assert captioned(capsys) == (["photo.txt"], [expected])
+
+
 @pytest.mark.parametrize("command", ["caption", "attend"])
 @pytest.mark.parametrize(
     ("given", "words"),
@@ -329,7 +341,7 @@ def test_an_interrupted_run_is_continued(here, attend, monkeypatch, capsys):
     assert attend("holiday", "-o", "out", "--skip-existing") == OK
     assert captioned(capsys) == (
         ["holiday/3.png", "holiday/4.png"],
-        ["captioner: 2 of 4 photos: the output exists; skipped"],
+        ["captioner: 2 of 4 photos already have a picture; skipped"],
     )
     whole, out = here / "whole", here / "out"
     assert pictures(out) == pictures(whole)
@@ -337,7 +349,7 @@ def test_an_interrupted_run_is_continued(here, attend, monkeypatch, capsys):
 
     monkeypatch.setattr("captioner.api.load", None)  # nothing to do: no model is loaded
     assert attend("holiday", "-o", "out", "--skip-existing") == OK
-    assert captioned(capsys) == ([], ["captioner: 4 of 4 photos: the output exists; skipped"])
+    assert captioned(capsys) == ([], ["captioner: 4 of 4 photos already have a picture; skipped"])
 
 
 @pytest.mark.parametrize(

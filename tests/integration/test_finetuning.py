@@ -106,8 +106,17 @@ def test_given_options_win_over_those_of_the_model(own) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["captions.csv"], "captions.csv holds captions, not settings; .* --data captions.csv"),
-        (["photos"], "photos is a folder, .* captioner train --data captions.csv --images photos"),
+        (
+            ["captions.csv"],
+            "captions.csv holds captions, not settings; train on it with: captioner train --data "
+            "captions.csv --images FOLDER --init-from shipped",
+        ),
+        (
+            ["photos"],
+            "photos is a folder, .* captioner train --data captions.csv --images photos "
+            "--init-from shipped",
+        ),
+        (["mine.yml"], "^captioner: mine.yml does not exist; give a YAML config file$"),
         (["photos/1.jpg"], "photos/1.jpg is not a text file; give a YAML"),
         (["--data", "photos"], "photos is a folder without captions .* CSV file"),
         (["--data", "none.csv"], "none.csv does not exist; give the file with the captions"),

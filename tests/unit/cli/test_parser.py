@@ -107,6 +107,10 @@ def test_negative_numbers_are_values() -> None:
         ("train", "--max-length", "--self-critical.max-length or --search.max-length?"),
         ("train", "--dryrun", "Did you mean --dry-run?"),
         ("caption", "--beam", "Did you mean --beam-size or --beam-groups?"),
+        ("caption", "--num-beams", "Did you mean --beam-size?"),
+        ("caption", "--overwrite", "Did you mean --force?"),
+        ("train", "--learning_rate", "Did you mean --training.lr?"),
+        ("attend", "--resume", "Did you mean --skip-existing?"),
         ("caption", "--recursiv", "Did you mean --recursive?"),
         ("caption", "--guard-ending", "Did you mean --guard-endings?"),
         ("attend", "--colourmap", "Did you mean --colormap?"),
@@ -255,7 +259,8 @@ def test_help_shows_options_as_they_are_typed(command, capsys) -> None:
     for option in re.findall(r"--[\w.-]+", text):
         assert "_" not in option, option
     for option in PARSERS[command]().visible():
-        assert f"--{option.replace('_', '-')}" in text, option
+        shown = "data" if option == "captions" else option  # `--data` is parsed as --captions
+        assert f"--{shown.replace('_', '-')}" in text, option
 
 
 @pytest.mark.parametrize("command", ["train", "prepare features", "prepare shards"])
@@ -296,6 +301,16 @@ def test_the_settings_of_a_config_and_its_options_are_printed(tmp_path, capsys) 
 
     assert yaml.safe_load(printed)["training"]["epochs"] == 3
     assert yaml.safe_load(printed)["training"]["lr"] == 1.0
+
+
+def test_own_captions_are_spelled_as_documented(capsys) -> None:
+    text = help_of(train.parser(), "--help", capsys=capsys)
+
+    assert "--data FILE" in text
+    assert "--captions" not in text
+    assert refused(train.parser(), "--dat", "a.csv").startswith(
+        "Unknown option --dat. Did you mean --data"
+    )
 
 
 def test_help_of_an_unknown_section_lists_them() -> None:

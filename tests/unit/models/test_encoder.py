@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -413,6 +414,22 @@ def test_a_failed_download_is_an_error_of_one_line(name, library, monkeypatch) -
     with pytest.raises(ModelError, match=r"no route to host.*\.safetensors or \.pth") as caught:
         build_encoder(name, "default")
     assert "\n" not in str(caught.value)
+
+
+def test_a_download_without_a_network_logs_nothing_else(monkeypatch, caplog) -> None:
+    hub = logging.getLogger("huggingface_hub.utils._http")
+
+    def no_network(*args: object, **kwargs: object) -> None:
+        hub.warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("Name or service not known. ")
+
+    monkeypatch.setattr(timm, "create_model", no_network)
+    level = logging.getLogger("huggingface_hub").level
+
+    with pytest.raises(ModelError, match=r"\(Name or service not known\); .*--init-from shipped"):
+        build_encoder(TINY, "default")
+    assert caplog.messages == []
+    assert logging.getLogger("huggingface_hub").level == level
 
 
 # --- the packages that carry ImageNet weights ----------------------------------------------------

@@ -39,8 +39,8 @@ def test_the_warm_up_is_at_most_a_fifth_of_the_run(setup: Setup):
     assert warmup_steps(TrainingConfig(warmup_steps=50), 4) == 0
     [warning] = warnings_of(setup, 40, warmup_steps=50)
     assert warning == (
-        "training.warmup_steps is 50, but the run has only 40 steps; the warm-up is shortened to "
-        "8, a fifth of them"
+        "training.warmup_steps is 50, but it is at most a fifth of the "
+        "run (40 steps in total); 8 will be used"
     )
 
 
