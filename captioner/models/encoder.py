@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -136,9 +136,9 @@ class Encoder(nn.Module):
             raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
         fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
         self.sized = bool(fixed)
-        size = {"img_size": self.image_size} if fixed and self.image_size else {}
+        size: dict[str, Any] = {"img_size": self.image_size} if fixed and self.image_size else {}
 
-        def create(**options: object) -> nn.Module:
+        def create(**options: Any) -> nn.Module:
             model: nn.Module = timm.create_model(
                 name, pretrained=pretrained, num_classes=0, **size, **options
             )
@@ -199,22 +199,22 @@ class Encoder(nn.Module):
         )
         return cast(nn.Module, cut)
 
-    def _torchvision_transformer(self, model: nn.Module) -> nn.Module:
-        from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+    def _torchvision_transformer(self, model: Any) -> nn.Module:
+        from torchvision.models.vision_transformer import interpolate_embeddings
 
-        assert isinstance(model, VisionTransformer)
+        backbone: nn.Module = model
         self.sized = True
-        model.heads = nn.Identity()  # type: ignore[assignment]
+        model.heads = nn.Sequential()
         size, patch = self.image_size or model.image_size, model.patch_size
         if size == model.image_size:
-            return model
+            return backbone
         with self._size_errors():
             if size % patch:
                 raise ValueError(f"not a multiple of its patches of {patch} pixels")
             state = interpolate_embeddings(size, patch, model.state_dict())
         model.encoder.pos_embedding = nn.Parameter(state["encoder.pos_embedding"])
         model.image_size, model.seq_length = size, (size // patch) ** 2 + 1
-        return model
+        return backbone
 
     @contextmanager
     def _size_errors(self, image_size: int | None = None) -> Iterator[None]:
@@ -335,13 +335,12 @@ class Encoder(nn.Module):
         if isinstance(self.backbone, EfficientNetLite):
             self.backbone.fold_norms()
 
-    def _as_grid(self, features: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def _as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-            shapes = [tuple(f.shape[1:]) for f in features] if isinstance(features, list) else ""
+            kind = f"{len(features)} outputs" if isinstance(features, list) else "another output"
             raise ConfigError(
-                f"encoder {self.name} returns {f'features of shapes {shapes}' if shapes else 'no'}"
-                f"{',' if shapes else ''} not one feature grid; use another encoder, such as "
-                "timm/vit_tiny_patch16_224"
+                f"encoder {self.name} returns {kind}, not one feature grid; use another encoder, "
+                "such as timm/vit_tiny_patch16_224"
             )
         if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)
             features = features[:, getattr(self.backbone, "num_prefix_tokens", 0) :]
