@@ -18,6 +18,7 @@ import importlib.util
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -583,7 +584,9 @@ def _resampled(backbone: nn.Module, state: dict[str, Tensor]) -> dict[str, Tenso
         if isinstance(backbone, VisionTransformer):
             found = interpolate_embeddings(backbone.image_size, backbone.patch_size, dict(state))
         elif convert is not None:
-            found = convert(dict(state), backbone)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # numerical ones of timm's interpolation
+                found = convert(dict(state), backbone)
         else:
             return state
     except Exception:  # of another architecture: reported by its names and shapes
