@@ -156,7 +156,11 @@ def load_model(folder: str | Path) -> StoredModel:
         model = _without_weights(
             encoder,
             lambda: CaptionModel(
-                Encoder(encoder), decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+                Encoder(encoder, image_size=preprocessing.image_size),
+                decoder,
+                preprocessing,
+                len(vocabulary),
+                len(vocabulary.styles),
             ),
         )
         if "geometry" in config["encoder"]:  # folders of version 0.1 lack it: it is computed
@@ -217,6 +221,10 @@ def _load_weights(model: CaptionModel, path: Path) -> None:
             f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
         ) from error
     own = model.state_dict()
+    prefix = "encoder.backbone."
+    held = {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
+    # Version 0.1 stored position embeddings at the size of timm's weights.
+    tensors.update({prefix + name: v for name, v in model.encoder.resampled(held).items()})
     wrong = sorted(own.keys() ^ tensors.keys()) or [
         name for name in own if own[name].shape != tensors[name].shape
     ]

@@ -37,7 +37,7 @@ def main() -> None:
     for given in parser.parse_args().encoders:
         name, _, size = given.rpartition(":")
         torch.manual_seed(0)
-        encoder, pixels = Encoder(name), int(size)
+        encoder, pixels = Encoder(name, image_size=int(size)), int(size)
         grid = encoder.measure(pixels)[1]
         found = locate_regions(encoder, pixels)
         even = Geometry.even(grid, right=pixels, bottom=pixels)

@@ -1,8 +1,12 @@
-"""The CNN encoder: a photo to a grid of features.
+"""The encoder, a CNN or vision transformer: a photo to a grid of features.
 
 It is a torchvision classification model cut before its global pooling, a timm model (``timm/NAME``;
 EfficientNet-Lite is implemented here), or a registered encoder. The grid is the backbone's own,
-without further pooling.
+without further pooling; of a transformer, the tokens of the patches after its final norm, without
+class, distillation and register tokens.
+
+The position embeddings of transformers belong to one image size. An encoder is therefore built for
+its image size, and weights that belong to another size are resampled once, when they are loaded.
 
 Shapes: (B, 3, H, W) -> (B, L, D), L = Gh * Gw, row-major: region = row * Gw + column.
 """
@@ -14,10 +18,12 @@ import importlib.util
 import logging
 import math
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,18 +83,24 @@ def _is_torchvision(name: str) -> bool:
 class Encoder(nn.Module):
     """A backbone without its pooling; always in eval mode, so that batch norm never drifts."""
 
-    def __init__(self, name: str, pretrained: bool = False) -> None:
+    def __init__(self, name: str, pretrained: bool = False, image_size: int | None = None) -> None:
         """Build the backbone.
 
         Args:
             name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
             pretrained: Load the library's weights (downloaded on first use).
+            image_size: Height and width of the photos (pixels), for transformers whose position
+                embeddings depend on it; None: the size that the model was trained with.
 
         Raises:
-            ConfigError: The name is unknown, or the model has no feature grid.
+            ConfigError: The name is unknown, the model has no feature grid, or it does not support
+                the image size.
         """
         super().__init__()
         self.name = name
+        self.image_size = image_size
+        self.sized = False
+        """Whether the network belongs to one image size, such as by its position embeddings."""
         self.mean: Triple = IMAGENET_MEAN
         self.std: Triple = IMAGENET_STD
         self.backbone: nn.Module
@@ -124,12 +136,29 @@ class Encoder(nn.Module):
             close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), 5)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
-        with _download_errors(name, pretrained):
-            model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
+        fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
+        self.sized = bool(fixed)
+        size: dict[str, Any] = {"img_size": self.image_size} if fixed and self.image_size else {}
+
+        def create(**options: Any) -> nn.Module:
+            model: nn.Module = timm.create_model(
+                name, pretrained=pretrained, num_classes=0, **size, **options
+            )
+            return model
+
+        with self._size_errors(), _download_errors(name, pretrained):
+            try:
+                model = create(global_pool="")
+            except AssertionError:  # its pooling cannot be left out; it is not run
+                model = create()
+            if pretrained and hasattr(model, "fc_norm"):
+                # Without pooling, the norm has another name, and timm drops its weights.
+                _fill(model, create().state_dict(), name)
         trained = resolve_data_config({}, model=model)
         self.mean, self.std = tuple(trained["mean"]), tuple(trained["std"])
-        if hasattr(model, "head"):  # after the grid: a classifier's norm, never run
-            model.head = nn.Identity()
+        for head in ("head", "head_dist"):  # after the grid: a classifier's norm, never run
+            if hasattr(model, head):
+                setattr(model, head, nn.Identity())
         return model
 
     def _registered(self, name: str, pretrained: bool) -> nn.Module:
@@ -164,11 +193,67 @@ class Encoder(nn.Module):
         if inception:  # transform_input, set for weights only, converts from ImageNet's mean
             model.transform_input = False
             self.mean = self.std = (0.5, 0.5, 0.5)
+        if isinstance(model, models.VisionTransformer):
+            return self._torchvision_transformer(model)
         node = _last_grid_node(model, name)
         cut = create_feature_extractor(
             model, return_nodes={node: "features"}, suppress_diff_warning=True
         )
         return cast(nn.Module, cut)
+
+    def _torchvision_transformer(self, model: Any) -> nn.Module:
+        from torchvision.models.vision_transformer import interpolate_embeddings
+
+        backbone: nn.Module = model
+        self.sized = True
+        model.heads = nn.Sequential()
+        size, patch = self.image_size or model.image_size, model.patch_size
+        if size == model.image_size:
+            return backbone
+        with self._size_errors():
+            if size % patch:
+                raise ValueError(f"not a multiple of its patches of {patch} pixels")
+            state = interpolate_embeddings(size, patch, model.state_dict())
+        model.encoder.pos_embedding = nn.Parameter(state["encoder.pos_embedding"])
+        model.image_size, model.seq_length = size, (size // patch) ** 2 + 1
+        return backbone
+
+    @contextmanager
+    def _size_errors(self, image_size: int | None = None) -> Iterator[None]:
+        """Raise ConfigError if the backbone rejects an image size, by default its own."""
+        size = image_size or self.image_size
+        try:
+            yield
+        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+            if size is None:
+                raise
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"encoder {self.name} does not support {size} x {size} pixels: {first}"
+            ) from error
+
+    def at_size(self, image_size: int) -> Encoder:
+        """This encoder for photos of another size, its position embeddings resampled.
+
+        Args:
+            image_size: Height and width of the photos (pixels).
+
+        Returns:
+            A new encoder, or this one if its weights do not depend on the size.
+
+        Raises:
+            ConfigError: The encoder does not support this size.
+        """
+        if image_size == self.image_size or not self.sized:
+            return self
+        resized = Encoder(self.name, image_size=image_size)
+        resized.mean, resized.std = self.mean, self.std
+        _fill(resized.backbone, self.backbone.state_dict(), self.name)
+        return resized
+
+    def resampled(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The backbone's tensors, with position embeddings of another image size resampled."""
+        return _resampled(self.backbone, state)
 
     def train(self, mode: bool = True) -> Encoder:
         """Stay in eval mode: batch norm always uses its running averages."""
@@ -189,6 +274,8 @@ class Encoder(nn.Module):
             return self._as_grid(self.backbone(images))
         if self.name.startswith("timm/"):
             return self._as_grid(self.backbone.forward_features(images))  # type: ignore[operator]
+        if self.sized:  # torchvision's vision transformers
+            return self._as_grid(_torchvision_tokens(self.backbone, images))
         features = self.backbone(images)
         return self._as_grid(features["features"] if isinstance(features, dict) else features)
 
@@ -250,17 +337,22 @@ class Encoder(nn.Module):
         if isinstance(self.backbone, EfficientNetLite):
             self.backbone.fold_norms()
 
-    def _as_grid(self, features: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def _as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
+        if not isinstance(features, Tensor) or features.ndim not in (3, 4):
+            kind = f"{len(features)} outputs" if isinstance(features, list) else "another output"
+            raise ConfigError(
+                f"encoder {self.name} returns {kind}, not one feature grid; use another encoder, "
+                "such as timm/vit_tiny_patch16_224"
+            )
         if features.ndim == 3:  # a transformer's tokens: (B, prefix + L, D)
             features = features[:, getattr(self.backbone, "num_prefix_tokens", 0) :]
-            side = round(features.shape[1] ** 0.5)
-            grid = (side, features.shape[1] // side)
-            if grid[0] * grid[1] != features.shape[1]:
+            side = math.isqrt(features.shape[1])
+            if side**2 != features.shape[1]:
                 raise ConfigError(
                     f"encoder {self.name} returns {features.shape[1]} tokens, which do not form a "
-                    "grid; use another encoder"
+                    "square grid; use another encoder, such as timm/vit_tiny_patch16_224"
                 )
-            return features, grid
+            return features, (side, side)
         if getattr(self.backbone, "output_fmt", "NCHW") == "NHWC":
             return features.flatten(1, 2), (features.shape[1], features.shape[2])
         return features.flatten(2).transpose(1, 2), (features.shape[2], features.shape[3])
@@ -274,13 +366,8 @@ class Encoder(nn.Module):
         if stage is None and isinstance(self.backbone, EfficientNetLite):
             return self.backbone.output_size(image_size)  # running it takes longer than loading
         photo = torch.zeros(1, 3, image_size, image_size, device=next(self.parameters()).device)
-        try:
+        with self._size_errors(image_size):
             features, grid = self(photo) if stage is None else self.run_until(photo, stage)
-        except (RuntimeError, AssertionError) as error:
-            first = str(error).splitlines()[0]
-            raise ConfigError(
-                f"encoder {self.name} does not support {image_size} x {image_size} pixels: {first}"
-            ) from error
         return features.shape[-1], grid
 
     def stages(self) -> list[str]:
@@ -344,6 +431,14 @@ class Encoder(nn.Module):
                 before = module
 
 
+def _torchvision_tokens(model: nn.Module, images: Tensor) -> Tensor:
+    """The patches of a torchvision vision transformer after its final norm, (B, L, D)."""
+    patches = model._process_input(images)  # type: ignore[operator]
+    prefix = cast(Tensor, model.class_token).expand(len(images), -1, -1)
+    tokens: Tensor = model.encoder(torch.cat([prefix, patches], dim=1))  # type: ignore[operator]
+    return tokens[:, prefix.shape[1] :]
+
+
 def _is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
 
@@ -357,7 +452,7 @@ def _download_errors(name: str, pretrained: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not pretrained:
+        if not pretrained or isinstance(error, AssertionError):  # timm asserts options, not data
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
@@ -409,20 +504,22 @@ def _last_grid_node(model: nn.Module, name: str) -> str:
     return str(tracer.node_to_qualname[node])
 
 
-def build_encoder(name: str, weights: str) -> Encoder:
+def build_encoder(name: str, weights: str, image_size: int | None = None) -> Encoder:
     """Build an encoder and load its weights.
 
     Args:
         name: A torchvision classification model, ``timm/NAME`` or a registered encoder.
         weights: ``default``, ``none``, a file, or a package of ``WEIGHT_PACKAGES``.
+        image_size: See ``Encoder``.
 
     Raises:
-        ConfigError: The weights are unknown or belong to another encoder.
+        ConfigError: The weights are unknown or belong to another encoder, or the encoder does not
+            support the image size.
         ModelError: The weights cannot be read or downloaded, or do not fit.
     """
     if weights in ("default", "none"):
-        return Encoder(name, pretrained=weights == "default")
-    encoder = Encoder(name)
+        return Encoder(name, weights == "default", image_size)
+    encoder = Encoder(name, image_size=image_size)
     if weights in WEIGHT_PACKAGES:
         if WEIGHT_PACKAGES[weights] != name:
             raise ConfigError(
@@ -473,9 +570,46 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return dict(state)
 
 
+def _resampled(backbone: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict in the names and shapes of the backbone, as far as its library can convert it.
+
+    Position embeddings and tables of relative positions of another image size are resampled; timm
+    also converts the names of original checkpoints (DINOv2, CLIP, ...).
+    """
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    own = backbone.state_dict()
+    # timm's name of the final norm depends on the pooling, which encoders do not have.
+    state = {
+        name.removeprefix("fc_") if name not in own and name.removeprefix("fc_") in own else name: v
+        for name, v in state.items()
+    }
+    if all(name in state and state[name].shape == value.shape for name, value in own.items()):
+        return state
+    convert = getattr(sys.modules.get(type(backbone).__module__), "checkpoint_filter_fn", None)
+    try:
+        if isinstance(backbone, VisionTransformer):
+            found = interpolate_embeddings(backbone.image_size, backbone.patch_size, dict(state))
+        elif convert is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # numerical ones of timm's interpolation
+                found = convert(dict(state), backbone)
+        else:
+            return state
+    except Exception:  # of another architecture: reported by its names and shapes
+        return state
+    # What depends on the image size only is computed, and left out of converted checkpoints.
+    computed = {
+        name: value
+        for name, value in backbone.named_buffers()
+        if name in state and name in own and not value.is_floating_point()
+    }
+    return {**computed, **found}
+
+
 def _fill(backbone: nn.Module, state: dict[str, Tensor], source: str) -> None:
     """Load weights: all of the backbone's tensors; a classifier's are ignored."""
-    own = backbone.state_dict()
+    own, state = backbone.state_dict(), _resampled(backbone, state)
     missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
     if missing:
         raise ModelError(

@@ -130,7 +130,8 @@ def open_encoder(config: TrainConfig) -> tuple[Encoder, Preprocessing]:
         return encoder, _preprocessing(config.encoder, encoder)
     stored = _load_initial_model(config)
     resolved = _resolved(config, stored)
-    return stored.model.encoder, _inherited_preprocessing(stored, resolved)
+    preprocessing = _inherited_preprocessing(stored, resolved)
+    return _inherited_encoder(stored, preprocessing.image_size), preprocessing
 
 
 def _new_encoder(config: EncoderConfig) -> Encoder:
@@ -138,11 +139,22 @@ def _new_encoder(config: EncoderConfig) -> Encoder:
 
     So frozen weights and cached features are the same in this run, its model and the next stage.
     """
-    encoder = build_encoder(config.name or DEFAULT_ENCODER, config.weights)
+    size = config.image_size or DEFAULT_IMAGE_SIZE
+    return _rounded(build_encoder(config.name or DEFAULT_ENCODER, config.weights, size))
+
+
+def _rounded(encoder: Encoder) -> Encoder:
     encoder.load_state_dict(
         {name: to_float16(v).to(v.dtype) for name, v in encoder.state_dict().items()}
     )
     return encoder
+
+
+def _inherited_encoder(stored: StoredModel, image_size: int) -> Encoder:
+    """The encoder of ``init_from`` for the config's image size."""
+    held = stored.model.encoder
+    encoder = held.at_size(image_size)
+    return encoder if encoder is held else _rounded(encoder)
 
 
 def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:
@@ -235,8 +247,9 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
     new = frequent_words(counts, data.vocabulary_threshold) if extend else []
     vocabulary = stored.vocabulary.extended(new, data.styles)
     preprocessing = _inherited_preprocessing(stored, config)
+    encoder = _inherited_encoder(stored, preprocessing.image_size)
     model = CaptionModel(
-        old.encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
+        encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
     )
     if config.decoder.attention == "location" and model.grid != old.grid:
         raise ConfigError(
@@ -244,7 +257,7 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
             f"{model.grid[1]} regions, but attention 'location' of {config.init_from} was trained "
             f"on {old.grid[0]} x {old.grid[1]}; use image_size {old.preprocessing.image_size}"
         )
-    state = old.state_dict()
+    state = old.state_dict() | {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
     _extend(state, stored.vocabulary, vocabulary, counts)
     model.load_state_dict(state)
     return StoredModel(model, config.decoder, vocabulary, stored.search, stored.info)

@@ -47,6 +47,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@torch.no_grad()
+def test_a_transformer_is_stored_at_its_image_size(tmp_path: Path) -> None:
+    decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8)
+    images = torch.randn(1, 3, 96, 96)
+    for image_size in (96, None):  # None: as version 0.1 stored it, for 160 pixels
+        encoder = Encoder("timm/test_vit", image_size=image_size)
+        model = CaptionModel(encoder, decoder, Preprocessing(96), len(WORDS) + 4).eval()
+        save_model(tmp_path / "vit", StoredModel(model, decoder, Vocabulary(WORDS)))
+
+        loaded = load_model(tmp_path / "vit").model
+
+        assert loaded.grid == (6, 6)
+        expected = model.encoder.to(torch.float16).float()(images)[0]  # as stored
+        torch.testing.assert_close(loaded.encoder(images)[0], expected, atol=2e-3, rtol=2e-3)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 

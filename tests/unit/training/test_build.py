@@ -157,6 +157,24 @@ def test_self_critical_training_of_hard_attention_is_refused(configure: Any, tmp
         prepare(config)
 
 
+def test_a_second_stage_at_another_image_size_resamples_position_embeddings(
+    configure: Any, tmp_path: Path
+):
+    vit = {"name": "timm/test_vit", "weights": "none", "image_size": 48}
+    save_model(tmp_path / "first", prepare(configure(encoder=vit)).stored)
+
+    config = configure(
+        init_from=str(tmp_path / "first"), encoder={"name": "timm/test_vit", "image_size": 64}
+    )
+    second = prepare(config).stored.model
+
+    assert second.grid == (4, 4)
+    assert second.encoder.backbone.pos_embed.shape == (1, 17, 64)
+    features = open_encoder(config)[0]  # of prepare features
+    for name, value in features.state_dict().items():
+        assert torch.equal(value, second.encoder.state_dict()[name]), name
+
+
 def test_a_second_stage_inherits_encoder_image_size_and_resizing(configure: Any, tmp_path: Path):
     first = prepare(configure(encoder={"image_size": 96, "resize": "squash"})).stored
     save_model(tmp_path / "run" / "best", first)
