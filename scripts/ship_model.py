@@ -1,7 +1,7 @@
 """Turn a trained model into the one that ships: its folder, its scores, its card.
 
     python scripts/ship_model.py runs/everyday_self_critical/best \
-        --runs runs/everyday runs/everyday_self_critical \
+        --runs runs/everyday runs/everyday_continued runs/everyday_self_critical \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
         [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--failures scripts/model_failures.md] [--note "..."]

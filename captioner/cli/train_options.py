@@ -36,12 +36,13 @@ class TrainParser(Parser):
                 f"Unexpected argument {name}; give one config file, and repeat an option to give "
                 "it several values"
             )
+        for config in configs:
+            from captioner.cli.own_data import check_config_file
+
+            check_config_file(config.partition("=")[2])
         return [*configs, *(argument for argument in found if argument not in configs)]
 
     def _positional(self, argument: str) -> list[str]:
-        from captioner.cli.own_data import check_config_file
-
-        check_config_file(argument)
         return [f"--config={argument}"]
 
     def _help(self, following: Sequence[str]) -> None:

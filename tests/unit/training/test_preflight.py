@@ -108,6 +108,6 @@ def test_a_run_prints_them(configure: Any, tmp_path: Path, capfd: pytest.Capture
     config = configure(training={"warmup_steps": 50, "epochs": 4})
     start(prepare(config), tmp_path / "run", resume=False)
     found = capfd.readouterr().err
-    assert "captioner: warning: training.warmup_steps is 50, but the run has only 12" in found
+    assert "captioner: warning: training.warmup_steps is 50, but it is at most a fifth" in found
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["lr"] == config.training.lr  # warm-up of two steps: the third has the full rate
