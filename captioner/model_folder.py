@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from captioner.config import DecoderConfig, SearchOptions
@@ -221,17 +222,22 @@ def _load_weights(model: CaptionModel, path: Path) -> None:
             f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
         ) from error
     own = model.state_dict()
-    prefix = "encoder.backbone."
-    held = {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
-    # Version 0.1 stored position embeddings at the size of timm's weights.
-    tensors.update({prefix + name: v for name, v in model.encoder.resampled(held).items()})
-    wrong = sorted(own.keys() ^ tensors.keys()) or [
-        name for name in own if own[name].shape != tensors[name].shape
-    ]
-    if wrong:
+    if _differences(own, tensors):
+        # Early folders hold position embeddings at the size of timm's weights.
+        prefix = "encoder.backbone."
+        held = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+        tensors.update({prefix + name: v for name, v in model.encoder.resampled(held).items()})
+    if wrong := _differences(own, tensors):
         raise ModelError(
             f"{path} does not match its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); "
             "copy both files from the same model"
         )
     tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
     model.load_state_dict(tensors, assign=True)
+
+
+def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """Names that only one has, or else those of tensors of different shapes."""
+    return sorted(own.keys() ^ given.keys()) or [
+        name for name in own if own[name].shape != given[name].shape
+    ]

@@ -576,8 +576,6 @@ def _resampled(backbone: nn.Module, state: dict[str, Tensor]) -> dict[str, Tenso
     Position embeddings and tables of relative positions of another image size are resampled; timm
     also converts the names of original checkpoints (DINOv2, CLIP, ...).
     """
-    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
-
     own = backbone.state_dict()
     # timm's name of the final norm depends on the pooling, which encoders do not have.
     state = {
@@ -586,6 +584,9 @@ def _resampled(backbone: nn.Module, state: dict[str, Tensor]) -> dict[str, Tenso
     }
     if all(name in state and state[name].shape == value.shape for name, value in own.items()):
         return state
+
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
     convert = getattr(sys.modules.get(type(backbone).__module__), "checkpoint_filter_fn", None)
     try:
         if isinstance(backbone, VisionTransformer):

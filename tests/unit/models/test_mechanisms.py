@@ -279,10 +279,15 @@ def test_what_the_photo_asks_itself_is_asked_once_a_photo(
 class Patches(nn.Module):
     """The smallest thing that encodes, in the encoder's place: one region a 16 x 16 patch."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, image_size: int | None = None) -> None:
         super().__init__()
+        del image_size
         self.name = name
         self.conv = nn.Conv2d(3, D, 16, 16)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        grid = self.conv(images)
+        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
 
     def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
         return D, (image_size // 16, image_size // 16)

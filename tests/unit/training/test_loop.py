@@ -55,6 +55,7 @@ def progress_of(folder: Path) -> dict[str, Any]:
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     progress: dict[str, Any] = json.loads(header["__metadata__"]["progress"])
     del progress["seconds"]
+    progress["curve"].pop("waited", None)  # a time too
     return progress
 
 
