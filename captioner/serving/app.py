@@ -163,7 +163,7 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics, query: type[BaseModel]) 
     def refuse(error: RequestError) -> Response:
         metrics.refused.labels(error.reason).inc()
         if error.status == CLIENT_CLOSED:
-            return Response(status_code=CLIENT_CLOSED)  # nobody reads it
+            return Response(status_code=CLIENT_CLOSED)  # the client has gone
         return error_response(error)
 
     @app.exception_handler(RequestError)

@@ -186,8 +186,8 @@ def test_strip_keeps_the_last_thirty_photos(tab, tiny) -> None:
     assert oldest not in [image.get_attribute("src") for image in strip.get_by_role("img").all()]
     assert (
         tab.evaluate(
-            "(address) => new Promise((told) => { const image = new Image();"
-            " image.onload = () => told('kept'); image.onerror = () => told('let go');"
+            "(address) => new Promise((resolve) => { const image = new Image();"
+            " image.onload = () => resolve('kept'); image.onerror = () => resolve('let go');"
             " image.src = address; })",
             oldest,
         )

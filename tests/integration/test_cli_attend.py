@@ -92,8 +92,8 @@ def test_several_sentences_stand_beside_each_other(tiny, photo, tmp_path, capsys
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[2] for line in lines[::2]] == ["a dog runs", "the man's hat"]
     model = load(tiny.model)
-    told = [model.explain(photo, text) for text in ("a dog runs", "The man's hat.")]
-    assert same(tmp_path / "x.png", overlay(photo, told))
+    explained = [model.explain(photo, text) for text in ("a dog runs", "The man's hat.")]
+    assert same(tmp_path / "x.png", overlay(photo, explained))
 
 
 def test_two_models_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsys) -> None:
@@ -120,9 +120,9 @@ def test_outlines_of_what_words_name(tiny, tmp_path, capsys) -> None:
 
     half = np.zeros((32, 40), dtype=np.bool_)
     half[:, :20] = True
-    told = load(tiny.model).explain(photo, "a dog runs")
-    assert same(tmp_path / "x.png", overlay(photo, told, outlines=[{1: [half]}]))
-    assert not same(tmp_path / "x.png", overlay(photo, told))
+    explained = load(tiny.model).explain(photo, "a dog runs")
+    assert same(tmp_path / "x.png", overlay(photo, explained, outlines=[{1: [half]}]))
+    assert not same(tmp_path / "x.png", overlay(photo, explained))
 
 
 def test_a_photo_whose_words_have_no_masks_is_told(tiny, photo, tmp_path, capsys) -> None:
@@ -218,8 +218,8 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, capsys) -> None:
     entries = data_of(tmp_path / "all.html")["entries"]
     printed, complaints = capsys.readouterr()
     assert "broken.png" in complaints
-    told = [f"{tiny.photos / e['title']}: {e['captions'][0]['text']}" for e in entries]
-    assert told == printed.splitlines()
+    lines = [f"{tiny.photos / e['title']}: {e['captions'][0]['text']}" for e in entries]
+    assert lines == printed.splitlines()
     assert len(entries) == len(list(tiny.photos.iterdir()))
 
 

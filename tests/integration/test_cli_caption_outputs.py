@@ -55,7 +55,7 @@ def caption(tiny: SimpleNamespace, capsys: Any) -> Callable[..., tuple[int, str,
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Make the run receive Ctrl-C after so many photos."""
+    """Make the run receive Ctrl-C after this number of photos."""
     add = Journal.add
     added = []
 
@@ -355,7 +355,7 @@ def test_two_runs_do_not_write_the_same_file(photos, tmp_path, monkeypatch, capt
 
 
 def run_command(arguments: list[str], log: str, stall: int | None = None) -> None:
-    """Run a command in a process of its own; with ``stall``, hang after so many photos."""
+    """Run a command in a process of its own; with ``stall``, hang after this number of photos."""
     with Path(log).open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 2)
     if stall is not None:

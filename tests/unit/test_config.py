@@ -142,7 +142,7 @@ BAD = [
 
 @pytest.mark.parametrize(
     ("kind", "field", "value", "name", "allowed"),
-    [(kind, field, value, *told) for kind, field, values, *told in BAD for value in values],
+    [(kind, field, value, *parts) for kind, field, values, *parts in BAD for value in values],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(kind, field, value, name, allowed) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -205,7 +205,7 @@ SELF_CRITICAL = {"objective": "self_critical"}
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "parts"),
     [
         (lambda: DataConfig(features="f", shards="s"), ["data.features", "data.shards"]),
         (lambda: SelfCriticalConfig(cider=0.0, bleu=0.0), ["cider", "bleu", "both 0"]),
@@ -221,12 +221,12 @@ SELF_CRITICAL = {"objective": "self_critical"}
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_named(make, told) -> None:
+def test_settings_that_contradict_each_other_are_named(make, parts) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
 
     message = str(caught.value)
-    assert [part for part in told if part not in message] == []
+    assert [part for part in parts if part not in message] == []
     assert "\n" not in message
 
 
@@ -283,7 +283,7 @@ def test_two_options_are_refused_only_if_they_contradict(pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "parts"),
     [
         ({"num_captions": 6}, ["num_captions is 6", "beam_size (5)", "temperature"]),
         ({"beam_size": 2, "num_captions": 3}, ["num_captions is 3", "beam_size (2)"]),
@@ -310,12 +310,12 @@ def test_two_options_are_refused_only_if_they_contradict(pair) -> None:
     ],
     ids=str,
 )
-def test_a_contradiction_names_all_that_contradict(asked, told) -> None:
+def test_a_contradiction_names_all_that_contradict(asked, parts) -> None:
     with pytest.raises(ConfigError) as caught:
         SearchOptions(**asked)
 
     message = str(caught.value)
-    assert [part for part in told if part not in message] == []
+    assert [part for part in parts if part not in message] == []
     assert "\n" not in message
     assert "give" in message or "remove" in message
 

@@ -50,7 +50,7 @@ def written_table(said: dict[Prefix, Sequence[float]], otherwise: Sequence[float
 
 
 def ending_after(words: int, vocabulary: int = 4) -> Table:
-    """Sure to end after so many words."""
+    """Sure to end after a number of words."""
 
     def table(prefix: Prefix) -> np.ndarray:
         right = END if len(prefix) == words else 1
@@ -93,13 +93,13 @@ class TableStepper:
         else:
             assert (tokens == START).all()
             self.started = True
-        told = [
+        log_probs = [
             [self._tell(table, prefix) for prefix in prefixes]
             for table, prefixes in zip(self.tables, self.prefixes, strict=True)
         ]
         codes = [[code(prefix) for prefix in beams] for beams in self.prefixes]
         alphas = torch.tensor(codes, dtype=torch.float64)
-        return Advance(torch.from_numpy(np.array(told)), alphas, alphas[..., 1] / 2)
+        return Advance(torch.from_numpy(np.array(log_probs)), alphas, alphas[..., 1] / 2)
 
     def _tell(self, table: Table, prefix: Prefix) -> np.ndarray:
         if END in prefix:  # nonsense after the end must not matter

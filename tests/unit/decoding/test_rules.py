@@ -218,11 +218,11 @@ def test_unknown_forced_words_are_an_error() -> None:
 
 @pytest.mark.parametrize("name", ["forced_words", "banned_words"])
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "problem"),
     [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "not a word")],
 )
-def test_what_is_no_single_word_is_refused(name, given, told) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_what_is_no_single_word_is_refused(name, given, problem) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
         numbers_of(**{name: [given]})
 
     message = str(caught.value)

@@ -514,12 +514,12 @@ def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
 @pytest.mark.parametrize("weights", [[[1.0, 1.0], [1.0, 1.0]], [[0.5, -2.0], [3.0, 9.0]]])
 def test_policy_gradient_is_the_weighted_log_probability(weights: list[list[float]]) -> None:
     decoder, memory_of = build("soft"), features(2)
-    told = torch.tensor(weights)
+    advantages = torch.tensor(weights)
     parameters = list(decoder.parameters())
 
     memory = decoder.memory(memory_of)
-    ours = policy_gradient_loss(decoder, memory, SENTENCES, lambda: told).cross_entropy
-    expected = (told * of_captions(decoder, decoder.memory(memory_of))).sum()
+    ours = policy_gradient_loss(decoder, memory, SENTENCES, lambda: advantages).cross_entropy
+    expected = (advantages * of_captions(decoder, decoder.memory(memory_of))).sum()
 
     torch.testing.assert_close(ours, expected)
     gradients = (torch.autograd.grad(value, parameters) for value in (ours, expected))
@@ -551,12 +551,12 @@ def test_losses_do_not_depend_on_the_order(
     inputs[0, 0, 2], inputs[0, 1, 1], inputs[1, 0, 1] = 7, 4, 5
 
     def losses(order: list[int], columns: list[int]) -> Losses:
-        tokens, told = SENTENCES[order][:, columns], inputs[order][:, columns]
+        tokens, fed = SENTENCES[order][:, columns], inputs[order][:, columns]
         memory = decoder.memory(regions[order])
         own = weights[order][:, columns]
         if reward:
             return policy_gradient_loss(decoder, memory, tokens, lambda: own)
-        return caption_losses(decoder, memory, tokens, inputs=told)
+        return caption_losses(decoder, memory, tokens, inputs=fed)
 
     for one, other in zip(losses(photos, captions), losses([0, 1], [0, 1]), strict=True):
         torch.testing.assert_close(one, other)
@@ -564,16 +564,16 @@ def test_losses_do_not_depend_on_the_order(
 
 def test_advantages_are_computed_after_the_forward_pass() -> None:
     """So that rewards can be computed in the meantime."""
-    decoder, photos, told = build("soft"), features(2), []
-    decoder.word_output.register_forward_hook(lambda *_: told.append("scored"))
+    decoder, photos, calls = build("soft"), features(2), []
+    decoder.word_output.register_forward_hook(lambda *_: calls.append("scored"))
 
     def weights() -> Tensor:
-        told.append("advantages")
+        calls.append("advantages")
         return torch.ones(2, 2)
 
     policy_gradient_loss(decoder, decoder.memory(photos), SENTENCES, weights)
 
-    assert told == ["scored", "advantages"]
+    assert calls == ["scored", "advantages"]
 
 
 def test_longest_first_known_answer() -> None:
