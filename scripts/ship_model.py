@@ -211,7 +211,7 @@ def _card(
         "parameters": sum(p.numel() for p in stored.model.parameters()) / 1e6,
         "size": size / 1e6,
         "image_size": stored.model.preprocessing.image_size,
-        "stages": "\n".join(_told(stage) for stage in stored.info["stages"]),
+        "stages": "\n".join(_describe(stage) for stage in stored.info["stages"]),
         "commit": stored.info["commit"],
         **notes,
         "search": f"beam {stored.search.beam_size}, length penalty {stored.search.length_penalty}",
@@ -253,7 +253,7 @@ def _between(value: float | None, ends: Sequence[float] | None, form: str) -> st
     return f"{value:{form}}" + (f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else "")
 
 
-def _told(stage: Mapping[str, Any]) -> str:
+def _describe(stage: Mapping[str, Any]) -> str:
     return (
         f"- `{stage['run']}`: {stage['epochs']} epochs, {stage['minutes']} minutes of training; "
         f"best after epoch {stage['best_epoch']} (CIDEr {100 * stage['CIDEr']:.1f} in its own "

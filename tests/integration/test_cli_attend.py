@@ -125,7 +125,7 @@ def test_outlines_of_what_words_name(tiny, tmp_path, capsys) -> None:
     assert not same(tmp_path / "x.png", overlay(photo, explained))
 
 
-def test_a_photo_whose_words_have_no_masks_is_told(tiny, photo, tmp_path, capsys) -> None:
+def test_a_photo_whose_words_have_no_masks_is_reported(tiny, photo, tmp_path, capsys) -> None:
     common = ("--model", tiny.model, "--instances", tiny.instances, "--words", "the hat")
 
     assert attend(photo, "-o", tmp_path / "x.png", *common) == OK

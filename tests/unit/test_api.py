@@ -178,10 +178,12 @@ def test_alternatives_are_what_the_words_instead_would_have_got(photos: list[Pat
     """The oracle: say the sentence with the other word in that place."""
     model = together(*[stored(seed=80 + n) for n in range(count)])
 
-    told = model.explain(photos[0], "a dog runs", alternatives=20)
+    explained = model.explain(photos[0], "a dog runs", alternatives=20)
 
-    assert [len(place) for place in told.alternatives] == [len(WORDS) + 1] * 3  # all, and the end
-    for place, others in enumerate(told.alternatives):
+    assert [len(place) for place in explained.alternatives] == [
+        len(WORDS) + 1
+    ] * 3  # all, and the end
+    for place, others in enumerate(explained.alternatives):
         assert [o.log_prob for o in others] == sorted((o.log_prob for o in others), reverse=True)
         assert {other.word for other in others} == {*WORDS, END_NAME}
         for other in others:
@@ -244,9 +246,9 @@ def test_sentences_of_several_photos_are_explained_together(
     texts = ["a", "a dog runs on grass", "red cat"]
     prepared = [captioner.prepare(open_image(photo)) for photo in photos[:3]]
 
-    told = captioner.explain_batch(prepared, [captioner.known_words(text) for text in texts])
+    explained = captioner.explain_batch(prepared, [captioner.known_words(text) for text in texts])
 
-    for photo, text, caption in zip(photos, texts, told, strict=False):
+    for photo, text, caption in zip(photos, texts, explained, strict=False):
         assert_same(caption, captioner.explain(photo, text))
 
 
@@ -490,7 +492,7 @@ def test_an_error_of_the_photos_source_comes_through(captioner: Captioner, photo
         list(captioner.stream(source(), batch_size=1))
 
 
-def test_a_stream_searches_as_told(captioner: Captioner, photos: list[Path]):
+def test_a_stream_searches_with_its_options(captioner: Captioner, photos: list[Path]):
     results = list(captioner.stream(photos, beam_size=2, num_captions=2, max_length=1))
     assert all(len(result.captions) == 2 for result in results)
     assert all(len(c.words) <= 1 for result in results for c in result.captions)
@@ -721,7 +723,7 @@ def test_two_words_in_one_are_refused(captioner: Captioner, photos: list[Path], 
     ],
     ids=str,
 )
-def test_options_that_leave_no_sentence_are_told(
+def test_options_that_leave_no_sentence_are_reported(
     captioner: Captioner, photos: list[Path], impossible: dict[str, Any]
 ):
     with pytest.raises(ConfigError, match="no caption satisfies the search options") as caught:

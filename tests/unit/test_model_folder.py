@@ -273,7 +273,7 @@ def test_frequencies_that_were_put_there_later_are_found(folder: Path):
 
 
 def test_frequencies_are_no_reason_not_to_caption(folder: Path):
-    """They are for scores: what is wrong with them is told when captions are scored."""
+    """They are for scores: an error in them is reported when captions are scored."""
     (folder / FREQUENCIES).write_bytes(b"cut")
     assert load_model(folder).frequencies == b"cut"
 

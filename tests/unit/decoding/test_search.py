@@ -415,11 +415,11 @@ def test_under_the_greatest_length_penalty_the_longest_sentence_is_the_best() ->
 # --- Waiting for the device ----------------------------------------------------------------------
 
 
-class Told(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Counts how often the program asks what a tensor of the device holds.
 
-    The device is played: a tensor lies on the host when ``.cpu()`` gave it, or when it was made of
-    such tensors alone; every other one lies on the device.
+    The device is simulated: a tensor is on the host if it comes from ``.cpu()`` or only from such
+    tensors; every other tensor is on the device.
     """
 
     ASKS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
@@ -466,8 +466,8 @@ class TensorStepper:
     device = torch.device("cpu")
     start_token, end_token = START, END
 
-    def __init__(self, told: Told, *, leaves: bool) -> None:
-        self.told, self.leaves = told, leaves
+    def __init__(self, recorder: Recorder, *, leaves: bool) -> None:
+        self.recorder, self.leaves = recorder, leaves
         self.photos = torch.arange(3)
         self.asked: list[int] = []
 
@@ -476,7 +476,7 @@ class TensorStepper:
         return len(self.photos)
 
     def advance(self, tokens: Tensor) -> Advance:
-        self.asked.append(len(self.told.asked))  # before this step
+        self.asked.append(len(self.recorder.asked))  # before this step
         ends = self.leaves and len(self.asked) == 3
         endless = torch.tensor([-torch.inf, -0.5, -1.0, -2.0]).expand(*tokens.shape, 4)
         end = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
@@ -500,8 +500,8 @@ def test_a_step_waits_for_the_device_once(options, numbers, leaves, monkeypatch)
     numbers = numbers._replace(banned=(3,), bad_endings=(2,))
     options = dataclasses.replace(options, **RULES)
 
-    with monkeypatch.context() as patch, Told(patch) as told:
-        stepper = TensorStepper(told, leaves=leaves)
+    with monkeypatch.context() as patch, Recorder(patch) as recorder:
+        stepper = TensorStepper(recorder, leaves=leaves)
         search(stepper, options, numbers)
 
     assert stepper.asked == list(range(6))

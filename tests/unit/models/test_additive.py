@@ -38,7 +38,7 @@ def plain(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     return torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)) @ energy
 
 
-def told(score: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+def scores_and_gradients(score: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
     """Scores, and the gradients of something that weighs each of them by itself."""
     scores = score(*given)
     weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype).view_as(scores)
@@ -55,7 +55,7 @@ def test_scores_and_gradients_are_those_of_the_equation(shape) -> None:
     given = parts(shape)
 
     assert ours(*given).shape == shape[:3]
-    assert_near(told(ours, given), told(plain, given), 1e-10)
+    assert_near(scores_and_gradients(ours, given), scores_and_gradients(plain, given), 1e-10)
 
 
 def test_float32_is_near_float64() -> None:
@@ -78,7 +78,7 @@ def test_gradients_are_exact_in_float64(shape) -> None:
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, shape, pairs: int) -> None:
     """So many photos times queries a block: parts of a photo's, one photo's, several photos'."""
     given = parts(shape)
-    whole, blocks, cut = told(ours, given), [], additive._blocks
+    whole, blocks, cut = scores_and_gradients(ours, given), [], additive._blocks
 
     def counted(query: Tensor, keys: Tensor):
         for photos, queries, share in cut(query, keys):
@@ -88,18 +88,18 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, shape, pairs: in
     monkeypatch.setattr(additive, "_blocks", counted)
     monkeypatch.setattr(additive, "CPU_BLOCK", pairs * shape[2] * shape[3] * 8)
 
-    assert_near(told(ours, given), whole, 1e-12)
+    assert_near(scores_and_gradients(ours, given), whole, 1e-12)
     assert max(blocks) <= pairs
     assert sum(blocks) == 2 * shape[0] * shape[1]  # forward, and again backward
 
 
 def test_a_block_smaller_than_one_query_still_holds_one(monkeypatch: pytest.MonkeyPatch) -> None:
     given = parts((2, 3, 4, 5))
-    whole = told(ours, given)
+    whole = scores_and_gradients(ours, given)
 
     monkeypatch.setattr(additive, "CPU_BLOCK", 1)
 
-    assert_near(told(ours, given), whole, 1e-12)
+    assert_near(scores_and_gradients(ours, given), whole, 1e-12)
 
 
 # --- Large numbers -------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_saturated_scores_have_their_limits_and_finite_gradients(dtype: torch.dt
         given = [torch.tensor([[[value]]], dtype=dtype) for value in (query, key)]
         given = [part.requires_grad_() for part in (*given, torch.ones(1, dtype=dtype))]
 
-        scores, *gradients = told(ours, given)
+        scores, *gradients = scores_and_gradients(ours, given)
 
         assert all(part.isfinite().all() for part in (scores, *gradients)), (key, query)
         clamped = [max(-LARGEST, min(LARGEST, value)) for value in (key, query)]
@@ -130,11 +130,13 @@ def test_a_saturated_size_leaves_the_others_their_gradient() -> None:
         given[0][..., 0], given[1][..., 0] = 1000.0, -1000.0  # clamped: they cancel
         given[0][..., 1], given[1][..., 1] = -1000.0, 3.0
 
-    found = told(ours, given)
+    found = scores_and_gradients(ours, given)
 
     with torch.no_grad():
         given[0][..., 0], given[1][..., 0] = LARGEST, -LARGEST
-    expected = told(plain, [part.detach().double().requires_grad_() for part in given])
+    expected = scores_and_gradients(
+        plain, [part.detach().double().requires_grad_() for part in given]
+    )
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
     for one, other in zip(found[1:3], expected[1:3], strict=True):
         torch.testing.assert_close(one[..., 2:].double(), other[..., 2:], rtol=1e-4, atol=1e-4)
@@ -209,7 +211,9 @@ def test_the_compiled_score_is_the_score() -> None:
 
     for shape in SHAPES:
         given = parts(shape, torch.float32)
-        for found, expected in zip(told(compiled, given), told(plain, given), strict=True):
+        for found, expected in zip(
+            scores_and_gradients(compiled, given), scores_and_gradients(plain, given), strict=True
+        ):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 

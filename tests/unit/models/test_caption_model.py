@@ -59,7 +59,7 @@ def assert_same(one: Losses, other: Losses) -> None:
 
 def words_by_hand(model: CaptionModel, features: Tensor) -> list[tuple[Tensor, int]]:
     """Log-probabilities and the true word, for every real word, caption by caption."""
-    told = []
+    predictions = []
     for photo, captions in enumerate(CAPTIONS.tolist()):
         for padded in captions:
             caption = [token for token in padded if token != PAD]
@@ -70,16 +70,16 @@ def words_by_hand(model: CaptionModel, features: Tensor) -> list[tuple[Tensor, i
             unrolled = model.decoder(memory, inputs)
             logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
             log_probs = logits.log_softmax(-1)[0, 0]
-            told += list(zip(log_probs, caption[1:], strict=True))
-    return told
+            predictions += list(zip(log_probs, caption[1:], strict=True))
+    return predictions
 
 
 def test_the_loss_is_over_the_real_words_only(model, features) -> None:
     losses = model.losses(features, CAPTIONS)
 
-    told = words_by_hand(model, features)
-    assert losses.words == WORDS == len(told)
-    expected = -sum(log_probs[word].item() for log_probs, word in told)
+    predictions = words_by_hand(model, features)
+    assert losses.words == WORDS == len(predictions)
+    expected = -sum(log_probs[word].item() for log_probs, word in predictions)
     assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
 
 

@@ -138,7 +138,7 @@ class Weights:
 
 
 def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
-    linear, told = weights.linear, []
+    linear, steps = weights.linear, []
     h, c = weights.start(regions)
     for y in words:
         ey = weights.p["embedding.weight"][y]
@@ -148,12 +148,12 @@ def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[A
         gates = linear("word_gates", ey) + linear("context_gates", bz) + linear("hidden_gates", h)
         h, c = weights.lstm_cell(gates, c)
         mixed = np.tanh(ey + linear("hidden_output", h) + linear("context_output", bz))
-        told.append((linear("word_output", mixed), alpha, beta, h))
-    return told
+        steps.append((linear("word_output", mixed), alpha, beta, h))
+    return steps
 
 
 def luong(weights: Weights, regions: Array, words: list[int], fed: bool) -> list[tuple[Array, ...]]:
-    linear, told = weights.linear, []
+    linear, steps = weights.linear, []
     h, c = weights.start(regions)
     f = np.zeros(N)  # nothing was attended to before the first word
     for y in words:
@@ -163,19 +163,19 @@ def luong(weights: Weights, regions: Array, words: list[int], fed: bool) -> list
         h, c = weights.lstm_cell(gates, c)
         z, alpha = weights.attend(regions, h)
         f = np.tanh(linear("context_output", z) + linear("hidden_output", h))
-        told.append((linear("word_output", f), alpha, np.ones(1), h))
-    return told
+        steps.append((linear("word_output", f), alpha, np.ones(1), h))
+    return steps
 
 
 def plain(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
-    linear, told = weights.linear, []
+    linear, steps = weights.linear, []
     h, c = weights.start(regions)
     for y in words:
         ey = weights.p["embedding.weight"][y]
         h, c = weights.lstm_cell(linear("word_gates", ey) + linear("hidden_gates", h), c)
         logits = linear("word_output", np.tanh(ey + linear("hidden_output", h)))
-        told.append((logits, np.full(L, 1 / L), np.zeros(1), h))
-    return told
+        steps.append((logits, np.full(L, 1 / L), np.zeros(1), h))
+    return steps
 
 
 BY_HAND: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]]] = {
@@ -187,7 +187,7 @@ BY_HAND: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]
 BY_HAND |= {f"{kind}, norms": BY_HAND[kind] for kind in ("bahdanau", "luong", "plain")}
 
 
-class Told(NamedTuple):
+class Outputs(NamedTuple):
     """Of every step, (B, R, T, ...)."""
 
     logits: Tensor
@@ -196,18 +196,18 @@ class Told(NamedTuple):
     hidden: Tensor
 
 
-def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Told:
+def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Outputs:
     """One call of ``step`` a word."""
     memory = decoder.memory(features)
     state = decoder.start(memory, tokens.shape[1])
-    told = []
+    steps = []
     for t in range(tokens.shape[2]):
         embedded = decoder.embed(tokens[:, :, t])
         step = decoder.step(decoder.word_gates(embedded), state, memory)
         state = step.state
         logits = decoder.readout(embedded, *step.outputs)
-        told.append((logits, step.alphas, step.gate, state.hidden))
-    return Told(*(torch.stack(part, dim=2) for part in zip(*told, strict=True)))
+        steps.append((logits, step.alphas, step.gate, state.hidden))
+    return Outputs(*(torch.stack(part, dim=2) for part in zip(*steps, strict=True)))
 
 
 def test_a_step_is_its_equations(kind, decoder, features, tokens) -> None:
@@ -219,8 +219,8 @@ def test_a_step_is_its_equations(kind, decoder, features, tokens) -> None:
     for photo in range(B):
         for caption in range(R):
             words = tokens[photo, caption].tolist()
-            told = BY_HAND[kind](weights, features[photo].double().numpy(), words)
-            expected = ByHand(*(np.stack(part) for part in zip(*told, strict=True)))
+            steps = BY_HAND[kind](weights, features[photo].double().numpy(), words)
+            expected = ByHand(*(np.stack(part) for part in zip(*steps, strict=True)))
             at = (photo, caption)
             np.testing.assert_allclose(alphas[at], expected.alphas, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(gates[at], expected.gates, rtol=1e-4, atol=1e-5)
@@ -565,10 +565,10 @@ def test_a_padded_photo_is_the_photo_and_a_summary_may_be_given(decoder, feature
 
     alone = decoder(decoder.memory(features[:, :count]), tokens)
     padded = decoder(decoder.memory(features, mask), tokens)
-    told = decoder(decoder.memory(features, mask, masked_mean(features, mask)), tokens)
+    summarized = decoder(decoder.memory(features, mask, masked_mean(features, mask)), tokens)
     other = decoder(decoder.memory(features, mask, given), tokens)
 
-    for one, two, three in zip(alone.outputs, padded.outputs, told.outputs, strict=True):
+    for one, two, three in zip(alone.outputs, padded.outputs, summarized.outputs, strict=True):
         torch.testing.assert_close(two, one)
         torch.testing.assert_close(three, one)
     torch.testing.assert_close(padded.alphas[..., :count], alone.alphas)

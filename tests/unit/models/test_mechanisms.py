@@ -73,22 +73,22 @@ def combinations() -> list[DecoderConfig]:
         except ConfigError:
             continue
         found.append(config)
-    normed = [c for c in found if told(c).startswith("additive hidden soft")]
+    normed = [c for c in found if description(c).startswith("additive hidden soft")]
     return found + [replace(config, layer_norm=True) for config in normed]
 
 
-def told(config: DecoderConfig) -> str:
+def description(config: DecoderConfig) -> str:
     fed = "" if config.input_feeding else " not fed"
     norms = " norms" if config.layer_norm else ""
     return f"{config.attention} {config.query} {config.selection} {config.order}{fed}{norms}"
 
 
 COMBINATIONS = combinations()
-each = pytest.mark.parametrize("config", COMBINATIONS, ids=told)
+each = pytest.mark.parametrize("config", COMBINATIONS, ids=description)
 asked_by_photo = pytest.mark.parametrize(
     "config",
     [c for c in COMBINATIONS if c.query != "hidden" or c.attention.startswith("fixed")],
-    ids=told,
+    ids=description,
 )
 
 
@@ -107,7 +107,7 @@ def features() -> Tensor:
 
 
 def test_every_word_of_the_config_is_tried_in_every_order() -> None:
-    names = {told(config) for config in COMBINATIONS}
+    names = {description(config) for config in COMBINATIONS}
 
     assert len(names) == len(COMBINATIONS)
     for order in ("bahdanau", "luong", "luong not fed"):
