@@ -23,6 +23,25 @@ NonNegative = Annotated[int, Ge(0)]
 Weight = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
+ExplanationMethod = Literal["attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"]
+"""How the maps of a caption are computed; see ``models.explanations``."""
+
+METHOD_TITLES: dict[str, str] = {
+    "attention": "attention",
+    "attention_gate": "attention × gate",
+    "gradient_input": "gradient × input",
+    "grad_cam": "Grad-CAM",
+    "occlusion": "occlusion",
+}
+"""Names of the methods in figures and tables."""
+
+
+def check_method(method: object) -> None:
+    """Raise ConfigError unless ``method`` is an ``ExplanationMethod``."""
+    if method not in METHOD_TITLES:
+        known = ", ".join(METHOD_TITLES)
+        raise OptionError("{method} is {given!r}; give one of {known}", given=method, known=known)
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from captioner.caption import Caption
 from captioner.data.images import to_rgb
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
@@ -88,11 +89,19 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     return float(max(maps.max(), min(1.0, 2.0 * uniform)))
 
 
-def above_scale(alphas: ArrayLike, gates: ArrayLike, scale_max: float) -> NDArray[np.bool_]:
+def caption_scale(caption: Caption) -> float:
+    """``shared_scale`` of a caption; gates matter for attention only, which does not contain them.
+
+    The effect that other methods measure is that of a word with a closed gate, too.
+    """
+    return shared_scale(caption.alphas, caption.gates if caption.method == "attention" else None)
+
+
+def above_scale(caption: Caption, scale_max: float) -> NDArray[np.bool_]:
     """Which words were left out of the scale and exceed it, (T,)."""
-    highest = np.asarray(alphas, dtype=np.float32).max(axis=(1, 2), initial=0.0)
-    above: NDArray[np.bool_] = closed_words(gates) & (highest > scale_max)
-    return above
+    highest = np.asarray(caption.alphas, dtype=np.float32).max(axis=(1, 2), initial=0.0)
+    above: NDArray[np.bool_] = closed_words(caption.gates) & (highest > scale_max)
+    return above & (caption.method == "attention")
 
 
 def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
