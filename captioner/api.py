@@ -255,7 +255,7 @@ class Captioner:
             )
             return [_captions_of(result, number) for number, result in enumerate(results)]
         options = self.options(**search)
-        self.ensemble.check_method(method)
+        self.check_method(method)
         read = self._read(photo)
         found = self.caption_batch(
             [read.prepared], options, alternatives=alternatives, method=method
@@ -289,7 +289,7 @@ class Captioner:
                 not support the method.
         """
         words = self.known_words(text)
-        self.ensemble.check_method(method)
+        self.check_method(method)
         read = self._read(photo)
         explained = self.explain_batch(
             [read.prepared], [words], alternatives=alternatives, method=method, style=style
@@ -338,7 +338,7 @@ class Captioner:
         options = self.options(**search)
         encode_search_words(options, self.stored.vocabulary)
         self.stored.vocabulary.start(options.style)
-        self.ensemble.check_method(method)
+        self.check_method(method)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
         several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
@@ -366,6 +366,14 @@ class Captioner:
                         yield Result(photo, [], read)
                     else:
                         yield Result(photo, with_photo(next(captions), read.shown), None)
+
+    def check_method(self, method: object) -> None:
+        """Check that the maps can be computed by a method.
+
+        Raises:
+            ConfigError: It is unknown, or an ensemble does not support it.
+        """
+        self.ensemble.check_method(method)
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an image for the encoders.
@@ -398,7 +406,7 @@ class Captioner:
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
         """
-        self.ensemble.check_method(method)
+        self.check_method(method)
         if not photos:
             return []
         seeds = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
@@ -452,7 +460,7 @@ class Captioner:
         """
         captions = [self.stored.vocabulary.encode(words) for words in sentences]
         start = self.stored.vocabulary.start(self.stored.search.style if style is None else style)
-        self.ensemble.check_method(method)
+        self.check_method(method)
         grids = self.ensemble.encode(photos)
         memories = self.ensemble.memories(grids)
         scores = self.ensemble.score(memories, [[tokens] for tokens in captions], start)

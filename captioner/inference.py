@@ -185,7 +185,8 @@ class Ensemble:
     def exact_decoder(self) -> Decoder:
         """The first model's decoder in float32: bf16 would round away the effect of a region."""
         decoder = self.models[0].decoder
-        if decoder.word_output.weight.dtype == torch.float32:
+        weight = decoder.word_output.weight
+        if weight.dtype == torch.float32 and not weight.is_inference():
             return decoder
         return copy.deepcopy(decoder).float()
 

@@ -86,7 +86,7 @@ def _attend(jobs: Sequence[tuple[Path, Path]], options: Any, search: dict[str, A
     models = _models(options)
     for model in models:
         for method in methods(options):
-            model.ensemble.check_method(method)
+            model.check_method(method)
     check_count(models[0], jobs[0][1].suffix.lower(), options, search)
     captioned = _captioned(models, [photo for photo, _ in jobs], options, search)
     return _draw(captioned, [path for _, path in jobs], instances, options)
