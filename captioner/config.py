@@ -234,6 +234,24 @@ _SAMPLING_ONLY = ("temperature", "top_k", "top_p", "seed")
 
 
 @dataclass(frozen=True)
+class FaithfulnessOptions:
+    """How the faithfulness of explanations is measured."""
+
+    max_photos: Annotated[int, Interval(ge=1, le=100_000)] = 100
+    """Maximum number of photos, spread evenly over those given."""
+    max_words: Annotated[int, Interval(ge=1, le=50)] = 3
+    """Maximum number of content words per caption, spread evenly over it."""
+    steps: Annotated[int, Interval(ge=1, le=100)] = 5
+    """Number of steps in which all regions are deleted or inserted."""
+    level: Literal["both", "grid", "pixels"] = "both"
+    """What is replaced. grid: features, which is fast; pixels: regions of the photo, which runs the
+    encoder about 50 times per word."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
 class SearchOptions:
     """How captions are generated: by greedy or beam search, or by sampling."""
 

@@ -188,7 +188,8 @@ class Ensemble:
         weight = decoder.word_output.weight
         if weight.dtype == torch.float32 and not weight.is_inference():
             return decoder
-        return copy.deepcopy(decoder).float()
+        with torch.inference_mode(False):
+            return copy.deepcopy(decoder).float()
 
     def explain(
         self,

@@ -251,6 +251,10 @@ def as_text(report: Report) -> str:
         parts.append(_compare(report["compare"]))
     if "attention" in report:
         parts.append(_attention(report["attention"]))
+    if "faithfulness" in report:
+        from captioner.evaluation.faithfulness import as_lines
+
+        parts.append(as_lines(report["faithfulness"]))
     if report.get("warnings"):
         parts.append([_row("note", warning) for warning in report["warnings"]])
     if "signature" in report:
@@ -260,7 +264,7 @@ def as_text(report: Report) -> str:
 
 _LISTED = (
     "metrics", "intervals", "resamples", "statistics", "signature", "warnings", "per_image",
-    "compare", "attention",
+    "compare", "attention", "faithfulness",
 )  # fmt: skip
 
 

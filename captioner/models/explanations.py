@@ -104,7 +104,7 @@ def word_gradients(
         Positions (n,) in descending order, and their gradients (n, L, D).
     """
     positions = torch.arange(words - 1, -1, -1, device=grid.device)
-    for block in positions.split(_rows(grid)):
+    for block in positions.split(rows_per_block(grid)):
         with torch.enable_grad():
             copies = grid.repeat(len(block), 1, 1).requires_grad_()
             (gradients,) = torch.autograd.grad(score(copies, block).sum(), copies)
@@ -134,7 +134,7 @@ def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
     """
     drops = []
     whole = every_word(grid.unsqueeze(0))  # (1, T)
-    for block in torch.arange(len(grid), device=grid.device).split(_rows(grid)):
+    for block in torch.arange(len(grid), device=grid.device).split(rows_per_block(grid)):
         versions = grid.repeat(len(block), 1, 1)
         versions[torch.arange(len(block), device=grid.device), block] = grid.mean(dim=0)
         drops.append(whole - every_word(versions))
@@ -183,6 +183,6 @@ def as_map(relevance: Tensor) -> Tensor:
     return positive / total.where(total > 0, 1)
 
 
-def _rows(grid: Tensor) -> int:
-    """How many versions of a grid make a block."""
+def rows_per_block(grid: Tensor) -> int:
+    """Number of versions of a grid (L, D) to process together."""
     return max(1, BLOCK // (grid.numel() * grid.element_size()))
