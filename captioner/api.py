@@ -357,9 +357,7 @@ class Captioner:
         with closing(read_photos):
             while batch := list(islice(read_photos, batch_size)):
                 good = [read.prepared for _, read in batch if isinstance(read, _Read)]
-                found = self.caption_batch(
-                    good, options, alternatives=alternatives, method=method
-                )
+                found = self.caption_batch(good, options, alternatives=alternatives, method=method)
                 captions = iter(found)
                 for photo, read in batch:
                     if isinstance(read, ImageError):
@@ -412,7 +410,9 @@ class Captioner:
         seeds = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
         crop_boxes = [photo.crop_box for photo in photos]
         grids = self.ensemble.encode(photos)
-        return self._search(grids, crop_boxes, options, seeds, alternatives, method)
+        return self._search(
+            grids, crop_boxes, options, seeds, alternatives=alternatives, method=method
+        )
 
     @torch.inference_mode()
     def caption_features(
@@ -487,6 +487,7 @@ class Captioner:
         crop_boxes: Sequence[CropBox],
         options: SearchOptions,
         seeds: Sequence[int],
+        *,
         alternatives: int = 0,
         method: ExplanationMethod = "attention",
     ) -> list[list[Caption]]:

@@ -52,8 +52,8 @@ class Caption:
     """(T,) natural log-probability of each word given the previous words."""
     alphas: NDArray[np.float32]
     """(T, Gh, Gw) attention for each word; every map sums to 1. With another ``method``, its maps:
-    of ``attention_gate`` they sum to the gates; of the others, to 1 (what counts against the word is
-    left out), or 0 if no region supports the word."""
+    of ``attention_gate`` they sum to the gates; of the others, to 1 (what counts against the word
+    is left out), or 0 if no region supports the word."""
     gates: NDArray[np.float32]
     """(T,) context gate beta, from 0 (photo ignored) to 1 (fully used). Always 1 with order
     ``luong``, which has no gate, and 0 with attention ``fixed_at_start``, which has no context."""

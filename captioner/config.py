@@ -23,7 +23,9 @@ NonNegative = Annotated[int, Ge(0)]
 Weight = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
-ExplanationMethod = Literal["attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"]
+ExplanationMethod = Literal[
+    "attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"
+]
 """How the maps of a caption are computed; see ``models.explanations``."""
 
 METHOD_TITLES: dict[str, str] = {

@@ -104,8 +104,7 @@ class Ensemble:
         """What the decoders need of encoded photos: one memory per model."""
         with autocast(self.precision, self.device):
             return [
-                model.decoder.memory(grid)
-                for model, grid in zip(self.models, grids, strict=True)
+                model.decoder.memory(grid) for model, grid in zip(self.models, grids, strict=True)
             ]
 
     def search(

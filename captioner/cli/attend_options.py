@@ -248,8 +248,7 @@ def check_count(model: Captioner, suffix: str, options: Any, search: dict[str, A
         )
     if len(methods(options)) > 1 and count > 1:
         raise ConfigError(
-            f"several --method show one caption, not {count}; give --num-captions 1 or one "
-            "--words"
+            f"several --method show one caption, not {count}; give --num-captions 1 or one --words"
         )
     if suffix in ANIMATIONS and count > 1:
         raise ConfigError(f"an animation shows one caption, not {count}; use a figure or a page")

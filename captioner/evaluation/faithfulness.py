@@ -38,7 +38,12 @@ from torch import Tensor
 
 from captioner.api import Captioner
 from captioner.caption import CropBox
-from captioner.config import METHOD_TITLES, FaithfulnessOptions, SearchOptions
+from captioner.config import (
+    METHOD_TITLES,
+    ExplanationMethod,
+    FaithfulnessOptions,
+    SearchOptions,
+)
 from captioner.data.images import open_image
 from captioner.decoding.search import Hypothesis
 from captioner.decoding.words import encode_search_words
@@ -58,7 +63,7 @@ from captioner.vocabulary import FUNCTION_WORDS, UNKNOWN
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Score = Callable[[Indices, NDArray[np.bool_], Indices], Array]
-"""Log-probability (N,) of words (N,) when the regions of masks (N, L) are replaced by fills (N,)."""
+"""From fills (N,), masks (N, L) of regions to fill, and words (N,) to log-probabilities (N,)."""
 
 MEAN, BLUR = 0, 1
 CURVES = {
@@ -68,7 +73,7 @@ CURVES = {
 }
 """The fill of each curve, and whether regions are inserted."""
 
-METHODS = ("attention", "gradient_input", "grad_cam", "occlusion")
+METHODS: tuple[ExplanationMethod, ...] = ("attention", "gradient_input", "grad_cam", "occlusion")
 """``attention_gate`` is missing: the gate is one number per word, so the order is attention's."""
 BASELINES = ("random", "centre", "least_attended")
 ORDERS = (*METHODS, *BASELINES)
@@ -80,13 +85,24 @@ ENCODED_TOGETHER = 16
 class Word(NamedTuple):
     """A content word and what was measured for it."""
 
-    photo: int
-    """Index of the photo."""
+    photo: str
+    """File name of the photo, or its index."""
     word: str
     log_prob: float
     """Given the photo as it is (nats)."""
     curves: dict[str, Array]
     """By level: (curves, orders, S + 1)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Photo, word, log-probability and, by level, curve and order, the area."""
+        areas = {
+            level: {
+                curve: dict(zip(ORDERS, np.round(area(of_curve), 4).tolist(), strict=True))
+                for curve, of_curve in zip(CURVES, curves, strict=True)
+            }
+            for level, curves in self.curves.items()
+        }
+        return {"photo": self.photo, "word": self.word, "log_prob": self.log_prob, **areas}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +125,8 @@ class Faithfulness:
             + 1 equal steps), ``interval`` (95%, bootstrap over photos), and for methods
             ``over_random``, ``over_centre`` and ``over_least_attended``: how much better the area
             is (``difference``, positive is better) with its paired ``interval`` and
-            ``significant``. The last ones are None for fewer than 30 photos.
+            ``significant``. The last ones are None for fewer than 30 photos. ``per_word`` lists the
+            areas of every word.
         """
         photos = sorted({one.photo for one in self.words})
         found: dict[str, Any] = {
@@ -130,6 +147,7 @@ class Faithfulness:
                 curve: _summarize(values[:, number], index, weights, sign=-1 if number < 2 else 1)
                 for number, curve in enumerate(CURVES)
             }
+        found["per_word"] = [one.as_dict() for one in self.words]
         if weights is None:
             found["warning"] = (
                 f"{len(photos)} photos with content words are too few for confidence intervals "
@@ -354,6 +372,7 @@ def measure_photo(
     *,
     reference: str | None = None,
     number: int = 0,
+    name: str = "",
 ) -> list[Word]:
     """Measure the content words of the caption of one photo.
 
@@ -364,6 +383,7 @@ def measure_photo(
         search: How to caption.
         reference: Measure this caption instead of the model's.
         number: Index of the photo, the seed of its random order.
+        name: Its file name.
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
     photo = _Photo(ensemble, image)
@@ -395,7 +415,7 @@ def measure_photo(
         curves[level] = found - whole[:, None]
     return [
         Word(
-            number,
+            name or str(number),
             words[position],
             float(whole[index]),
             {level: found[:, :, index] for level, found in curves.items()},
@@ -454,7 +474,13 @@ def measure(
             continue
         read += 1
         words += measure_photo(
-            model, image, options, search, reference=photos[path], number=number
+            model,
+            image,
+            options,
+            search,
+            reference=photos[path],
+            number=number,
+            name=path.name,
         )
     return Faithfulness(options, read, tuple(words), model.model.grid[0] * model.model.grid[1])
 

@@ -104,7 +104,7 @@ def word_gradients(
         Positions (n,) in descending order, and their gradients (n, L, D).
     """
     positions = torch.arange(words - 1, -1, -1, device=grid.device)
-    for block in positions.split(rows_per_block(grid)):
+    for block in _blocks(positions, grid):
         with torch.enable_grad():
             copies = grid.repeat(len(block), 1, 1).requires_grad_()
             (gradients,) = torch.autograd.grad(score(copies, block).sum(), copies)
@@ -134,7 +134,7 @@ def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
     """
     drops = []
     whole = every_word(grid.unsqueeze(0))  # (1, T)
-    for block in torch.arange(len(grid), device=grid.device).split(rows_per_block(grid)):
+    for block in _blocks(torch.arange(len(grid), device=grid.device), grid):
         versions = grid.repeat(len(block), 1, 1)
         versions[torch.arange(len(block), device=grid.device), block] = grid.mean(dim=0)
         drops.append(whole - every_word(versions))
@@ -181,6 +181,12 @@ def as_map(relevance: Tensor) -> Tensor:
     positive = relevance.clamp(min=0)
     total = positive.sum(dim=-1, keepdim=True)
     return positive / total.where(total > 0, 1)
+
+
+def _blocks(indices: Tensor, grid: Tensor) -> Iterator[Tensor]:
+    rows = rows_per_block(grid)
+    for start in range(0, len(indices), rows):
+        yield indices[start : start + rows]
 
 
 def rows_per_block(grid: Tensor) -> int:

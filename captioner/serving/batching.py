@@ -158,6 +158,4 @@ class Batcher:
                 photos, sentences, alternatives=alternatives, method=method, style=style
             )
             return [[caption] for caption in captions]
-        return self._model.caption_batch(
-            photos, options, alternatives=alternatives, method=method
-        )
+        return self._model.caption_batch(photos, options, alternatives=alternatives, method=method)

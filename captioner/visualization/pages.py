@@ -167,8 +167,8 @@ def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, 
 
 _ATTENTION_FOOTER = """Brighter means more attention while the word was chosen. The gate β is the
 weight of the photo for the word. Attention does not explain why the model chose a word."""
-_METHODS_FOOTER = """Brighter means that the region counts more for the word, by the method named. The
-gate β is the weight of the photo for the word."""
+_METHODS_FOOTER = """Brighter means that the region counts more for the word, by the method named.
+The gate β is the weight of the photo for the word."""
 
 
 def _body(title: str, items: Sequence[str], data: str, footer: str) -> str:

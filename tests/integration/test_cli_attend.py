@@ -119,9 +119,7 @@ def test_methods_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsys) 
     model = load(tiny.model)
     captions = [model.caption(photo, method=name) for name in ("attention", "grad_cam")]
     assert capsys.readouterr().out.splitlines() == [f"{photo}: {captions[0].text}"]
-    assert same(
-        tmp_path / "x.png", overlay(photo, captions, labels=["attention", "Grad-CAM"])
-    )
+    assert same(tmp_path / "x.png", overlay(photo, captions, labels=["attention", "Grad-CAM"]))
 
 
 @pytest.mark.slow
@@ -153,11 +151,11 @@ def test_one_method_names_itself_everywhere(tiny, photo, tmp_path, capsys) -> No
         (("--method", "grad_cam", "--model", "MODEL"), "--method grad_cam needs a single model"),
     ],
 )
-def test_methods_that_cannot_be_drawn(options, message, tiny, photo, tmp_path, capsys) -> None:
+def test_methods_that_cannot_be_drawn(options, message, tiny, tmp_path, capsys) -> None:
     options = [tiny.twin if word == "MODEL" else word for word in options]
     options = [tmp_path / word if word == "x.gif" else word for word in options]
 
-    assert attend(photo, "--model", tiny.model, *options) == USAGE
+    assert attend(tiny.photos / "1.png", "--model", tiny.model, *options) == USAGE
 
     assert message in only_line(capsys)
 

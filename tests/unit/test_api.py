@@ -308,7 +308,9 @@ def test_methods_work_in_bf16_and_inside_inference_mode(photos: list[Path]):
 
 
 def test_methods_that_are_refused(captioner: Captioner, photos: list[Path]):
-    with pytest.raises(ConfigError, match="method is 'lime'; give one of attention, attention_gate"):
+    with pytest.raises(
+        ConfigError, match="method is 'lime'; give one of attention, attention_gate"
+    ):
         captioner.caption(photos[0], method="lime")
     with pytest.raises(ConfigError, match="method is 'lime'"):  # at once
         captioner.stream(photos, method="lime")

@@ -86,9 +86,7 @@ def test_every_word_and_one_word_are_what_a_search_computes(decoder) -> None:
     for version, row in zip(grids, every, strict=True):
         torch.testing.assert_close(row, word_by_word(decoder, version, TOKENS))
     positions = torch.tensor([3, 3, 2, 0, 0])
-    torch.testing.assert_close(
-        scorer.one_word(grids, positions), every[torch.arange(5), positions]
-    )
+    torch.testing.assert_close(scorer.one_word(grids, positions), every[torch.arange(5), positions])
 
 
 def test_a_word_does_not_depend_on_later_ones(decoder, grid) -> None:

@@ -184,9 +184,7 @@ class Server:
         self.model = model
         self.service = app.state.service
 
-    def open(
-        self, path="/v1/captions", *, verb="POST", headers=None, **query
-    ) -> Exchange:
+    def open(self, path="/v1/captions", *, verb="POST", headers=None, **query) -> Exchange:
         return Exchange(self.app, verb, path, query, headers or {})
 
     def post(self, body: bytes, *, headers=None, **query) -> Exchange:
