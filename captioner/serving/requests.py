@@ -72,13 +72,13 @@ def query_model(limits: Limits) -> type[BaseModel]:
     fields["words"] = (str | None, Field(None, description=text, max_length=MAX_TEXT))
     text = "Return attention: gates, alphas and the crop box that the model sees."
     fields["attention"] = (bool, Field(False, description=text))
+    text = "Number of most probable words to return per position."
+    fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
     text = (
         "How the maps are computed: the attention, the attention times the gate, or the effect of "
         "each region on the word's log-probability. Needs attention."
     )
     fields["method"] = (ExplanationMethod, Field("attention", description=text))
-    text = "Number of most probable words to return per position."
-    fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
     query: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
     return query
 

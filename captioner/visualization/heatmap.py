@@ -89,19 +89,21 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     return float(max(maps.max(), min(1.0, 2.0 * uniform)))
 
 
-def caption_scale(caption: Caption) -> float:
-    """``shared_scale`` of a caption; gates matter for attention only, which does not contain them.
+def scale_gates(caption: Caption) -> NDArray[np.float32] | None:
+    """The gates for ``shared_scale``; None for methods that measure the effect on the word itself.
 
-    The effect that other methods measure is that of a word with a closed gate, too.
+    A word with a closed gate may have a strong effect, through the words before it.
     """
-    return shared_scale(caption.alphas, caption.gates if caption.method == "attention" else None)
+    return caption.gates if caption.method == "attention" else None
 
 
-def above_scale(caption: Caption, scale_max: float) -> NDArray[np.bool_]:
+def above_scale(alphas: ArrayLike, gates: ArrayLike | None, scale_max: float) -> NDArray[np.bool_]:
     """Which words were left out of the scale and exceed it, (T,)."""
-    highest = np.asarray(caption.alphas, dtype=np.float32).max(axis=(1, 2), initial=0.0)
-    above: NDArray[np.bool_] = closed_words(caption.gates) & (highest > scale_max)
-    return above & (caption.method == "attention")
+    highest = np.asarray(alphas, dtype=np.float32).max(axis=(1, 2), initial=0.0)
+    if gates is None:
+        return np.zeros(len(highest), dtype=np.bool_)
+    above: NDArray[np.bool_] = closed_words(gates) & (highest > scale_max)
+    return above
 
 
 def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:

@@ -17,8 +17,9 @@ from captioner.visualization.heatmap import (
     CLOSED_GATE,
     above_scale,
     attention_image,
-    caption_scale,
     scale_bar,
+    scale_gates,
+    shared_scale,
 )
 from captioner.visualization.layout import FigureLayout
 from captioner.visualization.primitives import (
@@ -83,7 +84,8 @@ class Sheet:
         self.tops: dict[str, float] = {}
         """The brightest value of each method: their units differ."""
         for one in with_words:
-            self.tops[one.method] = max(caption_scale(one), self.tops.get(one.method, 0.0))
+            top = shared_scale(one.alphas, scale_gates(one))
+            self.tops[one.method] = max(top, self.tops.get(one.method, 0.0))
         self.grids = sorted({one.alphas.shape[1:] for one in with_words})
         self.items: list[Item] = []
 
@@ -268,7 +270,8 @@ class Sheet:
         """The drawn words that were left out of the scale and exceed it."""
         found: dict[str, None] = {}
         for caption, panels in ((block.caption, block.panels) for block in self.blocks):
-            above = above_scale(caption, self.tops.get(caption.method, 1.0))
+            top = self.tops.get(caption.method, 1.0)
+            above = above_scale(caption.alphas, scale_gates(caption), top)
             drawn = {p for panel in panels for p in panel.positions if len(panel.positions) == 1}
             found |= dict.fromkeys(f"“{caption.words[p]}”" for p in sorted(drawn) if above[p])
         return ", ".join(found)

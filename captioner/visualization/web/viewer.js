@@ -304,7 +304,7 @@ class CaptionViewer {
     return [...new Set(this.captions.map((_, number) => this.method(number)))];
   }
 
-  /** Value drawn in the brightest colour; heatmap.py's `caption_scale` over all captions of a method. */
+  /** Value drawn in the brightest colour; heatmap.py's `shared_scale` over the captions of a method. */
   scale(method) {
     let top = 0;
     for (const [number, { alphas }] of this.captions.entries()) {
