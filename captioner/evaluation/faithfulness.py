@@ -228,7 +228,7 @@ def measure_orders(orders: Indices, steps: int, score: Score) -> Array:
 
 
 def region_orders(
-    relevances: Mapping[str, Array], geometry: Geometry, grid: tuple[int, int], seed: int
+    relevances: Mapping[ExplanationMethod, Array], geometry: Geometry, grid: tuple[int, int], seed: int
 ) -> Indices:
     """The orders of the regions of a photo, most relevant first.
 
