@@ -123,10 +123,10 @@ class Faithfulness:
             ``photos``, ``photos_with_words``, ``words``, ``steps``, ``regions``, ``log_prob`` (mean
             over words) and, by level, curve and order: ``area`` (mean over words), ``curve`` (at S
             + 1 equal steps), ``interval`` (95%, bootstrap over photos), and for methods
-            ``over_random``, ``over_centre`` and ``over_least_attended``: how much better the area
-            is (``difference``, positive is better) with its paired ``interval`` and
-            ``significant``. The last ones are None for fewer than 30 photos. ``per_word`` lists the
-            areas of every word.
+            ``over_random``, ``over_centre``, ``over_least_attended`` and ``over_attention``: how
+            much better the area is (``difference``, positive is better) with its paired
+            ``interval`` and ``significant``. Intervals are None for fewer than 30 photos.
+            ``per_word`` lists the areas of every word.
         """
         photos = sorted({one.photo for one in self.words})
         found: dict[str, Any] = {
@@ -173,7 +173,9 @@ def _summarize(
             "interval": None if resampled is None else list(interval(resampled[:, number])),
             "curve": [float(value) for value in curves[:, number].mean(axis=0)],
         }
-        for baseline in BASELINES if order in METHODS else ():
+        for baseline in ("attention", *BASELINES) if order in METHODS else ():
+            if baseline == order:
+                continue
             other = ORDERS.index(baseline)
             entry: dict[str, Any] = {
                 "difference": sign * float(areas[number].mean() - areas[other].mean()),
@@ -228,7 +230,10 @@ def measure_orders(orders: Indices, steps: int, score: Score) -> Array:
 
 
 def region_orders(
-    relevances: Mapping[ExplanationMethod, Array], geometry: Geometry, grid: tuple[int, int], seed: int
+    relevances: Mapping[ExplanationMethod, Array],
+    geometry: Geometry,
+    grid: tuple[int, int],
+    seed: int,
 ) -> Indices:
     """The orders of the regions of a photo, most relevant first.
 

@@ -437,7 +437,7 @@ def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Pa
     ]  # fmt: skip
     assert dir(caption) == [
         "alphas", "alternatives", "as_dict", "crop_box", "gates", "geometry", "log_prob",
-        "log_probs", "photo", "pieces", "regions", "text", "text_until", "words",
+        "log_probs", "method", "photo", "pieces", "regions", "text", "text_until", "words",
     ]  # fmt: skip
     assert all(hasattr(captioner, name) for name in dir(captioner))
 
