@@ -247,7 +247,7 @@ class FaithfulnessOptions:
     """Number of steps in which all regions are deleted or inserted."""
     level: Literal["both", "grid", "pixels"] = "both"
     """What is replaced. grid: features, which is fast; pixels: regions of the photo, which runs the
-    encoder about 50 times per word."""
+    encoder about 60 times per word."""
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -169,6 +169,9 @@ class Inputs:
         unused = [name for name in others if getattr(self, name)]
         for name in [*unused, *(metric.lower() for metric in self.metrics)]:
             raise OptionError(f"{{faithfulness}} is measured alone; omit {{{name}}}")
+        for name in self.search if self.annotations is not None else ():
+            if name != "style":
+                raise OptionError(f"{{annotations}} gives the captions; omit {{{name}}}")
 
     def _check_results(self) -> None:
         """Reject options of a model when the captions are given."""
@@ -413,7 +416,8 @@ def _faithfulness(
         progress=lambda paths: tqdm(paths, unit="photo", disable=hide, dynamic_ncols=True),
     )
     report = _about_model(model, name, search)
-    report["captions"] = "generated" if inputs.annotations is None else str(inputs.annotations)
+    if inputs.annotations is not None:
+        report["search"] = f"none; the captions of {inputs.annotations}"
     return report | {"faithfulness": found.summary()}
 
 

@@ -369,7 +369,7 @@ QUICK = ("--max-words", 1, "--steps", 1, "--level", "grid")
 def test_faithfulness_of_generated_captions(captioned, tmp_path, capsys) -> None:
     found = reported(tmp_path, *captioned, "--faithfulness", *QUICK, "--max-photos", 3)
 
-    assert found["captions"] == "generated"
+    assert found["search"].startswith("beam_size")
     measured = found["faithfulness"]
     assert (measured["photos"], measured["steps"], measured["regions"]) == (3, 1, 4)
     assert len(measured["per_word"]) == measured["words"]
@@ -386,7 +386,7 @@ def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
 
     found = reported(tmp_path, *captioned, *given)
 
-    assert found["captions"] == str(tiny.captions)
+    assert found["search"] == f"none; the captions of {tiny.captions}"
     firsts: dict[str, str] = {}
     content = json.loads(tiny.captions.read_text())
     names = {image["id"]: image["file_name"] for image in content["images"]}
@@ -413,6 +413,10 @@ def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
         (("--faithfulness", "--steps", 0), "--steps is 0; give an integer from 1 to 100"),
         (("--faithfulness", "--level", "words"), "--level is 'words'; give both, grid or pixels"),
         (("--faithfulness", "--instances", "x"), "--faithfulness is measured alone; omit --inst"),
+        (
+            ("--faithfulness", "--annotations", "x.json", "--beam-size", 1),
+            "--annotations gives the captions; omit --beam-size",
+        ),
         (("--faithfulness", "--model", "TWIN"), "--faithfulness is that of a single model"),
     ],
 )

@@ -13,20 +13,18 @@ from captioner.api import Captioner
 from captioner.config import FaithfulnessOptions
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation import faithfulness
-from captioner.evaluation.faithfulness import (
+from captioner.evaluation.deletion import (
     BLUR,
     CURVES,
     MEAN,
     METHODS,
     ORDERS,
     area,
-    as_lines,
-    content_words,
-    measure,
     measure_orders,
-    measure_photo,
     region_orders,
 )
+from captioner.evaluation.faithfulness import content_words, measure, measure_photo
+from captioner.evaluation.faithfulness_report import Faithfulness, Word, as_lines
 from captioner.geometry import Geometry
 from captioner.model_folder import StoredModel
 from captioner.models.explanations import WordScorer
@@ -224,7 +222,7 @@ def test_words_of_generated_captions_are_those_of_the_caption(captioner, image) 
 # --- summary -------------------------------------------------------------------------------------
 
 
-def made_up(count: int) -> faithfulness.Faithfulness:
+def made_up(count: int) -> Faithfulness:
     """Grad-CAM loses 2 nats at once, all others 1; two words of each photo."""
     curve = np.zeros((len(CURVES), len(ORDERS), 3))
     curve[:2, :, 1:] = -1
@@ -232,11 +230,11 @@ def made_up(count: int) -> faithfulness.Faithfulness:
     curve[2, :, 0] = -1
     curve[2, ORDERS.index("occlusion"), 1] = -1
     words = tuple(
-        faithfulness.Word(f"{n}.jpg", word, -0.5, {"grid": curve * (1 + n / 100)})
+        Word(f"{n}.jpg", word, -0.5, {"grid": curve * (1 + n / 100)})
         for n in range(count)
         for word in ("dog", "grass")
     )
-    return faithfulness.Faithfulness(FaithfulnessOptions(steps=2), count, words, 81)
+    return Faithfulness(FaithfulnessOptions(steps=2), count, words, 81)
 
 
 def test_summary_compares_with_the_baselines() -> None:
@@ -268,7 +266,7 @@ def test_few_photos_have_no_intervals() -> None:
 
     assert found["grid"]["deletion_mean"]["grad_cam"]["interval"] is None
     assert "3 photos with content words are too few" in as_lines(found)[-1]
-    assert faithfulness.Faithfulness(FaithfulnessOptions(), 2, (), 81).summary()["words"] == 0
+    assert Faithfulness(FaithfulnessOptions(), 2, (), 81).summary()["words"] == 0
 
 
 def test_photos_are_spread_evenly_and_broken_ones_reported(
