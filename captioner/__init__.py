@@ -23,6 +23,7 @@ _MODULES = {
     "ConfigError": "captioner.errors",
     "DataError": "captioner.errors",
     "Entry": "captioner.visualization",
+    "FaithfulnessOptions": "captioner.config",
     "ImageError": "captioner.errors",
     "ModelError": "captioner.errors",
     "CropBox": "captioner.caption",
@@ -49,6 +50,7 @@ __all__ = [
     "CropBox",
     "DataError",
     "Entry",
+    "FaithfulnessOptions",
     "ImageError",
     "ModelError",
     "SearchOptions",
@@ -69,7 +71,7 @@ __all__ = [
 if TYPE_CHECKING:
     from captioner.api import Captioner, load
     from captioner.caption import Caption, CropBox
-    from captioner.config import SearchOptions, TrainConfig
+    from captioner.config import FaithfulnessOptions, SearchOptions, TrainConfig
     from captioner.errors import (
         CaptionerError,
         CheckpointError,

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
-from captioner.config import SearchOptions
+from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead
 from captioner.decoding.search import Hypothesis
@@ -30,7 +30,7 @@ from captioner.hardware import Precision, pick_precision
 from captioner.inference import Ensemble, Prepared
 from captioner.model_config import SHIPPED_MODEL
 from captioner.model_folder import StoredModel, load_model, save_model
-from captioner.models.attention import Memory
+from captioner.models.explanations import as_map
 from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
 
@@ -156,12 +156,24 @@ class Captioner:
 
     @overload
     def caption(
-        self, photo: Photo, *, alternatives: int = 0, batch_size: int = 32, **search: Any
+        self,
+        photo: Photo,
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+        batch_size: int = 32,
+        **search: Any,
     ) -> PhotoCaption: ...
 
     @overload
     def caption(
-        self, photo: Photos[P], *, alternatives: int = 0, batch_size: int = 32, **search: Any
+        self,
+        photo: Photos[P],
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+        batch_size: int = 32,
+        **search: Any,
     ) -> list[PhotoCaption]: ...
 
     def caption(
@@ -169,6 +181,7 @@ class Captioner:
         photo: Photo | Photos[Any],
         *,
         alternatives: int = 0,
+        method: ExplanationMethod = "attention",
         batch_size: int = 32,
         **search: Any,
     ) -> PhotoCaption | list[PhotoCaption]:
@@ -178,6 +191,8 @@ class Captioner:
             photo: A path; the bytes of an image file, or an open binary file; a PIL image; a NumPy
                 array, see ``data.arrays.image_from_array``. Or a list of these.
             alternatives: Number of most probable words to return per position.
+            method: How the maps are computed: ``attention``, ``attention_gate``,
+                ``gradient_input``, ``grad_cam`` or ``occlusion``; see ``models.explanations``.
             batch_size: Photos of a list that are captioned together.
             **search: Fields of ``SearchOptions`` to change, e.g. ``beam_size=1``.
 
@@ -186,7 +201,8 @@ class Captioner:
 
         Raises:
             ImageError: A photo cannot be read. (``stream`` continues with the others.)
-            ConfigError: A search option is invalid, or ``num_captions`` is not 1.
+            ConfigError: A search option is invalid, ``num_captions`` is not 1, or an ensemble does
+                not support the method.
         """
         wanted = search.get("num_captions", 1)
         if wanted != 1:
@@ -194,18 +210,30 @@ class Captioner:
                 f"num_captions is {wanted!r}, but caption() returns one per photo; use captions()"
             )
         found: Any = self.captions(
-            photo, alternatives=alternatives, batch_size=batch_size, **search
+            photo, alternatives=alternatives, method=method, batch_size=batch_size, **search
         )
         return [best[0] for best in found] if isinstance(photo, list | tuple) else found[0]
 
     @overload
     def captions(
-        self, photo: Photo, *, alternatives: int = 0, batch_size: int = 32, **search: Any
+        self,
+        photo: Photo,
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+        batch_size: int = 32,
+        **search: Any,
     ) -> list[PhotoCaption]: ...
 
     @overload
     def captions(
-        self, photo: Photos[P], *, alternatives: int = 0, batch_size: int = 32, **search: Any
+        self,
+        photo: Photos[P],
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+        batch_size: int = 32,
+        **search: Any,
     ) -> list[list[PhotoCaption]]: ...
 
     def captions(
@@ -213,6 +241,7 @@ class Captioner:
         photo: Photo | Photos[Any],
         *,
         alternatives: int = 0,
+        method: ExplanationMethod = "attention",
         batch_size: int = 32,
         **search: Any,
     ) -> Any:
@@ -221,15 +250,26 @@ class Captioner:
         For arguments and errors see ``caption``.
         """
         if isinstance(photo, list | tuple):
-            results = self.stream(photo, alternatives=alternatives, batch_size=batch_size, **search)
+            results = self.stream(
+                photo, alternatives=alternatives, method=method, batch_size=batch_size, **search
+            )
             return [_captions_of(result, number) for number, result in enumerate(results)]
         options = self.options(**search)
+        self.check_method(method)
         read = self._read(photo)
-        found = self.caption_batch([read.prepared], options, alternatives=alternatives)[0]
+        found = self.caption_batch(
+            [read.prepared], options, alternatives=alternatives, method=method
+        )[0]
         return with_photo(found, read.shown)
 
     def explain(
-        self, photo: Photo, text: str, *, alternatives: int = 0, style: str | None = None
+        self,
+        photo: Photo,
+        text: str,
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
+        style: str | None = None,
     ) -> PhotoCaption:
         """Attention and word probabilities for a given caption.
 
@@ -237,6 +277,7 @@ class Captioner:
             photo: One photo, as in ``caption``.
             text: The caption; tokenized as captions are.
             alternatives: See ``caption``.
+            method: See ``caption``.
             style: Style that the caption is read in; None: the model's default.
 
         Returns:
@@ -244,12 +285,14 @@ class Captioner:
 
         Raises:
             ImageError: The photo cannot be read.
-            ConfigError: The text is empty or has words outside the vocabulary.
+            ConfigError: The text is empty or has words outside the vocabulary, or an ensemble does
+                not support the method.
         """
         words = self.known_words(text)
+        self.check_method(method)
         read = self._read(photo)
         explained = self.explain_batch(
-            [read.prepared], [words], alternatives=alternatives, style=style
+            [read.prepared], [words], alternatives=alternatives, method=method, style=style
         )
         return with_photo(explained, read.shown)[0]
 
@@ -273,6 +316,7 @@ class Captioner:
         photos: Iterable[Photo] | Photo,
         *,
         alternatives: int = 0,
+        method: ExplanationMethod = "attention",
         batch_size: int = 32,
         **search: Any,
     ) -> Iterator[Result]:
@@ -284,6 +328,7 @@ class Captioner:
         Args:
             photos: Photos as in ``caption``, consumed lazily; or one photo.
             alternatives: See ``caption``.
+            method: See ``caption``.
             batch_size: Photos that are captioned together.
             **search: See ``caption``.
 
@@ -293,25 +338,40 @@ class Captioner:
         options = self.options(**search)
         encode_search_words(options, self.stored.vocabulary)
         self.stored.vocabulary.start(options.style)
+        self.check_method(method)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
         several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)
-        return self._results(several, options, batch_size, alternatives)
+        return self._results(several, options, batch_size, alternatives, method)
 
     def _results(
-        self, photos: Iterable[Photo], options: SearchOptions, batch_size: int, alternatives: int
+        self,
+        photos: Iterable[Photo],
+        options: SearchOptions,
+        batch_size: int,
+        alternatives: int,
+        method: ExplanationMethod,
     ) -> Iterator[Result]:
         # While one batch is captioned, the next one is read.
         read_photos = read_ahead(self._try_read, photos, ahead=batch_size + 1, threads=2)
         with closing(read_photos):
             while batch := list(islice(read_photos, batch_size)):
                 good = [read.prepared for _, read in batch if isinstance(read, _Read)]
-                captions = iter(self.caption_batch(good, options, alternatives=alternatives))
+                found = self.caption_batch(good, options, alternatives=alternatives, method=method)
+                captions = iter(found)
                 for photo, read in batch:
                     if isinstance(read, ImageError):
                         yield Result(photo, [], read)
                     else:
                         yield Result(photo, with_photo(next(captions), read.shown), None)
+
+    def check_method(self, method: object) -> None:
+        """Check that the maps can be computed by a method.
+
+        Raises:
+            ConfigError: It is unknown, or an ensemble does not support it.
+        """
+        self.ensemble.check_method(method)
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an image for the encoders.
@@ -323,7 +383,12 @@ class Captioner:
 
     @torch.inference_mode()
     def caption_batch(
-        self, photos: Sequence[Prepared], options: SearchOptions, *, alternatives: int = 0
+        self,
+        photos: Sequence[Prepared],
+        options: SearchOptions,
+        *,
+        alternatives: int = 0,
+        method: ExplanationMethod = "attention",
     ) -> list[list[Caption]]:
         """Caption prepared photos together.
 
@@ -331,6 +396,7 @@ class Captioner:
             photos: From ``prepare``.
             options: Search options.
             alternatives: See ``caption``.
+            method: See ``caption``.
 
         Returns:
             For each photo its captions, best first; at least one.
@@ -338,11 +404,15 @@ class Captioner:
         Raises:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
         """
+        self.check_method(method)
         if not photos:
             return []
         seeds = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
         crop_boxes = [photo.crop_box for photo in photos]
-        return self._search(self.ensemble.encode(photos), crop_boxes, options, seeds, alternatives)
+        grids = self.ensemble.encode(photos)
+        return self._search(
+            grids, crop_boxes, options, seeds, alternatives=alternatives, method=method
+        )
 
     @torch.inference_mode()
     def caption_features(
@@ -366,8 +436,8 @@ class Captioner:
         Raises:
             ConfigError: There are several models.
         """
-        memories = self.ensemble.encode_features(features)
-        return self._search(memories, crop_boxes, options, seeds or range(len(features)))
+        grids = self.ensemble.encode_features(features)
+        return self._search(grids, crop_boxes, options, seeds or range(len(features)))
 
     @torch.inference_mode()
     def explain_batch(
@@ -376,6 +446,7 @@ class Captioner:
         sentences: Sequence[Sequence[str]],
         *,
         alternatives: int = 0,
+        method: ExplanationMethod = "attention",
         style: str | None = None,
     ) -> list[Caption]:
         """Attention and word probabilities for given captions, one per photo.
@@ -384,11 +455,14 @@ class Captioner:
             photos: From ``prepare``.
             sentences: The words of each caption, all in the vocabulary.
             alternatives: See ``caption``.
+            method: See ``caption``.
             style: Style of the captions; None: that of the model's search options.
         """
         captions = [self.stored.vocabulary.encode(words) for words in sentences]
         start = self.stored.vocabulary.start(self.stored.search.style if style is None else style)
-        memories = self.ensemble.encode(photos)
+        self.check_method(method)
+        grids = self.ensemble.encode(photos)
+        memories = self.ensemble.memories(grids)
         scores = self.ensemble.score(memories, [[tokens] for tokens in captions], start)
         explained = []
         for row, (photo, tokens) in enumerate(zip(photos, captions, strict=True)):
@@ -403,19 +477,23 @@ class Captioner:
                 ended=True,
             )
             others = self._alternatives(scores.log_probs[row, 0, :length], alternatives)
-            explained.append(self._caption(hypothesis, photo.crop_box, others))
+            maps = self._maps(method, grids, row, start, hypothesis)
+            explained.append(self._caption(hypothesis, maps, photo.crop_box, others, method))
         return explained
 
     def _search(
         self,
-        memories: Sequence[Memory],
+        grids: Sequence[Tensor],
         crop_boxes: Sequence[CropBox],
         options: SearchOptions,
         seeds: Sequence[int],
+        *,
         alternatives: int = 0,
+        method: ExplanationMethod = "attention",
     ) -> list[list[Caption]]:
         words = encode_search_words(options, self.stored.vocabulary)
         start = self.stored.vocabulary.start(options.style)
+        memories = self.ensemble.memories(grids)
         found = self.ensemble.search(memories, options, words, start, seeds)
         log_probs = None
         if alternatives:  # score the captions again, so that the search need not store every word
@@ -425,10 +503,12 @@ class Captioner:
             [
                 self._caption(
                     hypothesis,
+                    self._maps(method, grids, row, start, hypothesis),
                     crop_box,
                     ()
                     if log_probs is None
                     else self._alternatives(log_probs[row, column], alternatives),
+                    method,
                 )
                 for column, hypothesis in enumerate(hypotheses)
             ]
@@ -453,10 +533,29 @@ class Captioner:
             for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         )
 
+    def _maps(
+        self,
+        method: ExplanationMethod,
+        grids: Sequence[Tensor],
+        row: int,
+        start: int,
+        hypothesis: Hypothesis,
+    ) -> Tensor:
+        """The maps of a caption as ``Caption.alphas`` describes them, (T, L)."""
+        if method == "attention":
+            return hypothesis.alphas
+        found = self.ensemble.explain(method, grids, row, start, hypothesis)
+        return found if method == "attention_gate" else as_map(found)
+
     def _caption(
-        self, hypothesis: Hypothesis, crop_box: CropBox, alternatives: Alternatives
+        self,
+        hypothesis: Hypothesis,
+        maps: Tensor,
+        crop_box: CropBox,
+        alternatives: Alternatives,
+        method: ExplanationMethod,
     ) -> Caption:
-        alphas = hypothesis.alphas.float().numpy()
+        alphas = maps.float().numpy()
         return Caption(
             words=self.stored.vocabulary.shown(hypothesis.tokens),
             log_probs=hypothesis.token_log_probs.float().numpy(),
@@ -467,6 +566,7 @@ class Captioner:
             alternatives=alternatives[: len(alphas)],
             pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
             geometry=self.model.geometry.placed(self.model.preprocessing.image_size, *crop_box),
+            method=method,
         )
 
     def _read(self, photo: Photo) -> _Read:

@@ -51,7 +51,9 @@ class Caption:
     log_probs: NDArray[np.float32]
     """(T,) natural log-probability of each word given the previous words."""
     alphas: NDArray[np.float32]
-    """(T, Gh, Gw) attention for each word; every map sums to 1."""
+    """(T, Gh, Gw) attention for each word; every map sums to 1. With another ``method``, its maps:
+    of ``attention_gate`` they sum to the gates; of the others, to 1 (what counts against the word
+    is left out), or 0 if no region supports the word."""
     gates: NDArray[np.float32]
     """(T,) context gate beta, from 0 (photo ignored) to 1 (fully used). Always 1 with order
     ``luong``, which has no gate, and 0 with attention ``fixed_at_start``, which has no context."""
@@ -65,6 +67,8 @@ class Caption:
     """The T pieces with their spaces, which joined are the sentence; empty: whole words."""
     geometry: Geometry | None = None
     """Where the regions lie in the photo; None: equal cells of the crop box. See ``regions``."""
+    method: str = "attention"
+    """How ``alphas`` was computed; see ``models.explanations``."""
 
     @property
     def text(self) -> str:
@@ -93,7 +97,7 @@ class Caption:
             per word; with attention ``gates``, ``alphas`` (T, Gh, Gw), ``region``, the crop box
             (left, top, right, bottom), and ``geometry``: the centre of the region in row i and
             column j is (``x.first + j * x.pitch``, ``y.first + i * y.pitch``), as fractions of the
-            photo's width and height.
+            photo's width and height; and ``method``, if it is not ``attention``.
         """
         data: dict[str, Any] = {
             "text": self.text,
@@ -111,6 +115,8 @@ class Caption:
             data["alphas"] = _rounded(self.alphas, 6)
             data["region"] = [round(side, 6) for side in self.crop_box]
             data["geometry"] = self.regions.as_dict()
+            if self.method != "attention":
+                data["method"] = self.method
         return data
 
     def __str__(self) -> str:

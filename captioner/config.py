@@ -23,6 +23,27 @@ NonNegative = Annotated[int, Ge(0)]
 Weight = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
+ExplanationMethod = Literal[
+    "attention", "attention_gate", "gradient_input", "grad_cam", "occlusion"
+]
+"""How the maps of a caption are computed; see ``models.explanations``."""
+
+METHOD_TITLES: dict[str, str] = {
+    "attention": "attention",
+    "attention_gate": "attention × gate",
+    "gradient_input": "gradient × input",
+    "grad_cam": "Grad-CAM",
+    "occlusion": "occlusion",
+}
+"""Names of the methods in figures and tables."""
+
+
+def check_method(method: object) -> None:
+    """Raise ConfigError unless ``method`` is an ``ExplanationMethod``."""
+    if method not in METHOD_TITLES:
+        known = ", ".join(METHOD_TITLES)
+        raise OptionError("{method} is {given!r}; give one of {known}", given=method, known=known)
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -212,6 +233,24 @@ class DecoderConfig:
 
 _BEAM_ONLY = ("beam_size", "beam_groups", "diversity", "forced_words")
 _SAMPLING_ONLY = ("temperature", "top_k", "top_p", "seed")
+
+
+@dataclass(frozen=True)
+class FaithfulnessOptions:
+    """How the faithfulness of explanations is measured."""
+
+    max_photos: Annotated[int, Interval(ge=1, le=100_000)] = 100
+    """Maximum number of photos, spread evenly over those given."""
+    max_words: Annotated[int, Interval(ge=1, le=50)] = 3
+    """Maximum number of content words per caption, spread evenly over it."""
+    steps: Annotated[int, Interval(ge=1, le=100)] = 5
+    """Number of steps in which all regions are deleted or inserted."""
+    level: Literal["both", "grid", "pixels"] = "both"
+    """What is replaced. grid: features, which is fast; pixels: regions of the photo, which runs the
+    encoder about 60 times per word."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True)

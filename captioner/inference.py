@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from captioner.caption import CropBox
-from captioner.config import SearchOptions
+from captioner.config import ExplanationMethod, SearchOptions, check_method
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
@@ -22,7 +23,8 @@ from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision, autocast, pick_device, pick_precision
 from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
-from captioner.models.decoder import Unrolled
+from captioner.models.decoder import Decoder, Unrolled
+from captioner.models.explanations import WordScorer, relevance
 from captioner.vocabulary import PAD
 
 
@@ -77,16 +79,16 @@ class Ensemble:
             pixels.append(by_kind[kind])
         return Prepared(tuple(pixels), self.models[0].preprocessing.crop_box(*image.size))
 
-    def encode(self, photos: Sequence[Prepared]) -> list[Memory]:
-        """Encode photos: one memory per model."""
-        memories = []
+    def encode(self, photos: Sequence[Prepared]) -> list[Tensor]:
+        """Encode photos: one grid of features (B, L, D) per model."""
+        grids = []
         with autocast(self.precision, self.device):
             for number, model in enumerate(self.models):
                 pixels = torch.from_numpy(np.stack([photo.pixels[number] for photo in photos]))
-                memories.append(model.decoder.memory(model.encode(pixels.to(self.device))))
-        return memories
+                grids.append(model.encode(pixels.to(self.device)))
+        return grids
 
-    def encode_features(self, features: Tensor) -> list[Memory]:
+    def encode_features(self, features: Tensor) -> list[Tensor]:
         """Continue from cached features, (B, L, D); one model only.
 
         Raises:
@@ -96,7 +98,14 @@ class Ensemble:
             raise ConfigError("cached features belong to one encoder; use a single model")
         model = self.models[0]
         with autocast(self.precision, self.device):
-            return [model.decoder.memory(model.to_features(features.to(self.device)))]
+            return [model.to_features(features.to(self.device))]
+
+    def memories(self, grids: Sequence[Tensor]) -> list[Memory]:
+        """What the decoders need of encoded photos: one memory per model."""
+        with autocast(self.precision, self.device):
+            return [
+                model.decoder.memory(grid) for model, grid in zip(self.models, grids, strict=True)
+            ]
 
     def search(
         self,
@@ -132,7 +141,7 @@ class Ensemble:
         """Score given captions.
 
         Args:
-            memories: The photos, from ``encode``.
+            memories: The photos, from ``memories``.
             captions: Token ids of each photo's captions.
             start: Start token.
         """
@@ -156,6 +165,57 @@ class Ensemble:
             torch.stack([unrolled.alphas for unrolled in unrolls]).mean(dim=0),
             torch.stack([unrolled.gates for unrolled in unrolls]).mean(dim=0),
         )
+
+    def check_method(self, method: object) -> None:
+        """Check that these models support a method of explanation.
+
+        Raises:
+            ConfigError: They do not.
+        """
+        check_method(method)
+        if len(self.models) > 1 and method not in ("attention", "attention_gate"):
+            raise OptionError(
+                "{method} {given} needs a single model, not an ensemble; give attention or "
+                "attention_gate, or one model",
+                given=method,
+            )
+
+    @cached_property
+    def exact_decoder(self) -> Decoder:
+        """The first model's decoder in float32: bf16 would round away the effect of a region."""
+        decoder = self.models[0].decoder
+        weight = decoder.word_output.weight
+        if weight.dtype == torch.float32 and not weight.is_inference():
+            return decoder
+        with torch.inference_mode(False):
+            return copy.deepcopy(decoder).float()
+
+    def explain(
+        self,
+        method: ExplanationMethod,
+        grids: Sequence[Tensor],
+        row: int,
+        start: int,
+        hypothesis: Hypothesis,
+    ) -> Tensor:
+        """Relevance of the regions of a photo for the words of a caption.
+
+        Args:
+            method: One that ``check_method`` accepts.
+            grids: The photos, from ``encode``.
+            row: Index of the photo.
+            start: Start token.
+            hypothesis: The caption.
+
+        Returns:
+            (T, L), see ``models.explanations.relevance``; on the CPU.
+        """
+        # The caller is in inference mode, whose tensors have no gradients.
+        with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
+            grid = grids[0][row].float().clone()
+            scorer = WordScorer(self.exact_decoder, start, hypothesis.tokens)
+            found = relevance(method, scorer, grid, hypothesis.alphas, hypothesis.gates)
+            return found.detach().cpu()
 
 
 def _pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:

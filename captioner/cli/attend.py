@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tqdm import tqdm
 
 from captioner.caption import END_NAME
-from captioner.cli.attend_options import check_count, check_kind, parser, targets
+from captioner.cli.attend_options import check_count, check_kind, methods, parser, targets
 from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
     checked_search,
@@ -21,6 +21,7 @@ from captioner.cli.options import (
     warn,
 )
 from captioner.cli.photos import STDIN, Photos, find_photos, missing
+from captioner.config import METHOD_TITLES
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
 from captioner.visualization.figure import FIGURES, overlay
@@ -83,6 +84,9 @@ def _attend(jobs: Sequence[tuple[Path, Path]], options: Any, search: dict[str, A
     """Draw photos into their output files; return the number of failures."""
     instances = _instances(options.instances)
     models = _models(options)
+    for model in models:
+        for method in methods(options):
+            model.check_method(method)
     check_count(models[0], jobs[0][1].suffix.lower(), options, search)
     captioned = _captioned(models, [photo for photo, _ in jobs], options, search)
     return _draw(captioned, [path for _, path in jobs], instances, options)
@@ -216,7 +220,6 @@ def _captioned(
     models: Sequence[Captioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
 ) -> Iterator[_Captioned | ImageError]:
     """Every photo with its captions, or the error; each is decoded once."""
-    labels = _labels(options)
     size = 1 if options.words else min(options.batch_size, DECODED)
     for start in range(0, len(photos), size):
         batch = photos[start : start + size]
@@ -227,7 +230,8 @@ def _captioned(
             if isinstance(image, ImageError):
                 yield image
             else:
-                yield _Captioned(photo, image, next(found), labels)
+                captions = next(found)
+                yield _Captioned(photo, image, captions, _labels(options, len(captions)))
 
 
 def _open(photo: Path) -> Image | ImageError:
@@ -242,7 +246,10 @@ def _open(photo: Path) -> Image | ImageError:
 def _captions(
     models: Sequence[Captioner], images: Sequence[Image], options: Any, search: dict[str, Any]
 ) -> Iterator[list[Caption]]:
-    """The captions of every image by all models: those found, or the given words."""
+    """The captions of every image by all models: those found, or the given words.
+
+    Each is repeated for every method.
+    """
     prepared = [[model.prepare(image) for image in images] for model in models]
     others = options.alternatives
     if options.words:
@@ -251,23 +258,26 @@ def _captions(
                 caption
                 for text in options.words
                 for model, one in zip(models, photo, strict=True)
+                for method in methods(options)
                 for caption in model.explain_batch(
                     [one],
                     [model.known_words(text)],
                     alternatives=others,
+                    method=method,
                     style=search.get("style"),
                 )
             ]
         return
     found = [
-        model.caption_batch(photos, model.options(**search), alternatives=others)
+        model.caption_batch(photos, model.options(**search), alternatives=others, method=method)
         for model, photos in zip(models, prepared, strict=True)
+        for method in methods(options)
     ]
     for captions in zip(*found, strict=True):
         yield [caption for of_model in captions for caption in of_model]
 
 
-def _labels(options: Any) -> list[str]:
+def _model_names(options: Any) -> list[str]:
     """Names of the compared models: their folders."""
     if not options.compare:
         return []
@@ -275,9 +285,20 @@ def _labels(options: Any) -> list[str]:
     return [first, *options.compare]
 
 
+def _labels(options: Any, count: int) -> list[str]:
+    """A name for each caption: its model's, its method's, or both; attention alone has none."""
+    used = methods(options)
+    titles = [METHOD_TITLES[method] for method in used] if used != ["attention"] else []
+    names = _model_names(options)
+    if names and titles:
+        return [f"{name}: {title}" for name in names for title in titles]
+    return names or (titles * count if len(titles) == 1 else titles)
+
+
 def _print_captions(one: _Captioned, options: Any) -> None:
-    for number, caption in enumerate(one.captions):
-        label = f" ({one.labels[number]})" if one.labels else ""
+    names, step = _model_names(options), len(methods(options))
+    for number, caption in enumerate(one.captions[::step]):  # once, not for every method
+        label = f" ({names[number]})" if names else ""
         print(f"{one.name}: {caption.text}{label}", flush=True)
         if options.words:
             each = zip(caption.words, caption.log_probs, strict=True)

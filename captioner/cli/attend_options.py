@@ -13,6 +13,7 @@ from captioner.cli.main import flag
 from captioner.cli.options import add_model_options, add_search_options
 from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import PICTURE_MARK, STDIN, add_photo_options
+from captioner.config import ExplanationMethod, check_method
 from captioner.errors import ConfigError
 from captioner.visualization.animation import ANIMATIONS
 from captioner.visualization.animation import check_ending as check_animation
@@ -68,6 +69,14 @@ def parser() -> Parser:
         "--compare",
         action="append",
         help="another model folder to show beside --model, on the same scale; repeat for several",
+    )
+    captions.add_argument(
+        "--method",
+        action="append",
+        metavar="NAME",
+        help="how the maps are computed: attention (default), attention_gate (the attention that "
+        "reached the word), gradient_input, grad_cam or occlusion (the effect of each region on "
+        "the word's log-probability); repeat to show several side by side",
     )
     captions.add_argument(
         "--alternatives",
@@ -204,6 +213,13 @@ def check_kind(suffix: str, options: Any) -> None:
     wrong = [flag(name) for name in lacking if options[name]]
     if wrong:
         raise ConfigError(f"{', '.join(wrong)}: not supported for {kind} ({suffix}); leave it out")
+    for method in methods(options):
+        check_method(method)
+    if suffix in ANIMATIONS and len(methods(options)) > 1:
+        raise ConfigError(
+            f"an animation shows one method, not {len(methods(options))}; give one --method, or "
+            "use a figure or a page"
+        )
     if options.combine and not options.only:
         raise ConfigError("--combine needs --only; give both")
 
@@ -217,6 +233,11 @@ def _lacking(suffix: str) -> tuple[str, tuple[str, ...]]:
     return "a page", (*_ONLY_FIGURES, *_ONLY_ANIMATIONS)
 
 
+def methods(options: Any) -> list[ExplanationMethod]:
+    """The methods that draw each caption, without duplicates."""
+    return list(dict.fromkeys(options.method or ["attention"]))
+
+
 def check_count(model: Captioner, suffix: str, options: Any, search: dict[str, Any]) -> None:
     """Check that there is only one caption where only one can be shown."""
     count = len(options.words) if options.words else model.options(**search).num_captions
@@ -224,6 +245,10 @@ def check_count(model: Captioner, suffix: str, options: Any, search: dict[str, A
         raise ConfigError(
             f"--compare shows one caption per model, not {count}; give --num-captions 1 or one "
             "--words"
+        )
+    if len(methods(options)) > 1 and count > 1:
+        raise ConfigError(
+            f"several --method show one caption, not {count}; give --num-captions 1 or one --words"
         )
     if suffix in ANIMATIONS and count > 1:
         raise ConfigError(f"an animation shows one caption, not {count}; use a figure or a page")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from captioner.cli.main import FAILED, OK
+from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
     add_model_options,
     add_search_options,
@@ -16,7 +17,9 @@ from captioner.cli.options import (
     warn,
 )
 from captioner.cli.parser import Parser, new_parser
+from captioner.config import FaithfulnessOptions
 from captioner.errors import CaptionerError, ConfigError, ProgramError
+from captioner.option_fields import option_fields
 
 
 @functools.cache
@@ -25,7 +28,8 @@ def parser() -> Parser:
     new = new_parser(
         "evaluate",
         "Score captions against references (BLEU, ROUGE-L, CIDEr) with 95% confidence intervals, "
-        "or measure how much attention lies on the objects that the captions name. The captions "
+        "measure how much attention lies on the objects that the captions name (--instances), or "
+        "whether explanations find the regions that words depend on (--faithfulness). The captions "
         "come from a model (--images) or from a file (--results).",
         "--annotations FILE (--images FOLDER | --results FILE) [options]",
     )
@@ -72,9 +76,37 @@ def parser() -> Parser:
         "-o", "--output", metavar="FILE", help="JSON report with the scores of every image"
     )
     new.add_argument("--force", action="store_true", help="overwrite the report")
+    _add_faithfulness_options(new)
     add_search_options(new)
     add_model_options(new)
     return new
+
+
+def _add_faithfulness_options(new: Parser) -> None:
+    group = new.add_argument_group("faithfulness")
+    group.add_argument(
+        "--faithfulness",
+        action="store_true",
+        help="delete and insert the regions that attention, gradient x input, Grad-CAM and "
+        "occlusion rank first, and measure the log-probability of each content word; needs "
+        "--images. With --annotations, of each photo's first reference caption",
+    )
+    for field in option_fields(FaithfulnessOptions).values():
+        group.add_argument(
+            flag(field.name),
+            type=(str if field.choices else field.type) | None,
+            default=None,
+            help=f"{field.help} (default: {field.default})",
+        )
+
+
+def _faithfulness_options(options: Any) -> FaithfulnessOptions | None:
+    """The options of --faithfulness; None if it is not given."""
+    fields = option_fields(FaithfulnessOptions)
+    given = {name: options[name] for name in fields if options[name] is not None}
+    if given and not options.faithfulness:
+        raise ConfigError(f"{flag(next(iter(given)))} needs --faithfulness; give both")
+    return FaithfulnessOptions(**given) if options.faithfulness else None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -101,6 +133,7 @@ def main(argv: Sequence[str]) -> int:
         frequencies=options.frequencies,
         train_annotations=options.train_annotations,
         metrics=[name for name in ("METEOR", "SPICE") if options[name.lower()]],
+        faithfulness=_faithfulness_options(options),
         device=options.device,
         precision=options.precision,
         batch_size=options.batch_size,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from captioner.config import FaithfulnessOptions
 from captioner.errors import CaptionerError, ConfigError, DataError, OptionError, ProgramError
 from captioner.extras import require_extra
 
@@ -37,6 +38,7 @@ def evaluate(
     train_annotations: str | Path | Sequence[str | Path] = (),
     meteor: bool = False,
     spice: bool = False,
+    faithfulness: bool | FaithfulnessOptions = False,
     device: str = "auto",
     precision: str = "auto",
     batch_size: int = 32,
@@ -60,6 +62,9 @@ def evaluate(
             captions.
         meteor: Score METEOR too; needs Java.
         spice: Score SPICE too; needs Java and CoreNLP, which is downloaded.
+        faithfulness: Measure instead whether explanations find the regions that words depend on;
+            see ``evaluation.faithfulness``. Of the captions that the model generates for
+            ``images`` or, given ``annotations``, of each photo's first reference caption.
         device: See ``load``.
         precision: See ``load``.
         batch_size: Photos that are captioned together.
@@ -85,6 +90,7 @@ def evaluate(
         frequencies=frequencies,
         train_annotations=_listed(train_annotations),
         metrics=[name for name, given in (("METEOR", meteor), ("SPICE", spice)) if given],
+        faithfulness=FaithfulnessOptions() if faithfulness is True else faithfulness or None,
         device=device,
         precision=precision,
         batch_size=batch_size,
@@ -119,6 +125,7 @@ class Inputs:
     train_annotations: Sequence[str | Path] = ()
     metrics: Sequence[str] = ()
     """METEOR, SPICE or both."""
+    faithfulness: FaithfulnessOptions | None = None
     device: str = "auto"
     precision: str = "auto"
     batch_size: int = 32
@@ -134,10 +141,14 @@ class Inputs:
             raise OptionError(
                 "give either {images} (a folder of photos) or {results} (a file of captions)"
             )
+        if self.faithfulness is not None:
+            self._check_faithfulness()
         if self.results is not None:
             self._check_results()
-        if self.annotations is None and self.instances is None:
-            raise OptionError("give {annotations} (to score captions) or {instances} (attention)")
+        if self.faithfulness is None and self.annotations is None and self.instances is None:
+            raise OptionError(
+                "give {annotations} (to score captions), {instances} (attention) or {faithfulness}"
+            )
         for name in ("compare", "frequencies", "train_annotations"):
             if getattr(self, name) and self.annotations is None:
                 raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
@@ -149,6 +160,18 @@ class Inputs:
                 "{num_captions} is {given}, but only one per photo is scored; omit it",
                 given=self.search["num_captions"],
             )
+
+    def _check_faithfulness(self) -> None:
+        """Reject what is not measured along with faithfulness."""
+        if self.images is None:
+            raise OptionError("{faithfulness} is measured on photos; give {images}, not {results}")
+        others = ("instances", "compare", "frequencies", "train_annotations")
+        unused = [name for name in others if getattr(self, name)]
+        for name in [*unused, *(metric.lower() for metric in self.metrics)]:
+            raise OptionError(f"{{faithfulness}} is measured alone; omit {{{name}}}")
+        for name in self.search if self.annotations is not None else ():
+            if name != "style":
+                raise OptionError(f"{{annotations}} gives the captions; omit {{{name}}}")
 
     def _check_results(self) -> None:
         """Reject options of a model when the captions are given."""
@@ -187,6 +210,8 @@ def run(
     """
     from captioner.evaluation.report import read_captions_of
 
+    if inputs.faithfulness is not None:
+        return _faithfulness(inputs, inputs.faithfulness, on_error, progress)
     report: Report
     captions: dict[int, str] = {}
     if isinstance(inputs.results, Mapping):
@@ -314,7 +339,6 @@ def _caption(
     from captioner.data.coco import locate_photos, read_dataset
     from captioner.evaluation.frequencies import DocumentFrequencies
     from captioner.files import FREQUENCIES
-    from captioner.hardware import pick_precision
 
     assert inputs.images is not None
     paths: dict[int, Path] = {}
@@ -351,11 +375,7 @@ def _caption(
         captions[image_id] = result.captions[0].text
         if instances is not None and image_id in instances.sizes:
             grounded[image_id] = result.captions[0]
-    report: Report = {
-        "model": name,
-        "search": ", ".join(f"{k} {v}" for k, v in _summary(search).items()),
-        "precision": pick_precision(model.precision, model.device),
-    }
+    report = _about_model(model, name, search)
     if instances is not None:
         from captioner.evaluation.grounding import measure
         from captioner.evaluation.report import attention
@@ -365,6 +385,50 @@ def _caption(
             "attention": attention(measure(grounded, instances)),
         }
     return report, captions, frequencies
+
+
+def _faithfulness(
+    inputs: Inputs, options: FaithfulnessOptions, on_error: OnError, progress: bool
+) -> Report:
+    """Measure the explanations of generated or reference captions."""
+    from tqdm import tqdm
+
+    from captioner.data.coco import read_dataset
+    from captioner.data.folders import find_images
+    from captioner.evaluation.faithfulness import measure
+
+    assert inputs.images is not None
+    photos: dict[Path, str | None]
+    if inputs.annotations is None:
+        photos = dict.fromkeys(find_images([inputs.images]))
+    else:
+        dataset = read_dataset([inputs.annotations], [inputs.images])
+        photos = {image.path: image.captions[0] for image in dataset if image.captions}
+    model, name = _load(inputs)
+    search = model.options(**inputs.search)
+    hide = None if progress else True  # None: hidden unless stderr is a terminal
+    found = measure(
+        model,
+        photos,
+        options,
+        search,
+        on_error=on_error,
+        progress=lambda paths: tqdm(paths, unit="photo", disable=hide, dynamic_ncols=True),
+    )
+    report = _about_model(model, name, search)
+    if inputs.annotations is not None:
+        report["search"] = f"none; the captions of {inputs.annotations}"
+    return report | {"faithfulness": found.summary()}
+
+
+def _about_model(model: Captioner, name: Any, search: SearchOptions) -> Report:
+    from captioner.hardware import pick_precision
+
+    return {
+        "model": name,
+        "search": ", ".join(f"{k} {v}" for k, v in _summary(search).items()),
+        "precision": pick_precision(model.precision, model.device),
+    }
 
 
 def _summary(search: SearchOptions) -> dict[str, Any]:

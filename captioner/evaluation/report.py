@@ -25,6 +25,7 @@ from captioner.evaluation.bootstrap import (
     interval,
     resample_weights,
 )
+from captioner.evaluation.faithfulness_report import as_lines as faithfulness_lines
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.grounding import Grounding
 from captioner.evaluation.metrics import Scores, cider_warning, score, signature
@@ -251,6 +252,8 @@ def as_text(report: Report) -> str:
         parts.append(_compare(report["compare"]))
     if "attention" in report:
         parts.append(_attention(report["attention"]))
+    if "faithfulness" in report:
+        parts.append(faithfulness_lines(report["faithfulness"]))
     if report.get("warnings"):
         parts.append([_row("note", warning) for warning in report["warnings"]])
     if "signature" in report:
@@ -260,7 +263,7 @@ def as_text(report: Report) -> str:
 
 _LISTED = (
     "metrics", "intervals", "resamples", "statistics", "signature", "warnings", "per_image",
-    "compare", "attention",
+    "compare", "attention", "faithfulness",
 )  # fmt: skip
 
 

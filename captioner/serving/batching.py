@@ -1,9 +1,9 @@
 """Dynamic batching: requests that wait for the model are captioned together.
 
 One thread owns the model. When it is free, it takes the request that has waited longest, together
-with later requests for the same search options and number of alternatives; the others keep their
-position in the queue. It never waits for a batch to fill up: an idle server responds at once, and
-batches fill under load.
+with later requests for the same search options, number of alternatives and method; the others keep
+their position in the queue. It never waits for a batch to fill up: an idle server responds at once,
+and batches fill under load.
 
 Neither captions nor errors depend on the rest of the batch.
 """
@@ -151,11 +151,11 @@ class Batcher:
 
     def _caption(self, jobs: Sequence[_Job]) -> list[list[Caption]]:
         photos = [job.photo for job in jobs]
-        options, alternatives, style = jobs[0].request.key
+        options, alternatives, style, method = jobs[0].request.key
         if options is None:
             sentences = [job.request.words for job in jobs]
             captions = self._model.explain_batch(
-                photos, sentences, alternatives=alternatives, style=style
+                photos, sentences, alternatives=alternatives, method=method, style=style
             )
             return [[caption] for caption in captions]
-        return self._model.caption_batch(photos, options, alternatives=alternatives)
+        return self._model.caption_batch(photos, options, alternatives=alternatives, method=method)

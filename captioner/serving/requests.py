@@ -14,12 +14,17 @@ from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from captioner.api import Captioner
-from captioner.config import SearchOptions
+from captioner.config import ExplanationMethod, SearchOptions
 from captioner.errors import ConfigError
 from captioner.option_fields import OptionField, allowed_numbers, option_fields
 from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
 
 _LISTS = ("forced_words", "banned_words")
+
+_FREE = ("attention", "attention_gate")
+"""Methods whose maps the decoder computes anyway."""
+_DECODED_AGAIN = 50
+"""How often the other methods decode a caption, roughly: its words or the regions of the photo."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +39,28 @@ class CaptionRequest:
     """Number of alternatives per position."""
     style: str | None = None
     """Style in which to explain the words; None: the model's default."""
+    method: ExplanationMethod = "attention"
+    """How the maps are computed."""
 
     @property
-    def key(self) -> tuple[SearchOptions | None, int, str | None]:
+    def key(self) -> tuple[SearchOptions | None, int, str | None, ExplanationMethod]:
         """Requests with the same key can share a batch."""
-        return self.options, self.alternatives, self.style
+        return self.options, self.alternatives, self.style, self.method
 
     @property
     def cost(self) -> int:
-        """Maximum number of decoder steps for a photo; explaining given words counts as 1."""
+        """Maximum number of decoder steps for a photo; explaining given words counts as 1.
+
+        Every method but attention decodes each caption again, once per word or region.
+        """
         if self.options is None:
-            return 1
+            return 1 if self.method in _FREE else _DECODED_AGAIN * len(self.words)
         options = self.options
         beams = options.num_captions if options.temperature else options.beam_size
-        return beams * (1 + len(options.forced_words)) * options.max_length
+        search = beams * (1 + len(options.forced_words)) * options.max_length
+        if self.method in _FREE:
+            return search
+        return search + _DECODED_AGAIN * options.num_captions * options.max_length
 
 
 def query_model(limits: Limits) -> type[BaseModel]:
@@ -61,6 +74,11 @@ def query_model(limits: Limits) -> type[BaseModel]:
     fields["attention"] = (bool, Field(False, description=text))
     text = "Number of most probable words to return per position."
     fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
+    text = (
+        "How the maps are computed: the attention, the attention times the gate, or the effect of "
+        "each region on the word's log-probability. Needs attention."
+    )
+    fields["method"] = (ExplanationMethod, Field("attention", description=text))
     query: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
     return query
 
@@ -104,7 +122,11 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     """
     given = query.model_dump(exclude_none=True)
     changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
-    alternatives = given["alternatives"]
+    alternatives, method = given["alternatives"], given["method"]
+    if method != "attention":
+        model.check_method(method)
+        if not given["attention"]:
+            raise ConfigError(f"method {method} computes maps; give attention=true to get them")
     if "words" in given:
         style = changes.pop("style", None)
         if changes:
@@ -112,11 +134,12 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
                 f"words cannot be combined with search options ({', '.join(changes)}); give one "
                 "or the other"
             )
-        return CaptionRequest(None, _known_words(model, given["words"]), alternatives, style)
+        words = _known_words(model, given["words"])
+        return CaptionRequest(None, words, alternatives, style, method)
     for name in _LISTS:
         if name in changes:
             changes[name] = _split_words(name, changes[name])
-    return CaptionRequest(model.options(**changes), alternatives=alternatives)
+    return CaptionRequest(model.options(**changes), alternatives=alternatives, method=method)
 
 
 def _known_words(model: Captioner, text: str) -> tuple[str, ...]:
@@ -148,6 +171,8 @@ def query_error(errors: Iterable[Mapping[str, Any]], query: type[BaseModel]) -> 
 def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str:
     if error["type"].startswith("bool"):
         return "true or false"
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"]).replace("'", "")
     if error["type"] == "string_too_long":
         return f"{error['ctx']['max_length']} characters at most"
     schema = query.model_json_schema()["properties"].get(name, {})

@@ -107,8 +107,9 @@ class CaptionResult(BaseModel):
     )
     alphas: list[list[list[float]]] | None = Field(
         None,
-        description="Attention weights, T x Gh x Gw; each map sums to 1. Only if attention is "
-        "true.",
+        description="Attention weights, T x Gh x Gw; each map sums to 1. With another method, its "
+        "maps: of attention_gate they sum to the gates, of the others to 1, or 0 if no region "
+        "supports the word. Only if attention is true.",
     )
     region: tuple[float, float, float, float] | None = Field(
         None,
@@ -117,6 +118,9 @@ class CaptionResult(BaseModel):
     )
     geometry: GeometryResult | None = Field(
         None, description="Where the regions lie in the photo. Only if attention is true."
+    )
+    method: str | None = Field(
+        None, description="How alphas was computed. Only if it is not attention."
     )
 
 

@@ -136,7 +136,8 @@ def _caption(captioner: Captioner, batch: _Encoded, options: SearchOptions) -> I
     starts = [vocabulary.start(options.style)] * len(encoded)
     tokens = pad_captions([photo.tokens for photo in encoded], starts)
     with torch.inference_mode(), autocast(captioner.precision, captioner.device):
-        (memory,) = captioner.ensemble.encode_features(batch.features)
+        ensemble = captioner.ensemble
+        (memory,) = ensemble.memories(ensemble.encode_features(batch.features))
         nats = photo_nats(captioner.model.decoder, memory, tokens)
     counts = (tokens[..., 1:] != PAD).sum(dim=(1, 2))
     for image, best, of_photo, count in zip(

@@ -22,7 +22,13 @@ from PIL import Image, ImageColor
 from captioner.caption import Caption
 from captioner.visualization import fonts
 from captioner.visualization.drawing import Drawing
-from captioner.visualization.heatmap import above_scale, attention_image, scale_bar, shared_scale
+from captioner.visualization.heatmap import (
+    above_scale,
+    attention_image,
+    scale_bar,
+    scale_gates,
+    shared_scale,
+)
 from captioner.visualization.maps import ease, interpolate, mean_map
 from captioner.visualization.primitives import Align, Box, Item, Picture, Text, bar
 from captioner.visualization.theme import Theme
@@ -68,7 +74,7 @@ class Scene:
         self.photo, self.caption, self.theme = photo, caption, theme
         self.smooth, self.colormap = smooth, colormap
         self.sentence = caption.text or "no words"
-        self.scale = shared_scale(caption.alphas, caption.gates)
+        self.scale = shared_scale(caption.alphas, scale_gates(caption))
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
         self.small = max(11, round(0.78 * self.text))
@@ -167,7 +173,7 @@ class Scene:
             note = f"mean of all {words} words" if words > 1 else "all 1 word"
             items.append(text(self.margin, note, theme.text))
         end, most = self.margin + self.inner, fonts.percent(self.scale)
-        above = above_scale(self.caption.alphas, self.caption.gates, self.scale)
+        above = above_scale(self.caption.alphas, scale_gates(self.caption), self.scale)
         most = f"≥ {most}" if shot.word < words and above[shot.word] else most
         right = round(end - fonts.text_width(most, size) - 0.4 * size)
         left = max(self.margin + round(14 * size), right - 9 * size)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from captioner.caption import Caption
 from captioner.data.images import to_rgb
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
@@ -88,9 +89,19 @@ def shared_scale(alphas: ArrayLike, gates: ArrayLike | None = None) -> float:
     return float(max(maps.max(), min(1.0, 2.0 * uniform)))
 
 
-def above_scale(alphas: ArrayLike, gates: ArrayLike, scale_max: float) -> NDArray[np.bool_]:
+def scale_gates(caption: Caption) -> NDArray[np.float32] | None:
+    """The gates for ``shared_scale``; None for methods that measure the effect on the word itself.
+
+    A word with a closed gate may have a strong effect, through the words before it.
+    """
+    return caption.gates if caption.method == "attention" else None
+
+
+def above_scale(alphas: ArrayLike, gates: ArrayLike | None, scale_max: float) -> NDArray[np.bool_]:
     """Which words were left out of the scale and exceed it, (T,)."""
     highest = np.asarray(alphas, dtype=np.float32).max(axis=(1, 2), initial=0.0)
+    if gates is None:
+        return np.zeros(len(highest), dtype=np.bool_)
     above: NDArray[np.bool_] = closed_words(gates) & (highest > scale_max)
     return above
 

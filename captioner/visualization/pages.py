@@ -145,7 +145,10 @@ def gallery(
     if not items:
         raise ConfigError("a page needs at least one photo")
     heading = title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
-    body = _body(heading, items, embedded({"entries": data, "look": look}, "captioner-data"))
+    shown = embedded({"entries": data, "look": look}, "captioner-data")
+    only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
+    footer = _ATTENTION_FOOTER if only_attention else _METHODS_FOOTER
+    body = _body(heading, items, shown, footer)
     styles = [asset("viewer.css"), asset("page.css")]
     scripts = [asset("viewer.js"), asset("page.js")]
     html = document(heading or "captioner", body, styles=styles, scripts=scripts, theme=theme)
@@ -162,7 +165,13 @@ def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, 
     }
 
 
-def _body(title: str, items: Sequence[str], data: str) -> str:
+_ATTENTION_FOOTER = """Brighter means more attention while the word was chosen. The gate β is the
+weight of the photo for the word. Attention does not explain why the model chose a word."""
+_METHODS_FOOTER = """Brighter means that the region counts more for the word, by the method named.
+The gate β is the weight of the photo for the word."""
+
+
+def _body(title: str, items: Sequence[str], data: str, footer: str) -> str:
     kind = "single" if len(items) == 1 else "many"
     heading = f"<h1>{escaped(title)}</h1>" if title else ""
     return f"""<body>
@@ -184,8 +193,7 @@ def _body(title: str, items: Sequence[str], data: str) -> str:
 <ol class="gallery">
 {chr(10).join(items)}
 </ol>
-<footer>Brighter means more attention while the word was chosen. The gate β is the weight of the
-photo for the word. Attention does not explain why the model chose a word.</footer>
+<footer>{footer}</footer>
 </main>
 {data}
 </body>"""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import END_NAME, Alternative, Caption
+from captioner.config import METHOD_TITLES
 from captioner.visualization import fonts
 from captioner.visualization.drawing import Drawing
 from captioner.visualization.heatmap import (
@@ -17,6 +18,7 @@ from captioner.visualization.heatmap import (
     above_scale,
     attention_image,
     scale_bar,
+    scale_gates,
     shared_scale,
 )
 from captioner.visualization.layout import FigureLayout
@@ -31,6 +33,15 @@ from captioner.visualization.primitives import (
     mask_contours,
 )
 from captioner.visualization.theme import Theme
+
+METHOD_NOTES = {
+    "attention": "attention: weight of the region",
+    "attention_gate": "attention × gate: the attention that reached the word; all regions sum to β",
+    "gradient_input": "gradient × input: first-order effect of the region on the word's log p",
+    "grad_cam": "Grad-CAM: features of the region that raise the word's log p",
+    "occlusion": "occlusion: drop of the word's log p without the region",
+}
+"""What the brightness of each method means."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,11 @@ class Sheet:
         self.layout, self.blocks, self.photo, self.theme = layout, blocks, photo, theme
         self.smooth, self.colormap = smooth, colormap
         with_words = [block.caption for block in blocks if block.caption.words]
-        self.top = max((shared_scale(one.alphas, one.gates) for one in with_words), default=1.0)
+        self.tops: dict[str, float] = {}
+        """The brightest value of each method: their units differ."""
+        for one in with_words:
+            top = shared_scale(one.alphas, scale_gates(one))
+            self.tops[one.method] = max(top, self.tops.get(one.method, 0.0))
         self.grids = sorted({one.alphas.shape[1:] for one in with_words})
         self.items: list[Item] = []
 
@@ -143,12 +158,13 @@ class Sheet:
             picture = attention_image(
                 self.photo,
                 panel.alpha,
-                scale_max=self.top,
+                scale_max=self.tops[caption.method],
                 regions=caption.regions,
                 smooth=self.smooth,
                 colormap=self.colormap,
             )
-        name = panel.title if panel.alpha is None else f"attention: {panel.title}"
+        method = METHOD_TITLES[caption.method]
+        name = panel.title if panel.alpha is None else f"{method}: {panel.title}"
         upper = y + layout.title
         self.items.append(Picture(x, upper, picture, name))
         hairline = max(1.0, 0.06 * layout.text)
@@ -231,6 +247,8 @@ class Sheet:
             notes.append("hatched: not seen by the model")
         if above := self._above_scale():
             notes.append(f"above the scale: {above} (β below {CLOSED_GATE}, so it hardly counts)")
+        if list(self.tops) != ["attention"]:
+            notes += [METHOD_NOTES[method] for method in self.tops]
         if len(self.grids) > 1:
             grids = " and ".join(f"{rows} × {columns}" for rows, columns in self.grids)
             notes.append(f"grid sizes differ ({grids}), so shares per region do too")
@@ -252,7 +270,8 @@ class Sheet:
         """The drawn words that were left out of the scale and exceed it."""
         found: dict[str, None] = {}
         for caption, panels in ((block.caption, block.panels) for block in self.blocks):
-            above = above_scale(caption.alphas, caption.gates, self.top)
+            top = self.tops.get(caption.method, 1.0)
+            above = above_scale(caption.alphas, scale_gates(caption), top)
             drawn = {p for panel in panels for p in panel.positions if len(panel.positions) == 1}
             found |= dict.fromkeys(f"“{caption.words[p]}”" for p in sorted(drawn) if above[p])
         return ", ".join(found)
@@ -260,9 +279,12 @@ class Sheet:
     def _scale(self, x: int, y: int, width: int) -> int:
         """Draw the colour bar with zero, the uniform share and the maximum; returns its bottom."""
         text, size, theme = self.layout.text, self.layout.small, self.theme
-        self._text(x, y + size, "share of attention per region", size, theme.muted)
+        several = len(self.tops) > 1
+        kind = "attention" if list(self.tops) == ["attention"] else "relevance"
+        title = "each method on its own scale" if several else f"share of {kind} per region"
+        self._text(x, y + size, title, size, theme.muted)
         upper, lower = y + round(1.75 * size), y + round(1.75 * size) + round(0.75 * text)
-        most = fonts.percent(self.top)
+        most = "max" if several else fonts.percent(next(iter(self.tops.values())))
         left = x + round(fonts.text_width("0", size) + 0.4 * text)
         right = x + round(width - fonts.text_width(most, size) - 0.4 * text)
         middle = (upper + lower) / 2 + 0.36 * size
@@ -270,10 +292,13 @@ class Sheet:
         self._text(x + width, middle, most, size, theme.text, align="right")
         scale = scale_bar(right - left, lower - upper, self.colormap)
         self.items.append(Picture(left, upper, scale, "scale"))
+        if several:
+            return self._maxima(x, lower + round(0.35 * text) + size)
+        (top,) = self.tops.values()
         thick, ticks = max(1, round(0.08 * text)), []
         shares = sorted({1.0 / (rows * columns) for rows, columns in self.grids})
         for share in shares:
-            tick = left + round((right - left - thick) * min(share / self.top, 1.0))
+            tick = left + round((right - left - thick) * min(share / top, 1.0))
             self._box(tick, lower, tick + thick, lower + round(0.28 * text), theme.text)
             ticks.append(tick + thick / 2)
         label = f"uniform {' and '.join(fonts.percent(share) for share in shares)}"
@@ -282,6 +307,15 @@ class Sheet:
         baseline = lower + round(0.35 * text) + size
         self._text(centre, baseline, label, size, theme.text, align="center")
         return baseline + round(0.25 * size)
+
+    def _maxima(self, x: int, baseline: int) -> int:
+        """List the maximum of each method below the colour bar; returns the bottom."""
+        size = self.layout.small
+        for method, top in self.tops.items():
+            text = f"max of {METHOD_TITLES[method]}: {fonts.percent(top)}"
+            self._text(x, baseline, text, size, self.theme.muted)
+            baseline += round(1.45 * size)
+        return baseline - round(1.2 * size)
 
     def _box(self, left: float, top: float, right: float, bottom: float, colour: str) -> None:
         self.items.append(Box(left, top, right, bottom, colour))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,27 @@ def test_hovering_a_word_shows_its_map_as_python_draws_it(visit, size, crop_box)
         down = (row + 0.5) / pixels.shape[0]
         across = ((column + 0.5) / pixels.shape[1] - whole.left) / (whole.right - whole.left)
         assert (int(down * GRID[0]), int(across * GRID[1])) == divmod(place + 1, GRID[1])
+
+
+def test_each_method_is_drawn_on_its_own_scale(visit) -> None:
+    """Python's figure does the same; gates below the limit matter for attention only."""
+    attention = make()
+    weak = attention.alphas * np.float32(0.2) + np.float32(0.8 / 12)
+    other = replace(attention, alphas=weak, method="grad_cam")
+    other.gates[:] = 0.01
+    other.alphas[2] = 0
+    made = page(photo(), [attention, other], labels=["attention", "Grad-CAM"])
+    tab = visit(made)
+
+    for number, caption in enumerate((attention, other)):
+        for place, text in enumerate(WORDS):
+            tab.get_by_role("option", name=re.compile(rf"^{text},")).nth(number).hover()
+            assert (
+                np.abs(drawn(tab) - expected(made.html, caption.alphas[place], caption)).max() <= 3
+            )
+    expect(tab.get_by_text("attention: share of attention per region")).to_be_visible()
+    expect(tab.get_by_text("grad cam: share of relevance per region")).to_be_visible()
+    expect(tab.get_by_text("above the scale")).to_have_count(0)
 
 
 def test_a_rotated_photo_is_upright(visit, tmp_path) -> None:

@@ -111,6 +111,55 @@ def test_two_models_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsy
     assert same(tmp_path / "x.png", overlay(photo, captions, labels=labels))
 
 
+def test_methods_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsys) -> None:
+    options = ("--method", "attention", "--method", "grad_cam", "--method", "grad_cam")
+
+    assert attend(photo, "-o", tmp_path / "x.png", "--model", tiny.model, *options) == OK
+
+    model = load(tiny.model)
+    captions = [model.caption(photo, method=name) for name in ("attention", "grad_cam")]
+    assert capsys.readouterr().out.splitlines() == [f"{photo}: {captions[0].text}"]
+    assert same(tmp_path / "x.png", overlay(photo, captions, labels=["attention", "Grad-CAM"]))
+
+
+@pytest.mark.slow
+def test_one_method_names_itself_everywhere(tiny, photo, tmp_path, capsys) -> None:
+    common = ("--method", "occlusion", "--words", "a dog runs", "--words", "a man")
+    models = ("--model", tiny.model, "--compare", tiny.twin)
+
+    assert attend(photo, "-o", tmp_path / "x.svg", "--model", tiny.model, *common) == OK
+    assert attend(photo, "-o", tmp_path / "x.html", "--model", tiny.model, *common) == OK
+    assert attend(photo, "-o", tmp_path / "x.gif", "--model", tiny.model, *common[:4]) == OK
+    assert attend(photo, "-o", tmp_path / "y.svg", *models, *common[:4]) == OK
+
+    assert "occlusion: drop of the word" in (tmp_path / "x.svg").read_text("utf-8")
+    (entry,) = data_of(tmp_path / "x.html")["entries"]
+    assert entry["labels"] == ["occlusion", "occlusion"]
+    assert [one["method"] for one in entry["captions"]] == ["occlusion", "occlusion"]
+    assert f"{tiny.twin}: occlusion" in (tmp_path / "y.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--method", "lime"), "--method is 'lime'; give one of attention, attention_gate,"),
+        (("--method", "attention", "--method", "grad_cam", "-o", "x.gif"), "shows one method"),
+        (
+            ("--method", "attention", "--method", "grad_cam", "--num-captions", "2"),
+            "several --method show one caption, not 2",
+        ),
+        (("--method", "grad_cam", "--model", "MODEL"), "--method grad_cam needs a single model"),
+    ],
+)
+def test_methods_that_cannot_be_drawn(options, message, tiny, tmp_path, capsys) -> None:
+    options = [tiny.twin if word == "MODEL" else word for word in options]
+    options = [tmp_path / word if word == "x.gif" else word for word in options]
+
+    assert attend(tiny.photos / "1.png", "--model", tiny.model, *options) == USAGE
+
+    assert message in only_line(capsys)
+
+
 def test_outlines_of_what_words_name(tiny, tmp_path, capsys) -> None:
     """Photo 1 holds a dog in its left half."""
     photo, words = tiny.photos / "1.png", ("--words", "a dog runs")

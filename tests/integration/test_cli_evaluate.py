@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import captioner
 from captioner import api, load
 from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.config import FaithfulnessOptions
 from captioner.data.coco import read_captions
 from captioner.errors import ProgramError
 from captioner.evaluation import java
@@ -357,6 +359,93 @@ def test_attention_is_measured_with_damaged_frequencies(tiny, tmp_path) -> None:
     model = with_frequencies(tiny, tmp_path / "model", b"\x1f\x8b")
 
     assert evaluate("--images", tiny.photos, "--instances", tiny.instances, "--model", model) == OK
+
+
+# --- faithfulness --------------------------------------------------------------------------------
+
+QUICK = ("--max-words", 1, "--steps", 1, "--level", "grid")
+
+
+def test_faithfulness_of_generated_captions(captioned, tmp_path, capsys) -> None:
+    found = reported(tmp_path, *captioned, "--faithfulness", *QUICK, "--max-photos", 3)
+
+    assert found["search"].startswith("beam_size")
+    measured = found["faithfulness"]
+    assert (measured["photos"], measured["steps"], measured["regions"]) == (3, 1, 4)
+    assert len(measured["per_word"]) == measured["words"]
+    assert "pixels" not in measured
+    text = capsys.readouterr().out
+    for name in ("attention (x gate)", "gradient x input", "Grad-CAM", "occlusion", "centre"):
+        assert f"\n{name} " in text
+    assert "too few for confidence intervals" in text
+
+
+def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
+    """The first reference of each photo; the same from Python, at both levels."""
+    given = ("--annotations", tiny.captions, "--faithfulness", "--max-words", 2, "--steps", 1)
+
+    found = reported(tmp_path, *captioned, *given)
+
+    assert found["search"] == f"none; the captions of {tiny.captions}"
+    firsts: dict[str, str] = {}
+    content = json.loads(tiny.captions.read_text())
+    names = {image["id"]: image["file_name"] for image in content["images"]}
+    for entry in content["annotations"]:
+        firsts.setdefault(names[entry["image_id"]], entry["caption"])
+    words = found["faithfulness"]["per_word"]
+    assert words
+    assert all(one["word"] in firsts[one["photo"]].lower() for one in words)
+    assert found["faithfulness"]["grid"].keys() == found["faithfulness"]["pixels"].keys()
+    same = captioner.evaluate(
+        images=tiny.photos,
+        model=tiny.model,
+        annotations=tiny.captions,
+        faithfulness=FaithfulnessOptions(max_words=2, steps=1),
+        progress=False,
+    )
+    assert same["faithfulness"]["per_word"] == words
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-photos", 3), "--max-photos needs --faithfulness; give both"),
+        (("--faithfulness", "--steps", 0), "--steps is 0; give an integer from 1 to 100"),
+        (("--faithfulness", "--level", "words"), "--level is 'words'; give both, grid or pixels"),
+        (("--faithfulness", "--instances", "x"), "--faithfulness is measured alone; omit --inst"),
+        (
+            ("--faithfulness", "--annotations", "x.json", "--beam-size", 1),
+            "--annotations gives the captions; omit --beam-size",
+        ),
+        (("--faithfulness", "--model", "TWIN"), "--faithfulness is that of a single model"),
+    ],
+)
+def test_faithfulness_names_what_is_wrong(options, message, tiny, captioned, capsys) -> None:
+    options = tuple(tiny.twin if word == "TWIN" else word for word in options)
+
+    assert evaluate(*captioned, *options) == USAGE
+
+    assert capsys.readouterr().err.strip().startswith(f"captioner: {message}")
+
+
+def test_faithfulness_needs_photos(scored, capsys) -> None:
+    assert evaluate(*scored, "--faithfulness") == USAGE
+    assert "--faithfulness is measured on photos; give --images" in capsys.readouterr().err
+
+
+def test_faithfulness_goes_on_without_a_broken_photo(tiny, tmp_path, capsys) -> None:
+    shutil.copytree(tiny.photos, tmp_path / "photos")
+    (tmp_path / "photos" / "1.png").write_bytes(b"broken")
+    target = tmp_path / "x.json"
+    arguments = ("--images", tmp_path / "photos", "--model", tiny.model, "--faithfulness", *QUICK)
+
+    assert evaluate(*arguments, "-o", target) == FAILED
+
+    assert "1.png: not a supported image" in capsys.readouterr().err
+    assert (
+        json.loads(target.read_text())["faithfulness"]["photos"]
+        == len(list(tiny.photos.iterdir())) - 1
+    )
 
 
 # --- prepare frequencies -------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_evaluate_scores_the_captions_of_any_system(tiny, tmp_path) -> None:
     ("given", "error", "expected"),
     [
         ({}, ConfigError, "give either images .* or results"),
-        ({"images": "photos"}, ConfigError, "give annotations .* or instances"),
+        ({"images": "photos"}, ConfigError, "give annotations .* or faithfulness"),
         ({"results": {1: "a dog"}}, ConfigError, "results needs references; give annotations too"),
         ({"results": {77: "a dog"}, "annotations": 0}, DataError, "given captions: image 77"),
         ({"results": {}, "annotations": 0, "beam_size": 3}, ConfigError, "omit beam_size"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from captioner import load
 from captioner.api import Captioner, Photo
 from captioner.caption import END_NAME, Caption, CropBox
-from captioner.config import DecoderConfig, SearchOptions
+from captioner.config import DecoderConfig, ExplanationMethod, SearchOptions
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ImageError, ModelError, NotAnImageError
@@ -252,6 +253,76 @@ def test_sentences_of_several_photos_are_explained_together(
         assert_same(caption, captioner.explain(photo, text))
 
 
+METHODS = ("attention_gate", "gradient_input", "grad_cam", "occlusion")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_changes_the_maps_and_nothing_else(
+    captioner: Captioner, photos: list[Path], method: ExplanationMethod
+):
+    plain = captioner.captions(photos[0], num_captions=2, beam_size=3)
+
+    found = captioner.captions(photos[0], num_captions=2, beam_size=3, method=method)
+
+    for ours, before in zip(found, plain, strict=True):
+        assert ours.method == method
+        assert before.method == "attention"
+        assert_same(replace(ours, alphas=before.alphas, method="attention"), before)
+        assert ours.alphas.shape == before.alphas.shape
+        sums = ours.alphas.sum(axis=(1, 2))
+        if method == "attention_gate":
+            np.testing.assert_allclose(ours.alphas, before.alphas * before.gates[:, None, None])
+        else:
+            assert ((abs(sums - 1) < 1e-5) | (sums == 0)).all()
+            assert abs(ours.alphas - before.alphas).max() > 1e-4
+        given = captioner.explain(photos[0], before.text, method=method)
+        np.testing.assert_allclose(given.alphas, ours.alphas, atol=1e-4)
+        assert (given.method, given.words) == (method, ours.words)
+
+
+def test_occlusion_of_an_encoded_photo_by_hand(captioner: Captioner, photos: list[Path]):
+    """Replace the features of one region, and score the caption again."""
+    text, model = "a dog runs", captioner.model
+    prepared = captioner.prepare(open_image(photos[0]))
+    caption = captioner.explain(photos[0], text, method="occlusion")
+    tokens = captioner.stored.vocabulary.encode(captioner.known_words(text))
+    start = captioner.stored.vocabulary.start("")
+    (grid,) = captioner.ensemble.encode([prepared])
+    drops = []
+    for region in range(grid.shape[1]):
+        occluded = grid.clone()
+        occluded[0, region] = grid[0].mean(dim=0)
+        scores = captioner.ensemble.score([model.decoder.memory(occluded)], [[tokens]], start)
+        drops.append(caption.log_probs - scores.log_probs[0, 0, range(len(tokens)), tokens].numpy())
+    expected = np.maximum(np.array(drops).T, 0)
+    expected /= np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
+
+    np.testing.assert_allclose(caption.alphas.reshape(expected.shape), expected, atol=1e-3)
+
+
+def test_methods_work_in_bf16_and_inside_inference_mode(photos: list[Path]):
+    model = stored()
+    for precision in ("fp32", "bf16"):
+        with torch.inference_mode():
+            inside = Captioner(model, device="cpu", precision=precision)  # type: ignore[arg-type]
+            for method in METHODS:
+                assert np.isfinite(inside.caption(photos[0], method=method).alphas).all()
+
+
+def test_methods_that_are_refused(captioner: Captioner, photos: list[Path]):
+    with pytest.raises(
+        ConfigError, match="method is 'lime'; give one of attention, attention_gate"
+    ):
+        captioner.caption(photos[0], method="lime")
+    with pytest.raises(ConfigError, match="method is 'lime'"):  # at once
+        captioner.stream(photos, method="lime")
+    ensemble = together(stored(), stored(seed=81))
+    assert ensemble.caption(photos[0], method="attention_gate").method == "attention_gate"
+    for call in (ensemble.caption, partial(ensemble.explain, text="a dog")):
+        with pytest.raises(ConfigError, match="method grad_cam needs a single model, not an ens"):
+            call(photo=photos[0], method="grad_cam")
+
+
 def test_a_caption_keeps_a_small_copy_of_its_photo(captioner: Captioner, tmp_path: Path):
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -368,7 +439,7 @@ def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Pa
     ]  # fmt: skip
     assert dir(caption) == [
         "alphas", "alternatives", "as_dict", "crop_box", "gates", "geometry", "log_prob",
-        "log_probs", "photo", "pieces", "regions", "text", "text_until", "words",
+        "log_probs", "method", "photo", "pieces", "regions", "text", "text_until", "words",
     ]  # fmt: skip
     assert all(hasattr(captioner, name) for name in dir(captioner))
 

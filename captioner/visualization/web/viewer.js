@@ -151,7 +151,7 @@ class CaptionViewer {
     this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
     this.build(root, entry);
     this.heatmap = new Heatmap(this.canvas, entry.image, look);
-    this.top = this.scale();
+    this.tops = Object.fromEntries(this.methods().map((method) => [method, this.scale(method)]));
     this.fillLegend();
     this.select(null, false);
   }
@@ -254,9 +254,24 @@ class CaptionViewer {
     );
   }
 
-  /** The colour scale with the uniform share of each grid size. */
+  /** The colour scale of each method with the uniform share of each grid size. */
   fillLegend() {
-    if (this.captions.length === 0) return;
+    const methods = this.methods();
+    for (const method of methods) {
+      const name = methods.length > 1 ? `${method.replaceAll("_", " ")}: ` : "";
+      const kind = method === "attention" ? "attention" : "relevance";
+      const text = `${name}share of ${kind} per region, same scale for all words`;
+      this.legend.append(element("span", {}, text), this.scaleBar(this.tops[method]));
+    }
+    const above = [...new Set(this.aboveScale())];
+    if (above.length > 0) {
+      const names = above.map((word) => `“${word}”`).join(", ");
+      const why = `gate below ${this.closedGate}, so the map hardly counts`;
+      this.legend.append(element("span", {}, `above the scale: ${names} (${why})`));
+    }
+  }
+
+  scaleBar(top) {
     const bar = this.heatmap.bar();
     const sizes = new Set(this.captions.map((_, number) => this.grid(number).join(" x ")));
     const ticks = [...sizes].map((size) => {
@@ -265,21 +280,12 @@ class CaptionViewer {
       const grid = sizes.size > 1 ? ` (${size})` : "";
       const text = `uniform${grid}: ${percent(uniform)}`;
       const tick = element("span", { class: "tick" }, element("span", {}, text));
-      const position = Math.min(1, uniform / this.top);
+      const position = Math.min(1, uniform / top);
       tick.style.left = `${100 * position}%`;
       tick.classList.toggle("before", position > 0.5);
       return tick;
     });
-    this.legend.append(
-      element("span", {}, "share of attention per region, same scale for all words"),
-      element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(this.top)),
-    );
-    const above = [...new Set(this.aboveScale())];
-    if (above.length > 0) {
-      const names = above.map((word) => `“${word}”`).join(", ");
-      const why = `gate below ${this.closedGate}, so the map hardly counts`;
-      this.legend.append(element("span", {}, `above the scale: ${names} (${why})`));
-    }
+    return element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(top));
   }
 
   /* --- numbers --------------------------------------------------------------------------------- */
@@ -289,10 +295,20 @@ class CaptionViewer {
     return [alphas[0].length, alphas[0][0].length];
   }
 
-  /** Attention drawn in the brightest colour; heatmap.py's `shared_scale` over all captions. */
-  scale() {
+  /** How the maps of a caption were computed; see Caption.method. */
+  method(number) {
+    return this.captions[number].method ?? "attention";
+  }
+
+  methods() {
+    return [...new Set(this.captions.map((_, number) => this.method(number)))];
+  }
+
+  /** Value drawn in the brightest colour; heatmap.py's `shared_scale` over the captions of a method. */
+  scale(method) {
     let top = 0;
     for (const [number, { alphas }] of this.captions.entries()) {
+      if (this.method(number) !== method) continue;
       const [rows, columns] = this.grid(number);
       top = Math.max(top, Math.min(1, 2 / (rows * columns)));
       const closed = this.closed(number);
@@ -301,16 +317,19 @@ class CaptionViewer {
     return top || 1;
   }
 
-  /** Whether each word's gate is nearly closed; heatmap.py's `closed_words`. */
+  /** Which maps hardly count, as the gate is nearly closed; heatmap.py's `closed_words`. */
   closed(number) {
-    const closed = this.captions[number].gates.map((gate) => gate < this.closedGate);
+    const attention = this.method(number) === "attention";
+    const closed = this.captions[number].gates.map((gate) => attention && gate < this.closedGate);
     return closed.every(Boolean) ? closed.map(() => false) : closed;
   }
 
   /** Words above the scale, which only words with a nearly closed gate can be. */
   aboveScale() {
     return this.captions.flatMap(({ words, alphas }, number) =>
-      words.filter((_, i) => this.closed(number)[i] && Math.max(...alphas[i].flat()) > this.top),
+      words.filter(
+        (_, i) => this.closed(number)[i] && Math.max(...alphas[i].flat()) > this.tops.attention,
+      ),
     );
   }
 
@@ -325,6 +344,7 @@ class CaptionViewer {
     const map = this.map(where);
     const [rows, columns] = this.grid(where.caption);
     const most = Math.max(...map);
+    if (most === 0) return "no region supports the word";
     if (most * map.length < 1.8) return "spread evenly over the photo";
     const at = map.indexOf(most);
     const { geometry } = this.captions[where.caption];
@@ -441,7 +461,7 @@ class CaptionViewer {
 
   /** Move the heatmap from the current map to another. */
   moveTo(map, caption) {
-    const target = Float32Array.from(map, (value) => value / this.top);
+    const target = Float32Array.from(map, (value) => value / this.tops[this.method(caption)]);
     const from = this.levels?.length === target.length ? this.levels : null;
     this.caption = caption;
     cancelAnimationFrame(this.moving);
@@ -591,12 +611,15 @@ class CaptionViewer {
     const most = Math.max(...alphas.map((alpha) => alpha[row][column]));
     [...this.lists[number].children].forEach((option, index) => {
       const share = alphas[index]?.[row]?.[column] ?? 0;
-      option.style.setProperty("--share", `${share / most}`);
+      option.style.setProperty("--share", `${share / (most || 1)}`);
       option.classList.toggle("probed", index < alphas.length);
     });
     const best = alphas.findIndex((alpha) => alpha[row][column] === most);
     const word = this.captions[number].words[best];
-    this.probe.textContent = `“${word}” attends most here (${percent(most)} of its attention)`;
+    this.probe.textContent =
+      this.method(number) === "attention"
+        ? `“${word}” attends most here (${percent(most)} of its attention)`
+        : `“${word}” depends most on this region (${percent(most)} of its relevance)`;
   }
 
   clearProbe() {

@@ -48,20 +48,28 @@ class ColourModel:
     def prepare(self, photo: Image.Image) -> Prepared:
         return Prepared((np.asarray(photo.resize((1, 1)), dtype=np.uint8),), CropBox())
 
-    def caption_batch(self, photos, options, *, alternatives=0) -> list[list[Caption]]:
+    def check_method(self, method) -> None:
+        if method == "occlusion":
+            raise ConfigError("method occlusion needs a single model, not an ensemble")
+
+    def caption_batch(
+        self, photos, options, *, alternatives=0, method="attention"
+    ) -> list[list[Caption]]:
         colours = self._begin(photos)
         return [
             [
-                _caption((colour, str(options.beam_size), str(rank)), alternatives)
+                _caption((colour, str(options.beam_size), str(rank)), alternatives, method)
                 for rank in range(options.num_captions)
             ]
             for colour in colours
         ]
 
-    def explain_batch(self, photos, sentences, *, alternatives=0, style=None) -> list[Caption]:
+    def explain_batch(
+        self, photos, sentences, *, alternatives=0, method="attention", style=None
+    ) -> list[Caption]:
         colours = self._begin(photos)
         return [
-            _caption((colour, *words), alternatives)
+            _caption((colour, *words), alternatives, method)
             for colour, words in zip(colours, sentences, strict=True)
         ]
 
@@ -79,7 +87,7 @@ def name(colour) -> str:
     return "-".join(str(int(value)) for value in colour)
 
 
-def _caption(words: tuple[str, ...], alternatives: int) -> Caption:
+def _caption(words: tuple[str, ...], alternatives: int, method: str) -> Caption:
     length = len(words)
     others = tuple(Alternative(f"other{n}", -float(n)) for n in range(alternatives))
     return Caption(
@@ -89,6 +97,7 @@ def _caption(words: tuple[str, ...], alternatives: int) -> Caption:
         gates=np.ones(length, dtype=np.float32),
         log_prob=-0.5 * length,
         alternatives=(others,) * length if alternatives else (),
+        method=method,
     )
 
 
@@ -175,14 +184,14 @@ class Server:
         self.model = model
         self.service = app.state.service
 
-    def open(self, path="/v1/captions", *, method="POST", headers=None, **query) -> Exchange:
-        return Exchange(self.app, method, path, query, headers or {})
+    def open(self, path="/v1/captions", *, verb="POST", headers=None, **query) -> Exchange:
+        return Exchange(self.app, verb, path, query, headers or {})
 
     def post(self, body: bytes, *, headers=None, **query) -> Exchange:
         return self.open(headers=headers, **query).send(body)
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> Response:
-        return await self.open(path, method=method, headers=headers).send(b"").response()
+        return await self.open(path, verb=method, headers=headers).send(b"").response()
 
     async def hold(self) -> Exchange:
         """Block the model while it works on a photo."""

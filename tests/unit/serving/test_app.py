@@ -85,6 +85,37 @@ def test_search_options_and_words_reach_the_model(serve):
     serve(test)
 
 
+@pytest.mark.parametrize("query", [{}, {"words": "a dog"}])
+def test_method_reaches_the_model(serve, query):
+    async def test(server):
+        for method in ("attention", "grad_cam"):
+            response = await server.post(png(), attention="true", method=method, **query).response()
+            assert response.json["captions"][0].get("method", "attention") == method
+            CaptionsResponse.model_validate(response.json, strict=False)
+
+    serve(test)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"method": "lime"}, "method is lime; give attention, attention_gate, gradient_input, "),
+        ({"method": "grad_cam"}, "method grad_cam computes maps; give attention=true to get them"),
+        (
+            {"method": "occlusion", "attention": "true"},  # the model refuses it, as an ensemble
+            "method occlusion needs a single model, not an ensemble",
+        ),
+    ],
+)
+def test_impossible_methods_are_refused_in_one_line(serve, model, query, message):
+    async def test(server):
+        response = await server.post(png(), **query).response()
+        assert (response.status, response.error.startswith(message)) == (422, True), response.error
+
+    serve(test)
+    assert model.batches == []
+
+
 @pytest.mark.parametrize("declared", ["image/jpeg", "text/plain", "application/x-nonsense", ""])
 def test_content_type_is_ignored(serve, declared):
     async def test(server):
@@ -399,7 +430,7 @@ def test_schema_has_every_parameter(schema):
     post = schema["paths"]["/v1/captions"]["post"]
     parameters = {one["name"]: one for one in post["parameters"]}
     fields = [field.name for field in dataclasses.fields(SearchOptions)]
-    assert list(parameters) == [*fields, "words", "attention", "alternatives"]
+    assert list(parameters) == [*fields, "words", "attention", "alternatives", "method"]
     for name, one in parameters.items():
         assert one["in"] == "query"
         assert not one.get("required")

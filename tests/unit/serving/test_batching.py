@@ -131,6 +131,27 @@ def test_wider_search_gets_smaller_batches(model, options, together):
     batcher.join()
 
 
+@pytest.mark.parametrize("words", [(), ("a", "dog")], ids=["searched", "given"])
+def test_methods_share_no_batch_and_costly_ones_get_smaller_batches(model, words):
+    batcher = Batcher(model, batch_size=6)
+    batcher.start()
+    block(model, batcher)
+    options = None if words else OWN
+    futures = [
+        batcher.submit(photo(n, 0, 0), CaptionRequest(options, words, method=method))
+        for method in ("attention", "attention_gate", "occlusion")
+        for n in (1, 2)
+    ]
+
+    model.gate.set()
+    for future in futures:
+        future.result(timeout=30)
+
+    assert [len(batch) for batch in model.batches[1:]] == [2, 2, 1, 1]
+    batcher.close()
+    batcher.join()
+
+
 def test_cancelled_photo_is_never_captioned(model, batcher):
     block(model, batcher)
     kept, dropped = (batcher.submit(photo(n, 0, 0), CaptionRequest(OWN)) for n in (1, 2))

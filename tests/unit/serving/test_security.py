@@ -50,7 +50,7 @@ def test_unknown_hosts_are_refused(serve, model, host):
 
     async def test(server):
         for exchange in (
-            server.open("/", method="GET", headers={"host": host}),
+            server.open("/", verb="GET", headers={"host": host}),
             server.open(headers={"host": host}),
         ):
             response = await exchange.response()
@@ -228,7 +228,7 @@ async def main():
             (server.post(files[0], words="zebra SECRET"), 422),
             (server.post(files[0], SECRET=1), 422),
             (server.post(files[0], headers={"host": "SECRET"}), 421),
-            (server.open("/SECRET.jpg", method="PUT", headers={"SECRET": "SECRET"}), 404),
+            (server.open("/SECRET.jpg", verb="PUT", headers={"SECRET": "SECRET"}), 404),
         ):
             response = await exchange.response()
             assert response.status == status, (status, response.body)

@@ -183,6 +183,40 @@ def test_only_keeps_the_scale_and_the_given_order() -> None:
         assert picture.image.tobytes() == whole[place].image.tobytes()
 
 
+def test_each_method_has_its_own_scale_and_an_explanation() -> None:
+    """Shares of attention and of relevance are not comparable, so neither dims the other."""
+    photo, attention = noisy((60, 40)), make_caption(WORDS)
+    cam = replace(make_caption(WORDS, seed=1), method="grad_cam")
+    cam.alphas[2] = 0  # no region supports the word
+
+    figure = overlay(photo, [attention, cam], labels=["attention", "Grad-CAM"])
+
+    wanted = [
+        attention_image(photo, alpha, scale_max=shared_scale(one.alphas, gates))
+        for one, gates in ((attention, attention.gates), (cam, None))
+        for alpha in one.alphas
+    ]
+    drawn = [one for one in embedded(figure) if one.title.startswith(("attention: ", "Grad-CAM: "))]
+    assert [one.image.tobytes() for one in drawn] == [one.tobytes() for one in wanted]
+    texts = " ".join(texts_of(figure))
+    assert "each method on its own scale" in texts
+    assert "Grad-CAM: features of the region that raise the word's log p" in texts
+    assert "max of Grad-CAM" in texts
+    alone = " ".join(texts_of(overlay(photo, cam)))
+    assert "share of relevance per region" in alone
+    assert "above the scale" not in alone  # gates do not matter here
+    plain = " ".join(texts_of(overlay(photo, attention)))
+    assert "share of attention per region" in plain
+    assert "attention: weight" not in plain
+
+
+def test_maps_without_any_relevance_can_be_drawn() -> None:
+    caption = replace(make_caption(WORDS), method="occlusion")
+    caption.alphas[:] = 0
+
+    overlay(noisy((60, 40)), caption).image()
+
+
 def test_coverage_is_one_more_panel() -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     top = shared_scale(caption.alphas, caption.gates)

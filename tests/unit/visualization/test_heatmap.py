@@ -137,6 +137,7 @@ def test_a_word_with_a_nearly_closed_gate_does_not_set_the_scale() -> None:
     assert shared_scale(maps, [0.01, 0.02, 0.0]) == pytest.approx(0.9)  # all of them: all count
     assert shared_scale(maps, [CLOSED_GATE, 1.0, 1.0]) == pytest.approx(0.9)
     assert above_scale(maps, gates, 0.7).tolist() == [True, False, False]
+    assert above_scale(maps, None, 0.7).tolist() == [False] * 3
     assert above_scale(maps, gates, 0.95).tolist() == [False] * 3
     assert above_scale(maps[:0], gates[:0], 0.1).tolist() == []
 

@@ -8,6 +8,7 @@ import html
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -265,3 +266,10 @@ def test_a_photo_caption_keeps_the_path_of_its_photo(
 
     assert caption.photo == tmp_path / "photo.png"
     assert "width=&quot;640&quot; height=&quot;160&quot;" in (caption._repr_html_() or "")
+
+
+def test_a_page_of_another_method_does_not_speak_of_attention() -> None:
+    other = replace(make(), method="occlusion")
+
+    assert "Brighter means more attention" in page(photo(), make()).html
+    assert "Brighter means that the region counts more" in page(photo(), [make(), other]).html

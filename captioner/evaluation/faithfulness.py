@@ -1,0 +1,272 @@
+"""Faithfulness: do the regions that an explanation ranks first matter for the word?
+
+For each content word of a caption the regions of the photo are deleted or inserted in the order of
+their relevance, and the word's log-probability is measured given the same words before it; see
+`evaluation.deletion`. Regions are replaced at two levels: in the grid of features, where the rest
+is unchanged, and in the pixels of the encoder's input, where neighbouring features change too. A
+deleted region becomes the mean of the photo (of its features, or its colour) or that of the blurred
+photo.
+
+Notation: W content words, L regions, N scored versions of a photo.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+from torch import Tensor
+
+from captioner.api import Captioner
+from captioner.caption import CropBox
+from captioner.config import FaithfulnessOptions, SearchOptions
+from captioner.data.images import open_image
+from captioner.decoding.search import Hypothesis
+from captioner.decoding.words import encode_search_words
+from captioner.errors import DataError, ImageError, OptionError
+from captioner.evaluation.deletion import (
+    METHODS,
+    Array,
+    Indices,
+    Score,
+    measure_orders,
+    region_orders,
+)
+from captioner.evaluation.faithfulness_report import Faithfulness, Word
+from captioner.inference import Ensemble, Prepared
+from captioner.models.explanations import WordScorer, rows_per_block
+from captioner.vocabulary import FUNCTION_WORDS, UNKNOWN
+
+ENCODED_TOGETHER = 16
+"""Versions of a photo that the encoder processes together."""
+
+
+# --- photos --------------------------------------------------------------------------------------
+
+
+class _Photo:
+    """One photo with its blurred copy, and the versions of it that are scored."""
+
+    def __init__(self, ensemble: Ensemble, image: Image.Image) -> None:
+        self.ensemble, model = ensemble, ensemble.models[0]
+        prepared = ensemble.prepare(image)
+        (self.pixels,) = prepared.pixels
+        y, x = model.geometry
+        # As wide as a region, so that a blurred region has lost its content.
+        blur = ImageFilter.GaussianBlur((x.pitch, y.pitch))
+        blurred = np.asarray(Image.fromarray(self.pixels).filter(blur))
+        mean = np.rint(self.pixels.mean(axis=(0, 1))).astype(np.uint8)
+        self.fills = (np.broadcast_to(mean, blurred.shape), blurred)
+        self.grid, blurred_grid = self._encode([self.pixels, blurred])
+        self.fill_grids = torch.stack([self.grid.mean(dim=0).expand_as(self.grid), blurred_grid])
+
+    def _encode(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Features (N, L, D) of several versions."""
+        photos = [Prepared((one,), CropBox()) for one in pixels]
+        return self.ensemble.encode(photos)[0].float()
+
+    def region_of_pixels(self) -> NDArray[np.intp]:
+        """Index of the region of each pixel, (H, W); -1 where the encoder sees nothing."""
+        model, (height, width) = self.ensemble.models[0], self.pixels.shape[:2]
+        size = model.preprocessing.image_size
+        axes = model.geometry.placed(size, 0.0, 0.0, 1.0, 1.0)
+        (rows, seen_rows), (columns, seen_columns) = (
+            axis.samples(pixels, count, smooth=False)
+            for axis, pixels, count in zip(axes, (height, width), model.grid, strict=True)
+        )
+        regions = rows[:, None].astype(np.intp) * model.grid[1] + columns.astype(np.intp)
+        return np.where(seen_rows[:, None] & seen_columns, regions, -1)
+
+    def score_grids(self, scorer: WordScorer, positions: Indices) -> Score:
+        """Score versions whose features are replaced; words are those at the positions."""
+
+        def score(fills: Indices, masks: NDArray[np.bool_], words: Indices) -> Array:
+            found = np.empty(len(words))
+            late = np.argsort(-positions[words], kind="stable")  # as `one_word` needs them
+            rows = rows_per_block(self.grid)
+            for block in (late[start : start + rows] for start in range(0, len(late), rows)):
+                mask = torch.from_numpy(masks[block]).to(self.grid.device).unsqueeze(2)
+                filled = self.fill_grids[torch.from_numpy(fills[block]).to(self.grid.device)]
+                versions = torch.where(mask, filled, self.grid)
+                found[block] = _one_word(scorer, versions, positions[words[block]])
+            return found
+
+        return score
+
+    def score_pixels(self, scorer: WordScorer, positions: Indices) -> Score:
+        """Score versions whose pixels are replaced."""
+        labels = self.region_of_pixels()
+
+        def score(fills: Indices, masks: NDArray[np.bool_], words: Indices) -> Array:
+            found = np.empty(len(words))
+            rows = np.concatenate([fills[:, None], masks], axis=1)
+            versions, inverse = np.unique(rows, axis=0, return_inverse=True)
+            inverse = inverse.ravel()
+            for start in range(0, len(versions), ENCODED_TOGETHER):
+                block = versions[start : start + ENCODED_TOGETHER]
+                pixels = []
+                for fill, *mask in block:
+                    hidden = np.append(np.array(mask, dtype=bool), False)[labels]
+                    pixels.append(np.where(hidden[..., None], self.fills[fill], self.pixels))
+                grids = self._encode(pixels)
+                at = np.flatnonzero((inverse >= start) & (inverse < start + len(block)))
+                at = at[np.argsort(-positions[words[at]], kind="stable")]
+                grids = grids[torch.from_numpy(inverse[at] - start).to(grids.device)]
+                found[at] = _one_word(scorer, grids, positions[words[at]])
+            return found
+
+        return score
+
+
+def _one_word(scorer: WordScorer, grids: Tensor, positions: Indices) -> Array:
+    at = torch.from_numpy(positions).to(grids.device)
+    values: Array = scorer.one_word(grids, at).cpu().double().numpy()
+    return values
+
+
+# --- captions ------------------------------------------------------------------------------------
+
+
+def content_words(words: Sequence[str], tokens: Sequence[int], limit: int) -> Indices:
+    """Positions of the words that name something, at most ``limit``, spread evenly.
+
+    Not function words ("a", "with"), unknown words and, of a sub-word tokenizer, punctuation.
+    """
+    positions = [
+        position
+        for position, (word, token) in enumerate(zip(words, tokens, strict=True))
+        if token != UNKNOWN
+        and word.casefold() not in FUNCTION_WORDS
+        and any(map(str.isalnum, word))
+    ]
+    if len(positions) > limit:
+        positions = [positions[i * len(positions) // limit] for i in range(limit)]
+    return np.array(positions, dtype=np.intp)
+
+
+@torch.inference_mode()
+def measure_photo(
+    model: Captioner,
+    image: Image.Image,
+    options: FaithfulnessOptions,
+    search: SearchOptions,
+    *,
+    reference: str | None = None,
+    number: int = 0,
+    name: str = "",
+) -> list[Word]:
+    """Measure the content words of the caption of one photo.
+
+    Args:
+        model: A single model.
+        image: The photo, from ``data.images.open_image``.
+        options: How to measure.
+        search: How to caption.
+        reference: Measure this caption instead of the model's.
+        number: Index of the photo, the seed of its random order.
+        name: Its file name.
+    """
+    ensemble, vocabulary = model.ensemble, model.stored.vocabulary
+    photo = _Photo(ensemble, image)
+    start = vocabulary.start(search.style)
+    grids = [photo.grid.unsqueeze(0)]
+    memories = ensemble.memories(grids)
+    if reference is None:
+        tokens = encode_search_words(search, vocabulary)
+        seed = zlib.crc32(photo.pixels.tobytes())
+        caption = ensemble.search(memories, search, tokens, start, [seed])[0][0]
+    else:
+        given = vocabulary.encode(vocabulary.tokenize(reference))
+        caption = _given(ensemble, memories, given, start)
+    words = vocabulary.shown(caption.tokens)
+    positions = content_words(words, caption.tokens, options.max_words)
+    if not len(positions):
+        return []
+    scorer = WordScorer(ensemble.exact_decoder, start, caption.tokens)
+    relevances = {
+        method: ensemble.explain(method, grids, 0, start, caption).double().numpy()[positions]
+        for method in METHODS
+    }
+    orders = region_orders(relevances, model.model.geometry, model.model.grid, number)
+    whole = scorer.every_word(grids[0])[0].cpu().double().numpy()[positions]
+    curves = {}
+    for level in ("grid", "pixels") if options.level == "both" else (options.level,):
+        versions = photo.score_grids if level == "grid" else photo.score_pixels
+        found = measure_orders(orders, options.steps, versions(scorer, positions))
+        curves[level] = found - whole[:, None]
+    return [
+        Word(
+            name or str(number),
+            words[position],
+            float(whole[index]),
+            {level: found[:, :, index] for level, found in curves.items()},
+        )
+        for index, position in enumerate(positions)
+    ]
+
+
+def _given(ensemble: Ensemble, memories: Any, tokens: list[int], start: int) -> Hypothesis:
+    """A given caption with its attention."""
+    scores = ensemble.score(memories, [[tokens]], start)
+    length = len(tokens)
+    log_probs = scores.log_probs[0, 0, range(length), tokens].cpu()
+    alphas, gates = scores.alphas[0, 0, :length].cpu(), scores.gates[0, 0, :length].cpu()
+    return Hypothesis(tokens, log_probs, alphas, gates, float(log_probs.sum()), ended=True)
+
+
+def measure(
+    model: Captioner,
+    photos: Mapping[Path, str | None],
+    options: FaithfulnessOptions,
+    search: SearchOptions,
+    *,
+    on_error: Callable[[ImageError], None],
+    progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda paths: paths,
+) -> Faithfulness:
+    """Measure the content words of the captions of several photos.
+
+    Args:
+        model: A single model.
+        photos: The photos, with a caption to measure instead of the model's, or None.
+        options: How to measure; ``max_photos`` of the photos are used.
+        search: How to caption.
+        on_error: Called with the error of a photo that cannot be read.
+        progress: Wraps the photos, such as a progress bar.
+
+    Raises:
+        ConfigError: The model is an ensemble.
+        DataError: There are no photos.
+    """
+    if len(model.ensemble.models) > 1:
+        raise OptionError("{faithfulness} is that of a single model, not of an ensemble; give one")
+    if not photos:
+        raise DataError("there are no photos to measure; give a folder with photos")
+    chosen = list(photos)
+    if len(chosen) > options.max_photos:
+        count = options.max_photos
+        chosen = [chosen[i * len(chosen) // count] for i in range(count)]
+    words: list[Word] = []
+    read = 0
+    for number, path in enumerate(progress(chosen)):
+        try:
+            image = open_image(path)
+        except ImageError as error:
+            on_error(error)
+            continue
+        read += 1
+        words += measure_photo(
+            model,
+            image,
+            options,
+            search,
+            reference=photos[path],
+            number=number,
+            name=path.name,
+        )
+    return Faithfulness(options, read, tuple(words), model.model.grid[0] * model.model.grid[1])
