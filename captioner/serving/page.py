@@ -98,9 +98,9 @@ server only, kept in memory while they are processed, and never stored.</p>
 <span class="quiet" aria-hidden="true">Download all</span>
 <button type="button" data-format="csv">CSV</button>
 <button type="button" data-format="json">JSON</button>
-<button type="button" data-format="html">Gallery page</button>
+<button type="button" data-format="html">Gallery</button>
 </div>
-<button type="button" class="clear">Remove all photos</button>
+<button type="button" class="clear">Remove all</button>
 </div>
 <ul class="cards" aria-label="Photos"></ul>
 </section>

@@ -158,7 +158,9 @@ def gallery_template() -> str:
     ``@@kind@@``, ``@@title@@``, ``@@items@@`` and ``@@data@@`` stand for what ``gallery`` puts
     there, and the name of each of ``VIEWER_ASSETS`` for its text, which the browser already has.
     """
-    html = with_policy(_document("@@title@@", _body("@@title@@", ["@@items@@"], "@@data@@"), "auto"))
+    html = with_policy(
+        _document("@@title@@", _body("@@title@@", ["@@items@@"], "@@data@@"), "auto")
+    )
     html = html.replace('<main class="single">', '<main class="@@kind@@">')
     for name in VIEWER_ASSETS:
         html = html.replace(asset(name), f"@@{name}@@")
