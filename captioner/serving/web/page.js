@@ -64,7 +64,10 @@
 
   /** Caption whatever has no captions for the options of the form; `again`: also what failed. */
   function update(again = false) {
-    if (!options.valid) return;
+    if (!options.valid) {
+      refresh(current);
+      return;
+    }
     const query = options.query();
     for (const photo of photos) {
       const retry = again && ["failed", "stopped"].includes(photo.state);
@@ -86,6 +89,7 @@
   function cancel() {
     for (const photo of photos.filter(({ state }) => ["waiting", "working"].includes(state))) {
       photo.abort?.abort();
+      photo.query = options.query(); // so that only these options need the button
       photo.enter("stopped");
     }
     refresh(current);
@@ -209,6 +213,7 @@
     current = explained = null;
     clearResult();
     setStatus("");
+    find(".announcement").textContent = "";
     refresh(null);
     find("#file").focus();
   }

@@ -19,7 +19,7 @@ async function requestCaptions(body, query, signal) {
   };
   const response = await fetch(`v1/captions?${query}`, request).catch((error) => {
     if (signal.aborted) throw error;
-    throw new RequestError("the server does not respond; is it running?");
+    throw new RequestError("The server does not respond; is it running?");
   });
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
@@ -33,10 +33,14 @@ function retryAfter(response) {
   return Number.isFinite(seconds) && seconds >= 0 ? seconds : 2;
 }
 
-/** The server's message for people, who have no command line. */
+/** The server's message as a sentence for people, without the decoder's details and commands. */
 function plainWords(status, message) {
-  if (!message) return `the server returned ${status}`;
-  return message.replace(/[;:] [^;:]*(--data-binary|curl)[\s\S]*$/, "");
+  if (!message) return `The server cannot caption this photo (status ${status}).`;
+  const text = message
+    .replace(/[;:] [^;:]*(--data-binary|curl)[\s\S]*$/, "")
+    .replace(/^the photo: /, "")
+    .replace(/ (truncated|damaged) \(.*\)/, " $1");
+  return text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
 }
 
 /** Runs jobs, functions that return a promise; `next()` returns the next one, or null. */

@@ -9,7 +9,7 @@ class Upload {
   static MAX_SIDE = 8192; // pixels; browsers limit the size of a canvas
   static turn = Promise.resolve(); // one photo is decoded at a time: 12 megapixels are 48 MB
 
-  /** `{body, converted}` for a photo {file, kind, url}; throws Error in plain words. */
+  /** `{body, converted}` for a SessionPhoto; throws Error in plain words. */
   static async of(photo, { limits, imageSize }) {
     const mine = Upload.turn.then(() => Upload.make(photo, limits, imageSize));
     Upload.turn = mine.catch(() => {});
@@ -21,14 +21,16 @@ class Upload {
     return made;
   }
 
-  static async make({ file, kind, url }, limits, imageSize) {
+  static async make(photo, limits, imageSize) {
+    const { file, kind } = photo;
     const original = { body: file, converted: false };
     const foreign = !SERVER_KINDS.includes(kind);
-    const { naturalWidth: width, naturalHeight: height } = await loadedImage(url);
+    await photo.load();
+    const { naturalWidth: width, naturalHeight: height } = photo.image;
     const heavy = file.size > Math.min(Upload.HEAVY, limits.max_bytes);
     if (!foreign && !heavy && width * height <= limits.max_pixels) return original;
     // Browsers ignore the EXIF orientation of WebP files, which the server applies.
-    if (kind === "WebP" && (await webpOrientation(file)) > 1) return original;
+    if (photo.orientation > 1) return original;
     // Color profiles are ignored, as the server ignores them.
     const options = { imageOrientation: "from-image", colorSpaceConversion: "none" };
     const bitmap = await createImageBitmap(file, options).catch(() => null);

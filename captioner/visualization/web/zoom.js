@@ -84,7 +84,7 @@ class Zoom {
 
   press(event) {
     this.fingers.set(event.pointerId, this.at(event));
-    if (this.view.size < 1 || this.fingers.size > 1) this.stage.setPointerCapture(event.pointerId);
+    this.stage.setPointerCapture(event.pointerId); // so that its end is seen too
   }
 
   /** One finger moves the photo, two also magnify it. */
