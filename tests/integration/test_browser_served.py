@@ -256,7 +256,7 @@ def test_a_large_photo_is_made_smaller_and_stays_upright(
     with tab.expect_response("**/v1/captions*") as received:
         upload(tab, tmp_path / "large.jpg")
 
-    size = [1536, 1024] if orientation < 5 else [1024, 1536]
+    size = [2304, 1536] if orientation < 5 else [1536, 2304]
     answer = received.value.json()
     assert [answer["width"], answer["height"]] == size
     assert int(received.value.request.headers.get("content-length", "0")) < 1_000_000
@@ -267,17 +267,17 @@ def test_a_large_photo_is_made_smaller_and_stays_upright(
 
 
 def test_a_large_photo_keeps_twice_the_sides_of_the_model_s_input(visit, served, tmp_path) -> None:
-    """Here the page believes in an input of 700 x 700 pixels."""
+    """As if the model's input had 900 x 900 pixels."""
     quarters(3000, 2000).save(tmp_path / "large.png")
     with (tmp_path / "large.png").open("ab") as file:
         file.write(bytes(LARGEST))
     tab = visit(served.address, allowed=served.address)
-    with_settings(tab, served, '"imageSize":64', '"imageSize":700')
+    with_settings(tab, served, '"imageSize":64', '"imageSize":900')
 
     with tab.expect_response("**/v1/captions*") as received:
         upload(tab, tmp_path / "large.png")
 
-    assert received.value.json()["height"] == 1400
+    assert received.value.json()["height"] == 1800
 
 
 def with_settings(tab: Tab, served: SimpleNamespace, given: str, wanted: str) -> None:

@@ -5,7 +5,7 @@
    photo that is sent keeps at least twice the input's side, so its caption rarely changes. */
 class Upload {
   static HEAVY = 1e6; // bytes; smaller files are sent as they are
-  static SIDE = 1024; // pixels of the shorter side of a photo that is sent smaller
+  static SIDE = 1536; // pixels of the shorter side of a photo that is sent smaller
   static MAX_SIDE = 8192; // pixels; browsers limit the size of a canvas
   static turn = Promise.resolve(); // one photo is decoded at a time: 12 megapixels are 48 MB
 
@@ -36,7 +36,7 @@ class Upload {
     const bitmap = await createImageBitmap(file, options).catch(() => null);
     if (bitmap === null) return original; // for example TIFF
     try {
-      for (const [side, quality] of [[Upload.SIDE, 0.92], [0, 0.92], [0, 0.8]]) {
+      for (const [side, quality] of [[Upload.SIDE, 0.95], [0, 0.95], [0, 0.8]]) {
         const body = await Upload.jpeg(bitmap, Math.max(side, 2 * imageSize), quality);
         const smaller = body.size < file.size || foreign || width * height > limits.max_pixels;
         if (!smaller) return original;
