@@ -20,7 +20,7 @@ import pytest
 import uvicorn
 from browsing import drawn, out_of_order, violations
 from PIL import Image
-from playwright.sync_api import Locator, Route, expect
+from playwright.sync_api import Locator, Response, Route, expect
 from playwright.sync_api import Page as Tab
 
 from captioner import load
@@ -711,6 +711,17 @@ def test_phones_offer_the_camera(visit, served, tiny) -> None:
     expect(tab.get_by_role("listbox")).to_have_count(1)
     desktop = visit(served.address, allowed=served.address)
     expect(desktop.get_by_text("Take a photo")).to_be_hidden()
+
+
+def test_the_page_is_one_small_file(tab, served) -> None:
+    seen: list[Response] = []
+    tab.on("response", lambda one: seen.append(one))  # noqa: PLW0108, Playwright marks its handlers
+
+    tab.reload()
+
+    (document,) = [one for one in seen if not one.url.startswith("data:")]
+    assert document.url == served.address
+    assert len(document.body()) < 120_000
 
 
 # --- accessibility and print ---------------------------------------------------------------------

@@ -77,7 +77,9 @@ class Figure {
     words.forEach((word, index) => {
       const bold = selected !== null && index >= selected.start && index <= selected.end;
       const wide = this.measure(word, size, bold);
-      if (x > Figure.GAP && x + wide > this.width - Figure.GAP) {
+      const joined = index > 0 && /^('|n't$)/.test(word); // such as 's
+      if (joined) x -= this.measure(" ", size, false);
+      if (!joined && x > Figure.GAP && x + wide > this.width - Figure.GAP) {
         x = Figure.GAP;
         this.y += 1.4 * size;
       }
