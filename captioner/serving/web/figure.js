@@ -13,6 +13,8 @@ class Figure {
     const { selected } = viewer;
     const caption = selected?.caption ?? 0;
     const { words } = viewer.captions[caption];
+    this.method = viewer.method?.(caption) ?? "attention"; // of the maps of the caption
+    this.top = viewer.scale(this.method);
     const each = words.map((_, index) => ({ caption, start: index, end: index }));
     const all = selected === null;
     this.columns = all ? Math.min(4, words.length) : 1;
@@ -41,7 +43,7 @@ class Figure {
     const { viewer } = this;
     const canvas = document.createElement("canvas");
     const heatmap = new Heatmap(canvas, viewer.photo, this.look, Math.max(this.panel.width, this.panel.height));
-    const levels = Float32Array.from(viewer.map(where), (value) => value / viewer.top);
+    const levels = Float32Array.from(viewer.map(where), (value) => value / this.top);
     heatmap.draw(levels, viewer.grid(where.caption), viewer.captions[where.caption].geometry, viewer.smooth);
     return canvas;
   }
@@ -92,12 +94,13 @@ class Figure {
   scale() {
     const size = 13;
     const wide = Math.min(240, this.width - 2 * Figure.GAP - 80);
-    const top = percent(this.viewer.top);
+    const top = percent(this.top);
+    const kind = this.method === "attention" ? "attention" : "relevance";
     this.label(Figure.GAP, this.y + 12, "0", size, false, "#5b5b67");
     const x = Figure.GAP + 14;
     this.shapes.push({ picture: this.viewer.heatmap.bar(), x, y: this.y, width: wide, height: 12 });
     this.label(x + wide + 6, this.y + 12, top, size, false, "#5b5b67");
-    this.label(Figure.GAP, this.y + 34, "share of attention per region", size, false, "#5b5b67");
+    this.label(Figure.GAP, this.y + 34, `share of ${kind} per region`, size, false, "#5b5b67");
     this.y += 34 + Figure.GAP;
   }
 
