@@ -522,10 +522,20 @@ def test_captions_are_downloaded_as_the_command_writes_them(tab, served, tiny) -
         for photo in photos
     ]
 
-    assert json.loads(saved(tab, "JSON", "Download all results").read_text("utf-8")) == entries
+    made = json.loads(saved(tab, "JSON", "Download all results").read_text("utf-8"))
+    assert made == nearly(entries)
     wanted = io.StringIO()
-    WRITERS["csv"](wanted, entries)
+    WRITERS["csv"](wanted, made)
     assert saved(tab, "CSV", "Download all results").read_text("utf-8") == wanted.getvalue()
+
+
+def nearly(data: Any) -> Any:
+    """The same with numbers that may differ a little, as they do between batches."""
+    if isinstance(data, dict):
+        return {name: nearly(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [nearly(value) for value in data]
+    return pytest.approx(data, abs=5e-4) if isinstance(data, float | int) else data
 
 
 def test_names_are_quoted_in_csv(tab, tiny, tmp_path) -> None:
@@ -565,7 +575,7 @@ def test_the_gallery_is_the_one_that_the_command_makes(  # noqa: PLR0917
     text, data = content(made.read_text("utf-8"))
     wanted, wanted_data = content(gallery(entries).html)
     assert text.replace("&#x27;", "'") == wanted.replace("&#x27;", "'")
-    assert data == wanted_data
+    assert data == nearly(wanted_data)
     page = visit(made.rename(tmp_path / "all.html").as_uri())
     if count > 1:
         page.locator(".entry a").last.click()
