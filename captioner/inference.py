@@ -68,6 +68,11 @@ class Ensemble:
         self.models = [_inference_copy(model, self.device, precision) for model in models]
         self.one_grid = all(_same_view(self.models[0], model) for model in self.models[1:])
 
+    @property
+    def image_size(self) -> int:
+        """Height and width of the largest encoder input (pixels)."""
+        return max(model.preprocessing.image_size for model in self.models)
+
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an RGB image for every model; models with the same input share the pixels."""
         by_kind: dict[tuple[object, ...], NDArray[np.uint8]] = {}

@@ -98,7 +98,9 @@ def create_app(
     app.state.service = service
     query = query_model(limits)
     _add_captions(app, service, query)
-    _add_other_routes(app, service, metrics, index_page(limits, model.options()))
+    _add_other_routes(
+        app, service, metrics, index_page(limits, model.options(), model.ensemble.image_size)
+    )
     _add_error_handlers(app, metrics, query)
     routes = {route.path for route in app.routes if hasattr(route, "path")}
     app.add_middleware(OriginCheck, hosts=hosts or allowed_hosts("127.0.0.1"), metrics=metrics)

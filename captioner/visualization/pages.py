@@ -34,6 +34,9 @@ from captioner.visualization.maps import check_caption
 PAGES = (".html", ".htm")
 """File extensions of pages."""
 
+VIEWER_ASSETS = ("viewer.css", "zoom.js", "viewer.js")
+"""Files of the viewer, which every page includes."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -149,10 +152,37 @@ def gallery(
     only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
     footer = _ATTENTION_FOOTER if only_attention else _METHODS_FOOTER
     body = _body(heading, items, shown, footer)
-    styles = [asset("viewer.css"), asset("page.css")]
-    scripts = [asset("viewer.js"), asset("page.js")]
-    html = document(heading or "captioner", body, styles=styles, scripts=scripts, theme=theme)
-    return Page(with_policy(html))
+    return Page(with_policy(_document(heading or "captioner", body, theme)))
+
+
+def gallery_template() -> str:
+    """A gallery page to be filled in a browser that shows a page with the viewer.
+
+    ``@@kind@@``, ``@@title@@``, ``@@items@@`` and ``@@data@@`` stand for what ``gallery`` puts
+    there, and the name of each of ``VIEWER_ASSETS`` for its text, which the browser already has.
+    """
+    body = _body("@@title@@", ["@@items@@"], "@@data@@", _ATTENTION_FOOTER)
+    html = with_policy(_document("@@title@@", body, "auto"))
+    html = html.replace('<main class="single">', '<main class="@@kind@@">')
+    for name in VIEWER_ASSETS:
+        html = html.replace(asset(name), f"@@{name}@@")
+    return html
+
+
+def _document(title: str, body: str, theme: ThemeName) -> str:
+    styles = [*viewer_styles(), asset("page.css")]
+    scripts = [*viewer_scripts(), asset("page.js")]
+    return document(title, body, styles=styles, scripts=scripts, theme=theme)
+
+
+def viewer_styles() -> list[str]:
+    """Style sheets of the viewer."""
+    return [asset(name) for name in VIEWER_ASSETS if name.endswith(".css")]
+
+
+def viewer_scripts() -> list[str]:
+    """Scripts of the viewer, in order."""
+    return [asset(name) for name in VIEWER_ASSETS if name.endswith(".js")]
 
 
 def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, Any]:

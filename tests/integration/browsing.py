@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from axe_playwright_python.sync_playwright import Axe
 from numpy.typing import NDArray
 from playwright.sync_api import Page as Tab
 
@@ -17,3 +20,37 @@ def drawn(tab: Tab) -> NDArray[np.int64]:
         }"""
     )
     return np.array(values).reshape(*size, 4)[..., :3]
+
+
+def violations(tab: Tab) -> list[str]:
+    """What axe-core finds wrong: WCAG 2.2 A and AA, and its best practices."""
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+    options: dict[str, Any] = {"runOnly": tags, "resultTypes": ["violations"]}
+    found = Axe().run(tab, options=options).response["violations"]
+    return [f"{rule['id']}: {node['target']}" for rule in found for node in rule["nodes"]]
+
+
+def out_of_order(tab: Tab) -> list[str]:
+    """Texts and controls that are read after one that is shown below or to the right of them.
+
+    In the document, which screen readers and the Tab key follow, each must begin below the start of
+    the one before, or to its right.
+    """
+    found: list[str] = tab.evaluate(
+        """() => {
+            const wanted = [];
+            for (const one of document.querySelectorAll("main *")) {
+                const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+                const control = one.matches("button, input, [tabindex='0']");
+                const box = one.getBoundingClientRect();
+                const shown = one.checkVisibility() && box.width > 1 && box.height > 1;
+                if (shown && (own || control) && !one.closest("label")) wanted.push([one, box]);
+            }
+            return wanted.slice(1).flatMap(([one, box], i) => {
+                const before = wanted[i][1];
+                const fine = box.bottom > before.top || box.left >= before.right - 1;
+                return fine ? [] : [`${wanted[i][0].outerHTML} > ${one.outerHTML}`];
+            });
+        }"""
+    )
+    return found

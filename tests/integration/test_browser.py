@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import drawn
+from browsing import drawn, out_of_order, violations
 from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import Locator, expect
@@ -242,7 +242,7 @@ def test_shift_selects_several_words_and_shows_their_mean(visit) -> None:
 def test_every_control_is_reached_by_tab_and_has_a_name(visit) -> None:
     tab = visit(page(photo(), make()))
     names = []
-    for _ in range(4):
+    for _ in range(6):
         tab.keyboard.press("Tab")
         names.append(
             tab.evaluate(
@@ -252,6 +252,8 @@ def test_every_control_is_reached_by_tab_and_has_a_name(visit) -> None:
         )
 
     assert names == [
+        "zoom out",
+        "zoom in",
         "a, word 1 of 5, probability 82%",
         "play the sentence word by word",
         "heatmap",
@@ -367,6 +369,192 @@ def test_words_are_selected_by_tapping_and_sliding(visit) -> None:
         expect(word(tab, text)).to_have_attribute("aria-selected", "true")
         assert len(chosen(tab)) == 1
     finger("touchEnd", None)
+
+
+def test_several_words_are_selected_by_touch(visit) -> None:
+    caption = make()
+    made = page(photo(), caption)
+    tab = visit(made, has_touch=True, viewport={"width": 390, "height": 844})
+    tab.get_by_label("select several words").tap()
+
+    word(tab, "dog").tap()
+    word(tab, "on").tap()
+
+    assert chosen(tab) == ["dog", "runs", "on"]
+    mean = caption.alphas[1:4].mean(axis=0)
+    assert np.abs(drawn(tab) - expected(made.html, mean, caption)).max() <= 3
+
+    touch = tab.context.new_cdp_session(tab)
+    for kind, text in (
+        ("touchStart", "runs"),
+        ("touchMove", "on"),
+        ("touchMove", "a"),
+        ("touchMove", "dog"),
+    ):
+        box = word(tab, text).bounding_box()
+        at = [{"x": box["x"] + 5, "y": box["y"] + 5}]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
+        expect(word(tab, text)).to_have_attribute("aria-selected", "true")
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    assert chosen(tab) == ["dog", "runs"]
+
+
+def test_a_mouse_needs_no_option_for_several_words(visit) -> None:
+    tab = visit(page(photo(), make()))
+    expect(tab.get_by_label("select several words")).to_be_hidden()
+
+
+# --- zoom ----------------------------------------------------------------------------------------
+
+
+def visible(tab: Tab) -> list[float]:
+    """The visible part of the photo: left, top, width and height as fractions, from its place."""
+    part: list[float] = tab.evaluate(
+        """() => {
+            const stage = document.querySelector(".stage").getBoundingClientRect();
+            const photo = document.querySelector(".stage img").getBoundingClientRect();
+            return [
+                (stage.left - photo.left) / photo.width, (stage.top - photo.top) / photo.height,
+                stage.width / photo.width, stage.height / photo.height,
+            ];
+        }"""
+    )
+    return part
+
+
+def middle(tab: Tab, across: float = 0.5, down: float = 0.5) -> tuple[float, float]:
+    box = tab.locator(".stage").bounding_box()
+    assert box is not None
+    return box["x"] + across * box["width"], box["y"] + down * box["height"]
+
+
+def test_buttons_zoom_and_the_heatmap_follows(visit) -> None:
+    caption = make()
+    made = page(photo(), caption)
+    tab = visit(made)
+    word(tab, "a").click()  # region 1: the second of 4 columns, the first of 3 rows
+    whole = drawn(tab)
+
+    tab.mouse.dblclick(*middle(tab, 0.02, 0.02))  # its corners are round
+
+    assert visible(tab) == pytest.approx([0.01, 0.01, 0.5, 0.5], abs=0.01)
+    pixels = drawn(tab)
+    row, column = np.unravel_index(pixels.sum(axis=2).argmax(), pixels.shape[:2])
+    before = np.unravel_index(whole.sum(axis=2).argmax(), whole.shape[:2])
+    assert np.abs(np.array([row, column]) - 2 * np.array(before)).max() <= 4
+    tab.mouse.move(*middle(tab, 0.75, 0.3))
+    expect(tab.locator(".probe")).to_contain_text("“a” attends most here")
+
+    out, into = (tab.get_by_role("button", name=f"zoom {way}") for way in ("out", "in"))
+    for _ in range(4):
+        into.click()
+    expect(into).to_have_attribute("aria-disabled", "true")
+    assert visible(tab)[2] == pytest.approx(1 / 8, abs=0.01)
+    for _ in range(6):
+        out.click()
+    expect(out).to_have_attribute("aria-disabled", "true")
+    assert visible(tab) == pytest.approx([0, 0, 1, 1], abs=0.01)
+    assert (drawn(tab) == whole).all()
+
+
+def test_a_zoomed_photo_is_moved_by_dragging_and_arrow_keys(visit) -> None:
+    tab = visit(page(photo(), make()))
+    tab.mouse.dblclick(*middle(tab))
+    assert visible(tab)[:2] == pytest.approx([0.25, 0.25], abs=0.01)
+
+    tab.mouse.move(*middle(tab))
+    tab.mouse.down()
+    tab.mouse.move(*middle(tab, 0.7, 0.6), steps=4)
+    tab.mouse.up()
+    assert visible(tab)[:2] == pytest.approx([0.15, 0.2], abs=0.01)
+
+    tab.locator(".stage").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowDown")
+    assert visible(tab)[:2] == pytest.approx([0.25, 0.3], abs=0.01)
+    assert chosen(tab) == []  # elsewhere the arrow keys select words
+    tab.keyboard.press("-")
+    tab.keyboard.press("-")
+    assert visible(tab) == pytest.approx([0, 0, 1, 1], abs=0.01)
+
+
+def test_the_wheel_zooms_only_with_ctrl(visit) -> None:
+    tab = visit(page(photo(), make()), viewport={"width": 500, "height": 300})
+    tab.mouse.move(*middle(tab))
+
+    tab.mouse.wheel(0, 50)
+    tab.wait_for_function("() => window.scrollY > 0")
+    assert visible(tab)[2] == pytest.approx(1, abs=0.01)
+
+    tab.mouse.move(*middle(tab))
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -100)
+    tab.keyboard.up("Control")
+    tab.locator(".stage.zoomed").wait_for()
+    assert visible(tab)[2] == pytest.approx(np.exp(-0.5), abs=0.02)
+
+
+def test_two_fingers_zoom(visit) -> None:
+    tab = visit(page(photo(), make()), has_touch=True, viewport={"width": 390, "height": 844})
+    touch = tab.context.new_cdp_session(tab)
+
+    for kind, apart in (("touchStart", 0.1), ("touchMove", 0.15), ("touchMove", 0.2)):
+        ends = [middle(tab, 0.5 - apart), middle(tab, 0.5 + apart)]
+        points = [{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(ends)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+    tab.locator(".stage.zoomed").wait_for()
+    assert visible(tab) == pytest.approx([0.25, 0.25, 0.5, 0.5], abs=0.05)
+
+
+# --- accessibility and print ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_have_no_accessibility_violations(visit, scheme, width) -> None:
+    screen = {"width": width, "height": 844}
+    entries = [Entry(photo(), [make()], f"{n}.jpg") for n in range(3)]
+    tab = visit(gallery(entries), color_scheme=scheme, viewport=screen, has_touch=width < 400)
+    assert violations(tab) == []
+
+    tab.locator(".entry a").first.click()
+    word(tab, "dog").click()
+    tab.get_by_role("button", name="zoom in").click()
+
+    assert violations(tab) == []
+    assert out_of_order(tab) == []
+
+
+def test_accessibility_violations_are_detected(visit, tmp_path) -> None:
+    """Check the helpers on which the other tests rely."""
+    (tmp_path / "bad.html").write_text(
+        "<!doctype html><html lang=en><title>bad</title><link rel=icon href=data:,><main>"
+        "<h1 style='position:absolute;top:300px'>below</h1><p style='color:#bbb'>above"
+        "<br><button style='width:9px;height:9px'></button><button style='width:9px'></button>"
+        "</main>",
+        "utf-8",
+    )
+    tab = visit((tmp_path / "bad.html").as_uri())
+
+    rules = {line.split(":")[0] for line in violations(tab)}
+
+    assert {"button-name", "color-contrast", "target-size"} <= rules
+    assert len(out_of_order(tab)) == 1
+
+
+def test_paper_is_white_without_controls(visit) -> None:
+    tab = visit(page(photo(), make()), color_scheme="dark")
+    word(tab, "dog").click()
+
+    tab.emulate_media(media="print")
+
+    expect(tab.locator("body")).to_have_css("background-color", "rgb(255, 255, 255)")
+    expect(tab.locator(".controls")).to_be_hidden()
+    expect(tab.get_by_role("button")).to_have_count(0)
+    expect(tab.locator(".stage")).to_be_visible()
+    expect(word(tab, "dog")).to_be_visible()
 
 
 @pytest.mark.parametrize("size", [(900, 90), (90, 400)])

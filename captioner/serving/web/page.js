@@ -1,183 +1,257 @@
 "use strict";
-/* Drop, paste or choose photos; captions are shown in the viewer. Only the photo's bytes and the
-   options of the form are sent, to this server only. */
+/* The session: photos are captioned two at a time, the selected one first and shown in the viewer.
+   Only photos and the options of the form are sent, to this server only. */
 (() => {
-  const { limits, look } = JSON.parse(document.getElementById("captioner-data").textContent);
-  const [input, form, result, status, errors, strip] = [
-    "#file", ".options", ".result", ".status", ".errors", ".strip",
-  ].map((selector) => document.querySelector(selector));
-  const MAX_PHOTOS = 30; // in the strip; the browser keeps their files
-  const photos = []; // {file, image, button, orientation}
+  const settings = JSON.parse(document.getElementById("captioner-data").textContent);
+  const find = (selector) => document.querySelector(selector);
+  const [form, errors, cards, status, result] = [".options", ".errors", ".cards", ".status", ".result"].map(find);
+  const options = new OptionsForm(form);
+  const pool = new Pool(nextJob, (seconds) => {
+    find(".count").textContent = `The server is busy; trying again in ${seconds} s`;
+  });
+  let photos = [];
   let current = null; // the selected photo
   let viewer = null;
-  let pending = null; // AbortController of the request in flight
-  let shown = null; // the photo whose captions are shown
-  let lastRequest = null; // photo and query that are shown or in flight
+  let shown = null; // photo and response in the viewer
+  let explained = null; // {photo, query, response, error, abort, state}: the caption of the form
+  let running = false; // whether photos are being captioned
+
+  /* --- captioning ------------------------------------------------------------------------------ */
+
+  /** The next request: the caption of the form, the selected photo, then the others in order. */
+  function nextJob() {
+    if (explained?.state === "waiting") return () => explain(explained);
+    const waiting = photos.filter(({ state }) => state === "waiting");
+    const photo = waiting.includes(current) ? current : waiting[0];
+    return photo === undefined ? null : () => captionPhoto(photo);
+  }
+
+  async function captionPhoto(photo) {
+    const abort = (photo.abort = new AbortController());
+    photo.enter("working");
+    photo.query = options.query();
+    refresh(photo);
+    try {
+      photo.upload ??= await Upload.of(photo, settings);
+      abort.signal.throwIfAborted();
+      const response = await pool.captions(photo.upload.body, photo.query, abort.signal);
+      await photo.load();
+      if (abort.signal.aborted) return;
+      photo.response = response;
+      photo.converted = photo.upload.converted;
+      photo.enter("done");
+    } catch (error) {
+      if (abort.signal.aborted) return; // stopped, or started again with other options
+      photo.enter("failed", error.message);
+    }
+    refresh(photo);
+  }
+
+  async function explain(mine) {
+    const { photo, query, abort } = mine;
+    mine.state = "working";
+    try {
+      photo.upload ??= await Upload.of(photo, settings);
+      mine.response = await pool.captions(photo.upload.body, query, abort.signal);
+      photo.converted = photo.upload.converted;
+      await photo.load();
+      mine.state = "done";
+    } catch (error) {
+      Object.assign(mine, { state: "failed", error: error.message });
+    }
+    if (mine === explained) refresh(photo);
+  }
+
+  /** Caption whatever has no captions for the options of the form; `again`: also what failed. */
+  function update(again = false) {
+    if (!options.valid) {
+      refresh(current);
+      return;
+    }
+    const query = options.query();
+    for (const photo of photos) {
+      const retry = again && ["failed", "stopped"].includes(photo.state);
+      if ((photo.query === query || photo.state === "waiting") && !retry) continue;
+      photo.abort?.abort();
+      photo.enter("waiting");
+    }
+    const words = options.wordsQuery();
+    const same = explained?.photo === current && explained?.query === words;
+    if (!same || (again && explained?.state === "failed")) {
+      explained?.abort.abort();
+      const request = { photo: current, query: words, state: "waiting", abort: new AbortController() };
+      explained = words === null || current === null ? null : request;
+    }
+    pool.fill();
+    refresh(current);
+  }
+
+  function cancel() {
+    for (const photo of photos.filter(({ state }) => ["waiting", "working"].includes(state))) {
+      photo.abort?.abort();
+      photo.query = options.query(); // so that only these options need the button
+      photo.enter("stopped");
+    }
+    refresh(current);
+    form.querySelector("button").focus(); // the button that continues; this one disappears
+  }
+
+  /* --- display --------------------------------------------------------------------------------- */
+
+  /** Show the progress, and the selected photo if it is `photo`. */
+  function refresh(photo) {
+    const count = (state) => photos.filter((one) => one.state === state).length;
+    const [done, failed, stopped] = ["done", "failed", "stopped"].map(count);
+    const total = photos.length;
+    const busy = done + failed + stopped < total;
+    const parts = [`${done} of ${total} captioned`];
+    if (failed > 0) parts.push(`${failed} failed`);
+    const summary = parts.join(", ");
+    find(".count").textContent = summary;
+    Object.assign(find("progress"), { value: done + failed, max: Math.max(total, 1) });
+    for (const selector of ["progress", ".cancel"]) find(selector).hidden = !busy;
+    find(".session .downloads").hidden = done === 0;
+    find(".session").hidden = find(".selected").hidden = total === 0;
+    document.body.classList.toggle("empty", total === 0);
+    // Announced once at the end; every photo would be too often.
+    if (busy !== running) find(".announcement").textContent = busy || total < 2 ? "" : summary;
+    running = busy;
+    if (photo === current && current !== null) showCurrent();
+  }
 
   function setStatus(text, failed = false) {
-    status.textContent = text;
+    if (status.textContent !== text) status.textContent = text;
     status.classList.toggle("failed", failed);
   }
 
-  /** The query parameters given by the form. */
-  function query() {
-    const parameters = new URLSearchParams({ attention: "true", alternatives: "5" });
-    const words = form.elements.words.value.trim();
-    if (words) parameters.set("words", words);
-    for (const name of words ? [] : ["beam_size", "num_captions"]) {
-      const { value } = form.elements[name];
-      if (value !== "") parameters.set(name, value);
-    }
-    return parameters;
-  }
-
-  async function fetchCaptions(photo, signal) {
-    const request = { method: "POST", body: photo.file, signal };
-    const response = await fetch(`v1/captions?${query()}`, request).catch(() => {
-      throw new Error("the server does not respond; is it running?");
-    });
-    const body = await response.json().catch(() => ({}));
-    if (!response.ok) throw new Error(body.error ?? `the server returned ${response.status}`);
-    return body;
-  }
-
-  /** Caption the selected photo with the options of the form. */
-  async function run() {
-    const request = `${current.image.src} ${query()}`; // each file has its own URL
-    if (request === lastRequest) return; // Enter both changes a field and submits the form
-    lastRequest = request;
-    pending?.abort();
-    const mine = (pending = new AbortController());
+  function showCurrent() {
     const photo = current;
-    setStatus("captioning …");
-    document.body.classList.add("busy");
-    try {
-      const [response] = await Promise.all([fetchCaptions(photo, mine.signal), decode(photo)]);
-      if (pending !== mine) return;
-      show(photo, response);
-    } catch (error) {
-      if (pending !== mine) return;
-      lastRequest = null; // allow a retry
-      if (shown !== photo) {
-        viewer?.stop();
-        viewer = null;
-        result.replaceChildren();
-        result.className = "result";
-        photo.button.classList.add("failed");
-        photo.button.title = `${photo.file.name}: ${error.message}`;
-      }
-      setStatus(error.message, true);
-    } finally {
-      if (pending === mine) document.body.classList.remove("busy");
+    const own = explained?.photo === photo ? explained : null;
+    const { state, error, response } = own ?? photo;
+    find(".selected h2").textContent = `${photos.indexOf(photo) + 1} of ${photos.length}: ${photo.name}`;
+    find(".selected nav").hidden = photos.length < 2;
+    const busy = state === "waiting" || state === "working";
+    document.body.classList.toggle("busy", busy);
+    if (state === "done") show(photo, response);
+    else {
+      const texts = { failed: error, stopped: "Not captioned. Press “Caption” to continue." };
+      if (shown?.photo !== photo) clearResult();
+      setStatus(texts[state] ?? "captioning …", state === "failed");
     }
   }
 
-  /** Decode the photo, if the browser supports its format (the server supports more, e.g. TIFF). */
-  async function decode(photo) {
-    await photo.image.decode().catch(() => {});
-    photo.orientation ??= await webpOrientation(photo.file);
-  }
-
-  /** EXIF orientation of a WebP file, which the server applies and browsers ignore; otherwise 1. */
-  async function webpOrientation(file) {
-    const view = new DataView(await file.arrayBuffer());
-    const name = (at) => String.fromCharCode(...new Uint8Array(view.buffer, at, 4));
-    try {
-      if (name(0) !== "RIFF" || name(8) !== "WEBP") return 1;
-      let chunk = 12;
-      while (name(chunk) !== "EXIF") {
-        const size = view.getUint32(chunk + 4, true);
-        chunk += 8 + size + (size % 2);
-      }
-      const tiff = chunk + (name(chunk + 8) === "Exif" ? 14 : 8);
-      const little = view.getUint16(tiff) === 0x4949;
-      const entries = tiff + view.getUint32(tiff + 4, little);
-      for (let entry = 0; entry < view.getUint16(entries, little); entry++) {
-        const at = entries + 2 + 12 * entry;
-        if (view.getUint16(at, little) === 0x0112) return view.getUint16(at + 8, little);
-      }
-    } catch {
-      // end of file: no EXIF
-    }
-    return 1;
-  }
-
-  /** Why the browser's image differs from what the server captioned; empty if it does not. */
-  function mismatch({ image, orientation }, { width, height }) {
-    const { naturalWidth, naturalHeight } = image;
-    if (naturalWidth === 0) return "This browser does not support this image format";
-    const rotated = naturalWidth * height !== naturalHeight * width;
-    // With equal aspect ratios, it is unknown whether the browser applied the orientation.
-    const unknown = orientation > 1 && (orientation < 5 || width === height);
-    return rotated || unknown ? "This browser does not apply this image's EXIF orientation" : "";
+  function clearResult() {
+    viewer?.stop();
+    viewer = shown = null;
+    result.replaceChildren();
+    result.className = "result";
+    find(".overlay").hidden = true;
   }
 
   function show(photo, response) {
     const { captions } = response;
-    viewer?.stop();
-    viewer = null;
-    shown = photo;
-    photo.button.classList.remove("failed");
-    photo.button.title = "";
-    result.className = "result";
     setStatus(captions[0].text);
+    if (shown?.response === response) return;
+    clearResult();
+    shown = { photo, response };
+    if (typeof response.confidence === "number") captions[0].confidence ??= response.confidence;
+    const actions = ({ text }) => [copyButton(text)];
     const reason = mismatch(photo, response);
     if (reason) {
-      const lines = captions.map(({ text }) => element("p", { class: "chosen" }, text));
+      const lines = captions.map((caption) => element("p", { class: "chosen" }, caption.text, " ", ...actions(caption)));
       const note = `${reason}, so attention cannot be shown.`;
       result.replaceChildren(...lines, element("p", { class: "quiet" }, note));
       return;
     }
     photo.image.alt = captions[0].text;
-    viewer = new CaptionViewer(result, { captions, image: photo.image }, look);
+    viewer = new CaptionViewer(result, { captions, image: photo.image, actions }, settings.look);
+    find(".overlay").hidden = viewer.captions.length === 0;
   }
 
-  function choose(photo) {
+  /* --- photos ---------------------------------------------------------------------------------- */
+
+  function choose(photo, again = false) {
     current = photo;
-    for (const { button } of photos) button.setAttribute("aria-current", `${button === photo.button}`);
-    run();
+    for (const one of photos) one.button.setAttribute("aria-current", `${one === photo}`);
+    if (again && ["failed", "stopped"].includes(photo.state)) photo.enter("waiting");
+    update();
+    if (again) find(".selected").scrollIntoView({ block: "nearest" });
   }
 
-  function add(files) {
-    const given = [...files];
+  function step(by) {
+    const next = photos[(photos.indexOf(current) + by + photos.length) % photos.length];
+    choose(next);
+    next.button.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  async function add(files) {
+    const given = [...files]; // the list is emptied when the event is over
     if (given.length === 0) return;
-    const format = (count) => count.toLocaleString("en");
-    const small = given.filter((file) => file.size <= limits.max_bytes);
-    errors.replaceChildren(
-      ...given.filter((file) => !small.includes(file)).map(({ name, size }) => {
-        const limit = `the limit is ${format(limits.max_bytes)}`;
-        return element("p", {}, `${name} has ${format(size)} bytes; ${limit}`);
-      }),
+    const examined = await Promise.all(given.map(examine));
+    const lines = given.flatMap(({ name }, i) =>
+      examined[i].problem ? [`${name}: ${examined[i].problem}`] : [],
     );
-    if (small.length === 0) return;
-    const added = small.map((file) => {
-      const image = new Image();
-      image.src = URL.createObjectURL(file);
-      const thumbnail = element("img", { src: image.src, alt: file.name });
-      const photo = { file, image };
-      photo.button = element("button", { type: "button", onclick: () => choose(photo) }, thumbnail);
-      strip.append(photo.button);
-      return photo;
-    });
+    const good = given.map((file, i) => [file, examined[i]]).filter(([, { problem }]) => !problem);
+    const added = good
+      .slice(0, settings.maxPhotos - photos.length)
+      .map(([file, { kind }]) => new SessionPhoto(file, kind, (photo) => choose(photo, true)));
+    if (added.length < good.length) {
+      const excess = good.length - added.length;
+      lines.push(`The page holds ${settings.maxPhotos} photos; ${excess} more were left out.`);
+    }
+    errors.replaceChildren(...lines.map((line) => element("p", {}, line)));
+    if (added.length === 0) return;
+    cards.append(...added.map(({ item }) => item));
     photos.push(...added);
-    const excess = added.length - MAX_PHOTOS;
-    if (excess > 0) {
-      const note = `the page holds ${MAX_PHOTOS} photos; the first ${format(excess)} were skipped`;
-      errors.append(element("p", {}, note));
-    }
-    for (const { image, button } of photos.splice(0, Math.max(0, photos.length - MAX_PHOTOS))) {
-      URL.revokeObjectURL(image.src);
-      button.remove();
-    }
-    strip.hidden = photos.length < 2;
-    document.body.classList.remove("empty");
-    choose(photos.includes(added[0]) ? added[0] : photos[0]);
+    choose(added[0]);
   }
 
-  input.addEventListener("change", () => {
-    add(input.files);
-    input.value = ""; // so that the same file can be chosen again
-  });
+  function clear() {
+    explained?.abort.abort();
+    for (const photo of photos) photo.remove();
+    photos = [];
+    current = explained = null;
+    clearResult();
+    setStatus("");
+    find(".announcement").textContent = "";
+    refresh(null);
+    find("#file").focus();
+  }
+
+  /* --- downloads ------------------------------------------------------------------------------- */
+
+  async function saveAll(format) {
+    const done = photos.filter(({ state }) => state === "done");
+    if (format === "csv") saveFile(captionsCsv(done), "captions.csv");
+    else if (format === "json") saveFile(captionsJson(done), "captions.json");
+    else {
+      const drawable = done.filter((photo) => photo.drawable);
+      if (drawable.length > 0) saveFile(await galleryPage(drawable, settings), "captions.html");
+      const left = done.length - drawable.length;
+      const note = `${left} of ${done.length} photos cannot be shown by this browser and are not in the gallery.`;
+      errors.replaceChildren(...(left > 0 ? [element("p", {}, note)] : []));
+    }
+  }
+
+  async function saveOverlay(format) {
+    const { photo, response } = shown;
+    const name = `${photo.name.replace(/\.[^.]*$/, "")}_attention.${format}`;
+    if (format === "html") {
+      saveFile(await galleryPage([{ ...photo, response, load: () => photo.load() }], settings), name);
+      return;
+    }
+    const figure = new Figure(viewer, settings.look);
+    saveFile(format === "svg" ? figure.svg() : await figure.png(), name);
+  }
+
+  /* --- input ----------------------------------------------------------------------------------- */
+
+  for (const input of [find("#file"), find("#camera")]) {
+    input.addEventListener("change", () => {
+      add(input.files);
+      input.value = ""; // so that the same file can be chosen again
+    });
+  }
   document.addEventListener("paste", (event) => add(event.clipboardData?.files ?? []));
   document.addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -198,11 +272,20 @@
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (current !== null) run();
+    if (photos.length > 0) update(true);
+    else {
+      const what = "Choose a photo first: press “Choose photos”, drop photos on this page, or paste one.";
+      errors.replaceChildren(element("p", {}, what));
+    }
   });
-  form.addEventListener("change", () => {
-    const hasWords = form.elements.words.value.trim() !== "";
-    for (const name of ["beam_size", "num_captions"]) form.elements[name].disabled = hasWords;
-    if (current !== null) run();
-  });
+  form.addEventListener("change", () => update());
+  find(".cancel").addEventListener("click", cancel);
+  find(".clear").addEventListener("click", clear);
+  find(".previous").addEventListener("click", () => step(-1));
+  find(".next").addEventListener("click", () => step(1));
+  for (const [selector, save] of [[".session", saveAll], [".overlay", saveOverlay]]) {
+    for (const button of document.querySelectorAll(`${selector} [data-format]`)) {
+      button.addEventListener("click", () => save(button.dataset.format));
+    }
+  }
 })();

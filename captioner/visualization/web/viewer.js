@@ -2,27 +2,26 @@
 /* The attention viewer: one photo, its captions, and where the model looked for each word.
 
    new CaptionViewer(root, entry, look) fills the element `root`.
-     entry  {title, image, captions: [caption.as_dict(attention=True), ...], labels: [...]}
-            `image` is a loaded <img>.
+     entry  {title, image, captions: [caption.as_dict(attention=True), ...], labels: [...],
+             actions: (caption) => [elements beside the caption]}
+            `image` is a loaded <img>; `actions` is optional.
      look   {palette: "rrggbb" x 256, heatmap: {...}, smooth: true}
 
-   Heatmaps are drawn exactly as in captioner/visualization/heatmap.py. */
+   Heatmaps are drawn exactly as in captioner/visualization/heatmap.py. Needs zoom.js. */
 
 /** A heatmap over a photo, on a canvas. */
 class Heatmap {
   static MAX_SIDE = 800; // pixels of the canvas, which CSS scales to the photo
 
-  constructor(canvas, image, look) {
+  constructor(canvas, image, look, maxSide = Heatmap.MAX_SIDE) {
     const { naturalWidth: width, naturalHeight: height } = image;
-    const shrink = Math.min(1, Heatmap.MAX_SIDE / Math.max(width, height));
+    const shrink = Math.min(1, maxSide / Math.max(width, height));
     canvas.width = Math.max(1, Math.round(width * shrink));
     canvas.height = Math.max(1, Math.round(height * shrink));
     this.context = canvas.getContext("2d", { willReadFrequently: true });
     this.context.imageSmoothingQuality = "high";
-    this.context.fillStyle = "#fff"; // transparent pixels are blended with white, as for the model
-    this.context.fillRect(0, 0, canvas.width, canvas.height);
-    this.context.drawImage(image, 0, 0, canvas.width, canvas.height);
-    this.photo = this.context.getImageData(0, 0, canvas.width, canvas.height);
+    this.image = image;
+    this.look({ x: 0, y: 0, size: 1 });
     this.frame = this.context.createImageData(canvas.width, canvas.height);
     this.frame.data.fill(255);
     this.style = look.heatmap;
@@ -32,11 +31,32 @@ class Heatmap {
     }
   }
 
+  /** Show a part of the photo: left, top and size as fractions. */
+  look(view) {
+    const { context, image } = this;
+    const { width, height } = context.canvas;
+    const [w, h] = [image.naturalWidth, image.naturalHeight];
+    const part = [view.x * w, view.y * h, view.size * w, view.size * h];
+    context.fillStyle = "#fff"; // transparent pixels are blended with white, as for the model
+    context.fillRect(0, 0, width, height);
+    context.drawImage(image, ...part, 0, 0, width, height);
+    this.photo = context.getImageData(0, 0, width, height);
+    this.view = view;
+  }
+
+  /** An axis of the photo as fractions of the part that is shown. */
+  inView({ first, pitch, start, stop }, from) {
+    const { size } = this.view;
+    const to = (at) => (at - from) / size;
+    return { first: to(first), pitch: pitch / size, start: to(start), stop: to(stop) };
+  }
+
   /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo, in which `geometry` places them. */
   draw(levels, [rows, columns], geometry, smooth) {
     const { width, height } = this.frame;
-    const down = Heatmap.sampleAxis(height, geometry.y, rows, smooth);
-    const across = Heatmap.sampleAxis(width, geometry.x, columns, smooth);
+    const { view } = this;
+    const down = Heatmap.sampleAxis(height, this.inView(geometry.y, view.y), rows, smooth);
+    const across = Heatmap.sampleAxis(width, this.inView(geometry.x, view.x), columns, smooth);
     const line = new Float32Array(columns);
     for (let y = 0; y < height; y++) {
       const upper = down.lower[y] * columns;
@@ -161,8 +181,11 @@ class CaptionViewer {
   build(root, entry) {
     const { naturalWidth: width, naturalHeight: height } = entry.image;
     this.canvas = element("canvas", { "aria-hidden": "true" });
-    const photo = element("img", { src: entry.image.src, alt: entry.image.alt, width, height });
-    this.stage = element("div", { class: "stage" }, photo, this.canvas);
+    const { src, alt } = entry.image;
+    this.photo = element("img", { src, alt, width, height, draggable: "false" });
+    const stage = { class: "stage", role: "group", "aria-label": "Photo" };
+    this.stage = element("div", stage, this.photo, this.canvas);
+    this.zoom = new Zoom(this.stage, (view) => this.look(view));
     for (const kind of ["pointermove", "pointerdown"]) {
       this.stage.addEventListener(kind, (event) => this.probeAt(event));
     }
@@ -170,8 +193,9 @@ class CaptionViewer {
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
     const sentences = entry.captions.map((caption, number) => {
       const label = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
-      const sum = element("span", { class: "total" }, `log p ${caption.log_prob.toFixed(1)}`);
-      const head = element("div", { class: "label" }, element("span", {}, label), sum);
+      const sum = element("span", { class: "total" }, this.figures(caption));
+      const actions = entry.actions?.(caption) ?? [];
+      const head = element("div", { class: "label" }, element("span", {}, label), sum, ...actions);
       const list = this.lists[this.captions.indexOf(caption)];
       const words = list ?? element("p", { class: "quiet" }, "No words, so no attention to show.");
       return element("div", { class: "sentence" }, head, words);
@@ -189,12 +213,19 @@ class CaptionViewer {
       this.legend,
       this.announcement,
     );
-    const view = element("div", { class: "view" }, this.stage, this.probe);
+    const under = element("div", { class: "under" }, this.probe, this.zoom.buttons);
+    const view = element("div", { class: "view" }, this.stage, under);
     root.replaceChildren(view, this.side);
     root.classList.add("viewer");
     root.classList.toggle("wide", width > 1.9 * height);
     root.style.setProperty("--aspect", `${width / height}`);
     root.style.setProperty("--photo-width", `${width}px`);
+  }
+
+  /** How sure the model is; `confidence` (0 to 1) if the caption has one. */
+  figures({ confidence, log_prob: log }) {
+    const sure = typeof confidence === "number" ? `confidence ${percent(confidence)}, ` : "";
+    return `${sure}log p ${log.toFixed(1)}`;
   }
 
   wordList(caption, number) {
@@ -245,12 +276,15 @@ class CaptionViewer {
       this.smooth = smooth.checked;
       this.draw();
     });
+    this.several = element("input", { type: "checkbox" });
+    // A selector of explanation methods belongs here, first in the row.
     return element(
       "div",
       { class: "controls" },
       this.button,
       element("label", {}, "heatmap ", this.opacity),
       element("label", {}, smooth, " smooth"),
+      element("label", { class: "by-touch" }, this.several, " select several words"),
     );
   }
 
@@ -410,7 +444,7 @@ class CaptionViewer {
   showDetails(where) {
     if (where === null) {
       const how = matchMedia("(pointer: coarse)").matches
-        ? "Tap a word or slide over the words"
+        ? "Tap a word or slide over the words, one or several,"
         : "Hover over a word or use the arrow keys (Shift extends the selection, Space plays)";
       const hint = `${how} to see where the model looked.`;
       this.details.replaceChildren(element("p", { class: "quiet" }, hint));
@@ -481,6 +515,13 @@ class CaptionViewer {
     this.moving = requestAnimationFrame(step);
   }
 
+  /** Show a part of the photo, see `Zoom`. */
+  look({ x, y, size }) {
+    this.photo.style.transform = `scale(${1 / size}) translate(${-100 * x}%, ${-100 * y}%)`;
+    this.heatmap.look({ x, y, size });
+    this.draw();
+  }
+
   draw() {
     if (!this.levels) return;
     const { geometry } = this.captions[this.caption];
@@ -494,7 +535,10 @@ class CaptionViewer {
     event.target.releasePointerCapture?.(event.pointerId); // so that a finger can slide on to other words
     this.stop();
     const { selected } = this;
-    if (event.shiftKey && selected && !selected.all && selected.caption === where.caption && !where.all) {
+    this.pressed = where.start;
+    this.slid = false;
+    const extend = event.shiftKey || this.several.checked;
+    if (extend && selected && !selected.all && selected.caption === where.caption && !where.all) {
       const anchor = selected.anchor ?? selected.start;
       where = this.span(where.caption, anchor, where.start);
     }
@@ -502,14 +546,18 @@ class CaptionViewer {
     this.option(where).focus({ preventScroll: true });
   }
 
-  /** Select words by sliding a finger over them; a mouse hovers instead. */
+  /** Select words by sliding a finger over them, one or several; a mouse hovers instead. */
   drag(event, list, caption) {
     if (event.pointerType === "mouse" || event.buttons === 0) return;
     const under = document.elementFromPoint(event.clientX, event.clientY);
     const index = [...list.children].indexOf(under);
     if (index < 0 || index >= this.captions[caption].words.length) return;
-    if (this.selected?.caption === caption && this.selected.end === index) return;
-    this.select({ caption, start: index, end: index });
+    const { selected } = this;
+    const at = this.several.checked ? this.span(caption, this.pressed, index) : null;
+    if (at && !this.slid && index === this.pressed) return; // still the word that was tapped
+    if (selected?.caption === caption && (selected.other ?? selected.end) === index) return;
+    this.slid = true;
+    this.select(at ?? { caption, start: index, end: index });
   }
 
   span(caption, anchor, other) {
@@ -592,8 +640,9 @@ class CaptionViewer {
   probeAt(event) {
     if (this.captions.length === 0) return;
     const box = this.stage.getBoundingClientRect();
-    const x = (event.clientX - box.left) / box.width;
-    const y = (event.clientY - box.top) / box.height;
+    const { view } = this.zoom;
+    const x = view.x + (view.size * (event.clientX - box.left)) / box.width;
+    const y = view.y + (view.size * (event.clientY - box.top)) / box.height;
     const number = this.shown?.caption ?? 0;
     const { geometry, alphas } = this.captions[number];
     const [rows, columns] = this.grid(number);

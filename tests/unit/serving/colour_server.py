@@ -7,6 +7,7 @@ import io
 import json
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,6 +26,8 @@ OWN = SearchOptions(beam_size=2, max_length=6)
 
 class ColourModel:
     """Captions a photo with its colour; records its batches and can be blocked."""
+
+    ensemble = SimpleNamespace(image_size=64)
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []

@@ -20,9 +20,10 @@ from PIL import Image
 from captioner.caption import Alternative, Caption
 from captioner.errors import ConfigError
 from captioner.visualization import Entry, animate, gallery, overlay, page
-from captioner.visualization.document import document, embedded, policy
+from captioner.visualization.document import asset, document, embedded, policy
 from captioner.visualization.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.visualization.notebook import shown_photo, with_photo
+from captioner.visualization.pages import VIEWER_ASSETS, gallery_template
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
@@ -105,11 +106,23 @@ def test_text_is_escaped() -> None:
     made = page(photo(), make(("a", EVIL)), title=EVIL, labels=[EVIL]).html
 
     elements = Elements(made)
-    assert [tag for tag, _ in elements.tags if tag == "script"] == ["script"] * 3
+    assert [tag for tag, _ in elements.tags if tag == "script"] == ["script"] * 4
     assert [tag for tag, _ in elements.tags if tag == "img"] == ["img"]
     assert not any(name.startswith("on") for _, attributes in elements.tags for name in attributes)
     assert data_of(made)["entries"][0]["captions"][0]["words"] == ["a", EVIL]
     assert f"<h1>{html.escape(EVIL)}</h1>" in made
+
+
+def test_a_filled_template_is_a_gallery() -> None:
+    made = gallery([Entry(photo(), [make()], EVIL), Entry(photo(), [make()], "y")]).html
+    (items,) = re.findall(r'<ol class="gallery">\n(.*)\n</ol>', made, re.DOTALL)
+    data = embedded(data_of(made), "captioner-data")
+    parts = {"kind": "many", "title": "2 photos", "items": items, "data": data}
+    parts |= {name: asset(name) for name in VIEWER_ASSETS}
+
+    filled = re.sub(r"@@([\w.]+)@@", lambda mark: parts[mark[1]], gallery_template())
+
+    assert filled == made
 
 
 def test_a_page_makes_no_requests() -> None:
@@ -133,11 +146,11 @@ def test_only_the_pages_own_scripts_may_run() -> None:
 
     rules = dict(part.split(" ", 1) for part in rule.split("; "))
     assert rules["default-src"] == rules["connect-src"] == rules["base-uri"] == "'none'"
-    for kind in ("script", "style"):
+    for kind, count in (("script", 3), ("style", 2)):
         texts = re.findall(rf"<{kind}>(.*?)</{kind}>", made, re.DOTALL)
         digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
         assert rules[f"{kind}-src"].split() == [f"'sha256-{digest}'" for digest in digests]
-        assert len(texts) == 2
+        assert len(texts) == count
 
 
 def test_the_policy_of_a_page_without_scripts_allows_none() -> None:

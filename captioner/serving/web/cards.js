@@ -1,0 +1,52 @@
+"use strict";
+/* A photo of the session and its card: thumbnail, caption or problem, file name. */
+class SessionPhoto {
+  // The name and the caption follow as text. A thumbnail must not be dropped as another photo.
+  static THUMBNAIL = { alt: "", decoding: "async", width: "160", height: "120", draggable: "false" };
+
+  /** State: waiting, working, done, failed or stopped. */
+  constructor(file, kind, onChoose) {
+    Object.assign(this, { file, kind, name: file.name || "pasted photo" });
+    this.url = URL.createObjectURL(file);
+    this.query = null; // of the response, or of the request in flight
+    this.response = null;
+    this.upload = null; // what is sent, see Upload
+    this.image = null; // <img>, and the EXIF orientation that the browser ignores; see `load`
+    this.abort = null; // AbortController of the request in flight
+    this.caption = element("span", { class: "text" });
+    this.button = element(
+      "button",
+      { type: "button", class: "card", onclick: () => onChoose(this) },
+      element("img", { ...SessionPhoto.THUMBNAIL, src: this.url }),
+      this.caption,
+      element("span", { class: "name" }, this.name),
+    );
+    this.item = element("li", {}, this.button);
+    this.enter("waiting");
+  }
+
+  enter(state, error = "") {
+    this.state = state;
+    this.error = error;
+    this.button.dataset.state = state;
+    const texts = { waiting: "waiting", working: "captioning …", stopped: "not captioned", failed: error };
+    this.caption.textContent = texts[state] ?? this.response.captions[0].text;
+  }
+
+  /** Load what the upload and the viewer need. */
+  async load() {
+    this.image ??= await loadedImage(this.url);
+    this.orientation ??= this.kind === "WebP" ? await webpOrientation(this.file) : 1;
+  }
+
+  /** Whether the attention of its captions can be drawn on the photo that the browser shows. */
+  get drawable() {
+    return this.state === "done" && mismatch(this, this.response) === "";
+  }
+
+  remove() {
+    this.abort?.abort();
+    this.item.remove();
+    URL.revokeObjectURL(this.url);
+  }
+}

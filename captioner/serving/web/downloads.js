@@ -1,0 +1,111 @@
+"use strict";
+/* Results as files, made in the browser: the formats of `captioner caption` and `captioner attend`. */
+
+function saveFile(blob, name) {
+  const url = URL.createObjectURL(blob);
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000); // the download has to start before
+}
+
+const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8` });
+
+/** Photos with captions as CSV, as `captioner caption -o captions.csv` writes them. */
+function captionsCsv(photos) {
+  const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+  const rows = photos.flatMap(({ name, response }) =>
+    response.captions.map(({ text, log_prob }, index) => [name, `${index + 1}`, text, log_prob.toFixed(4)]),
+  );
+  const lines = [["image", "rank", "caption", "log_prob"], ...rows];
+  return textFile(lines.map((row) => `${row.map(cell).join(",")}\n`).join(""), "text/csv");
+}
+
+/** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */
+function captionsJson(photos) {
+  const kept = ["text", "words", "log_prob", "log_probs", "confidence"];
+  const entries = photos.map(({ name, response }) => ({
+    image: name,
+    captions: response.captions.map((caption) =>
+      Object.fromEntries(kept.filter((key) => key in caption).map((key) => [key, caption[key]])),
+    ),
+  }));
+  return textFile(`${JSON.stringify(entries, null, 1)}\n`, "application/json");
+}
+
+/** Photos as an interactive page, as `captioner attend -o all.html` makes it. */
+async function galleryPage(photos, { template, viewerAssets, look }) {
+  const side = photos.length === 1 ? 1280 : 800;
+  const [items, entries] = [[], []];
+  for (const photo of photos) {
+    await photo.load();
+    items.push(galleryItem(photo, items.length + 1, side).outerHTML);
+    const captions = photo.response.captions;
+    entries.push({ title: photo.name, labels: [], captions });
+  }
+  const title = element("i", {}, photos.length === 1 ? photos[0].name : `${photos.length} photos`);
+  const block = { type: "application/json", id: "captioner-data" };
+  const parts = {
+    kind: photos.length === 1 ? "single" : "many",
+    title: title.innerHTML.replaceAll('"', "&quot;"),
+    items: items.join("\n"),
+    data: element("script", block, embeddedJson({ entries, look })).outerHTML,
+  };
+  // This page begins with the viewer's styles and scripts.
+  const styles = [...document.querySelectorAll("style")];
+  const scripts = [...document.querySelectorAll("script:not([type])")];
+  for (const name of viewerAssets) {
+    parts[name] = (name.endsWith(".css") ? styles : scripts).shift().textContent;
+  }
+  const filled = template.replace(/@@([\w.]+)@@/g, (_, name) => parts[name]);
+  return textFile(filled, "text/html");
+}
+
+/** JSON that no text in it can end the element that contains it; document.py's `embedded`. */
+function embeddedJson(data) {
+  const escape = (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  return JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, escape);
+}
+
+/** The list item of a photo; pages.py's `_item`. */
+function galleryItem({ name, image, response }, number, side) {
+  const { naturalWidth: width, naturalHeight: height } = image;
+  const canvas = paintedOnWhite(image, width, height, Math.min(1, side / Math.max(width, height)));
+  const texts = response.captions.map(({ text }) => text || "no words");
+  const lines = texts.flatMap((text, index) => [
+    ...(index > 0 ? [element("br")] : []),
+    element("span", { class: "text" }, text),
+  ]);
+  const picture = element("img", {
+    src: canvas.toDataURL("image/jpeg", 0.88),
+    alt: texts[0],
+    width: canvas.width,
+    height: canvas.height,
+    decoding: "async",
+  });
+  const caption = element("figcaption", {}, ...lines, element("span", { class: "name" }, name));
+  const link = element("a", { href: `#photo-${number}` }, picture, caption);
+  return element("li", { class: "entry", id: `entry-${number}` }, element("figure", {}, link));
+}
+
+/** A button that copies a text. */
+function copyButton(text) {
+  const button = element("button", { type: "button", class: "copy" }, "Copy");
+  button.addEventListener("click", async () => {
+    await navigator.clipboard?.writeText(text).catch(() => copySelected(text));
+    if (!navigator.clipboard) copySelected(text); // only https and localhost have a clipboard
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  });
+  return button;
+}
+
+/** Copy by selecting the text of a hidden field. */
+function copySelected(text) {
+  const { activeElement } = document;
+  const field = element("textarea", { class: "hidden-text", "aria-hidden": "true" });
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+  activeElement?.focus();
+}

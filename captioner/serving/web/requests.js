@@ -1,0 +1,93 @@
+"use strict";
+/* Requests to the server: two at a time, repeated when the server asks to come back later. */
+
+class RequestError extends Error {
+  /** `seconds`: when to try again; null: never. */
+  constructor(message, seconds = null) {
+    super(message);
+    this.seconds = seconds;
+  }
+}
+
+/** Caption an uploaded photo; returns the body of the response, throws RequestError. */
+async function requestCaptions(body, query, signal) {
+  const request = {
+    method: "POST",
+    body,
+    signal,
+    headers: { "Content-Type": "application/octet-stream" },
+  };
+  const response = await fetch(`v1/captions?${query}`, request).catch((error) => {
+    if (signal.aborted) throw error;
+    throw new RequestError("The server does not respond; is it running?");
+  });
+  const answer = await response.json().catch(() => ({}));
+  if (response.ok) return answer;
+  const busy = response.status === 429 || response.status === 503;
+  throw new RequestError(plainWords(response.status, answer.error), busy ? retryAfter(response) : null);
+}
+
+/** Seconds until the server wants the request again. */
+function retryAfter(response) {
+  const seconds = Number(response.headers.get("Retry-After") || "2");
+  return Number.isFinite(seconds) && seconds >= 0 ? seconds : 2;
+}
+
+/** The server's message as a sentence for people, without the decoder's details and commands. */
+function plainWords(status, message) {
+  if (!message) return `The server cannot caption this photo (status ${status}).`;
+  const text = message
+    .replace(/[;:] [^;:]*(--data-binary|curl)[\s\S]*$/, "")
+    .replace(/^the photo: /, "")
+    .replace(/ (truncated|damaged) \(.*\)/, " $1");
+  return text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
+}
+
+/** Runs jobs, functions that return a promise; `next()` returns the next one, or null. */
+class Pool {
+  static PARALLEL = 2;
+  static TRIES = 6;
+
+  constructor(next, onWait) {
+    this.next = next;
+    this.onWait = onWait;
+    this.running = 0;
+    this.resumes = 0; // time at which a busy server may be asked again, in milliseconds
+  }
+
+  fill() {
+    while (this.running < Pool.PARALLEL) {
+      const job = this.next();
+      if (job === null) return;
+      this.running += 1;
+      job().finally(() => {
+        this.running -= 1;
+        this.fill();
+      });
+    }
+  }
+
+  /** `requestCaptions`, until the server is no longer busy; all jobs wait then. */
+  async captions(body, query, signal) {
+    for (let tries = 1; ; tries++) {
+      await this.pause(signal);
+      try {
+        return await requestCaptions(body, query, signal);
+      } catch (error) {
+        if ((error.seconds ?? null) === null || tries === Pool.TRIES) throw error;
+        this.resumes = Math.max(this.resumes, Date.now() + 1000 * error.seconds);
+        this.onWait(error.seconds);
+      }
+    }
+  }
+
+  async pause(signal) {
+    while (Date.now() < this.resumes) {
+      await new Promise((resolve) => {
+        const timer = setTimeout(resolve, this.resumes - Date.now());
+        signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+      });
+      signal.throwIfAborted();
+    }
+  }
+}
