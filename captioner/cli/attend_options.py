@@ -67,7 +67,7 @@ def parser() -> Parser:
     captions.add_argument(
         "--compare",
         action="append",
-        help="another model folder to show beside --model, on the same scale; repeat for several",
+        help="another model to show beside --model, on the same scale; repeat for several",
     )
     captions.add_argument(
         "--alternatives",

@@ -18,9 +18,11 @@ PACKAGE = Path(captioner.__file__).parent
 FLOORS = [
     ["errors"],
     ["extras", "files", "geometry", "option_fields", "registry", "tokenizer"],
-    ["config", "subwords", "caption", "hardware", "metadata"],
+    ["config", "subwords", "caption", "hardware", "hub", "metadata"],
     ["vocabulary"],
     ["model_config"],
+    ["model_card"],
+    ["sharing"],
     ["data"],
     ["visualization"],
     ["models"],
