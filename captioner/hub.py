@@ -200,6 +200,8 @@ def _errors(model: HubModel, *, offline: bool = False) -> Iterator[None]:
     try:
         yield
     except errors.RevisionNotFoundError as error:
+        if model.revision is None:
+            raise ModelError(f"{model} is not a captioner model: it is empty") from error
         raise ModelError(
             f"{PREFIX}{model.repo} has no revision {model.revision!r}; give one of its branches, "
             "tags or commits"

@@ -17,8 +17,9 @@ def parser() -> Parser:
     """Options of ``push``."""
     new = new_parser(
         "push",
-        "Upload a model with its card to the Hugging Face hub. Nothing else of a run is uploaded: "
-        "no photos, no captions, no paths. Log in first (hf auth login), or set HF_TOKEN.",
+        "Upload a model with its card to the Hugging Face hub. No photos or paths are uploaded; "
+        "the model holds words and n-gram counts of the training captions. Log in first (hf auth "
+        "login), or set HF_TOKEN.",
         "MODEL|RUN hf:user/name [--private] [--dry-run] [options]",
     )
     new.add_argument("model", help="model or run folder, or: shipped")
