@@ -193,7 +193,6 @@ def _errors(model: HubModel, *, offline: bool = False) -> Iterator[None]:
     from huggingface_hub import constants, errors
 
     transport_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # of its HTTP library
-    login = "log in with `hf auth login`, or set HF_TOKEN"
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -208,21 +207,20 @@ def _errors(model: HubModel, *, offline: bool = False) -> Iterator[None]:
         ) from error
     except errors.GatedRepoError as error:
         page = f"{constants.ENDPOINT}/{model.repo}"
-        raise ModelError(f"{model} needs permission; request it at {page}, then {login}") from error
+        raise ModelError(
+            f"{model} needs permission; request it at {page}, then {_LOGIN}"
+        ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{PREFIX}{model.repo} does not exist, or is private; check the name, or {login}"
+            f"{PREFIX}{model.repo} does not exist, or is private; check the name, or {_LOGIN}"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        cause = error.__cause__
+        if isinstance(cause, errors.HfHubHTTPError):  # it was reached, and is not in the cache
+            raise ModelError(_refused(model, cause)) from error
         raise ModelError(_unreachable(model, error, offline=offline)) from error
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        reason = error.server_message or error.response.reason_phrase
-        if status in (401, 403):
-            advice = f"check the token and what it may do ({login})"
-        else:
-            advice = "try again later"
-        raise ModelError(f"{model}: the hub answered {status} ({reason}); {advice}") from error
+        raise ModelError(_refused(model, error)) from error
     except ValueError as error:  # the card's header, for example
         raise ModelError(f"{model}: {' '.join(str(error).split())}") from error
     except (transport_error, OSError, RuntimeError) as error:
@@ -232,6 +230,19 @@ def _errors(model: HubModel, *, offline: bool = False) -> Iterator[None]:
         ) from error
     finally:
         logger.setLevel(level)
+
+
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+def _refused(model: HubModel, error: Any) -> str:
+    """The message for an HTTP status."""
+    status = error.response.status_code
+    reason = error.server_message or getattr(error.response, "reason_phrase", "no reason given")
+    advice = "try again later"
+    if status in (401, 403):
+        advice = f"check the token and what it may do ({_LOGIN})"
+    return f"{model}: the hub answered {status} ({reason}); {advice}"
 
 
 def _unreachable(model: HubModel, error: Exception, *, offline: bool) -> str:

@@ -42,7 +42,7 @@ def hub(tmp_path, monkeypatch):
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
         monkeypatch.setenv("HF_TOKEN", "hf_good")
         yield server
@@ -167,11 +167,13 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
     hub.add("google/bert", {"config.json": bert, "model.safetensors": b"0" * 9})
     hub.add("someone/yolo", {"yolo.pt": b"0"})
     hub.add("me/half", {"config.json": b'{"format_version": 1}'})
+    hub.repos["me/empty"] = hub_server.Repo()
 
     for name, problem in (
         ("google/bert", "its config.json has no format_version"),
         ("someone/yolo", "it has no config.json"),
         ("me/half", "it has no model.safetensors"),
+        ("me/empty", "it is empty"),
     ):
         with pytest.raises(ModelError) as caught:
             captioner.load(f"hf:{name}")
@@ -244,6 +246,8 @@ def test_a_hub_that_is_down_is_no_reason_to_wait_for_a_cached_model(hub, model):
     hub.down = True
 
     assert said("hf:me/pets") == before
+    with pytest.raises(ModelError, match=r"answered 503 \(down for maintenance\); try again later"):
+        captioner.load("hf:me/new")
     with pytest.raises(ModelError, match="load it once without local_files_only"):
         captioner.Captioner.from_pretrained("me/other", local_files_only=True)
 
@@ -443,7 +447,7 @@ def test_the_page_about_sharing_runs(hub, tiny, tmp_path, monkeypatch, capsys):
 def run(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "captioner", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])} | env,
         capture_output=True,
         text=True,
         check=False,
