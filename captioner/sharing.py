@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from captioner import hub
 from captioner.errors import ConfigError
-from captioner.model_card import PICTURE, CardOptions, has_header, header, make_card
+from captioner.model_card import PICTURE, CardOptions, has_header, header, is_generated, make_card
 from captioner.model_config import (
     CARD,
     CONFIG,
@@ -81,7 +81,7 @@ def _edited_card(folder: Path) -> str | None:
     if not path.is_file():
         return None
     card = path.read_text(encoding="utf-8")
-    return None if card == make_card(folder) else card
+    return None if is_generated(card) else card
 
 
 def push(

@@ -499,7 +499,7 @@ def test_training_starts_from_a_model_of_the_hub_and_writes_a_card(
     assert "on 4 photos: CIDEr" in card
     assert "init_from: hf:me/pets@main" in card
     assert "vocabulary_threshold: 1" in card
-    for private in (str(tmp_path), "photos/", "captions.json"):
+    for private in (str(tmp_path), "photos/", "captions.json", "[]"):
         assert private not in card
     assert main(["push", str(tmp_path / "runs" / "kennel"), "hf:me/kennel"]) == OK
     tree = hub.repos["me/kennel"].trees[hub.repos["me/kennel"].resolve("main")]
@@ -508,3 +508,11 @@ def test_training_starts_from_a_model_of_the_hub_and_writes_a_card(
     }  # fmt: skip
     assert "--model hf:me/kennel" in tree["README.md"].decode()
     assert load_model("hf:me/kennel").info["training"]["val_photos"] == 4
+    # A copy of the model, without its run folder, has a card that says the same of the training.
+    copy = shutil.copytree(result.model_folder, tmp_path / "copy")
+    picture = ["--picture", str(PHOTO)]
+    assert main(["push", str(copy), "hf:me/copy", *picture]) == OK
+    tree = hub.repos["me/copy"].trees[hub.repos["me/copy"].resolve("main")]
+    pushed = tree["README.md"].decode()
+    assert "(attention.png)" in pushed
+    assert pushed.partition("## Training")[2][:-90] == card.partition("## Training")[2][:-90]
