@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
+    from captioner.model_card import readable
     from captioner.model_config import CARD, SHIPPED_MODEL, WEIGHTS, find_model
     from captioner.model_folder import load_model
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
             print(line)
     card = folder / CARD
     if card.is_file():
-        print("\n" + card.read_text(encoding="utf-8").rstrip())
+        print("\n" + readable(card.read_text(encoding="utf-8", errors="replace")))
     return OK
 
 

@@ -148,6 +148,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
                 "'evaluate'",
                 "'train'",
                 "'info'",
+                "'push'",
                 "'prepare'",
                 "'prepare', 'features'",
                 "'prepare', 'shards'",

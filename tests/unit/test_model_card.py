@@ -12,7 +12,7 @@ import yaml
 
 from captioner.config import DataConfig, EncoderConfig, TrainConfig
 from captioner.errors import ConfigError
-from captioner.model_card import CardOptions, is_generated, make_card, write_card
+from captioner.model_card import CardOptions, is_generated, make_card, readable, write_card
 from captioner.model_folder import StoredModel, load_model, save_model
 
 SECRET = "/home/alice/clients"
@@ -108,6 +108,17 @@ def test_an_edited_card_is_not_taken_for_a_generated_one(best, tmp_path):
     assert is_generated(moved)
     (copy / "README.md").write_text("# My own\n\n## Training\n\nA secret.\n")
     assert "secret" not in make_card(copy)
+
+
+def test_a_terminal_shows_the_text_alone(best):
+    """Another author's card must not send escape sequences."""
+    card = make_card(best).replace("# pets", "# \x1b[31mpets\x07")
+
+    text = readable(card)
+
+    assert text.startswith("# [31mpets\n\nDescribes a photo")
+    assert text.endswith("```")
+    assert readable("# plain\n") == "# plain"
 
 
 def test_a_model_without_training_has_a_card(stored_model, tmp_path):
