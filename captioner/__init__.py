@@ -25,11 +25,13 @@ _MODULES = {
     "Entry": "captioner.visualization",
     "FaithfulnessOptions": "captioner.config",
     "ImageError": "captioner.errors",
+    "MapArchive": "captioner.visualization",
     "ModelError": "captioner.errors",
     "CropBox": "captioner.caption",
     "SearchOptions": "captioner.config",
     "TrainConfig": "captioner.config",
     "animate": "captioner.visualization",
+    "attention_map": "captioner.visualization",
     "gallery": "captioner.visualization",
     "evaluate": "captioner.evaluation.api",
     "load": "captioner.api",
@@ -52,11 +54,13 @@ __all__ = [
     "Entry",
     "FaithfulnessOptions",
     "ImageError",
+    "MapArchive",
     "ModelError",
     "SearchOptions",
     "TrainConfig",
     "__version__",
     "animate",
+    "attention_map",
     "evaluate",
     "gallery",
     "load",
@@ -85,7 +89,15 @@ if TYPE_CHECKING:
     from captioner.models.encoder import register_encoder
     from captioner.tokenizer import tokenize
     from captioner.training.api import train
-    from captioner.visualization import Entry, animate, gallery, overlay, page
+    from captioner.visualization import (
+        Entry,
+        MapArchive,
+        animate,
+        attention_map,
+        gallery,
+        overlay,
+        page,
+    )
 
 
 def __getattr__(name: str) -> object:

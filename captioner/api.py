@@ -7,13 +7,15 @@ captioner.overlay("photo.jpg", caption).save("attention.png")
 
 from __future__ import annotations
 
+import io
 import math
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 from PIL import Image
@@ -27,12 +29,16 @@ from captioner.decoding.search import Hypothesis
 from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError, OptionError
 from captioner.hardware import Precision, pick_precision
+from captioner.hub import PREFIX, is_hub_name, parse
 from captioner.inference import Ensemble, Prepared
-from captioner.model_config import SHIPPED_MODEL
+from captioner.model_config import SHIPPED_MODEL, find_model
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.models.explanations import as_map
 from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
+
+if TYPE_CHECKING:  # not needed to caption
+    from captioner.sharing import Picture
 
 P = TypeVar("P", bound=Photo)
 Photos = list[P] | tuple[P, ...]
@@ -42,7 +48,7 @@ Alternatives = tuple[tuple[Alternative, ...], ...]
 
 PUBLIC = (
     "caption", "captions", "device", "explain", "info", "known_words", "options", "precision",
-    "save", "stored", "stream",
+    "push_to_hub", "save", "save_pretrained", "stored", "stream",
 )  # fmt: skip
 """Names of a ``Captioner`` for its users; the others are for the package's own commands."""
 
@@ -63,21 +69,36 @@ class _Read(NamedTuple):
     shown: Image.Image | Path
 
 
-def load(*folders: str | Path, device: str = "auto", precision: Precision = "auto") -> Captioner:
+def load(
+    *folders: str | Path,
+    revision: str | None = None,
+    device: str = "auto",
+    precision: Precision = "auto",
+) -> Captioner:
     """Load a model, or several models as an ensemble.
 
     Args:
-        *folders: Model folders; none: the model included in the package.
+        *folders: Model or run folders, or models of the Hugging Face hub (``hf:user/name`` or
+            ``hf:user/name@revision``); none: the model included in the package.
+        revision: Branch, tag or commit of a single model of the hub.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
         precision: ``auto`` (bf16 if the hardware supports it natively), ``fp32``, ``bf16``.
 
     Raises:
-        ModelError: A folder cannot be loaded.
-        ConfigError: The device is not available, or the models have different vocabularies.
+        ModelError: A folder cannot be loaded, or a model of the hub cannot be downloaded.
+        ConfigError: The device is not available, the models have different vocabularies, or
+            ``revision`` is not for a single model of the hub.
     """
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
+    if revision is not None:
+        if len(folders) != 1:
+            raise ConfigError(
+                f"revision is {revision!r}, but there are {len(folders)} models; write "
+                "hf:user/name@revision"
+            )
+        folders = (find_model(folders[0], revision),)
     stored = [load_model(folder) for folder in folders or (SHIPPED_MODEL,)]
     return Captioner(*stored, device=device, precision=precision)
 
@@ -145,6 +166,142 @@ class Captioner:
     def save(self, folder: str | Path) -> None:
         """Write the (first) model as a model folder."""
         save_model(folder, self.stored)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        device: str = "auto",
+        precision: Precision = "auto",
+    ) -> Captioner:
+        """Load a model as other libraries of the Hugging Face hub do; see also ``captioner.load``.
+
+        Args:
+            pretrained_model_name_or_path: A model or run folder, or a model of the hub, with or
+                without ``hf:``.
+            revision: Branch, tag or commit of a model of the hub.
+            token: Token of the hub; default: the one that is stored.
+            cache_dir: Default: that of huggingface_hub.
+            force_download: Download again what is in the cache.
+            local_files_only: Do not connect: use the cache only.
+            device: See ``load``.
+            precision: See ``load``.
+
+        Raises:
+            CaptionerError: See ``load``.
+        """
+        name = str(pretrained_model_name_or_path)
+        if not is_hub_name(name) and not Path(name).exists() and name.count("/") == 1:
+            name = f"{PREFIX}{name}"
+        options: dict[str, Any] = {}
+        if is_hub_name(name):
+            options = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
+            options["local_files_only"] = local_files_only
+        stored = load_model(find_model(name, revision, **options))
+        return cls(stored, device=device, precision=precision)
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **push_options: Any,
+    ) -> str | None:
+        """Write the (first) model as a model folder with a card; ``save`` writes no card.
+
+        Args:
+            save_directory: The folder.
+            repo_id: ``user/name`` for ``push_to_hub``; default: the folder's name.
+            push_to_hub: Push the model as well.
+            **push_options: Of ``push_to_hub``.
+
+        Returns:
+            The address of the commit, if the model was pushed.
+
+        Raises:
+            CaptionerError: The folder cannot be written, or the model cannot be pushed.
+        """
+        from captioner.model_card import write_card
+
+        self.save(save_directory)
+        write_card(Path(save_directory))
+        if not push_to_hub:
+            return None
+        return self.push_to_hub(repo_id or Path(save_directory).name, **push_options)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Upload a captioner model",
+        private: bool | None = None,
+        token: str | bool | None = None,
+        branch: str | None = None,
+        create_pr: bool = False,
+        license: str | None = None,  # noqa: A002 - its name in the header
+        datasets: Sequence[str] = (),
+        reports: Sequence[str | Path] = (),
+        picture: Photo | None = None,
+    ) -> str:
+        """Push the model with a generated card to the Hugging Face hub; see docs/sharing.md.
+
+        Args:
+            repo_id: ``user/name``, with or without ``hf:``; created if it does not exist.
+            commit_message: Message of the commit.
+            private: Whether only you see a new repository; None: your account's default.
+            token: Default: the one that is stored.
+            branch: Default: the main branch.
+            create_pr: Open a pull request instead.
+            license: For the card: its identifier on the hub, such as ``apache-2.0``.
+            datasets: For the card: names of the training data on the hub.
+            reports: For the card: reports of ``captioner evaluate -o``.
+            picture: For the card: a photo, which is published with its attention.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ConfigError: There are several models, or an argument is invalid.
+            ImageError: The photo of ``picture`` cannot be read.
+            ModelError: The hub refuses or cannot be reached.
+        """
+        if len(self.ensemble.models) > 1:
+            raise ConfigError("an ensemble cannot be pushed; push each model on its own")
+        from captioner.model_card import CardOptions
+        from captioner.sharing import files_to_push, push
+
+        target = parse(repo_id, branch)
+        options = CardOptions(license, datasets, reports)
+        shown = None if picture is None else self.card_picture(picture)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(f"{folder}/model")
+            files = files_to_push(Path(folder, "model"), target.repo, options, shown)
+            return push(
+                files,
+                target,
+                message=commit_message,
+                private=private,
+                token=token,
+                create_pr=create_pr,
+            )
+
+    def card_picture(self, photo: Photo) -> Picture:
+        """A photo with its attention for a model card."""
+        from captioner.sharing import Picture
+        from captioner.visualization.figure import overlay
+
+        image = open_image(photo)
+        caption = self.caption(image)
+        png = io.BytesIO()
+        overlay(image, caption, panel_size=240).image().save(png, "PNG")
+        return Picture(png.getvalue(), caption.text)
 
     def options(self, **changes: Any) -> SearchOptions:
         """The model's default search options with some of them changed.

@@ -543,9 +543,10 @@ class TrainConfig:
     run_folder: str = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
     init_from: str | None = None
-    """Model to start from: shipped, a model folder, or the folder of a run (its best model). Its
-    weights (in place of encoder.weights), vocabulary and decoder are used. Its image size, resizing
-    and search options are used too, unless given. Dropout is not taken from it."""
+    """Model to start from: shipped, a model folder, the folder of a run (its best model), or
+    hf:user/name@revision of the Hugging Face hub. Its weights (in place of encoder.weights),
+    vocabulary and decoder are used. Its image size, resizing and search options are used too,
+    unless given. Dropout is not taken from it."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from captioner import hub
 from captioner.config import SearchOptions
-from captioner.errors import CaptionerError, ModelError
-from captioner.files import complete_folder
+from captioner.errors import CaptionerError, ConfigError, ModelError
+from captioner.files import FREQUENCIES, complete_folder
 from captioner.subwords import Subwords
 from captioner.vocabulary import Vocabulary
 
@@ -18,6 +19,10 @@ FORMAT_VERSION = 2
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
+CARD = "README.md"
+MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CARD)
+"""Everything that a model folder holds: weights as safetensors, JSON, and the model card. Nothing
+else is read from it, downloaded or pushed."""
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
@@ -27,14 +32,28 @@ SHIPPED_MODEL = Path(__file__).parent / "pretrained"
 """Name and folder of the model that is included in the package."""
 
 
-def find_model(folder: str | Path) -> Path:
+def find_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> Path:
     """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
 
     ``shipped`` is the model that is included in the package, unless there is such a folder.
+    ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded.
+
+    Args:
+        folder: Folder or name.
+        revision: Revision of a model of the hub, if it is not part of its name.
+        **hub_options: See ``hub.fetch``.
 
     Raises:
-        ModelError: The run has no best model yet.
+        ConfigError: A name of the hub is invalid, or a revision is given for a folder.
+        ModelError: The run has no best model yet, or the model cannot be downloaded.
     """
+    if hub.is_hub_name(folder):
+        return _download(hub.parse(folder, revision), hub_options)
+    if revision is not None:
+        raise ConfigError(
+            f"{folder} has no revisions, but revision is {revision!r}; only models of the hub "
+            "(hf:user/name) have them"
+        )
     path = complete_folder(folder)
     if str(folder) == SHIPPED and not path.exists():
         return SHIPPED_MODEL
@@ -51,6 +70,32 @@ def find_model(folder: str | Path) -> Path:
     return path
 
 
+def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
+    """The folder of a model of the hub; another kind of model is refused before its weights."""
+    first = hub.fetch(model, [CONFIG], **options)
+    require_captioner_model(model, first)
+    # That commit, even if the branch moves on meanwhile.
+    path = hub.fetch(model, MODEL_FILES, commit=first.name, **options)
+    if not (path / WEIGHTS).is_file():
+        raise ModelError(f"{model} is not a captioner model: it has no {WEIGHTS}")
+    return path
+
+
+def require_captioner_model(model: hub.HubModel, folder: Path) -> None:
+    """Raise ModelError unless the files of a repository of the hub include a captioner config."""
+    path = folder / CONFIG
+    problem = "no format_version"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(config, dict) and isinstance(config.get("format_version"), int):
+            return
+    except FileNotFoundError:
+        raise ModelError(f"{model} is not a captioner model: it has no {CONFIG}") from None
+    except (ValueError, OSError) as error:
+        problem = str(error)
+    raise ModelError(f"{model} is not a captioner model: its {CONFIG} has {problem}")
+
+
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Read the config of a model folder, or of the best model of a run folder.
 
@@ -62,7 +107,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not path.is_dir():
         kind = "is a file" if path.exists() else "does not exist"
         raise ModelError(
-            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}"
+            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}, or "
+            "hf:user/name for a model of the Hugging Face hub"
         )
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
@@ -90,13 +136,14 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
     Raises:
         ModelError: See `read_config`.
     """
-    config = read_config(folder)
+    path = find_model(folder)
+    config = read_config(path)
     try:
-        return SearchOptions(**config["search"]), read_vocabulary(folder, config)
+        return SearchOptions(**config["search"]), read_vocabulary(path, config)
     except ModelError:
         raise
     except (KeyError, TypeError, AttributeError, CaptionerError) as error:
-        raise not_a_config(find_model(folder), error) from error
+        raise not_a_config(path, error) from error
 
 
 def read_vocabulary(folder: str | Path, config: dict[str, Any]) -> Vocabulary:
@@ -145,8 +192,8 @@ def fingerprint(folder: str | Path) -> str:
     Raises:
         ModelError: See `read_config`.
     """
-    read_config(folder)  # checks that the files are there
     path = find_model(folder)
+    read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         with (path / name).open("rb") as file:

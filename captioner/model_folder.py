@@ -46,8 +46,6 @@ from captioner.models.encoder import ENCODERS, Encoder
 from captioner.registry import Registry, what_is_missing
 from captioner.vocabulary import Vocabulary
 
-CARD = "README.md"
-
 
 @dataclass
 class StoredModel:

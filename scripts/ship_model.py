@@ -28,8 +28,9 @@ from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.java import find_java
 from captioner.files import atomic_write
-from captioner.model_config import WEIGHTS
-from captioner.model_folder import CARD, StoredModel, load_model, save_model
+from captioner.model_card import score_table, with_interval
+from captioner.model_config import CARD, WEIGHTS
+from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
 from captioner.training.run import read_metrics
 
@@ -215,13 +216,7 @@ def _card(
         "commit": stored.info["commit"],
         **notes,
         "search": f"beam {stored.search.beam_size}, length penalty {stored.search.length_penalty}",
-        "scores": "\n".join(
-            [
-                "| photos | " + " | ".join(names) + " |",
-                "|---" * (len(names) + 1) + "|",
-                *(_row(name, report, names) for name, report in reports.items()),
-            ]
-        ),
+        "scores": score_table(reports, names),
         "signature": reports["flickr8k_val"]["signature"],
         "people_length": people["length_mean"],
         "people_bad_endings": people["bad_endings"],
@@ -233,24 +228,10 @@ def _card(
         fields |= {f"{name}_{key}": value for key, value in biases[name].items()}
         fields[f"{name}_images"] = report["images"]
     for name in ATTENTION:
-        fields[f"attention_{name}"] = _between(attention[name], attention["intervals"][name], ".2f")
+        fields[f"attention_{name}"] = with_interval(
+            attention[name], attention["intervals"][name], ".2f"
+        )
     return TEMPLATE.read_text(encoding="utf-8").format(**fields)
-
-
-def _row(name: str, report: Report, metrics: Sequence[str]) -> str:
-    ends = {m: report["intervals"][m] for m in metrics}
-    cells = [
-        _between(100 * report["metrics"][m], ends[m] and [100 * end for end in ends[m]], ".1f")
-        for m in metrics
-    ]
-    return f"| {name}, {report['images']} | " + " | ".join(cells) + " |"
-
-
-def _between(value: float | None, ends: Sequence[float] | None, form: str) -> str:
-    """A number with the two ends of its interval, as far as they were measured."""
-    if value is None:
-        return "not measured"
-    return f"{value:{form}}" + (f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else "")
 
 
 def _describe(stage: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""``captioner attend``: show where the model looked, as figure, animation or web page."""
+"""``captioner attend``: where the model looked, as figure, animation, web page or archive."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.config import METHOD_TITLES
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
+from captioner.visualization.archive import ARCHIVES, MapArchive
 from captioner.visualization.figure import FIGURES, overlay
 from captioner.visualization.fonts import drawable
 from captioner.visualization.heatmap import check_colormap
@@ -137,11 +138,11 @@ def _draw(
     options: Any,
 ) -> int:
     """Draw a file per photo, or all on one page; return the number of failures."""
-    failures, saved, gathered = 0, 0, []
+    failures, saved = 0, 0
     suffix, boxes = outputs[0].suffix.lower(), False
     draw = _drawer(suffix, options)
     several = len(outputs) > 1
-    one_for_all = several and outputs[0] == outputs[-1]
+    together = _Together(suffix) if several and outputs[0] == outputs[-1] else None
     hide = None if several else True  # None: hidden unless stderr is a terminal
     bar = tqdm(captioned, total=len(outputs), unit="photo", disable=hide, dynamic_ncols=True)
     try:
@@ -151,10 +152,8 @@ def _draw(
                 warn(str(one))
                 continue
             drawn = False
-            if one_for_all:
-                # A page of many photos reads them again, rather than hold them all in memory.
-                again = one.photo if one.name == STDIN else one.name
-                gathered.append(one._replace(photo=again))
+            if together is not None:
+                together.add(one)
             elif several:
                 drawn = _try_save(draw, one, instances, path)
                 failures += not drawn
@@ -162,7 +161,7 @@ def _draw(
                 draw(one, _outlines(one, instances)).save(path)
                 drawn = True
             saved += drawn
-            if suffix != ".svg" and suffix not in PAGES:
+            if suffix not in (".svg", *PAGES, *ARCHIVES):
                 boxes |= any(drawable(caption.text) != caption.text for caption in one.captions)
             _print_captions(one, options)
             if drawn and options.output is None:
@@ -172,14 +171,33 @@ def _draw(
         if saved:
             _print_how_to_continue(saved, len(outputs), options)
         raise
-    if gathered:
-        _gallery(gathered, options).save(outputs[0])
+    if together is not None and failures < len(outputs):
+        together.save(outputs[0], options)
     if boxes:
         warn(
             "the font of pictures lacks letters of the captions and shows them as a box; write "
             ".svg or .html, which use the fonts of the viewer"
         )
     return failures
+
+
+class _Together:
+    """One file for all photos: a page, or an archive of maps."""
+
+    def __init__(self, suffix: str) -> None:
+        self._archive = MapArchive() if suffix in ARCHIVES else None
+        self._gathered: list[_Captioned] = []
+
+    def add(self, one: _Captioned) -> None:
+        if self._archive is not None:
+            self._archive.add(one.name, one.captions, one.photo.size)
+        else:  # a page of many photos reads them again, rather than hold them all in memory
+            again = one.photo if one.name == STDIN else one.name
+            self._gathered.append(one._replace(photo=again))
+
+    def save(self, path: Path, options: Any) -> None:
+        made = self._archive if self._archive is not None else _gallery(self._gathered, options)
+        made.save(path)
 
 
 def _try_save(
@@ -341,7 +359,14 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Captioned, Any], _Savable]:
         (title,) = _titles([one])
         return page(one.photo, one.captions, title=title, labels=one.labels, **style)
 
-    return figure if suffix in FIGURES else animation if suffix in ANIMATIONS else one_page
+    def archive(one: _Captioned, outlines: Any) -> _Savable:
+        del outlines
+        maps = MapArchive()
+        maps.add(one.name, one.captions, one.photo.size)
+        return maps
+
+    formats = {FIGURES: figure, ANIMATIONS: animation, PAGES: one_page, ARCHIVES: archive}
+    return next(draw for suffixes, draw in formats.items() if suffix in suffixes)
 
 
 def _gallery(captioned: Sequence[_Captioned], options: Any) -> _Savable:

@@ -17,6 +17,7 @@ from captioner.config import ExplanationMethod, check_method
 from captioner.errors import ConfigError
 from captioner.visualization.animation import ANIMATIONS
 from captioner.visualization.animation import check_ending as check_animation
+from captioner.visualization.archive import ARCHIVES
 from captioner.visualization.figure import FIGURES
 from captioner.visualization.pages import PAGES
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")
 _NOT_ANIMATIONS = ("alternatives", "compare")
 _ONLY_ANIMATIONS = ("seconds_per_word",)
+_NOT_ARCHIVES = ("blocks", "panel_size", "theme")
 _LEAST = {"panel_size": 0, "columns": 1, "alternatives": 0}
 _MOST_ALTERNATIVES = 50  # a page lists them below each other
 
@@ -37,16 +39,16 @@ def parser() -> Parser:
     new = new_parser(
         "attend",
         "Show where the model looked for each word, as a figure (.png, .jpg, .svg, .pdf), an "
-        "animation (.gif, .webp, .mp4) or an interactive page (.html). Prints the captions, and "
-        "with --words their log-probabilities (nats).",
-        "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|FOLDER] [options]",
+        "animation (.gif, .webp, .mp4), an interactive page (.html) or arrays (.npz). Prints the "
+        "captions, and with --words their log-probabilities (nats).",
+        "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|OUT.npz|FOLDER] [options]",
     )
     add_photo_options(new)
     new.add_argument(
         "-o",
         "--output",
-        help="output file; for several photos a page (.html), or a folder for one file per photo "
-        f"(default: NAME{PICTURE_MARK}.png beside each photo)",
+        help="output file; for several photos a page (.html), an archive (.npz), or a folder for "
+        f"one file per photo (default: NAME{PICTURE_MARK}.png beside each photo)",
     )
     new.add_argument(
         "--format",
@@ -68,7 +70,7 @@ def parser() -> Parser:
     captions.add_argument(
         "--compare",
         action="append",
-        help="another model folder to show beside --model, on the same scale; repeat for several",
+        help="another model to show beside --model, on the same scale; repeat for several",
     )
     captions.add_argument(
         "--method",
@@ -144,7 +146,7 @@ def targets(
     ending: str | None,
     subfolders: Mapping[Path, Path] | None = None,
 ) -> list[Path]:
-    """Return the output file of each photo; the same one for all if it is a page.
+    """Return the output file of each photo; the same one for all if it is a page or an archive.
 
     Args:
         photos: Photos without duplicates.
@@ -158,10 +160,10 @@ def targets(
             raise ConfigError(
                 f"--format is for output folders; {output} is a file, so leave it out"
             )
-        if len(photos) > 1 and output.suffix.lower() not in PAGES:
+        if len(photos) > 1 and output.suffix.lower() not in (*PAGES, *ARCHIVES):
             raise ConfigError(
                 f"cannot write {len(photos)} photos to {output}; give -o a folder (no file "
-                "extension) or a page (.html)"
+                "extension), a page (.html) or an archive of maps (.npz)"
             )
         return [output] * len(photos)
     suffix = f".{(ending or 'png').lower().lstrip('.')}"
@@ -191,10 +193,10 @@ def _shortened(stem: str) -> str:
 
 
 def _check_ending(suffix: str) -> None:
-    if suffix not in (*FIGURES, *ANIMATIONS, *PAGES):
+    if suffix not in (*FIGURES, *ANIMATIONS, *PAGES, *ARCHIVES):
         raise ConfigError(
             f"cannot write {suffix}; use a figure ({', '.join(FIGURES)}), an animation "
-            f"({', '.join(ANIMATIONS)}) or a page (.html)"
+            f"({', '.join(ANIMATIONS)}), a page (.html) or an archive of maps (.npz)"
         )
     if suffix in ANIMATIONS:
         check_animation(f"animation{suffix}")  # .mp4 needs a library
@@ -230,6 +232,9 @@ def _lacking(suffix: str) -> tuple[str, tuple[str, ...]]:
         return "a figure", _ONLY_ANIMATIONS
     if suffix in ANIMATIONS:
         return "an animation", (*_ONLY_FIGURES, *_NOT_ANIMATIONS)
+    if suffix in ARCHIVES:
+        lacking = (*_ONLY_FIGURES, *_ONLY_ANIMATIONS, *_NOT_ANIMATIONS, *_NOT_ARCHIVES)
+        return "an archive", lacking
     return "a page", (*_ONLY_FIGURES, *_ONLY_ANIMATIONS)
 
 

@@ -18,10 +18,13 @@ def parser() -> Parser:
     new = new_parser(
         "info",
         "Show a model's architecture, preprocessing, search options, training data and scores.",
-        "[--model FOLDER] [--format text|json]",
+        "[--model MODEL] [--format text|json]",
     )
     new.add_argument(
-        "--model", metavar="FOLDER", help="model or run folder (default: the shipped model)"
+        "--model",
+        metavar="MODEL",
+        help="model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: "
+        "the shipped model)",
     )
     new.add_argument("--format", choices=["text", "json"], default="text", help="output format")
     return new
@@ -31,8 +34,9 @@ def main(argv: Sequence[str]) -> int:
     """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
-    from captioner.model_config import SHIPPED_MODEL, WEIGHTS, find_model
-    from captioner.model_folder import CARD, load_model
+    from captioner.model_card import readable
+    from captioner.model_config import CARD, SHIPPED_MODEL, WEIGHTS, find_model
+    from captioner.model_folder import load_model
 
     folder = find_model(options.model or SHIPPED_MODEL)
     stored = load_model(folder)
@@ -62,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
             print(line)
     card = folder / CARD
     if card.is_file():
-        print("\n" + card.read_text(encoding="utf-8").rstrip())
+        print("\n" + readable(card.read_text(encoding="utf-8", errors="replace")))
     return OK
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "train": "train a model",
     "prepare": "prepare data for training and evaluation",
     "info": "show a model's architecture, training data and scores",
+    "push": "upload a model with its card to the Hugging Face hub",
 }
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130

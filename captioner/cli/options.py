@@ -25,9 +25,9 @@ def add_model_options(parser: Parser) -> None:
         "--model",
         action="append",
         default=[],
-        metavar="FOLDER",
-        help="model or run folder (default: the shipped model); repeat to average the "
-        "probabilities of several models",
+        metavar="MODEL",
+        help="model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: "
+        "the shipped model); repeat to average the probabilities of several models",
     )
     group.add_argument("--device", default="auto", help=DEVICE_HELP)
     group.add_argument(

@@ -29,11 +29,13 @@ from tqdm import tqdm
 
 from captioner.api import Captioner
 from captioner.data.batches import Batch
+from captioner.data.coco import CaptionedImage
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import pick_precision
+from captioner.model_card import write_card
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Losses
@@ -185,6 +187,8 @@ class Trainer:
                 _write(main, ending)
             if self._keeps_several():
                 self._save_average(bar)
+        if main and self.folder.best.is_dir():
+            write_card(self.folder.best)
         return progress
 
     def _ending(self) -> str:
@@ -405,6 +409,10 @@ class Trainer:
         model = stored.model if self.average is None else self.average.module
         return StoredModel(model, stored.decoder, stored.vocabulary, stored.search, {})  # type: ignore[arg-type]
 
+    @property
+    def _validated_photos(self) -> list[CaptionedImage]:
+        return self.setup.val[: self.config.training.limit_val or None]
+
     def captioner(self, stored: StoredModel) -> Captioner:
         """A captioner on the run's device and in its precision, as validation uses it."""
         precision = pick_precision(self.config.training.precision, self.device)
@@ -412,7 +420,7 @@ class Trainer:
 
     def _validate(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
         """Caption the validation photos, distributed over the processes, and score the captions."""
-        images = self.setup.val[: self.config.training.limit_val or None]
+        images = self._validated_photos
         mine = images[self.accelerator.process_index :: self.world]
         sentences = decode(self.captioner(stored), mine, self.config.search, self.setup.cache)
         if self.world > 1:
@@ -471,7 +479,8 @@ class Trainer:
     def _save_models(self, row: dict[str, Any], better: bool) -> None:
         """Save the model if it is the best or one of the kept ones."""
         stored = self._validated_model()
-        stored.info = {"training": row | {"train_photos": len(self.setup.train)}}
+        photos = {"train_photos": len(self.setup.train), "val_photos": len(self._validated_photos)}
+        stored.info = {"training": row | photos}
         stored.frequencies = self._frequencies
         if better:
             save_model(self.folder.best, stored)

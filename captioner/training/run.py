@@ -6,7 +6,8 @@
     tensorboard/       both as curves
     samples/epoch_001/ captions of a few validation photos with their attention
     state.safetensors  training state (for --resume)
-    best/              the best model so far, ready for `captioner caption --model`
+    best/              the best model so far, ready for `captioner caption --model`; at the end of
+                       the run with its card, README.md
     kept/epoch_001/    the best models (training.keep_best above 1)
     average/           the mean of their weights
 

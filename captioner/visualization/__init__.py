@@ -1,6 +1,7 @@
-"""Figures, animations and pages of captions and their attention."""
+"""Figures, animations, pages and archives of captions and their attention."""
 
 from captioner.visualization.animation import Animation, animate
+from captioner.visualization.archive import MapArchive
 from captioner.visualization.figure import Figure, overlay
 from captioner.visualization.heatmap import (
     COLORMAPS,
@@ -18,6 +19,7 @@ __all__ = [
     "Animation",
     "Entry",
     "Figure",
+    "MapArchive",
     "Page",
     "PhotoCaption",
     "animate",

@@ -435,7 +435,7 @@ def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Pa
 
     assert dir(captioner) == [
         "caption", "captions", "device", "explain", "info", "known_words", "options", "precision",
-        "save", "stored", "stream",
+        "push_to_hub", "save", "save_pretrained", "stored", "stream",
     ]  # fmt: skip
     assert dir(caption) == [
         "alphas", "alternatives", "as_dict", "crop_box", "gates", "geometry", "log_prob",

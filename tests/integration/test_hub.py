@@ -1,0 +1,518 @@
+"""Models of the Hugging Face hub: pushed, loaded, loaded offline, and everything that goes wrong.
+
+A server on this machine implements the hub's API; see hub_server.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import hub_server
+import pytest
+import yaml
+from huggingface_hub import ModelCard, constants
+
+import captioner
+from captioner import hub as hub_module
+from captioner.cli import train
+from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.errors import ConfigError, ModelError
+from captioner.model_folder import load_model
+
+# Of huggingface_hub's own upload of large files.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+ROOT = Path(__file__).parents[2]
+PHOTO = ROOT / "assets" / "examples" / "chelsea.jpg"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty hub, an empty cache, and the token of the account ``me``."""
+    with hub_server.running() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
+        monkeypatch.setenv("HF_TOKEN", "hf_good")
+        yield server
+
+
+@pytest.fixture
+def model(tiny, tmp_path) -> Path:
+    """A copy of the tiny model, which tests may change."""
+    return shutil.copytree(tiny.model, tmp_path / "model")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def said(name: str | Path, **options) -> str:
+    return captioner.load(name, **options).caption(PHOTO).text
+
+
+# --- push and load -------------------------------------------------------------------------------
+
+
+def test_a_pushed_model_is_loaded_and_captions_the_same(hub, model, capsys):
+    assert main(["push", str(model), "hf:me/pets", "--license", "apache-2.0"]) == OK
+
+    repo = hub.repos["me/pets"]
+    [commit] = repo.branches["main"]
+    assert capsys.readouterr().out == f"{hub.url}/me/pets/commit/{commit}\n"
+    assert repo.messages == ["Upload a captioner model"]
+    assert not repo.private
+    assert set(repo.trees[commit]) == {"config.json", "model.safetensors", "README.md"}
+    assert said("hf:me/pets") == said(model)
+    assert hub.downloads().count("model.safetensors") == 1
+    said("hf:me/pets")  # from the cache
+    assert hub.downloads().count("model.safetensors") == 1
+
+
+def test_revisions(hub, model, tiny):
+    main(["push", str(model), "hf:me/pets", "--message", "the first"])
+    main(["push", str(tiny.twin), "hf:me/pets@wild/idea"])
+    first = hub.repos["me/pets"].branches["main"][0]
+    main(["push", str(tiny.twin), "hf:me/pets", "--message", "the second"])
+
+    assert hub.repos["me/pets"].messages == ["the first", "Upload a captioner model", "the second"]
+    assert said("hf:me/pets") == said(tiny.twin) != said(model)
+    assert said(f"hf:me/pets@{first}") == said("hf:me/pets", revision=first) == said(model)
+    assert said("hf:me/pets@wild/idea") == said(tiny.twin)
+
+
+def test_every_command_takes_models_of_the_hub(hub, model, tmp_path, capsys):
+    main(["push", str(model), "hf:me/pets"])
+    capsys.readouterr()
+    photo, picture = str(PHOTO), str(tmp_path / "attention.png")
+    for command in (
+        ["caption", photo, "--model", "hf:me/pets"],
+        ["caption", photo, "--model", "hf:me/pets", "--model", str(model)],
+        ["attend", photo, "--model", "hf:me/pets@main", "-o", picture],
+        ["info", "--model", "hf:me/pets"],
+    ):
+        assert main(command) == OK, command
+        assert capsys.readouterr().out
+
+
+def test_the_python_functions_of_other_libraries(hub, model, tmp_path):
+    own = captioner.Captioner.from_pretrained(model)
+    url = own.push_to_hub("me/pets", private=True, commit_message="from Python", branch="dev")
+
+    assert hub.repos["me/pets"].private
+    assert hub.repos["me/pets"].messages == ["from Python"]
+    assert url.startswith(f"{hub.url}/me/pets/commit/")
+    other = captioner.Captioner.from_pretrained("me/pets", revision="dev", cache_dir=tmp_path / "c")
+    assert other.caption(PHOTO).text == own.caption(PHOTO).text
+    assert (tmp_path / "c" / "models--me--pets").is_dir()
+    assert other.save_pretrained(tmp_path / "saved") is None
+    assert "pipeline_tag: image-to-text" in (tmp_path / "saved" / "README.md").read_text()
+    assert own.save_pretrained(tmp_path / "kept", repo_id="hf:me/kept", push_to_hub=True)
+    assert "me/kept" in hub.repos
+
+
+def test_an_ensemble_is_not_pushed(hub, model, tiny):
+    both = captioner.load(model, tiny.twin)
+    with pytest.raises(ConfigError, match="push each model on its own"):
+        both.push_to_hub("me/pets")
+
+
+# --- nothing else is read from other people's folders --------------------------------------------
+
+
+class _Bomb:
+    """Unpickling it writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_code_and_pickles_are_neither_downloaded_nor_run(hub, model, tmp_path):
+    hit = tmp_path / "hit"
+    code = f"import pathlib\npathlib.Path({str(hit)!r}).touch()\n".encode()
+    hub.add(
+        "other/trap",
+        contents(model)
+        | {
+            "pytorch_model.bin": pickle.dumps(_Bomb(hit)),
+            "modeling.py": code,
+            "__init__.py": code,
+            "captioner/config.json": b"{}",
+            "sitecustomize.py": code,
+        },
+    )
+
+    said("hf:other/trap")
+
+    assert set(hub.downloads()) == {"config.json", "model.safetensors"}
+    assert not hit.exists()
+
+
+def test_another_kind_of_model_is_refused_before_its_weights(hub):
+    bert = json.dumps({"architectures": ["BertModel"]}).encode()
+    hub.add("google/bert", {"config.json": bert, "model.safetensors": b"0" * 9})
+    hub.add("someone/yolo", {"yolo.pt": b"0"})
+    hub.add("me/half", {"config.json": b'{"format_version": 1}'})
+    hub.repos["me/empty"] = hub_server.Repo()
+
+    for name, problem in (
+        ("google/bert", "its config.json has no format_version"),
+        ("someone/yolo", "it has no config.json"),
+        ("me/half", "it has no model.safetensors"),
+        ("me/empty", "it is empty"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            captioner.load(f"hf:{name}")
+        assert str(caught.value) == f"hf:{name} is not a captioner model: {problem}"
+    assert "model.safetensors" not in hub.downloads()
+
+
+# --- errors of one line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf:me/none", "hf:me/none does not exist, or is private; check the name, or log in with"),
+        ("hf:other/secret", "hf:other/secret does not exist, or is private; check the name"),
+        ("hf:me/pets@v9", "hf:me/pets has no revision 'v9'; give one of its branches, tags or"),
+        ("hf:pets", "'hf:pets' is not a model of the hub; give hf:user/name@revision"),
+        ("hf://me/pets", "'hf://me/pets' is not a model of the hub; give hf:user/name@revision"),
+        ("hf:me/pets@", "'hf:me/pets@' is not a model of the hub; give hf:user/name@revision"),
+        ("me/pets", "the model folder me/pets does not exist; give a folder with config.json and"),
+    ],
+)
+def test_a_wrong_name_is_an_error_of_one_line(name, message, hub, model, capsys):
+    hub.add("me/pets", contents(model))
+    hub.add("other/secret", contents(model), private=True)
+
+    assert main(["caption", str(PHOTO), "--model", name]) in (FAILED, USAGE)
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"captioner: {message}")
+
+
+@pytest.mark.parametrize("command", ["caption", "push"])
+def test_a_wrong_token(command, hub, model, monkeypatch, capsys):
+    hub.add("me/pets", contents(model), private=True)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    arguments = [str(PHOTO), "--model"] if command == "caption" else [str(model)]
+
+    assert main([command, *arguments, "hf:me/pets"]) == FAILED
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (
+        "captioner: hf:me/pets: the hub answered 401 (Invalid credentials in Authorization header)"
+        "; check the token and what it may do (log in with `hf auth login`, or set HF_TOKEN)"
+    )
+
+
+def test_a_token_without_the_right_to_write(hub, model, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "hf_read")
+
+    assert main(["push", str(model), "hf:me/pets"]) == FAILED
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert "the hub answered 403 (You don't have the rights to write to me/pets)" in line
+
+
+def test_no_connection_and_not_in_the_cache(hub, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+
+    assert main(["caption", str(PHOTO), "--model", "hf:me/pets"]) == FAILED
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert "hf:me/pets is not, or not completely, in the cache" in line
+    assert "and http://127.0.0.1:9 cannot be reached" in line
+
+
+def test_a_hub_that_is_down_is_no_reason_to_wait_for_a_cached_model(hub, model):
+    hub.add("me/pets", contents(model))
+    before = said("hf:me/pets")
+    hub.down = True
+
+    assert said("hf:me/pets") == before
+    with pytest.raises(ModelError, match=r"answered 503 \(down for maintenance\); try again later"):
+        captioner.load("hf:me/new")
+    with pytest.raises(ModelError, match="load it once without local_files_only"):
+        captioner.Captioner.from_pretrained("me/other", local_files_only=True)
+
+
+def test_an_interrupted_download_is_an_error_and_continues(hub, model, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    hub.add("me/pets", contents(model))
+    hub.cut_after = 1000
+
+    assert main(["caption", str(PHOTO), "--model", "hf:me/pets"]) == FAILED
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("captioner: hf:me/pets: the transfer failed (")
+    assert line.endswith("run the same again: what has arrived is kept")
+    hub.cut_after = None
+    assert said("hf:me/pets") == said(model)
+
+
+def test_without_huggingface_hub(monkeypatch, capsys, model):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    for command in (["caption", str(PHOTO), "--model"], ["push", str(model)]):
+        assert main([*command, "hf:me/pets"]) == USAGE
+        expected = "the Hugging Face hub needs huggingface_hub; run: pip install 'captioner[hub]'"
+        assert capsys.readouterr().err == f"captioner: {expected}\n"
+
+
+def test_revisions_are_for_one_model_of_the_hub(model):
+    with pytest.raises(ConfigError, match="has no revisions"):
+        captioner.load(model, revision="main")
+    with pytest.raises(ConfigError, match="there are 2 models"):
+        captioner.load("hf:a/b", "hf:a/c", revision="main")
+    with pytest.raises(ConfigError, match="contradict each other"):
+        captioner.load("hf:a/b@one", revision="two")
+    assert hub_module.parse("hf:a/b@refs/pr/1") == ("a/b", "refs/pr/1")
+
+
+# --- what push refuses ---------------------------------------------------------------------------
+
+
+def test_a_private_push_never_goes_to_a_public_repository(hub, model, capsys):
+    main(["push", str(model), "hf:me/pets"])
+    capsys.readouterr()
+
+    assert main(["push", str(model), "hf:me/pets", "--private"]) == USAGE
+
+    assert "hf:me/pets exists and is public" in capsys.readouterr().err
+    assert len(hub.repos["me/pets"].messages) == 1
+
+
+def test_another_kind_of_model_is_not_replaced(hub, model, capsys):
+    hub.add("me/bert", {"config.json": b"{}"})
+
+    assert main(["push", str(model), "hf:me/bert"]) == FAILED
+
+    assert "hf:me/bert is not a captioner model" in capsys.readouterr().err
+    assert hub.repos["me/bert"].messages == [""]
+
+
+def test_an_unknown_license_is_refused_by_the_hub(hub, model, capsys):
+    assert main(["push", str(model), "hf:me/pets", "--license", "mine"]) == FAILED
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert "Invalid metadata in README.md" in line
+    assert "license" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none", "hf:me/pets"], "the model folder none does not exist"),
+        (["MODEL", "me/pets"], "the target is 'me/pets'; give hf:user/name"),
+        (["hf:me/pets", "hf:me/pets"], "hf:me/pets is on the hub already"),
+        (["MODEL", "hf:me/pets", "--report", "none.json"], "cannot read none.json"),
+        (["MODEL", "hf:me/pets", "--picture", "none.jpg"], "none.jpg"),
+    ],
+)
+def test_wrong_arguments_of_push(arguments, message, hub, model, capsys):
+    given = [str(model) if one == "MODEL" else one for one in arguments]
+
+    assert main(["push", *given]) in (FAILED, USAGE)
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert hub.repos == {}
+
+
+# --- the card ------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_lists_everything_and_connects_to_nothing(hub, model, capsys):
+    assert main(["push", str(model), "hf:me/pets", "--private", "--dry-run"]) == OK
+
+    out = capsys.readouterr().out
+    assert "private repository hf:me/pets" in out
+    for name in ("config.json", "model.safetensors"):
+        assert f"{(model / name).stat().st_size:>11,} bytes  {name}\n" in out
+    assert "captioner caption photo.jpg --model hf:me/pets" in out
+    assert hub.requests == []
+
+
+def test_the_hub_understands_the_header(hub, model, tiny, tmp_path):
+    report = tmp_path / "report.json"
+    scores = ["--annotations", str(tiny.captions), "--images", str(tiny.photos)]
+    assert main(["evaluate", "--model", str(model), *scores, "-o", str(report)]) == OK
+    given = ["--license", "mit", "--dataset", "me/photos", "--report", str(report)]
+    assert main(["push", str(model), "hf:me/pets", *given, "--picture", str(PHOTO)]) == OK
+
+    tree = hub.repos["me/pets"].trees[hub.repos["me/pets"].resolve("main")]
+    card = ModelCard(tree["README.md"].decode())
+    assert card.data.license == "mit"
+    assert card.data.pipeline_tag == "image-to-text"
+    assert card.data.library_name == "captioner"
+    assert card.data.datasets == ["me/photos"]
+    assert card.data.metrics == ["bleu", "rouge", "cider"]
+    found = json.loads(report.read_text())["metrics"]
+    values = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert values == {name: round(100 * found[name], 1) for name in values}
+    assert {"CIDEr", "Bleu_4"} <= set(values)
+    assert {result.dataset_name for result in card.data.eval_results} == {"captions, 4 photos"}
+    assert "| captions, 4 |" in card.text
+    assert "![Where the model looked for each word](attention.png)" in card.text
+    assert tree["attention.png"].startswith(b"\x89PNG")
+
+
+def test_an_edited_card_is_kept(hub, model, capsys):
+    (model / "README.md").write_text("# My pets\n\nThey are lovely.\n")
+    assert main(["push", str(model), "hf:me/pets", "--license", "mit"]) == OK
+    tree = hub.repos["me/pets"].trees[hub.repos["me/pets"].resolve("main")]
+    header, card = tree["README.md"].decode().removeprefix("---\n").split("---\n\n", 1)
+    assert yaml.safe_load(header)["license"] == "mit"
+    assert card == "# My pets\n\nThey are lovely.\n"
+    capsys.readouterr()
+
+    for option in (["--picture", str(PHOTO)], ["--report", "report.json"]):
+        assert main(["push", str(model), "hf:me/pets", *option]) == USAGE
+        assert "README.md was edited" in capsys.readouterr().err
+
+
+def test_the_shipped_model_can_be_pushed(hub):
+    assert main(["push", "shipped", "hf:me/shipped"]) == OK
+
+    tree = hub.repos["me/shipped"].trees[hub.repos["me/shipped"].resolve("main")]
+    card = tree["README.md"].decode()
+    assert card.startswith("---\nlibrary_name: captioner\n")
+    assert "\n# The model that ships\n" in card
+    assert set(tree) == set(hub_module_files())
+
+
+def hub_module_files() -> list[str]:
+    from captioner.model_config import SHIPPED_MODEL
+
+    return [path.name for path in SHIPPED_MODEL.iterdir()]
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "sharing.md").read_text(encoding="utf-8")
+
+
+def test_the_page_about_sharing_runs(hub, tiny, tmp_path, monkeypatch, capsys):
+    """Its commands from the second block on, which push to an empty hub; then the first block."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_user")
+    shutil.copytree(tiny.model, "runs/mine/best")
+    Path("runs/mine/config.yaml").write_text("run_folder: runs/mine\n")
+    shutil.copy(PHOTO, "photo.jpg")
+    Path("photos").symlink_to(tiny.photos)
+    Path("test.json").symlink_to(tiny.captions)
+    rows = [f"{number}.png,A dog runs" for number in (1, 2, 3, 4)]
+    Path("captions.csv").write_text("\n".join(["image,caption", *rows]))
+    shell = [block.replace("\\\n", " ") for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S)]
+    python = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+    def run_all(block: str) -> None:
+        for line in block.splitlines():
+            program, command, *arguments = shlex.split(line, comments=True)
+            if command == "train":
+                train.read(arguments)
+            elif program == "captioner":
+                assert main([command, *arguments]) == OK, line
+
+    names: dict[str, object] = {"captioner": captioner}
+    run_all(shell[1])
+    assert hub.repos["user/name"].private
+    run_all(shell[2])
+    exec(compile(python[1], "docs/sharing.md", "exec"), names)
+    assert len(hub.repos["user/name"].messages) == 3
+    hub.repos["user/name"].branches["v1.0"] = hub.repos["user/name"].branches["main"]
+    run_all(shell[0])
+    exec(compile(python[0], "docs/sharing.md", "exec"), names)
+
+
+# --- from another process ------------------------------------------------------------------------
+
+
+def run(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "captioner", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_another_process_downloads_and_then_works_offline(hub, model, tmp_path):
+    main(["push", str(model), "hf:me/pets"])
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    online = {**home, "HF_ENDPOINT": hub.url}
+    offline = {**home, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
+    caption = ["caption", str(PHOTO), "--model", "hf:me/pets"]
+
+    nothing = run(*caption, env=offline)
+    first, second = run(*caption, env=online), run(*caption, env=offline)
+
+    assert nothing.returncode == FAILED
+    assert nothing.stderr.splitlines()[0].startswith(
+        "captioner: hf:me/pets is not, or not completely, in the cache"
+    )
+    assert "HF_HUB_OFFLINE is set; load it once without HF_HUB_OFFLINE" in nothing.stderr
+    assert len(nothing.stderr.splitlines()) == 1
+    assert (first.returncode, first.stderr) == (OK, "")
+    assert (second.returncode, second.stdout, second.stderr) == (OK, first.stdout, "")
+    assert said(model) in first.stdout
+
+
+@pytest.mark.slow
+def test_training_starts_from_a_model_of_the_hub_and_writes_a_card(
+    hub, model, tmp_path, training_settings, monkeypatch
+):
+    main(["push", str(model), "hf:me/pets"])
+    settings = training_settings | {
+        "init_from": "hf:me/pets@main",
+        "run_folder": str(tmp_path / "runs" / "kennel"),
+        "training": {"epochs": 1, "sample_images": 0, "trackers": []},
+    }
+    for section in ("encoder", "decoder", "search"):
+        del settings[section]
+
+    result = captioner.train(settings, progress=False)
+
+    card = (result.model_folder / "README.md").read_text()
+    assert ModelCard(card).data.eval_results
+    assert card.count("\n# kennel\n") == 1
+    assert "Trained on 4 photos. Weights of epoch 1" in card
+    assert "on 4 photos: CIDEr" in card
+    assert "init_from: hf:me/pets@main" in card
+    assert "vocabulary_threshold: 1" in card
+    for private in (str(tmp_path), "photos/", "captions.json", "[]"):
+        assert private not in card
+    assert main(["push", str(tmp_path / "runs" / "kennel"), "hf:me/kennel"]) == OK
+    tree = hub.repos["me/kennel"].trees[hub.repos["me/kennel"].resolve("main")]
+    assert set(tree) == {
+        "config.json", "model.safetensors", "document_frequencies.json.gz", "README.md",
+    }  # fmt: skip
+    assert "--model hf:me/kennel" in tree["README.md"].decode()
+    assert load_model("hf:me/kennel").info["training"]["val_photos"] == 4
+    # A copy of the model, without its run folder, has a card that says the same of the training.
+    copy = shutil.copytree(result.model_folder, tmp_path / "copy")
+    picture = ["--picture", str(PHOTO)]
+    assert main(["push", str(copy), "hf:me/copy", *picture]) == OK
+    tree = hub.repos["me/copy"].trees[hub.repos["me/copy"].resolve("main")]
+    pushed = tree["README.md"].decode()
+    assert "(attention.png)" in pushed
+    assert pushed.partition("## Training")[2][:-90] == card.partition("## Training")[2][:-90]

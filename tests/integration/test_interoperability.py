@@ -1,0 +1,176 @@
+"""Results that other programs open, and the page about them, which is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import captioner
+from captioner import api
+from captioner.cli.main import FAILED, OK, USAGE, main
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "interoperability.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def here(tiny, tmp_path, monkeypatch) -> Path:
+    """A folder with ``photos``, ``photo.jpg`` and ``captions.json``; the tiny model is shipped."""
+    monkeypatch.chdir(tmp_path)
+    for module in ("captioner.api", "captioner.model_config"):
+        monkeypatch.setattr(f"{module}.SHIPPED_MODEL", tiny.model)
+    shutil.copytree(tiny.photos, "photos")
+    shutil.copy("photos/1.png", "photo.jpg")
+    shutil.copy(tiny.captions, "captions.json")
+    return tmp_path
+
+
+def run_example(number: int, names: dict[str, object] | None = None) -> dict[str, object]:
+    names = {} if names is None else names
+    exec(compile(PYTHON[number], f"docs/interoperability.md, example {number + 1}", "exec"), names)
+    return names
+
+
+def load(path: str) -> dict[str, np.ndarray]:
+    with np.load(path) as archive:  # allow_pickle is False
+        return dict(archive)
+
+
+def test_the_page_runs(here, capsys):
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL):
+        for line in block.splitlines():
+            program, *arguments = shlex.split(line, comments=True)
+            assert program == "captioner"
+            assert main(arguments) == OK, line
+    capsys.readouterr()
+    names = run_example(0)
+    assert np.isclose(np.nanmax(names["pixels"]), names["maps"]["alphas"][0, 1].max(), atol=0.05)
+    run_example(1, names)
+    run_example(3)
+
+    out = capsys.readouterr().out
+    assert out.startswith("photos/1.png ")
+    assert "'alphas': (4, " in out
+    assert out.endswith("4 captions\n")
+    for name in ("maps", "own"):
+        assert load(f"{name}.npz").keys() == set(re.findall(r"^\| `(\w+)` \| \(", PAGE, re.M))
+    assert load("dog.npz")["words"].tolist() == [["a", "dog", "runs"]]
+    assert sorted(path.name for path in Path("maps").iterdir())[0] == "1_attention.npz"
+
+
+def test_an_archive_holds_what_the_captions_hold(here):
+    photos = sorted(Path("photos").iterdir())
+    texts = ["a dog", "the man runs on grass"]
+    words = [part for text in texts for part in ("--words", text)]
+    assert main(["attend", "photos", "-o", "maps.npz", *words]) == OK
+    model = api.load()
+
+    maps = load("maps.npz")
+
+    captions = [model.explain(photo, text) for photo in photos for text in texts]
+    assert maps["captions"].tolist() == [caption.text for caption in captions]
+    assert maps["photos"].tolist() == [str(photo) for photo in photos for _ in range(2)]
+    assert maps["lengths"].tolist() == [2, 5] * 4
+    assert (maps["sizes"] == [32, 40]).all()
+    for row, caption in enumerate(captions):
+        length = maps["lengths"][row]
+        assert maps["words"][row, :length].tolist() == list(caption.words)
+        np.testing.assert_allclose(maps["alphas"][row, :length], caption.alphas, atol=1e-5)
+        np.testing.assert_allclose(maps["gates"][row, :length], caption.gates, atol=1e-5)
+        np.testing.assert_allclose(maps["log_probs"][row, :length], caption.log_probs, atol=1e-4)
+        np.testing.assert_allclose(maps["log_prob"][row], caption.log_prob, atol=1e-4)
+        assert maps["geometry"][row].tolist() == [list(axis) for axis in caption.regions]
+        assert not maps["alphas"][row, length:].any()
+        assert set(maps["words"][row, length:]) <= {""}
+
+
+def test_archives_are_deterministic_and_list_unreadable_photos_nowhere(here, capsys):
+    Path("photos/2.png").write_bytes(b"no photo")
+    assert main(["attend", "photos", "-o", "one.npz"]) == FAILED
+    assert main(["attend", "photos", "-o", "two.npz"]) == FAILED
+
+    assert Path("one.npz").read_bytes() == Path("two.npz").read_bytes()
+    assert load("one.npz")["photos"].tolist() == [f"photos/{number}.png" for number in (1, 3, 4)]
+    assert "photos/2.png" in capsys.readouterr().err
+
+
+def test_the_size_is_that_of_the_upright_photo(here):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    Image.new("RGB", (60, 20)).save("turned.jpg", exif=exif)
+    main(["attend", "turned.jpg", "-o", "turned.npz"])
+    archive = captioner.MapArchive()
+    archive.add("turned.jpg", api.load().caption("turned.jpg"))
+
+    assert load("turned.npz")["sizes"].tolist() == [[60, 20]]
+    assert archive.arrays()["sizes"].tolist() == [[60, 20]]
+
+
+def test_what_an_archive_cannot_hold(here, capsys):
+    for option, value in (("--only", "dog"), ("--compare", "shipped"), ("--panel-size", "99")):
+        assert main(["attend", "photos", "-o", "maps.npz", option, value]) == USAGE
+        assert f"{option}: not supported for an archive (.npz)" in capsys.readouterr().err
+    caption = api.load().caption("photo.jpg")
+    archive = captioner.MapArchive()
+    with pytest.raises(captioner.ConfigError, match="has no captions"):
+        archive.save("none.npz")
+    archive.add("photo.jpg", caption)
+    other = dataclasses.replace(caption, alphas=np.zeros((len(caption.words), 3, 3)))
+    with pytest.raises(captioner.ConfigError, match="3 x 3 regions, but those before it have 2 x"):
+        archive.add("photo.jpg", other)
+    with pytest.raises(captioner.ConfigError, match=r"use \.npz"):
+        archive.save("maps.npy")
+
+
+def test_the_fiftyone_recipe(here, monkeypatch, capsys):
+    """With objects that only keep what they are given; see the page for FiftyOne itself."""
+
+    class Sample(dict):
+        def __init__(self, filepath: str) -> None:
+            super().__init__(filepath=filepath)
+
+    class Dataset(list):
+        def __init__(self, name: str, overwrite: bool) -> None:
+            super().__init__()
+
+        add_sample = list.append
+
+    fiftyone = ModuleType("fiftyone")
+    fiftyone.Sample, fiftyone.Dataset = Sample, Dataset
+    fiftyone.Heatmap = fiftyone.Classification = SimpleNamespace
+    monkeypatch.setitem(sys.modules, "fiftyone", fiftyone)
+    assert main(["attend", "photos", "-o", "maps.npz"]) == OK
+
+    dataset = run_example(2)["dataset"]
+
+    maps = load("maps.npz")
+    assert [sample["filepath"] for sample in dataset] == maps["photos"].tolist()
+    for row, sample in enumerate(dataset):
+        assert sample["caption"].label == maps["captions"][row]
+        assert 0 < sample["caption"].confidence < 1
+        heatmaps = [sample[name] for name in sample if name.startswith("word_")]
+        assert [h.word for h in heatmaps] == maps["words"][row, : len(heatmaps)].tolist()
+        for heatmap in heatmaps:
+            assert heatmap.map.shape == (256, 320)
+            assert heatmap.map.min() >= 0
+            assert heatmap.map.max() <= heatmap.range[1] + 1e-6
+
+
+def test_coco_results_of_a_folder(here):
+    given = ["--format", "coco", "--annotations", "captions.json", "-o", "results.json"]
+    assert main(["caption", "photos", *given]) == OK
+
+    results = json.loads(Path("results.json").read_text())
+
+    assert [set(one) for one in results] == [{"image_id", "caption"}] * 4
