@@ -1,6 +1,6 @@
-"""Parse the query parameters of a caption request.
+"""Parse the options of a request, from its query and its body.
 
-The parameters are the fields of `SearchOptions` with their docstrings as descriptions, limited in
+The options are the fields of `SearchOptions` with their docstrings as descriptions, limited in
 range so that one request cannot block the server for the others.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 from annotated_types import Interval
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from captioner.api import Captioner
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
 from captioner.option_fields import OptionField, allowed_numbers, option_fields
 from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
+from captioner.serving.responses import RequestError, shortened
 
 _LISTS = ("forced_words", "banned_words")
 
@@ -50,19 +51,60 @@ class CaptionRequest:
         return beams * (1 + len(options.forced_words)) * options.max_length
 
 
-def query_model(limits: Limits) -> type[BaseModel]:
-    """Create a pydantic model of the query parameters; unknown parameters are refused."""
+def query_model(
+    limits: Limits, name: str = "Query", drawing: Mapping[str, Any] | None = None
+) -> type[BaseModel]:
+    """Create a pydantic model of the options of an endpoint; unknown options are refused.
+
+    Args:
+        limits: The server's limits.
+        name: Name of the model.
+        drawing: More options, of an endpoint that draws, in place of ``attention``.
+    """
     fields: dict[str, Any] = {
         field.name: _parameter(field, limits) for field in option_fields(SearchOptions).values()
     }
     text = "Explain this caption instead of searching for one."
     fields["words"] = (str | None, Field(None, description=text, max_length=MAX_TEXT))
-    text = "Return attention: gates, alphas and the crop box that the model sees."
-    fields["attention"] = (bool, Field(False, description=text))
+    if drawing is None:
+        text = "Return attention: gates, alphas and the crop box that the model sees."
+        fields["attention"] = (bool, Field(False, description=text))
     text = "Number of most probable words to return per position."
     fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
-    query: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
+    fields |= drawing or {}
+    query: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     return query
+
+
+def with_fields(query: BaseModel, fields: Mapping[str, Any]) -> BaseModel:
+    """The query parameters together with the options of the body.
+
+    Raises:
+        RequestError: An option of the body is unknown, invalid, or in the query as well.
+    """
+    if not fields:
+        return query
+    twice = sorted(query.model_fields_set & set(fields))
+    if twice:
+        message = f"{', '.join(twice)} is given in the query and in the body; give it once"
+        raise RequestError(422, "options", message)
+    model = type(query)
+    given = query.model_dump(exclude_unset=True)
+    for name, value in fields.items():
+        repeated = name in model.model_fields and is_list(model, name)
+        given[name] = [value] if repeated and not isinstance(value, list) else value
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        # FastAPI's errors begin with where the value was found.
+        found = [dict(one, loc=("body", *one["loc"])) for one in error.errors()]
+        raise RequestError(422, "options", query_error(found, model)) from error
+
+
+def is_list(model: type[BaseModel], name: str) -> bool:
+    """Whether an option takes several values."""
+    annotation = model.model_fields[name].annotation
+    return list in {get_origin(part) for part in (annotation, *get_args(annotation))}
 
 
 def _parameter(field: OptionField, limits: Limits) -> tuple[Any, Any]:
@@ -139,17 +181,21 @@ def query_error(errors: Iterable[Mapping[str, Any]], query: type[BaseModel]) -> 
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
     if unknown:
         known = ", ".join(query.model_fields)
-        return f"unknown parameter {_short(', '.join(unknown))}; give {known}"
+        return f"unknown parameter {shortened(', '.join(unknown))}; give {known}"
     error = errors[0]
     name = next((str(part) for part in error["loc"][1:] if part in query.model_fields), "query")
-    return f"{name} is {_short(error.get('input'))}; give {_allowed(name, error, query)}"
+    return f"{name} is {shortened(error.get('input'))}; give {_allowed(name, error, query)}"
 
 
 def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str:
     if error["type"].startswith("bool"):
         return "true or false"
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"]).replace("'", "")
     if error["type"] == "string_too_long":
         return f"{error['ctx']['max_length']} characters at most"
+    if error["type"] == "string_type":
+        return "a text"
     schema = query.model_json_schema()["properties"].get(name, {})
     numbers = next((one for one in schema.get("anyOf", [schema]) if "maximum" in one), None)
     if numbers is None:
@@ -157,9 +203,3 @@ def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str
     kind = int if numbers["type"] == "integer" else float
     low = {"ge": numbers.get("minimum"), "gt": numbers.get("exclusiveMinimum")}
     return allowed_numbers(kind, Interval(**low, le=numbers["maximum"]))
-
-
-def _short(value: object) -> str:
-    """A value shortened to fit on one line."""
-    text = str(value) if str(value).isprintable() else repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
