@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 DESCRIPTION = """Captions photos and returns where the model looked for every word.
 
-A request holds a photo in one of three forms, chosen by its Content-Type:
+There are three ways to send a photo, distinguished by the Content-Type:
 
     curl -F image=@photo.jpg http://localhost:8000/v1/captions
     curl --data-binary @photo.jpg http://localhost:8000/v1/captions
@@ -69,15 +69,22 @@ def request_body(options: str, example: str, *, several: bool = False) -> dict[s
     name = "images" if several else "image"
     files = " -F images=@b.jpg" if several else ""
     photo = "a.jpg" if several else "photo.jpg"
-    schema = f"#/components/schemas/{options}{'Batch' if several else ''}"
+    schema = f"#/components/schemas/{options}{'Batch' if several else 'Request'}"
+    # Without the options, into which Swagger UI would put values that nobody chose.
+    form = {
+        "type": "object",
+        "required": [name],
+        "properties": {name: _list(_BYTES) if several else _BYTES},
+        "description": "Options of the query may also be fields of the form.",
+    }
     json_photo: Any = [EXAMPLE_PHOTO, EXAMPLE_PHOTO] if several else EXAMPLE_PHOTO
     content: dict[str, Any] = {
         "multipart/form-data": {
-            "schema": {"$ref": f"{schema}Form"},
+            "schema": form,
             "example": {name: ["a.jpg", "b.jpg"] if several else "photo.jpg"},
         },
         "application/json": {
-            "schema": {"$ref": f"{schema}Json"},
+            "schema": {"$ref": schema},
             "example": {name: json_photo},
         },
     }
@@ -95,7 +102,7 @@ def request_body(options: str, example: str, *, several: bool = False) -> dict[s
 
 
 def describe_bodies(app: FastAPI, models: Mapping[str, type[BaseModel]]) -> None:
-    """Add the schemas of forms and JSON objects, which FastAPI does not parse, to the app's.
+    """Add the schemas of the JSON bodies, which FastAPI does not parse, to the application's.
 
     Args:
         app: The application.
@@ -107,11 +114,8 @@ def describe_bodies(app: FastAPI, models: Mapping[str, type[BaseModel]]) -> None
         if app.openapi_schema is None:
             schemas = generate()["components"]["schemas"]
             for name, model in models.items():
-                schemas[f"{name}Form"] = _body(model, {"image": _BYTES})
-                schemas[f"{name}Json"] = _body(model, {"image": _BASE64})
-            several = models["Caption"]
-            schemas["CaptionBatchForm"] = _body(several, {"images": _list(_BYTES)})
-            schemas["CaptionBatchJson"] = _body(several, {"images": _list(_BASE64)})
+                schemas[f"{name}Request"] = _body(model, {"image": _BASE64})
+            schemas["CaptionBatch"] = _body(models["Caption"], {"images": _list(_BASE64)})
         assert app.openapi_schema is not None
         return app.openapi_schema
 

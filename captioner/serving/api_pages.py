@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 from fastapi import FastAPI
-from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.responses import HTMLResponse, Response
 
 from captioner.visualization.document import script_hashes
 
@@ -50,6 +50,8 @@ _ASSETS = {
     "redoc.standalone.js": "text/javascript",
 }
 
+_REMOTE_LOGO = b"https://cdn.redoc.ly/redoc/logo-mini.svg"
+
 
 def add_api_pages(app: FastAPI) -> None:
     """Add the two pages and their assets."""
@@ -60,7 +62,8 @@ def add_api_pages(app: FastAPI) -> None:
 
 
 def _add_page(app: FastAPI, path: str, page: str) -> None:
-    headers = {"Content-Security-Policy": _policy(page)}
+    styles = "'self' 'unsafe-inline'" if "redoc" in page else "'self'"  # ReDoc makes its styles
+    headers = {"Content-Security-Policy": _policy(page, styles)}
 
     async def api_page() -> Response:
         return HTMLResponse(page, headers=headers)
@@ -69,22 +72,23 @@ def _add_page(app: FastAPI, path: str, page: str) -> None:
 
 
 def _add_asset(app: FastAPI, name: str, kind: str) -> None:
-    path = str(files("fastapi_offline") / "static" / name)
+    content = (files("fastapi_offline") / "static" / name).read_bytes()
+    content = content.replace(_REMOTE_LOGO, b"data:,")
     headers = {"Cache-Control": "max-age=86400"}
 
     async def asset() -> Response:
-        return FileResponse(path, media_type=kind, headers=headers)
+        return Response(content, media_type=kind, headers=headers)
 
     app.get(f"/docs/{name}", include_in_schema=False)(asset)
 
 
-def _policy(page: str) -> str:
-    """Scripts of this server only; styles also inline, which both libraries need."""
+def _policy(page: str, styles: str) -> str:
+    """Only files of this server, and requests to it."""
     return "; ".join(
         [
             "default-src 'none'",
             f"script-src 'self' {script_hashes(page)}",
-            "style-src 'self' 'unsafe-inline'",
+            f"style-src {styles}",
             "img-src 'self' data: blob:",
             "connect-src 'self'",
             "base-uri 'none'",

@@ -52,14 +52,11 @@ def _options(draw: Callable[..., Any]) -> dict[str, Any]:
     hints, fields = get_type_hints(draw), {}
     for name, parameter in inspect.signature(draw).parameters.items():
         if name not in _SET_HERE:
-            fields[name] = (
-                _TYPES.get(name, hints[name]),
-                Field(
-                    parameter.default or None if name == "only" else parameter.default,
-                    description=" ".join(docs[name].replace("``", "").split()),
-                    **_LIMITS.get(name, {}),
-                ),
-            )
+            text = " ".join(docs[name].replace("``", "").split())
+            text = text.replace(" (0: never scale)", "")  # a request may not
+            default = parameter.default or None if name == "only" else parameter.default
+            field = Field(default, description=text, **_LIMITS.get(name, {}))
+            fields[name] = (_TYPES.get(name, hints[name]), field)
     return fields
 
 

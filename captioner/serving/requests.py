@@ -84,7 +84,10 @@ def with_fields(query: BaseModel, fields: Mapping[str, Any]) -> BaseModel:
     """
     if not fields:
         return query
-    twice = sorted(query.model_fields_set & set(fields))
+    defaults = {name: field.default for name, field in type(query).model_fields.items()}
+    # Swagger UI puts defaults into the query.
+    changed = {name for name in query.model_fields_set if getattr(query, name) != defaults[name]}
+    twice = sorted(changed & set(fields))
     if twice:
         message = f"{', '.join(twice)} is given in the query and in the body; give it once"
         raise RequestError(422, "options", message)

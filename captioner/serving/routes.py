@@ -21,7 +21,6 @@ from captioner.serving.requests import query_model
 from captioner.serving.responses import (
     ERROR_RESPONSES,
     BatchResponse,
-    BatchResult,
     CaptionsResponse,
     captions_json,
     json_line,
@@ -79,7 +78,7 @@ def _add_batch(app: FastAPI, service: Service, query: type[BaseModel]) -> None:
     lines = "\n".join(json_line(one).decode() for one in BATCH_EXAMPLE["results"])
     content = {
         "application/json": {"example": BATCH_EXAMPLE},
-        NDJSON: {"schema": BatchResult.model_json_schema(), "example": lines + "\n"},
+        NDJSON: {"schema": {"$ref": "#/components/schemas/BatchResult"}, "example": lines + "\n"},
     }
     app.post(
         "/v1/batch",

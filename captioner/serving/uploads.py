@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from captioner.serving.limits import MAX_TEXT, Limits
 from captioner.serving.responses import CLIENT_CLOSED, RequestError, shortened
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings quote the body
 
 Receive = Callable[[], Awaitable[Any]]
 
