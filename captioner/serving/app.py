@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -21,7 +21,7 @@ from captioner.serving.connections import Drain
 from captioner.serving.limits import Limits
 from captioner.serving.metrics import AccessLog, Metrics
 from captioner.serving.page import index_page, policy
-from captioner.serving.requests import query_error, query_model
+from captioner.serving.requests import query_error
 from captioner.serving.responses import (
     CLIENT_CLOSED,
     ERROR_RESPONSES,
@@ -81,11 +81,10 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.service = service
-    query = query_model(limits)
-    add_photo_routes(app, service, query)
+    queries = add_photo_routes(app, service)
     add_api_pages(app)
     _add_other_routes(app, service, metrics, index_page(limits, model.options()))
-    _add_error_handlers(app, metrics, query)
+    _add_error_handlers(app, metrics, queries)
     routes = {route.path for route in app.routes if hasattr(route, "path")}
     app.add_middleware(OriginCheck, hosts=hosts or allowed_hosts("127.0.0.1"), metrics=metrics)
     app.add_middleware(AccessLog, metrics=metrics, routes=routes)
@@ -125,7 +124,9 @@ def _add_other_routes(app: FastAPI, service: Service, metrics: Metrics, page: st
         return Response(status_code=204)
 
 
-def _add_error_handlers(app: FastAPI, metrics: Metrics, query: type[BaseModel]) -> None:
+def _add_error_handlers(
+    app: FastAPI, metrics: Metrics, queries: Mapping[str, type[BaseModel]]
+) -> None:
     """Return every error as one line of JSON, and count it."""
 
     def refuse(error: RequestError) -> Response:
@@ -143,7 +144,8 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics, query: type[BaseModel]) 
         return refuse(RequestError(422, "options", str(error)))
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
+        query = queries[request.scope["route"].path]
         return refuse(RequestError(422, "options", query_error(error.errors(), query)))
 
     @app.exception_handler(HTTPException)

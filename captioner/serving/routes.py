@@ -32,14 +32,17 @@ _JSON = Renderer(
 )
 
 
-def add_photo_routes(app: FastAPI, service: Service, query: type[BaseModel]) -> None:
+def add_photo_routes(app: FastAPI, service: Service) -> dict[str, type[BaseModel]]:
     """Add the endpoints.
 
     Args:
         app: The application.
         service: Captions the photos.
-        query: The options of captions, from ``query_model``.
+
+    Returns:
+        The options of each endpoint by its path.
     """
+    query = query_model(service.limits)
     _add_captions(app, service, query)
     _add_batch(app, service, query)
     models = {"Caption": query}
@@ -48,6 +51,8 @@ def add_photo_routes(app: FastAPI, service: Service, query: type[BaseModel]) -> 
             models[overlay.name] = query_model(service.limits, overlay.name, overlay.options)
         _add_overlay(app, service, overlay, models[overlay.name])
     describe_bodies(app, models)
+    overlays = {overlay.path: models[overlay.name] for overlay in OVERLAYS}
+    return {"/v1/captions": query, "/v1/batch": query, **overlays}
 
 
 def _add_captions(app: FastAPI, service: Service, query: type[BaseModel]) -> None:
