@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from PIL import Image
 from test_serve import _SPY
 
 from captioner import load
+from captioner.model_folder import load_model, save_model
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +43,10 @@ def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
     for number, name in enumerate(("photo.jpg", "a.jpg", "b.jpg"), 1):
         Image.open(tiny.photos / f"{number}.png").save(folder / name, "JPEG")
     (folder / "notes.txt").write_text("hello")
-    model = load(tiny.model, precision="fp32")
+    stored = load_model(tiny.model)
+    search = stored.search.changed(beam_size=3)  # the examples ask for three captions
+    save_model(folder / "model", dataclasses.replace(stored, search=search))
+    model = load(folder / "model", precision="fp32")
     captions = {name: model.caption(folder / name).text for name in ("photo.jpg", "a.jpg", "b.jpg")}
     (folder / "spy").mkdir()
     (folder / "spy" / "sitecustomize.py").write_text(_SPY)
@@ -49,7 +54,7 @@ def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
     command = [sys.executable, "-m", "captioner", "serve", "--port", "0", "--precision", "fp32"]
     with (folder / "log").open("w+") as log:
         process = subprocess.Popen(
-            [*command, "--model", str(tiny.model)],
+            [*command, "--model", str(folder / "model")],
             stderr=log,
             env=os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         )
@@ -60,7 +65,7 @@ def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
         finally:
             process.terminate()
             process.wait(300)
-        lines = (folder / "log").read_text().splitlines()[1:]
+        lines = (folder / "log").read_text().partition("to stop)\n")[2].splitlines()
     pattern = r"[-\d]+ [:\d]+ \w+ /\S* \d+ \d+ ms \d+ bytes"
     assert all(re.fullmatch(pattern, line) for line in lines), lines  # nothing written, nor logged
 
@@ -91,8 +96,8 @@ def texts(body: bytes | str) -> list[str]:
     [
         "curl -F image=@photo.jpg URL/v1/captions",
         "curl -F 'image=@photo.jpg;type=image/jpeg' URL/v1/captions",
-        "curl -F image=@photo.jpg -F beam_size=2 URL/v1/captions",
-        "curl -X POST -F image=@photo.jpg 'URL/v1/captions?beam_size=2'",
+        "curl -F image=@photo.jpg -F beam_size=3 URL/v1/captions",
+        "curl -X POST -F image=@photo.jpg 'URL/v1/captions?beam_size=3'",
         "curl --data-binary @photo.jpg URL/v1/captions",
         "curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg URL/v1/captions",
         "curl -H 'Transfer-Encoding: chunked' -F image=@photo.jpg URL/v1/captions",
@@ -119,9 +124,9 @@ def test_httpx_and_requests(server):
         for more in (
             {"files": {"image": path.read_bytes()}},
             {"files": {"image": ("photo.jpg", path.read_bytes(), "image/jpeg")}},
-            {"files": {"image": path.read_bytes()}, "data": {"beam_size": 2}},
+            {"files": {"image": path.read_bytes()}, "data": {"beam_size": 3}},
             {"json": {"image": photo}},
-            {"json": {"image": f"data:image/jpeg;base64,{photo}", "beam_size": 2}},
+            {"json": {"image": f"data:image/jpeg;base64,{photo}", "beam_size": 3}},
             data,
         ):
             assert texts(library.post(url, **more, **given).text) == wanted, more.keys()
@@ -282,7 +287,7 @@ def test_fetch_and_form_data(server, visit):
           const bytes = Uint8Array.from(atob(photo), (letter) => letter.charCodeAt(0));
           const form = new FormData();
           form.append("image", new Blob([bytes], {type: "image/jpeg"}), "photo.jpg");
-          form.append("beam_size", "2");
+          form.append("beam_size", "3");
           const response = await fetch("/v1/captions", {method: "POST", body: form});
           return [blob.type, (await response.json()).captions[0].text];
         }""",
@@ -313,9 +318,10 @@ def test_forms_of_other_sites_are_refused(server, visit, tmp_path):
 @pytest.mark.parametrize("kind", ["multipart/form-data", "application/json"])
 def test_swagger_ui_tries_the_api_out(server, visit, kind):
     tab = visit(f"{server.url}/docs", allowed=server.url)
+    tab.set_default_timeout(20_000)
     tab.get_by_text("Caption a photo", exact=True).click()
-    tab.get_by_role("button", name="Try it out").click()
     tab.get_by_label("Request content type").select_option(kind)
+    tab.get_by_role("button", name="Try it out").click()
     if kind == "multipart/form-data":
         tab.locator("input[type=file]").set_input_files(server.folder / "photo.jpg")
 
@@ -358,18 +364,25 @@ def test_shell_examples_run(server, example):
 def test_python_examples_run(server, example, monkeypatch, capsys):
     monkeypatch.chdir(server.folder)
     monkeypatch.setenv("NO_PROXY", "*")
-    exec(
-        compile(example.replace("http://127.0.0.1:8000", server.url), "docs/serving.md", "exec"), {}
-    )
+    source = example.replace("http://127.0.0.1:8000", server.url)
+    exec(compile(source, "docs/serving.md", "exec"), {})
 
-    assert any(text in capsys.readouterr().out for text in server.captions.values())
+    out = capsys.readouterr().out
+    assert any(text in out for text in server.captions.values())
 
 
 @pytest.mark.parametrize("example", examples("js"))
 def test_javascript_examples_run(server, visit, example):
     tab = visit(server.url + "/", allowed=server.url)
-    tab.locator("input[type=file]").set_input_files(server.folder / "photo.jpg")
+    photo = base64.b64encode((server.folder / "photo.jpg").read_bytes()).decode()
 
-    assert (
-        tab.evaluate(f"async () => {{ {example}; return text; }}") == server.captions["photo.jpg"]
+    text = tab.evaluate(
+        f"""async (text) => {{
+          const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+          const photo = new File([bytes], "photo.jpg");
+          return await (async () => {{ {example}; return text; }})();
+        }}""",
+        photo,
     )
+
+    assert text == server.captions["photo.jpg"]
