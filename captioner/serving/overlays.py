@@ -114,7 +114,8 @@ def _maps(_: Decoded, captions: Sequence[Caption], __: Any) -> bytes:
 
 # Sandboxed: an opened document cannot send requests in the name of this server's page.
 def _svg_policy(_: bytes) -> str:
-    return "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; sandbox"
+    allowed = "style-src 'unsafe-inline'; img-src data:; font-src data:"
+    return f"default-src 'none'; {allowed}; frame-ancestors 'none'; sandbox"
 
 
 def _page_policy(html: bytes) -> str:

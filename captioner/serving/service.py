@@ -154,7 +154,6 @@ class Service:
         wanted = read_request(self.model, options)
         side = options.panel_size if renderer.draws else None
         photo = await self.decode(upload, side)
-        del upload
         captions = await self.caption_photo(photo, wanted)
         if renderer.draws:  # takes as much time and memory as decoding
             return await self._in_decoder(renderer.render, photo, captions, options)
