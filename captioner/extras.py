@@ -7,7 +7,14 @@ import importlib.util
 from captioner.errors import ConfigError
 
 EXTRAS = {
-    "serve": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+    "serve": (
+        "fastapi",
+        "fastapi_offline",
+        "prometheus_client",
+        "python_multipart",
+        "starlette",
+        "uvicorn",
+    ),
     "train": ("accelerate", "pycocoevalcap"),
     "evaluate": ("pycocoevalcap",),
     "hub": ("huggingface_hub",),

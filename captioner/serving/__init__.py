@@ -1,15 +1,21 @@
 """HTTP server: photos in, captions out, and a web page to explore them.
 
-    app.py          routes and error handlers
-    requests.py     query parameters -> `CaptionRequest`
+    app.py          the application and its error handlers
+    routes.py       the endpoints that take photos
+    uploads.py      body of a request -> photos and options: forms, JSON, bytes
+    requests.py     options -> `CaptionRequest`
     service.py      one request: admission, body, decoding, captions, timeouts
+    bulk.py         many photos in one request
+    overlays.py     pictures of where the model looked
     batching.py     one thread owns the model and captions waiting requests in batches
     responses.py    response schema and errors
     connections.py  limits on the number and idle time of connections
     security.py     Host and Origin checks, response headers
     metrics.py      Prometheus metrics and the access log
     page.py         the web page
+    api_pages.py    /docs and /redoc
     limits.py       resource limits
+    api_description.py  request bodies in the OpenAPI schema
 
 Photos and words are never written to disk or logged.
 """

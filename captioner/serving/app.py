@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -16,41 +15,27 @@ from starlette.exceptions import HTTPException
 from captioner import __version__
 from captioner.api import Captioner
 from captioner.errors import ConfigError
+from captioner.serving.api_description import DESCRIPTION
+from captioner.serving.api_pages import add_api_pages
 from captioner.serving.connections import Drain
 from captioner.serving.limits import Limits
 from captioner.serving.metrics import AccessLog, Metrics
 from captioner.serving.page import index_page, policy
-from captioner.serving.requests import query_error, query_model, read_request
+from captioner.serving.requests import query_error
 from captioner.serving.responses import (
+    CLIENT_CLOSED,
     ERROR_RESPONSES,
-    CaptionsResponse,
     HealthResponse,
     RequestError,
     error_response,
 )
+from captioner.serving.routes import add_photo_routes
 from captioner.serving.security import AllowedHosts, OriginCheck, SecurityHeaders, allowed_hosts
-from captioner.serving.service import CLIENT_CLOSED, Service
-
-_DESCRIPTION = """Captions photos and returns where the model looked for every word.
-
-The request body is the photo's bytes:
-`curl --data-binary @photo.jpg 'http://localhost:8000/v1/captions?num_captions=3'`"""
-
-_PHOTO = {
-    "requestBody": {
-        "required": True,
-        "description": "The photo's bytes: JPEG, PNG, WebP, GIF, BMP or TIFF, detected from the "
-        "content; the Content-Type header is ignored.",
-        "content": {
-            kind: {"schema": {"type": "string", "format": "binary"}}
-            for kind in ("application/octet-stream", "image/*")
-        },
-    }
-}
+from captioner.serving.service import Service
 
 _HTTP_ERRORS = {
-    404: "not found; captions are at POST /v1/captions, the API is described at /openapi.json",
-    405: "method not allowed; see /openapi.json",
+    404: "not found; captions are at POST /v1/captions, the API is described at /docs",
+    405: "method not allowed; see /docs",
 }
 
 
@@ -88,44 +73,26 @@ def create_app(
 
     app = FastAPI(
         title="captioner",
-        description=_DESCRIPTION,
+        description=DESCRIPTION,
         version=__version__,
-        docs_url=None,  # loads scripts from a CDN
+        docs_url=None,  # FastAPI's own pages load scripts from a CDN; see add_api_pages
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
     )
     app.state.service = service
-    query = query_model(limits)
-    _add_captions(app, service, query)
+    queries = add_photo_routes(app, service)
+    add_api_pages(app)
     _add_other_routes(
         app, service, metrics, index_page(limits, model.options(), model.ensemble.image_size)
     )
-    _add_error_handlers(app, metrics, query)
+    _add_error_handlers(app, metrics, queries)
     routes = {route.path for route in app.routes if hasattr(route, "path")}
     app.add_middleware(OriginCheck, hosts=hosts or allowed_hosts("127.0.0.1"), metrics=metrics)
     app.add_middleware(AccessLog, metrics=metrics, routes=routes)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(Drain)  # outermost
     return app
-
-
-def _add_captions(app: FastAPI, service: Service, query: type[BaseModel]) -> None:
-    async def captions(request: Request, parameters: Any) -> Response:
-        """Caption a photo, or explain a caption of your own."""
-        wanted = read_request(service.model, parameters)
-        body = await service.caption(request, wanted, attention=parameters.attention)
-        return Response(body, media_type="application/json")
-
-    # The query model is created at run time, from the search options.
-    captions.__annotations__["parameters"] = Annotated[query, Query()]
-    app.post(
-        "/v1/captions",
-        summary="Caption a photo",
-        response_model=CaptionsResponse,
-        responses=ERROR_RESPONSES,
-        openapi_extra=_PHOTO,
-    )(captions)
 
 
 def _add_other_routes(app: FastAPI, service: Service, metrics: Metrics, page: str) -> None:
@@ -159,7 +126,9 @@ def _add_other_routes(app: FastAPI, service: Service, metrics: Metrics, page: st
         return Response(status_code=204)
 
 
-def _add_error_handlers(app: FastAPI, metrics: Metrics, query: type[BaseModel]) -> None:
+def _add_error_handlers(
+    app: FastAPI, metrics: Metrics, queries: Mapping[str, type[BaseModel]]
+) -> None:
     """Return every error as one line of JSON, and count it."""
 
     def refuse(error: RequestError) -> Response:
@@ -177,7 +146,8 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics, query: type[BaseModel]) 
         return refuse(RequestError(422, "options", str(error)))
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(_: Request, error: RequestValidationError) -> Response:
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
+        query = queries[request.scope["route"].path]
         return refuse(RequestError(422, "options", query_error(error.errors(), query)))
 
     @app.exception_handler(HTTPException)

@@ -60,18 +60,28 @@ class Connection(H11Protocol):
         was_busy = self._busy()
         super().data_received(data)
         if self._busy() and not was_busy:
-            self._close_after(2 * self.limits.timeout + SLACK_SECONDS)
+            self._start_request()
 
     def on_response_complete(self) -> None:
         """Restart the timer for the next request."""
         super().on_response_complete()
-        busy = self._busy()  # a pipelined request
-        self._close_after(2 * self.limits.timeout + SLACK_SECONDS if busy else self.limits.timeout)
+        if self._busy():  # a pipelined request
+            self._start_request()
+        else:
+            self._close_after(self.limits.timeout)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed HTTP with the same JSON as every other error."""
         self.transport.write(_raw_response(400, f"not valid HTTP: {msg}", {}))
         self.transport.close()
+
+    def _start_request(self) -> None:
+        """Start the timer of a request; one with many photos restarts it as it advances."""
+        self._close_request_late()
+        self.scope["state"]["advance"] = self._close_request_late
+
+    def _close_request_late(self) -> None:
+        self._close_after(2 * self.limits.timeout + SLACK_SECONDS)
 
     def _busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -111,7 +121,9 @@ class Drain:
                 left -= len((await watched()).get("body", b""))
 
         async def send_after_body(message: Message) -> None:
-            if message["type"] == "http.response.start" and not ended:
+            # A response with another status is sent while its request is read.
+            refused = message["type"] == "http.response.start" and message["status"] >= 400
+            if refused and not ended:
                 response = MutableHeaders(scope=message)
                 if "connection" not in response and not expects:
                     with suppress(TimeoutError, asyncio.TimeoutError):

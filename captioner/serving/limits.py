@@ -22,6 +22,8 @@ class Limits:
     """Maximum size of an uploaded photo (bytes); larger ones are refused (HTTP status 413)."""
     max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 50_000_000
     """Maximum number of pixels of a photo; larger ones are refused before decoding (413)."""
+    max_batch: Positive = 100
+    """Maximum number of photos of a batch with a JSON response (413); NDJSON has no limit."""
     max_queue: Positive = 64
     """Maximum number of requests in flight; further ones are refused (429). Uploads use at most
     max-queue times max-bytes of memory."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.serving.responses import RequestError, error_response
+from captioner.serving.responses import error_response, internal_error
 
 logger = logging.getLogger("captioner.serving")
 
@@ -90,11 +90,10 @@ class AccessLog:
         try:
             await self.app(scope, counted, recorded)
         except Exception as error:
-            logger.error("%s", _location(error))
+            log_exception(error)
             if status:  # the response has already started
                 raise
-            internal = RequestError(500, "mistake", "internal error; see the server log")
-            await error_response(internal)(scope, counted, recorded)
+            await error_response(internal_error())(scope, counted, recorded)
         finally:
             route = scope["path"] if scope["path"] in self.routes else "other"
             method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
@@ -103,6 +102,11 @@ class AccessLog:
             self.metrics.seconds.labels(route).observe(seconds)
             milliseconds = round(seconds * 1000)
             logger.info("%s %s %d %d ms %d bytes", method, route, status, milliseconds, received)
+
+
+def log_exception(error: BaseException) -> None:
+    """Log the type and location of an unexpected exception."""
+    logger.error("%s", _location(error))
 
 
 def _location(error: BaseException) -> str:

@@ -1,6 +1,6 @@
-"""Parse the query parameters of a caption request.
+"""Parse the options of a request, from its query and its body.
 
-The parameters are the fields of `SearchOptions` with their docstrings as descriptions, limited in
+The options are the fields of `SearchOptions` with their docstrings as descriptions, limited in
 range so that one request cannot block the server for the others.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 from annotated_types import Interval
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from captioner.api import Captioner
 from captioner.config import ExplanationMethod, SearchOptions
 from captioner.errors import ConfigError
 from captioner.option_fields import OptionField, allowed_numbers, option_fields
 from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
+from captioner.serving.responses import RequestError, shortened
 
 _LISTS = ("forced_words", "banned_words")
 
@@ -63,24 +64,70 @@ class CaptionRequest:
         return search + _DECODED_AGAIN * options.num_captions * options.max_length
 
 
-def query_model(limits: Limits) -> type[BaseModel]:
-    """Create a pydantic model of the query parameters; unknown parameters are refused."""
+def query_model(
+    limits: Limits, name: str = "Query", drawing: Mapping[str, Any] | None = None
+) -> type[BaseModel]:
+    """Create a pydantic model of the options of an endpoint; unknown options are refused.
+
+    Args:
+        limits: The server's limits.
+        name: Name of the model.
+        drawing: More options, of an endpoint that draws, in place of ``attention``.
+    """
     fields: dict[str, Any] = {
         field.name: _parameter(field, limits) for field in option_fields(SearchOptions).values()
     }
     text = "Explain this caption instead of searching for one."
     fields["words"] = (str | None, Field(None, description=text, max_length=MAX_TEXT))
-    text = "Return attention: gates, alphas and the crop box that the model sees."
-    fields["attention"] = (bool, Field(False, description=text))
+    if drawing is None:
+        text = "Return attention: gates, alphas and the crop box that the model sees."
+        fields["attention"] = (bool, Field(False, description=text))
     text = "Number of most probable words to return per position."
     fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
     text = (
         "How the maps are computed: the attention, the attention times the gate, or the effect of "
-        "each region on the word's log-probability. Needs attention."
+        "each region on the word's log-probability."
     )
+    if drawing is None:
+        text += " Needs attention."
     fields["method"] = (ExplanationMethod, Field("attention", description=text))
-    query: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
+    fields |= drawing or {}
+    query: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     return query
+
+
+def with_fields(query: BaseModel, fields: Mapping[str, Any]) -> BaseModel:
+    """The query parameters together with the options of the body.
+
+    Raises:
+        RequestError: An option of the body is unknown, invalid, or in the query as well.
+    """
+    if not fields:
+        return query
+    defaults = {name: field.default for name, field in type(query).model_fields.items()}
+    # Swagger UI puts defaults into the query.
+    changed = {name for name in query.model_fields_set if getattr(query, name) != defaults[name]}
+    twice = sorted(changed & set(fields))
+    if twice:
+        message = f"{', '.join(twice)} is given in the query and in the body; give it once"
+        raise RequestError(422, "options", message)
+    model = type(query)
+    given = query.model_dump(exclude_unset=True)
+    for name, value in fields.items():
+        repeated = name in model.model_fields and is_list(model, name)
+        given[name] = [value] if repeated and not isinstance(value, list) else value
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        # FastAPI's errors begin with where the value was found.
+        found = [dict(one, loc=("body", *one["loc"])) for one in error.errors()]
+        raise RequestError(422, "options", query_error(found, model)) from error
+
+
+def is_list(model: type[BaseModel], name: str) -> bool:
+    """Whether an option takes several values."""
+    annotation = model.model_fields[name].annotation
+    return list in {get_origin(part) for part in (annotation, *get_args(annotation))}
 
 
 def _parameter(field: OptionField, limits: Limits) -> tuple[Any, Any]:
@@ -125,7 +172,7 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     alternatives, method = given["alternatives"], given["method"]
     if method != "attention":
         model.check_method(method)
-        if not given["attention"]:
+        if not given.get("attention", True):
             raise ConfigError(f"method {method} computes maps; give attention=true to get them")
     if "words" in given:
         style = changes.pop("style", None)
@@ -162,10 +209,10 @@ def query_error(errors: Iterable[Mapping[str, Any]], query: type[BaseModel]) -> 
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
     if unknown:
         known = ", ".join(query.model_fields)
-        return f"unknown parameter {_short(', '.join(unknown))}; give {known}"
+        return f"unknown parameter {shortened(', '.join(unknown))}; give {known}"
     error = errors[0]
     name = next((str(part) for part in error["loc"][1:] if part in query.model_fields), "query")
-    return f"{name} is {_short(error.get('input'))}; give {_allowed(name, error, query)}"
+    return f"{name} is {shortened(error.get('input'))}; give {_allowed(name, error, query)}"
 
 
 def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str:
@@ -175,6 +222,8 @@ def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str
         return str(error["ctx"]["expected"]).replace("'", "")
     if error["type"] == "string_too_long":
         return f"{error['ctx']['max_length']} characters at most"
+    if error["type"] == "string_type":
+        return "a text"
     schema = query.model_json_schema()["properties"].get(name, {})
     numbers = next((one for one in schema.get("anyOf", [schema]) if "maximum" in one), None)
     if numbers is None:
@@ -182,9 +231,3 @@ def _allowed(name: str, error: Mapping[str, Any], query: type[BaseModel]) -> str
     kind = int if numbers["type"] == "integer" else float
     low = {"ge": numbers.get("minimum"), "gt": numbers.get("exclusiveMinimum")}
     return allowed_numbers(kind, Interval(**low, le=numbers["maximum"]))
-
-
-def _short(value: object) -> str:
-    """A value shortened to fit on one line."""
-    text = str(value) if str(value).isprintable() else repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -7,7 +7,7 @@ The pydantic models describe the responses in the OpenAPI schema; captions are s
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -17,6 +17,10 @@ from captioner.caption import Caption
 
 RETRY_AFTER = 2
 """Value of the Retry-After header, in seconds."""
+
+
+CLIENT_CLOSED = 499
+"""Status logged when the client disconnected before the response, as in nginx."""
 
 
 class RequestError(Exception):
@@ -35,6 +39,11 @@ class RequestError(Exception):
         self.reason = reason
 
 
+def internal_error() -> RequestError:
+    """An unexpected exception; the server's log has its location."""
+    return RequestError(500, "mistake", "internal error; see the server log")
+
+
 def error_response(error: RequestError) -> Response:
     """The HTTP response to a request that cannot be served."""
     headers = {}
@@ -45,14 +54,39 @@ def error_response(error: RequestError) -> Response:
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 
-def captions_json(size: tuple[int, int], captions: Sequence[Caption], attention: bool) -> bytes:
-    """The response body for a photo of this size (width, height)."""
-    body = {
-        "width": size[0],
-        "height": size[1],
-        "captions": [caption.as_dict(attention=attention) for caption in captions],
-    }
+def captions_json(
+    size: tuple[int, int],
+    captions: Sequence[Caption],
+    attention: bool,
+    head: Mapping[str, Any] | None = None,
+) -> bytes:
+    """The response body for a photo of this size (width, height), in one line.
+
+    Args:
+        size: Size of the photo.
+        captions: Its captions.
+        attention: Include attention maps.
+        head: Fields that come before the others.
+    """
+    return json_line(
+        {
+            **(head or {}),
+            "width": size[0],
+            "height": size[1],
+            "captions": [caption.as_dict(attention=attention) for caption in captions],
+        }
+    )
+
+
+def json_line(body: Mapping[str, Any]) -> bytes:
+    """JSON in one line, without its end."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def shortened(value: object) -> str:
+    """A value of a request, shortened to fit into the line of an error."""
+    text = str(value) if str(value).isprintable() else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 class ErrorResponse(BaseModel):
@@ -132,6 +166,24 @@ class CaptionsResponse(BaseModel):
     captions: list[CaptionResult] = Field(description="Best first.")
 
 
+class BatchResult(BaseModel):
+    """The captions of one photo of a batch, or its error."""
+
+    index: int = Field(description="Position of the photo in the request, counted from 0.")
+    name: str | None = Field(None, description="File name, if the form has one.")
+    status: int = Field(description="HTTP status that the photo alone would have got.")
+    width: int | None = Field(None, description="See CaptionsResponse.")
+    height: int | None = Field(None, description="See CaptionsResponse.")
+    captions: list[CaptionResult] | None = Field(None, description="If the status is 200.")
+    error: str | None = Field(None, description="If the status is not 200.")
+
+
+class BatchResponse(BaseModel):
+    """The results of many photos."""
+
+    results: list[BatchResult] = Field(description="In the order of the photos.")
+
+
 class HealthResponse(BaseModel):
     """The server can caption photos."""
 
@@ -141,13 +193,13 @@ class HealthResponse(BaseModel):
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": text}
     for status, text in {
-        400: "Malformed request.",
+        400: "Malformed request, form or JSON.",
         403: "Cross-origin request.",
         408: "The photo was not received in time.",
         413: "The photo has too many bytes or pixels.",
-        415: "Not an image, an unsupported image format, or a form upload.",
+        415: "Not an image, or an unsupported image format or encoding.",
         421: "Unknown host name.",
-        422: "A corrupt image, or an invalid parameter.",
+        422: "A corrupt image, an invalid option, or no field with a photo.",
         429: "Too many requests in flight; retry after Retry-After seconds.",
         500: "Internal error.",
         503: "Timed out, or the server is shutting down; retry after Retry-After seconds.",

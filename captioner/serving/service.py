@@ -1,9 +1,10 @@
 """Process a request, from the bytes of a photo to its captions.
 
     admission   take a queue slot, or refuse the request before its body is read
-    body        read it into memory, within limits on bytes and seconds
+    body        read it into memory, within limits on bytes and seconds; see `uploads`
     decoding    in a few threads; only the encoder's input is kept
     captions    in a batch with other requests; see `batching`
+    response    rendered from the captions, as JSON or a picture
 
 A client that disconnects frees its queue slot at once. Nothing is written to disk.
 """
@@ -11,22 +12,35 @@ A client that disconnects frees its queue slot at once. Nothing is written to di
 from __future__ import annotations
 
 import asyncio
-import io
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
+from PIL.Image import Image
+from pydantic import BaseModel
 
 from captioner.api import Captioner
+from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, open_image
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
 from captioner.serving.limits import Limits
-from captioner.serving.requests import CaptionRequest
-from captioner.serving.responses import RequestError, captions_json
+from captioner.serving.requests import CaptionRequest, read_request, with_fields
+from captioner.serving.responses import RequestError
+from captioner.serving.uploads import (
+    Receive,
+    Upload,
+    check_headers,
+    client_closed,
+    has_fields,
+    read_body,
+    read_photo,
+)
+from captioner.visualization.heatmap import fit_photo
 
 T = TypeVar("T")
 
@@ -34,8 +48,24 @@ DECODERS = 2
 """Number of photos decoded in parallel. Each takes up to 25 bytes per pixel (WebP; other formats
 17), or 1.25 GB at 50 million pixels."""
 
-CLIENT_CLOSED = 499
-"""Status logged when the client disconnected before the response, as in nginx."""
+
+class Decoded(NamedTuple):
+    """A photo that was read."""
+
+    size: tuple[int, int]
+    """Width and height."""
+    prepared: Prepared
+    picture: Image | None = None
+    """Reduced to the size at which it is drawn; None if it is not drawn."""
+
+
+class Renderer(NamedTuple):
+    """How to turn captions into the body of a response."""
+
+    render: Callable[[Decoded, Sequence[Caption], Any], bytes]
+    """Gets the photo, its captions and the request's options."""
+    draws: bool = False
+    """Whether it draws the photo, at most at ``panel_size``, an option of the request."""
 
 
 class Service:
@@ -59,9 +89,12 @@ class Service:
         """
         self.model = model
         self.limits = limits
+        self.batch_size = batch_size
         self.batcher = Batcher(model, batch_size, on_batch)
+        self.bulk_places = asyncio.Semaphore(batch_size)
+        """For the photos of bulk requests that wait for the model."""
         self.in_flight = 0
-        """Number of requests in flight."""
+        """Number of slots that requests hold; most hold one."""
         self._closing = asyncio.Event()
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="captioner-decoder")
         self._free_decoders = asyncio.Semaphore(DECODERS)
@@ -83,118 +116,136 @@ class Service:
         self.batcher.join()
         self._decoders.shutdown()
 
-    async def caption(self, request: Request, wanted: CaptionRequest, *, attention: bool) -> bytes:
-        """Read the photo of an HTTP request and caption it.
+    async def caption(self, request: Request, query: BaseModel, renderer: Renderer) -> bytes:
+        """Read the photo of an HTTP request, caption it and render the response.
 
         Args:
             request: The HTTP request.
-            wanted: Its parsed query.
-            attention: Include attention maps in the response.
-
-        Returns:
-            The JSON of the response.
+            query: Its parsed query; the body may contain further options.
+            renderer: Makes the body of the response.
 
         Raises:
             RequestError: The request cannot be served.
+            ConfigError: Its options contradict each other.
         """
-        self._check_headers(request)
-        with self._slot():
+        check_headers(request, self.limits, several=False)
+        if not has_fields(request):
+            read_request(self.model, query)  # refuse what cannot be valid before reading the body
+        with self.slots() as reserve:
             seconds = self.limits.timeout
             late = RequestError(
                 408, "slow_upload", f"the photo was not received within {seconds:g} s; try again"
             )
-            closing = (self._closing.wait(), _closing())
-            body = await _within(seconds, self._read_body(request.receive), late, [closing])
-            late = RequestError(
-                503,
-                "time",
-                f"captioning took longer than {seconds:g} s; try again later, or reduce beam_size "
-                "or num_captions",
-            )
-            left = (_disconnected(request.receive), _client_closed())
-            return await _within(seconds, self._captions(body, wanted, attention), late, [left])
+            work = self._read(request, query, reserve)
+            upload, options = await within(seconds, work, late, [self.closing()])
+            left = (disconnected(request.receive), client_closed())
+            response = self._respond(upload, options, renderer)
+            return await within(seconds, response, self.too_slow(), [left])
 
-    def _check_headers(self, request: Request) -> None:
-        """Refuse what the headers alone rule out."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind.startswith("multipart/"):
-            raise RequestError(
-                415,
-                "multipart",
-                f"form uploads ({kind}) are not supported; send the photo's bytes as the body: "
-                "curl --data-binary @photo.jpg",
-            )
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self.limits.max_bytes:
-            raise self._too_many_bytes(f"{int(length):,} bytes")
+    async def _read(
+        self, request: Request, query: BaseModel, reserve: Callable[[int], None]
+    ) -> tuple[Upload, BaseModel]:
+        body = read_body(request, self.limits, reserve, several=False)
+        async with aclosing(body):
+            upload, fields = await read_photo(body)
+        return upload, with_fields(query, fields)
 
-    def _too_many_bytes(self, given: str) -> RequestError:
-        message = f"the photo has {given}; the limit is {self.limits.max_bytes:,}"
-        return RequestError(413, "bytes", f"{message}; send a smaller file")
+    async def _respond(self, upload: Upload, options: Any, renderer: Renderer) -> bytes:
+        wanted = read_request(self.model, options)
+        side = options.panel_size if renderer.draws else None
+        photo = await self.decode(upload, side)
+        captions = await self.caption_photo(photo, wanted)
+        if renderer.draws:  # takes as much time and memory as decoding
+            return await self._in_decoder(renderer.render, photo, captions, options)
+        # Serializing many maps takes a while: keep the event loop free.
+        return await asyncio.to_thread(renderer.render, photo, captions, options)
 
-    @contextmanager
-    def _slot(self) -> Iterator[None]:
-        """Hold one of the ``max_queue`` slots."""
-        if self.in_flight >= self.limits.max_queue:
-            raise RequestError(
-                429,
-                "queue",
-                f"{self.in_flight} requests are in flight (the limit); try again after Retry-After "
-                "seconds",
-            )
-        self.in_flight += 1
+    async def decode(self, upload: Upload, side: int | None = None) -> Decoded:
+        """Decode a photo and free its bytes.
+
+        Args:
+            upload: The photo.
+            side: Longest side of the ``picture`` to keep; None: none.
+
+        Raises:
+            RequestError: The photo cannot be read.
+        """
         try:
-            yield
-        finally:
-            self.in_flight -= 1
-
-    async def _read_body(self, receive: Callable[[], Awaitable[Any]]) -> io.BytesIO:
-        """Read the whole body into memory."""
-        body = io.BytesIO()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _client_closed()
-            body.write(message.get("body", b""))
-            if body.tell() > self.limits.max_bytes:
-                raise self._too_many_bytes(f"more than {self.limits.max_bytes:,} bytes")
-            more = message.get("more_body", False)
-        if body.tell() == 0:
-            raise RequestError(
-                415,
-                "empty",
-                "the body is empty; send the bytes of a photo: --data-binary @photo.jpg",
-            )
-        body.seek(0)
-        return body
-
-    async def _captions(self, body: io.BytesIO, wanted: CaptionRequest, attention: bool) -> bytes:
-        try:
-            size, photo = await self._in_decoder(self._decode, body)
-            captions = await asyncio.wrap_future(self.batcher.submit(photo, wanted))
-        except ClosedError as error:
-            raise _closing() from error
+            return await self._in_decoder(self._decode, upload, side)
         except NotAnImageError as error:
             raise RequestError(415, "no_picture", str(error)) from error
         except LargeImageError as error:
             raise RequestError(413, "pixels", str(error)) from error
         except ImageError as error:
             # curl -d, which people try first, strips line breaks from the file
-            hint = "; with curl, use --data-binary instead of -d"
+            hint = "; with curl, use --data-binary instead of -d" if upload.alone else ""
             raise RequestError(422, "broken", f"{error}{hint}") from error
+
+    async def caption_photo(self, photo: Decoded, wanted: CaptionRequest) -> list[Caption]:
+        """Caption a photo in a batch with others.
+
+        Raises:
+            RequestError: The server is shutting down, or no caption satisfies the options.
+        """
+        try:
+            return await asyncio.wrap_future(self.batcher.submit(photo.prepared, wanted))
+        except ClosedError as error:
+            raise _closing() from error
         except ConfigError as error:
             raise RequestError(422, "options", str(error)) from error
-        # Serializing many maps takes a while: keep the event loop free.
-        return await asyncio.to_thread(captions_json, size, captions, attention)
 
-    def _decode(self, body: io.BytesIO) -> tuple[tuple[int, int], Prepared]:
-        """Size (width, height) and pixels of the photo; frees the body."""
-        with body:
+    def closing(self) -> tuple[Awaitable[Any], RequestError]:
+        """An event that stops ``within``: the server is shutting down."""
+        return self._closing.wait(), _closing()
+
+    def too_slow(self) -> RequestError:
+        """Captioning a photo took too long."""
+        return RequestError(
+            503,
+            "time",
+            f"captioning took longer than {self.limits.timeout:g} s; try again later, or reduce "
+            "beam_size or num_captions",
+        )
+
+    @contextmanager
+    def slots(self) -> Iterator[Callable[[int], None]]:
+        """Hold one of the ``max_queue`` slots.
+
+        Yields:
+            A function that takes more of them for a body of that many bytes: each slot stands for
+            ``max_bytes`` of memory.
+        """
+        held = 0
+
+        def hold(count: int) -> None:
+            nonlocal held
+            more = min(count, self.limits.max_queue) - held
+            if more > 0 and self.in_flight + more > self.limits.max_queue:
+                raise RequestError(
+                    429,
+                    "queue",
+                    f"{self.in_flight} requests are in flight (the limit is "
+                    f"{self.limits.max_queue}); try again after Retry-After seconds",
+                )
+            held += max(0, more)
+            self.in_flight += max(0, more)
+
+        hold(1)
+        try:
+            yield lambda size: hold(math.ceil(size / self.limits.max_bytes))
+        finally:
+            self.in_flight -= held
+
+    def _decode(self, upload: Upload, side: int | None) -> Decoded:
+        with upload.data:
             image = open_image(
-                body, name="the photo", max_pixels=self.limits.max_pixels, formats=USUAL_FORMATS
+                upload.data,
+                name="the photo",
+                max_pixels=self.limits.max_pixels,
+                formats=USUAL_FORMATS,
             )
-        return image.size, self.model.prepare(image)
+        picture = None if side is None else fit_photo(image, side)
+        return Decoded(image.size, self.model.prepare(image), picture)
 
     async def _in_decoder(self, work: Callable[..., T], *args: Any) -> T:
         """Run a function in a decoder thread.
@@ -218,17 +269,14 @@ def _closing() -> RequestError:
     return RequestError(503, "closing", "the server is shutting down; try again later")
 
 
-def _client_closed() -> RequestError:
-    return RequestError(CLIENT_CLOSED, "left", "the client disconnected")
-
-
-async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _within(
-    seconds: float,
+async def within(
+    seconds: float | None,
     work: Awaitable[T],
     late: RequestError,
     stops: Sequence[tuple[Awaitable[Any], RequestError]],
@@ -236,7 +284,7 @@ async def _within(
     """Await something with a timeout, unless another event comes first.
 
     Args:
-        seconds: Timeout.
+        seconds: Timeout; None: none.
         work: The awaitable; cancelled if it does not finish first.
         late: Raised on timeout.
         stops: Events that stop the work, each with the error to raise.

@@ -121,6 +121,11 @@ def policy(page: str, *, connect: str = "'none'") -> str:
     )
 
 
+def script_hashes(page: str) -> str:
+    """The inline scripts of a document, as sources of a ``script-src`` directive."""
+    return _hashes(_SCRIPT, page)
+
+
 def _hashes(elements: re.Pattern[str], page: str) -> str:
     digests = (hashlib.sha256(text.encode()).digest() for text in elements.findall(page))
     return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"

@@ -62,17 +62,19 @@ class Figure:
             ConfigError: The format is not supported.
             OSError: The file cannot be written; an existing file is kept.
         """
-        suffix = check_suffix("a figure", path, FIGURES)
+        atomic_write(path, self.encode(check_suffix("a figure", path, FIGURES)))
+
+    def encode(self, suffix: str) -> bytes:
+        """The content of a file with this extension (one of ``FIGURES``)."""
         if suffix == ".svg":
-            atomic_write(path, self._drawing.svg())
-        elif suffix == ".pdf":
-            atomic_write(path, self._drawing.pdf())
-        elif suffix == ".png":
-            atomic_write(path, self._repr_png_())
-        else:
-            buffer = io.BytesIO()
-            self.image().save(buffer, format="JPEG", quality=92, subsampling=0, optimize=True)
-            atomic_write(path, buffer.getvalue())
+            return self._drawing.svg().encode()
+        if suffix == ".pdf":
+            return self._drawing.pdf()
+        if suffix == ".png":
+            return self._repr_png_()
+        buffer = io.BytesIO()
+        self.image().save(buffer, format="JPEG", quality=92, subsampling=0, optimize=True)
+        return buffer.getvalue()
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()

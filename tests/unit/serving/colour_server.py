@@ -119,7 +119,7 @@ class Exchange:
         self.read = 0
         """Number of body parts that the server has read."""
         all_headers = {"host": "localhost"} | headers
-        scope = {
+        self.scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
@@ -134,7 +134,7 @@ class Exchange:
             "server": ("127.0.0.1", 8000),
             "state": {},
         }
-        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(app(self.scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         message = await self._messages.get()

@@ -7,9 +7,11 @@ import base64
 import dataclasses
 import hashlib
 import io
+import json
 import re
 
 import numpy as np
+import openapi_spec_validator
 import pytest
 import torch
 from colour_server import png
@@ -19,7 +21,7 @@ from captioner.api import Captioner
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
 from captioner.serving.app import create_app
-from captioner.serving.responses import CaptionsResponse
+from captioner.serving.responses import BatchResponse, BatchResult, CaptionsResponse
 
 JPEG, PNG = io.BytesIO(), io.BytesIO()
 for file, kind in ((JPEG, "JPEG"), (PNG, "PNG")):
@@ -147,20 +149,6 @@ def test_invalid_images(serve, model, body, status, message):
 
     serve(test)
     assert model.batches == []
-
-
-def test_form_upload_explains_how_to_send_a_photo(serve):
-    async def test(server):
-        kind = "multipart/form-data; boundary=x"
-        exchange = server.open(headers={"content-type": kind})
-        response = await exchange.response()
-        assert (response.status, exchange.read) == (
-            415,
-            0,
-        )  # not read, so nothing is spooled to disk
-        assert "curl --data-binary @photo.jpg" in response.error
-
-    serve(test)
 
 
 @pytest.mark.parametrize(
@@ -395,8 +383,6 @@ def test_favicon_request_does_not_fail(serve):
     [
         ("GET", "/nothing", 404),
         ("POST", "/v1/captions/", 404),
-        ("GET", "/docs", 404),
-        ("GET", "/redoc", 404),
         ("GET", "/v1/captions", 405),
         ("DELETE", "/v1/captions", 405),
         ("POST", "/", 405),
@@ -444,8 +430,14 @@ def test_schema_has_body_and_responses(schema):
     post = schema["paths"]["/v1/captions"]["post"]
     body = post["requestBody"]
     assert body["required"]
-    for content in body["content"].values():
-        assert content["schema"] == {"type": "string", "format": "binary"}
+    assert list(body["content"]) == [
+        "multipart/form-data",
+        "application/json",
+        "application/octet-stream",
+        "image/*",
+    ]
+    for kind in ("application/octet-stream", "image/*"):
+        assert body["content"][kind]["schema"] == {"type": "string", "format": "binary"}
     statuses = {"200", "400", "403", "408", "413", "415", "421", "422", "429", "500", "503"}
     assert set(post["responses"]) == statuses
     for status, one in post["responses"].items():
@@ -459,6 +451,89 @@ def test_schema_has_body_and_responses(schema):
 def test_schema_is_served(serve):
     async def test(server):
         response = await server.get("/openapi.json")
-        assert set(response.json["paths"]) == {"/v1/captions", "/healthz", "/metrics"}
+        assert set(response.json["paths"]) == {
+            "/v1/captions",
+            "/v1/batch",
+            "/v1/overlay.png",
+            "/v1/overlay.svg",
+            "/v1/overlay.html",
+            "/v1/maps.npy",
+            "/healthz",
+            "/metrics",
+        }
+
+    serve(test)
+
+
+def test_schema_is_valid(schema):
+    openapi_spec_validator.validate(schema)
+
+
+def test_schema_describes_every_body_with_an_example(serve, schema):
+    """The JSON examples are accepted as they are."""
+    examples = {}
+    for path, item in schema["paths"].items():
+        if not path.startswith("/v1/"):
+            continue
+        body = item["post"]["requestBody"]
+        assert "curl -F image" in body["description"]
+        name = "images" if path == "/v1/batch" else "image"
+        form = body["content"]["multipart/form-data"]
+        assert form["schema"]["required"] == list(form["schema"]["properties"]) == [name]
+        assert list(form["example"]) == [name]
+        declared = body["content"]["application/json"]
+        named = declared["schema"]["$ref"].rsplit("/", 1)[1]
+        properties = schema["components"]["schemas"][named]["properties"]
+        options = [one["name"] for one in item["post"]["parameters"]]
+        assert list(properties) == [name, *options]
+        examples[path] = declared["example"]
+
+    async def test(server):
+        for path, example in examples.items():
+            headers = {"content-type": "application/json"}
+            exchange = server.open(path, headers=headers).send(json.dumps(example).encode())
+            assert (await exchange.response()).status == 200, path
+
+    serve(test)
+
+
+def test_schema_examples_of_responses(schema):
+    for path, model in (("/v1/captions", CaptionsResponse), ("/v1/batch", BatchResponse)):
+        content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+        model.model_validate(content["application/json"]["example"])
+    for line in content["application/x-ndjson"]["example"].splitlines():
+        BatchResult.model_validate(json.loads(line))
+
+
+# --- /docs and /redoc ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_api_pages_need_no_other_server(serve, path):
+    async def test(server):
+        page = await server.get(path)
+        assert page.status == 200
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        html = page.body.decode()
+        assert "http" not in html
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self' 'sha256-" in policy
+        assert "http" not in policy
+        assert ("unsafe-inline" in policy) == (path == "/redoc")  # for styles only
+        for address in re.findall(r'(?:src|href)="([^"]+)"', html):
+            asset = await server.get(f"/{address}")
+            assert asset.status == 200
+            assert len(asset.body) > 100_000
+            assert asset.headers["content-security-policy"].startswith("default-src 'none'")
+            assert asset.headers["cache-control"] == "max-age=86400"
+
+    serve(test)
+
+
+def test_api_pages_do_not_weaken_the_policy_of_the_page(serve):
+    async def test(server):
+        policy = (await server.get("/")).headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "script-src 'sha256-" in policy  # not 'self'
 
     serve(test)

@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -252,3 +253,26 @@ def test_malformed_http(serve, data: bytes) -> None:
     assert "not valid HTTP" in json.loads(body)["error"]
     assert headers["x-content-type-options"] == "nosniff"
     assert closed(connection)
+
+
+def test_a_batch_may_take_longer_as_long_as_it_advances(serve, monkeypatch):
+    """Its connection is not closed at the time limit of one photo, but when it stops advancing."""
+    monkeypatch.setattr("captioner.serving.connections.SLACK_SECONDS", 0.0)
+    head_of_part = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
+    connection = serve(timeout=1)()
+    connection.sendall(
+        b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n"
+        b"Accept: application/x-ndjson\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n"
+    )
+    start = time.monotonic()
+    for _ in range(8):
+        connection.sendall(head_of_part + photo() + b"\r\n")
+        time.sleep(0.5)
+    assert time.monotonic() - start > 2 * 1  # the limit of one photo
+    received = b""
+    while part := connection.recv(65536):
+        received += part
+        if b'"error"' in received:
+            break
+    assert received.count(b'"status":200') >= 7
+    assert b"the next photo was not received within 1 s" in received

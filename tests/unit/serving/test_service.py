@@ -14,6 +14,7 @@ import pytest
 from colour_server import BAD, name, png, until
 
 from captioner.serving import service as service_module
+from captioner.serving import uploads as uploads_module
 
 
 def test_full_queue_returns_429(serve, model):
@@ -146,7 +147,7 @@ def test_slow_upload_returns_408(serve):
 
 def test_slow_captioning_returns_503(serve, model, monkeypatch):
     """An event replaces the clock, so that a slow machine does not time out the last photo."""
-    real, limits = service_module._within, []
+    real, limits = service_module.within, []
 
     async def test(server):
         too_late = asyncio.Event()
@@ -155,7 +156,7 @@ def test_slow_captioning_returns_503(serve, model, monkeypatch):
             limits.append(seconds)
             return await real(None, work, late, [*stops, (too_late.wait(), late)])
 
-        monkeypatch.setattr(service_module, "_within", within)
+        monkeypatch.setattr(service_module, "within", within)
         running = await server.hold()
         waiting = server.post(png((1, 1, 1)))
         await until(lambda: server.service.batcher.waiting == 1)
@@ -221,7 +222,7 @@ class Body(io.BytesIO):
 
 def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch):
     """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
-    monkeypatch.setattr(service_module, "io", SimpleNamespace(BytesIO=Body))
+    monkeypatch.setattr(uploads_module, "io", SimpleNamespace(BytesIO=Body))
     decoding, most, started = 0, 0, threading.Semaphore(0)
     gate, lock, real = threading.Event(), threading.Lock(), service_module.open_image
 

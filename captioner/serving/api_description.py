@@ -1,0 +1,145 @@
+"""The request bodies in the OpenAPI schema, with examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+DESCRIPTION = """Captions photos and returns where the model looked for every word.
+
+There are three ways to send a photo, distinguished by the Content-Type:
+
+    curl -F image=@photo.jpg http://localhost:8000/v1/captions
+    curl --data-binary @photo.jpg http://localhost:8000/v1/captions
+    curl --json '{"image": "<base64>"}' http://localhost:8000/v1/captions
+
+Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
+`{"error": "..."}`, with one line that states what was given, what is allowed and what to do."""
+
+EXAMPLE_PHOTO = (
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAMAgMAAAAWidUSAAAADFBMVEXV1dWKiopKSkoVFRUjjGE+AAAAIElEQVR42mP8"
+    "z8DAwMTAwMDAshrGYmJgYGBgDEXhYgMAabMCEPW30DAAAAAASUVORK5CYII="
+)
+"""A PNG of 16 x 12 pixels in base64."""
+
+CAPTIONS_EXAMPLE: dict[str, Any] = {
+    "width": 640,
+    "height": 480,
+    "captions": [
+        {
+            "text": "a dog runs on grass",
+            "words": ["a", "dog", "runs", "on", "grass"],
+            "log_prob": -3.2,
+            "log_probs": [-0.3, -0.4, -0.9, -0.7, -0.5],
+        }
+    ],
+}
+
+BATCH_EXAMPLE: dict[str, Any] = {
+    "results": [
+        {"index": 0, "name": "photo.jpg", "status": 200, **CAPTIONS_EXAMPLE},
+        {
+            "index": 1,
+            "name": "notes.txt",
+            "status": 415,
+            "error": "the photo: not a supported image (it begins with 'hello'); give JPEG, PNG, "
+            "WebP, GIF, BMP or TIFF",
+        },
+    ]
+}
+
+_BYTES = {"type": "string", "format": "binary"}
+_BASE64 = {
+    "type": "string",
+    "description": "The bytes of an image file in base64, or a data: URL.",
+}
+
+
+def request_body(options: str, example: str, *, several: bool = False) -> dict[str, Any]:
+    """The body of an endpoint, for its ``openapi_extra``.
+
+    Args:
+        options: Name of the endpoint's options; see ``describe_bodies``.
+        example: Path, query and options of curl for an example.
+        several: Whether there may be several photos.
+    """
+    name = "images" if several else "image"
+    files = " -F images=@b.jpg" if several else ""
+    photo = "a.jpg" if several else "photo.jpg"
+    schema = f"#/components/schemas/{options}{'Batch' if several else 'Request'}"
+    # Without the options, into which Swagger UI would put values that nobody chose.
+    form = {
+        "type": "object",
+        "required": [name],
+        "properties": {name: _list(_BYTES) if several else _BYTES},
+        "description": "Options of the query may also be fields of the form.",
+    }
+    json_photo: Any = [EXAMPLE_PHOTO, EXAMPLE_PHOTO] if several else EXAMPLE_PHOTO
+    content: dict[str, Any] = {
+        "multipart/form-data": {
+            "schema": form,
+            "example": {name: ["a.jpg", "b.jpg"] if several else "photo.jpg"},
+        },
+        "application/json": {
+            "schema": {"$ref": schema},
+            "example": {name: json_photo},
+        },
+    }
+    if not several:
+        content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
+    text = (
+        "JPEG, PNG, WebP, GIF, BMP or TIFF; the format is detected from the content. As a form: "
+        f"`curl -F {name}=@{photo}{files} 'http://localhost:8000{example}'`."
+    )
+    if several:
+        text += " In a form, options come before the photos."
+    else:
+        text += " As bytes: `curl --data-binary @photo.jpg ...`, with any other Content-Type."
+    return {"requestBody": {"required": True, "description": text, "content": content}}
+
+
+def describe_bodies(app: FastAPI, models: Mapping[str, type[BaseModel]]) -> None:
+    """Add the schemas of the JSON bodies, which FastAPI does not parse, to the application's.
+
+    Args:
+        app: The application.
+        models: Options by the name that ``request_body`` uses.
+    """
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schemas = generate()["components"]["schemas"]
+            for name, model in models.items():
+                schemas[f"{name}Request"] = _body(model, {"image": _BASE64})
+            schemas["CaptionBatch"] = _body(models["Caption"], {"images": _list(_BASE64)})
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _list(items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": dict(items), "minItems": 1}
+
+
+def _body(options: type[BaseModel], photo: Mapping[str, Any]) -> dict[str, Any]:
+    properties = options.model_json_schema()["properties"]
+    return {
+        "type": "object",
+        "required": list(photo),
+        "properties": {**photo, **{name: _not_null(one) for name, one in properties.items()}},
+        "additionalProperties": False,
+    }
+
+
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """An optional property: it is left out rather than null."""
+    found = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
+    for choice in schema.get("anyOf", ()):
+        if choice.get("type") != "null":
+            found |= choice
+    return found

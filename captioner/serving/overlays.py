@@ -1,0 +1,159 @@
+"""Pictures of where the model looked, and the raw maps.
+
+    POST /v1/overlay.png, .svg   a figure, drawn by `captioner.overlay`
+    POST /v1/overlay.html        an interactive page, made by `captioner.page`
+    POST /v1/maps.npy            the attention maps of a caption as a NumPy array
+
+Requests are those of ``/v1/captions``, with the options of the picture beside those of the search;
+``words`` draws a caption of the client's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_type_hints
+
+import numpy as np
+from docstring_parser import parse
+from pydantic import Field
+
+from captioner.caption import Caption
+from captioner.errors import ConfigError
+from captioner.serving.limits import MAX_TEXT, MAX_WORDS
+from captioner.serving.service import Decoded, Renderer
+from captioner.visualization import document
+from captioner.visualization.figure import overlay
+from captioner.visualization.heatmap import COLORMAPS
+from captioner.visualization.pages import page
+
+MAX_PANEL = 1280
+"""Maximum size of a panel in pixels."""
+
+MAX_FIGURE = 24_000_000
+"""Maximum number of pixels of a figure's panels; each takes about 30 bytes while it is drawn."""
+
+_SET_HERE = ("photo", "captions", "labels", "outlines", "alternatives")
+"""Parameters of the drawing functions that are not options of a request."""
+
+_TYPES: dict[str, Any] = {"only": list[str] | None, "colormap": Literal[COLORMAPS]}
+_LIMITS: dict[str, dict[str, Any]] = {
+    "panel_size": {"ge": 32, "le": MAX_PANEL},
+    "columns": {"ge": 1, "le": 50},
+    "title": {"max_length": MAX_TEXT},
+    "only": {"max_length": MAX_WORDS},
+}
+
+
+def _options(draw: Callable[..., Any]) -> dict[str, Any]:
+    """Pydantic fields of a drawing function's options, from its signature and docstring."""
+    docs = {one.arg_name: one.description or "" for one in parse(draw.__doc__ or "").params}
+    hints, fields = get_type_hints(draw), {}
+    for name, parameter in inspect.signature(draw).parameters.items():
+        if name not in _SET_HERE:
+            text = " ".join(docs[name].replace("``", "").split())
+            text = text.replace(" (0: never scale)", "")  # a request may not
+            default = parameter.default or None if name == "only" else parameter.default
+            field = Field(default, description=text, **_LIMITS.get(name, {}))
+            fields[name] = (_TYPES.get(name, hints[name]), field)
+    return fields
+
+
+class Overlay(NamedTuple):
+    """One format of the maps."""
+
+    path: str
+    name: str
+    """Name of its options in the OpenAPI schema."""
+    summary: str
+    media_type: str
+    renderer: Renderer
+    options: Mapping[str, Any] = {}
+    """pydantic fields of the options beside those of captions."""
+    policy: Callable[[bytes], str] | None = None
+    """Content-Security-Policy for opening it in a browser; None: the server's default."""
+
+
+_FIGURE, _PAGE = _options(overlay), _options(page)
+
+
+def _figure(suffix: str) -> Renderer:
+    def render(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
+        assert photo.picture is not None
+        look = options.model_dump(include=set(_FIGURE))
+        look["only"] = [word.strip() for given in look["only"] or () for word in given.split(",")]
+        width, height = photo.picture.size
+        panels = sum(2 + len(look["only"] or caption.words) for caption in captions)
+        if panels * width * height > MAX_FIGURE:
+            raise ConfigError(
+                f"the figure would have {panels} panels of {width} x {height} pixels (limit: "
+                f"{MAX_FIGURE:,} pixels); give a smaller panel_size, fewer captions, or only=WORD"
+            )
+        alternatives = options.alternatives
+        return overlay(photo.picture, captions, alternatives=alternatives, **look).encode(suffix)
+
+    return Renderer(render, draws=True)
+
+
+def _page(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
+    assert photo.picture is not None
+    return page(photo.picture, captions, **options.model_dump(include=set(_PAGE))).html.encode()
+
+
+def _maps(_: Decoded, captions: Sequence[Caption], __: Any) -> bytes:
+    if len(captions) > 1:
+        raise ConfigError(
+            f"an array holds the maps of one caption, not of {len(captions)}; give num_captions=1, "
+            "or POST /v1/captions with attention=true to get all of them as JSON"
+        )
+    file = io.BytesIO()
+    np.save(file, captions[0].alphas)
+    return file.getvalue()
+
+
+# Sandboxed: an opened document cannot send requests in the name of this server's page.
+def _svg_policy(_: bytes) -> str:
+    allowed = "style-src 'unsafe-inline'; img-src data:; font-src data:"
+    return f"default-src 'none'; {allowed}; frame-ancestors 'none'; sandbox"
+
+
+def _page_policy(html: bytes) -> str:
+    return document.policy(html.decode()) + "; frame-ancestors 'none'; sandbox allow-scripts"
+
+
+OVERLAYS = (
+    Overlay(
+        "/v1/overlay.png",
+        "Figure",
+        "Draw where the model looked, as PNG",
+        "image/png",
+        _figure(".png"),
+        _FIGURE,
+    ),
+    Overlay(
+        "/v1/overlay.svg",
+        "Figure",
+        "Draw where the model looked, as SVG",
+        "image/svg+xml",
+        _figure(".svg"),
+        _FIGURE,
+        _svg_policy,
+    ),
+    Overlay(
+        "/v1/overlay.html",
+        "Page",
+        "Make an interactive page of where the model looked",
+        "text/html",
+        Renderer(_page, draws=True),
+        _PAGE,
+        _page_policy,
+    ),
+    Overlay(
+        "/v1/maps.npy",
+        "Maps",
+        "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)",
+        "application/octet-stream",
+        Renderer(_maps),
+    ),
+)

@@ -1,0 +1,390 @@
+"""The API as people first try it: curl, httpx, requests, urllib and fetch, at a running server."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import requests
+from PIL import Image
+from test_serve import _SPY
+
+from captioner import load
+from captioner.model_folder import load_model, save_model
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@pytest.fixture(scope="module")
+def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """``url``; ``folder`` with photo.jpg, a.jpg and b.jpg; ``captions`` of these photos."""
+    folder = tmp_path_factory.mktemp("first")
+    for number, name in enumerate(("photo.jpg", "a.jpg", "b.jpg"), 1):
+        Image.open(tiny.photos / f"{number}.png").save(folder / name, "JPEG")
+    (folder / "notes.txt").write_text("hello")
+    stored = load_model(tiny.model)
+    search = stored.search.changed(beam_size=3)  # the examples ask for three captions
+    save_model(folder / "model", dataclasses.replace(stored, search=search))
+    model = load(folder / "model", precision="fp32")
+    captions = {name: model.caption(folder / name).text for name in ("photo.jpg", "a.jpg", "b.jpg")}
+    (folder / "spy").mkdir()
+    (folder / "spy" / "sitecustomize.py").write_text(_SPY)
+    path = os.pathsep.join([str(folder / "spy"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "captioner", "serve", "--port", "0", "--precision", "fp32"]
+    with (folder / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [*command, "--model", str(folder / "model")],
+            stderr=log,
+            env=os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        try:
+            while not (found := re.search(r"serving on (\S+)", (folder / "log").read_text())):
+                assert process.poll() is None
+            yield SimpleNamespace(url=found[1], folder=folder, captions=captions)
+        finally:
+            process.terminate()
+            process.wait(300)
+        lines = (folder / "log").read_text().partition("to stop)\n")[2].splitlines()
+    pattern = r"[-\d]+ [:\d]+ \w+ (/\S*|other) \d+ \d+ ms \d+ bytes"
+    # No part of a request is written to disk or logged; matplotlib has a folder for its fonts.
+    other = [line for line in lines if not re.fullmatch(pattern, line)]
+    assert [line for line in other if not re.fullmatch(r"WROTE \S*/matplotlib", line)] == []
+
+
+def curl(server, command: str) -> bytes:
+    """The output of a curl command with ``URL`` in place of the server's address."""
+    words = shlex.split(command.replace("URL", server.url))
+    done = subprocess.run(
+        [words[0], "-sS", "--noproxy", "*", *words[1:]],
+        cwd=server.folder,
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout
+
+
+def texts(body: bytes | str) -> list[str]:
+    return [one["text"] for one in json.loads(body)["captions"]]
+
+
+# --- captions ------------------------------------------------------------------------------------
+
+
+@needs_curl
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl -F image=@photo.jpg URL/v1/captions",
+        "curl -F 'image=@photo.jpg;type=image/jpeg' URL/v1/captions",
+        "curl -F image=@photo.jpg -F beam_size=3 URL/v1/captions",
+        "curl -X POST -F image=@photo.jpg 'URL/v1/captions?beam_size=3'",
+        "curl --data-binary @photo.jpg URL/v1/captions",
+        "curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg URL/v1/captions",
+        "curl -H 'Transfer-Encoding: chunked' -F image=@photo.jpg URL/v1/captions",
+        "curl -H 'Expect: 100-continue' -F image=@photo.jpg URL/v1/captions",
+        "curl -H 'Content-Type: application/json' -d @request.json URL/v1/captions",
+    ],
+)
+def test_curl(server, command):
+    photo = base64.b64encode((server.folder / "photo.jpg").read_bytes()).decode()
+    (server.folder / "request.json").write_text(json.dumps({"image": photo}))
+
+    assert texts(curl(server, command)) == [server.captions["photo.jpg"]]
+
+
+def test_httpx_and_requests(server):
+    url, wanted = f"{server.url}/v1/captions", [server.captions["photo.jpg"]]
+    path = server.folder / "photo.jpg"
+    photo = base64.b64encode(path.read_bytes()).decode()
+    for library in (httpx, requests):
+        given: Any = {"trust_env": False} if library is httpx else {"proxies": {"http": ""}}
+        data = {"content" if library is httpx else "data": path.read_bytes()}
+        with path.open("rb") as file:
+            assert texts(library.post(url, files={"image": file}, **given).text) == wanted
+        for more in (
+            {"files": {"image": path.read_bytes()}},
+            {"files": {"image": ("photo.jpg", path.read_bytes(), "image/jpeg")}},
+            {"files": {"image": path.read_bytes()}, "data": {"beam_size": 3}},
+            {"json": {"image": photo}},
+            {"json": {"image": f"data:image/jpeg;base64,{photo}", "beam_size": 3}},
+            data,
+        ):
+            assert texts(library.post(url, **more, **given).text) == wanted, more.keys()
+
+
+def test_urllib(server):
+    photo = (server.folder / "photo.jpg").read_bytes()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    body = json.dumps({"image": base64.b64encode(photo).decode()}).encode()
+    for data, kind in ((photo, "image/jpeg"), (body, "application/json")):
+        headers = {"Content-Type": kind}
+        request = urllib.request.Request(f"{server.url}/v1/captions", data, headers)
+        with opener.open(request, timeout=60) as response:
+            assert texts(response.read()) == [server.captions["photo.jpg"]]
+
+
+@needs_curl
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (
+            "curl -F file=@photo.jpg URL/v1/captions",
+            "the form has no file field named image; found file",
+        ),
+        ("curl -F image=photo.jpg URL/v1/captions", "put @ before the file's name"),
+        ("curl -d @photo.jpg URL/v1/captions", "use --data-binary instead of -d"),
+        ("curl -d image=@photo.jpg URL/v1/captions", "send the file by -F image=@photo.jpg"),
+        ("curl -d '{\"image\": 3}' URL/v1/captions", "send Content-Type: application/json"),
+        ("curl -F image=@notes.txt URL/v1/captions", "not a supported image"),
+        (
+            "curl -F image=@a.jpg -F image=@b.jpg URL/v1/captions",
+            "send several photos to POST /v1/batch",
+        ),
+        ("curl -F image=@photo.jpg -F beam=5 URL/v1/captions", "unknown parameter beam; give beam"),
+        ("curl -F image=@photo.jpg URL/captions", "captions are at POST /v1/captions"),
+        ("curl URL/v1/captions", "method not allowed; see /docs"),
+        (
+            "curl -F image=@photo.jpg -H 'Origin: http://evil.example' URL/v1/captions",
+            "cross-origin request refused (Origin: http://evil.example)",
+        ),
+        ("curl -F image=@photo.jpg -H 'Host: evil.example' URL/v1/captions", "unknown host"),
+        (
+            "curl -H 'Content-Type: multipart/form-data' --data-binary @photo.jpg URL/v1/captions",
+            "has no boundary",
+        ),
+    ],
+)
+def test_errors_explain_what_to_do(server, command, error):
+    body = json.loads(curl(server, command))
+
+    assert list(body) == ["error"]
+    assert error in body["error"]
+    assert "\n" not in body["error"]
+
+
+@needs_curl
+def test_large_photos_as_forms(server):
+    """curl waits for 100 Continue, and the photo would be stored on disk by Starlette's parser."""
+    noise = np.random.default_rng(0).integers(256, size=(900, 900, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(server.folder / "large.png")
+    assert (server.folder / "large.png").stat().st_size > 2**21
+
+    assert len(texts(curl(server, "curl -F image=@large.png URL/v1/captions"))) == 1
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+@needs_curl
+@pytest.mark.parametrize("accept", ["", "-N -H 'Accept: application/x-ndjson' "])
+def test_batch(server, accept):
+    files = "-F images=@a.jpg -F images=@notes.txt -F images=@b.jpg"
+
+    body = curl(server, f"curl {accept}{files} URL/v1/batch")
+
+    results = list(map(json.loads, body.splitlines())) if accept else json.loads(body)["results"]
+    assert [(one["name"], one["status"]) for one in results] == [
+        ("a.jpg", 200),
+        ("notes.txt", 415),
+        ("b.jpg", 200),
+    ]
+    assert results[2]["captions"][0]["text"] == server.captions["b.jpg"]
+
+
+def test_many_photos_in_one_stream(server):
+    given = [(server.folder / name).read_bytes() for name in ("a.jpg", "b.jpg")] * 150
+    wanted = [server.captions[name] for name in ("a.jpg", "b.jpg")] * 150
+    files = [("images", photo) for photo in given]
+
+    with httpx.stream(
+        "POST",
+        f"{server.url}/v1/batch",
+        files=files,
+        headers={"Accept": "application/x-ndjson"},
+        trust_env=False,
+        timeout=300,
+    ) as response:
+        results = [json.loads(line) for line in response.iter_lines()]
+
+    assert [one["index"] for one in results] == list(range(300))
+    assert [one["captions"][0]["text"] for one in results] == wanted
+
+
+def test_results_come_while_photos_are_sent(server):
+    """And a client that leaves frees its slot."""
+    photo = (server.folder / "a.jpg").read_bytes()
+    head = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
+    part = head + photo + b"\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(
+            f"POST /v1/batch HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {9 * len(part)}\r\n"
+            "Accept: application/x-ndjson\r\n"
+            "Content-Type: multipart/form-data; boundary=x\r\n\r\n".encode()
+        )
+        answer = connection.makefile("rb")
+        for index in range(3):
+            connection.sendall(part + (head if index == 0 else b""))
+            while not (line := answer.readline()).startswith(b'{"index"'):
+                assert line
+            assert json.loads(line)["index"] == index
+            assert json.loads(line)["status"] == 200
+            if index == 0:
+                part = photo + b"\r\n" + head
+    metrics = f"{server.url}/metrics"
+    while "captioner_held_requests 0.0" not in httpx.get(metrics, trust_env=False).text:
+        pass
+
+
+# --- overlays ------------------------------------------------------------------------------------
+
+
+@needs_curl
+def test_overlays(server):
+    def get(name: str, options: str = "") -> bytes:
+        return curl(server, f"curl -F image=@photo.jpg {options} URL/v1/{name}")
+
+    assert Image.open(io.BytesIO(get("overlay.png"))).format == "PNG"
+    assert b"<svg " in get("overlay.svg", "-F words='a dog on grass' -F only=dog")
+    assert b"a dog on grass" in get("overlay.html", "-F words='a dog on grass'")
+    assert np.load(io.BytesIO(get("maps.npy", "-F words='a dog on grass'"))).shape == (4, 2, 2)
+
+
+# --- browsers ------------------------------------------------------------------------------------
+
+
+def test_fetch_and_form_data(server, visit):
+    tab = visit(server.url + "/", allowed=server.url)
+    photo = base64.b64encode((server.folder / "photo.jpg").read_bytes()).decode()
+
+    answers = tab.evaluate(
+        """async (photo) => {
+          const blob = await (await fetch("/v1/overlay.png", {
+            method: "POST",
+            headers: {"Content-Type": "application/json"},
+            body: JSON.stringify({image: photo}),
+          })).blob();
+          const bytes = Uint8Array.from(atob(photo), (letter) => letter.charCodeAt(0));
+          const form = new FormData();
+          form.append("image", new Blob([bytes], {type: "image/jpeg"}), "photo.jpg");
+          form.append("beam_size", "3");
+          const response = await fetch("/v1/captions", {method: "POST", body: form});
+          return [blob.type, (await response.json()).captions[0].text];
+        }""",
+        photo,
+    )
+
+    assert answers == ["image/png", server.captions["photo.jpg"]]
+
+
+def test_forms_of_other_sites_are_refused(server, visit, tmp_path):
+    """A page of another site cannot make a visitor's browser send photos."""
+    tab = visit(server.url + "/", allowed="")
+    page = f"""<form id="f" method="post" enctype="multipart/form-data"
+      action="{server.url}/v1/captions"><input name="image" type="file"></form>"""
+    (tmp_path / "evil.html").write_text(page)
+    tab.goto((tmp_path / "evil.html").as_uri())
+    tab.locator("input").set_input_files(server.folder / "photo.jpg")
+    visit.complaints.clear()
+
+    with tab.expect_response("**/v1/captions") as found:
+        tab.evaluate("document.getElementById('f').submit()")
+
+    assert found.value.status == 403
+    assert "cross-origin request refused" in tab.locator("body").inner_text()
+    visit.complaints[:] = [one for one in visit.complaints if "403" not in one]
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "application/json"])
+def test_swagger_ui_tries_the_api_out(server, visit, kind):
+    tab = visit(f"{server.url}/docs", allowed=server.url)
+    tab.set_default_timeout(20_000)
+    tab.get_by_text("Caption a photo", exact=True).click()
+    tab.get_by_label("Request content type").select_option(kind)
+    tab.get_by_role("button", name="Try it out").click()
+    if kind == "multipart/form-data":
+        tab.locator("input[type=file]").set_input_files(server.folder / "photo.jpg")
+
+    with tab.expect_response("**/v1/captions*") as found:
+        tab.get_by_role("button", name="Execute").click()
+
+    assert found.value.status == 200
+    if kind == "multipart/form-data":
+        assert texts(found.value.body()) == [server.captions["photo.jpg"]]
+
+
+def test_redoc_shows_the_api(server, visit):
+    tab = visit(f"{server.url}/redoc", allowed=server.url)
+
+    tab.get_by_role("heading", name="Caption many photos").wait_for()
+
+
+# --- docs/serving.md -----------------------------------------------------------------------------
+
+
+def examples(language: str) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", DOCS, flags=re.DOTALL)
+    assert found
+    return found
+
+
+@needs_curl
+@pytest.mark.parametrize("example", examples("sh"))
+def test_shell_examples_run(server, example):
+    for command in re.sub(r"(\\|\|)\n\s*", r"\1 ", example).splitlines():
+        line = command.replace("http://127.0.0.1:8000", server.url)
+        line = line.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ")
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=server.folder, capture_output=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("example", examples("python"))
+def test_python_examples_run(server, example, monkeypatch, capsys):
+    monkeypatch.chdir(server.folder)
+    monkeypatch.setenv("NO_PROXY", "*")
+    source = example.replace("http://127.0.0.1:8000", server.url)
+    exec(compile(source, "docs/serving.md", "exec"), {})
+
+    out = capsys.readouterr().out
+    assert any(text in out for text in server.captions.values())
+
+
+@pytest.mark.parametrize("example", examples("js"))
+def test_javascript_examples_run(server, visit, example):
+    tab = visit(server.url + "/", allowed=server.url)
+    photo = base64.b64encode((server.folder / "photo.jpg").read_bytes()).decode()
+
+    text = tab.evaluate(
+        f"""async (text) => {{
+          const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+          const photo = new File([bytes], "photo.jpg");
+          return await (async () => {{ {example}; return text; }})();
+        }}""",
+        photo,
+    )
+
+    assert text == server.captions["photo.jpg"]

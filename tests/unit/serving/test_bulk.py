@@ -1,0 +1,429 @@
+"""Many photos in one request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from colour_server import BAD, Exchange, png, until
+from test_uploads import JSON, as_json, file, option, parts, text
+
+from captioner.serving import bulk
+from captioner.serving.responses import BatchResponse
+
+PATH = "/v1/batch"
+LINES = {"accept": "application/x-ndjson"}
+
+
+def photos(count: int, first: int = 0) -> list[bytes]:
+    return [png((n, n, n)) for n in range(first, first + count)]
+
+
+def images(*given: bytes) -> tuple[bytes, dict[str, str]]:
+    return parts(*[file(one, "images") for one in given])
+
+
+def open_batch(server, given, **headers: str) -> Exchange:
+    body, kind = given
+    return server.open(PATH, headers={**kind, **headers}).send(body)
+
+
+def lines(body: bytes) -> list[Any]:
+    assert body.endswith(b"\n")
+    return [json.loads(line) for line in body.splitlines()]
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accept", [{}, LINES])
+@pytest.mark.parametrize("name", ["image", "images"])
+def test_results_are_in_order_each_with_its_status(serve, accept, name):
+    given = [png((1, 1, 1)), b"no photo", png(size=(50, 50)), png((2, 2, 2)), b"", b"x" * 3000]
+
+    async def test(server):
+        alone = await server.post(png((2, 2, 2))).response()
+        form = parts(*[file(one, name) for one in given])
+        response = await open_batch(server, form, **accept).response()
+        assert response.status == 200
+        if accept:
+            assert response.headers["content-type"] == "application/x-ndjson"
+            results = lines(response.body)
+        else:
+            results = response.json["results"]
+            BatchResponse.model_validate(response.json)
+        assert [one["index"] for one in results] == list(range(6))
+        assert [one["status"] for one in results] == [200, 415, 413, 200, 415, 413]
+        assert all(one["name"] == "a.png" for one in results)
+        assert results[0]["captions"][0]["text"] == "1-1-1 2 0"
+        assert {k: results[3][k] for k in ("width", "height", "captions")} == alone.json
+        assert "not a supported image" in results[1]["error"]
+        assert "1,000 pixels" in results[2]["error"]
+        assert "0 bytes" in results[4]["error"]
+        assert "more than 2,000 bytes" in results[5]["error"]
+        assert server.service.in_flight == 0
+
+    serve(test, max_bytes=2000, max_pixels=1000)
+
+
+def test_json_list(serve):
+    async def test(server):
+        given = [text(png((1, 1, 1))), "data:image/png;base64," + text(png((2, 2, 2))), "?", 3]
+        response = await open_batch(server, as_json({"images": given, "beam_size": 3})).response()
+        results = response.json["results"]
+        assert [one["status"] for one in results] == [200, 200, 422, 422]
+        assert "name" not in results[0]
+        assert results[1]["captions"][0]["text"] == "2-2-2 3 0"
+        assert "not valid base64" in results[2]["error"]
+        assert "the photo is a number" in results[3]["error"]
+        one = await open_batch(server, as_json({"image": text(png())})).response()
+        assert len(one.json["results"]) == 1
+
+    serve(test)
+
+
+def test_bytes_are_a_batch_of_one(serve):
+    async def test(server):
+        response = await open_batch(server, (png(), {})).response()
+        assert [one["status"] for one in response.json["results"]] == [200]
+
+    serve(test)
+
+
+def test_options_apply_to_all_photos(serve):
+    async def test(server):
+        form = parts(option("words", "a dog"), option("attention", "true"), *map(file, photos(2)))
+        response = await open_batch(server, form).response()
+        for result in response.json["results"]:
+            [caption] = result["captions"]
+            assert caption["text"].endswith("a dog")
+            assert "alphas" in caption
+
+    serve(test)
+
+
+def test_photos_are_captioned_in_batches(serve, model):
+    async def test(server):
+        blocked = await server.hold()
+        exchange = open_batch(server, images(*photos(8, 1)))
+        await until(lambda: server.service.batcher.waiting == 8)
+        model.gate.set()
+        await blocked.response()
+        assert len((await exchange.response()).json["results"]) == 8
+
+    serve(test, batch_size=8)
+    assert len(model.batches) == 2
+
+
+def test_errors_of_one_photo_do_not_affect_the_others(serve, model, caplog):
+    model.broken = RuntimeError("secret")
+    caplog.set_level("DEBUG")
+
+    async def test(server):
+        response = await open_batch(server, images(png(BAD), png((1, 1, 1)))).response()
+        first, second = response.json["results"]
+        assert first == {
+            "index": 0,
+            "name": "a.png",
+            "status": 500,
+            "error": "internal error; see the server log",
+        }
+        assert second["status"] == 200
+
+    serve(test)
+    assert "RuntimeError at " in caplog.text
+    assert "secret" not in caplog.text
+
+
+# --- errors of the request as a whole ------------------------------------------------------------
+
+WHOLE = {
+    "wrong name": (parts(file(png(), "photos")), 422, "no file field named image; found photos"),
+    "no photo": (parts(option("beam_size", "3")), 422, "the form has no file field named image"),
+    "empty list": (as_json({"images": []}), 422, "images is an empty list; give at least one"),
+    "unknown option": (parts(option("beam", "3"), file(png())), 422, "unknown parameter beam"),
+    "conflict": (
+        parts(option("words", "a"), option("seed", "1"), file(png())),
+        422,
+        "words cannot be combined",
+    ),
+    "search": (parts(option("num_captions", "9"), file(png())), 422, "at most beam_size (2)"),
+    "option after a photo": (
+        parts(file(png()), option("beam_size", "3")),
+        422,
+        "the option beam_size comes after a photo; put options before the photos, or in the query",
+    ),
+    "cut off": ((parts(file(png()))[0][:-40], parts()[1]), 400, "ends before its last boundary"),
+    "empty": ((b"", {}), 415, "the body is empty"),
+    "not JSON": ((b"[", JSON), 400, "not valid JSON"),
+}
+
+
+@pytest.mark.parametrize(("given", "status", "message"), WHOLE.values(), ids=WHOLE)
+def test_refused_requests(serve, given, status, message):
+    async def test(server):
+        response = await open_batch(server, given).response()
+        assert response.status == status
+        assert message in response.error
+        assert server.service.in_flight == 0
+
+    serve(test)
+
+
+def test_lines_have_a_status_until_the_first_result(serve):
+    async def test(server):
+        response = await open_batch(server, parts(file(png(), "x")), **LINES).response()
+        assert response.status == 422
+        assert "found x" in response.error
+        form = parts(file(png()), option("beam_size", "3"))
+        response = await open_batch(server, form, **LINES).response()
+        assert response.status == 200
+        first, last = lines(response.body)
+        assert (first["index"], first["status"]) == (0, 200)
+        assert last["status"] == 422
+        assert "index" not in last
+        assert "comes after a photo" in last["error"]
+
+    serve(test)
+
+
+def test_limit_of_json_responses(serve, monkeypatch):
+    async def test(server):
+        given = images(*photos(4))
+        response = await open_batch(server, given).response()
+        assert response.status == 413
+        assert "more than 3 photos" in response.error
+        assert "Accept: application/x-ndjson" in response.error
+        assert len(lines((await open_batch(server, given, **LINES).response()).body)) == 4
+        monkeypatch.setattr(bulk, "MAX_RESULTS", 200)
+        response = await open_batch(server, images(*photos(3))).response()
+        assert response.status == 413
+        assert "more than 200 bytes" in response.error
+        assert server.service.in_flight == 0
+
+    serve(test, max_batch=3)
+
+
+def test_limit_of_json_lists(serve):
+    async def test(server):
+        length = 8 * 2000 * 4 // 3 + (64 << 10)
+        headers = {**JSON, "content-length": str(length + 9)}
+        response = await server.open(PATH, headers=headers).response()
+        assert response.status == 413
+        assert "send a form (curl -F images=@...), which has no limit" in response.error
+
+    serve(test, max_bytes=2000)
+
+
+def test_full_queue(serve):
+    async def test(server):
+        await server.hold()
+        response = await open_batch(server, images(png())).response()
+        assert response.status == 429
+        assert int(response.headers["retry-after"]) > 0
+
+    serve(test, max_queue=1)
+
+
+# --- streaming -----------------------------------------------------------------------------------
+
+
+def test_results_are_sent_while_photos_arrive(serve):
+    async def test(server):
+        body, kind = images(*photos(3))
+        ends = [body.index(b"--x\r\n", 10), body.rindex(b"--x\r\n"), len(body)]
+        exchange = server.open(PATH, headers={**kind, **LINES})
+        start = 0
+        for count, end in enumerate(ends, 1):
+            exchange.send(body[start : end + 20], more=end != len(body))
+            await until(lambda n=count: len(exchange._sent) > n)
+            start = end + 20
+        assert len(lines((await exchange.response()).body)) == 3
+
+    serve(test)
+
+
+def test_reading_waits_for_the_client(serve, monkeypatch):
+    """Memory is bounded: a client that does not read its results is not read from either."""
+
+    async def test(server):
+        open_gate, real = asyncio.Event(), Exchange._send
+
+        async def slow(self, message):
+            if message["type"] == "http.response.body":
+                await open_gate.wait()
+            await real(self, message)
+
+        monkeypatch.setattr(Exchange, "_send", slow)
+        exchange = server.open(PATH, headers={**images()[1], **LINES})
+        for photo in photos(50):
+            exchange.send(images(photo)[0].removesuffix(b"--x--\r\n"), more=True)
+        exchange.send(b"--x--\r\n")
+        await until(lambda: exchange.read >= 10)
+        for _ in range(200):
+            await asyncio.sleep(0.001)
+        assert exchange.read < 20  # a batch of results, and a batch of photos
+        assert server.service.batcher.waiting == 0
+        open_gate.set()
+        results = lines((await exchange.response()).body)
+        assert [one["index"] for one in results] == list(range(50))
+
+    serve(test, batch_size=8)
+
+
+def test_batches_leave_room_for_single_photos(serve, model):
+    """All batches together wait for one batch of the model, so that others wait for no more."""
+
+    async def test(server):
+        blocked = await server.hold()
+        batches = [open_batch(server, images(*photos(20, 1))) for _ in range(3)]
+        await until(lambda: server.service.batcher.waiting == 4)
+        single = server.post(png((99, 99, 99)))
+        await until(lambda: server.service.batcher.waiting == 5)
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        assert server.service.batcher.waiting == 5
+        model.gate.set()
+        await blocked.response()
+        assert (await single.response()).status == 200
+        for exchange in batches:
+            results = (await exchange.response()).json["results"]
+            assert [one["status"] for one in results] == [200] * 20
+
+    serve(test, batch_size=4)
+    position = next(n for n, batch in enumerate(model.batches) if "99-99-99" in batch)
+    assert position <= 2
+
+
+@pytest.mark.parametrize("accept", [{}, LINES])
+@pytest.mark.parametrize("kind", ["form", "json"])
+def test_disconnect_cancels_the_rest(serve, model, accept, kind):
+    async def test(server):
+        blocked = await server.hold()
+        given = photos(30, 1)
+        form = as_json({"images": [text(one) for one in given]})
+        if kind == "form":
+            form = images(*given)
+        exchange = open_batch(server, form, **accept)
+        await until(lambda: server.service.batcher.waiting == 4)
+        exchange.disconnect()
+        await asyncio.wait_for(exchange.task, 30)
+        assert server.service.batcher.waiting == 0
+        assert server.service.in_flight == 1
+        assert server.service.bulk_places._value == 4
+        model.gate.set()
+        await blocked.response()
+        assert (await open_batch(server, images(*photos(9))).response()).status == 200
+
+    serve(test, batch_size=4)
+    assert sum(map(len, model.batches)) == 1 + 9  # none of the cancelled photos
+
+
+@pytest.mark.parametrize("accept", [{}, LINES])
+def test_disconnect_while_sending_cancels_the_rest(serve, model, accept):
+    """It is noticed when the next photo is read: those that were waiting may be captioned."""
+
+    async def test(server):
+        blocked = await server.hold()
+        exchange = server.open(PATH, headers={**images()[1], **accept})
+        for photo in photos(20, 1):
+            exchange.send(images(photo)[0].removesuffix(b"--x--\r\n"), more=True)
+        await until(lambda: server.service.batcher.waiting == 4)
+        exchange._messages = asyncio.Queue()  # what was not read is lost
+        exchange.disconnect()
+        model.gate.set()
+        await blocked.response()
+        await asyncio.wait_for(exchange.task, 30)
+        assert server.service.batcher.waiting == 0
+        assert server.service.in_flight == 0
+        assert server.service.bulk_places._value == 4
+
+    serve(test, batch_size=4)
+    assert sum(map(len, model.batches)) < 10
+
+
+def test_disconnect_after_the_first_line(serve, model, caplog):
+    caplog.set_level("DEBUG")
+
+    async def test(server):
+        body, kind = images(*photos(10, 1))
+        exchange = server.open(PATH, headers={**kind, **LINES})
+        end = body.index(b"--x\r\n", 10) + 20
+        exchange.send(body[:end], more=True)
+        await until(lambda: len(exchange._sent) == 2)
+        model.gate.clear()
+        exchange.send(body[end:])
+        await until(lambda: server.service.batcher.waiting + len(model.batches) > 1)
+        exchange.disconnect()
+        await asyncio.wait_for(exchange.task, 30)
+        assert server.service.in_flight == 0
+        model.gate.set()
+
+    serve(test, batch_size=4)
+    assert "Error" not in caplog.text
+
+
+def test_shutdown_gives_each_photo_its_status(serve, model):
+    async def test(server):
+        blocked = await server.hold()
+        body, kind = images(*photos(3, 1))
+        exchange = server.open(PATH, headers={**kind, **LINES}).send(body[:-60], more=True)
+        await until(lambda: server.service.batcher.waiting == 2)
+        server.service.close()
+        response = await exchange.response()
+        results = lines(response.body)
+        assert [one["status"] for one in results] == [503] * 3
+        assert [one.get("index") for one in results] == [0, 1, None]
+        assert all("shutting down" in one["error"] for one in results)
+        model.gate.set()
+        await blocked.response()
+
+    serve(test)
+
+
+def test_slow_uploads_time_out(serve):
+    async def test(server):
+        body, kind = images(*photos(2))
+        exchange = server.open(PATH, headers={**kind, **LINES}).send(body[:-60], more=True)
+        first, last = lines((await exchange.response()).body)
+        assert first["status"] == 200
+        assert last["status"] == 408
+        assert "the next photo was not received within 0.3 s" in last["error"]
+        assert server.service.in_flight == 0
+
+    serve(test, timeout=0.3)
+
+
+def test_slow_captioning_times_out(serve, model):
+    async def test(server):
+        blocked = await server.hold()
+        response = await open_batch(server, images(png((1, 1, 1)))).response()
+        [result] = response.json["results"]
+        assert result["status"] == 503
+        assert "longer than 0.3 s" in result["error"]
+        assert server.service.bulk_places._value == 8
+        model.gate.set()
+        await blocked.response()
+
+    serve(test, timeout=0.3)
+
+
+def test_the_connection_stays_open_while_the_request_advances(serve):
+    """Its time limit is for one photo; a batch restarts it with each."""
+
+    async def test(server):
+        restarts = 0
+
+        def advance() -> None:
+            nonlocal restarts
+            restarts += 1
+
+        body, kind = images(*photos(5))
+        exchange = server.open(PATH, headers=kind)
+        exchange.scope["state"]["advance"] = advance
+        await exchange.send(body).response()
+        assert restarts == 10  # photos read, results ready
+
+    serve(test)

@@ -1,0 +1,173 @@
+"""Overlays and raw maps over HTTP, compared with the Python functions."""
+
+from __future__ import annotations
+
+import io
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from colour_server import png
+from PIL import Image
+from test_uploads import as_json, file, option, parts, text
+
+import captioner
+from captioner.api import Captioner
+from captioner.serving import overlays
+
+PHOTO = io.BytesIO()
+Image.new("RGB", (64, 48), (1, 2, 3)).save(PHOTO, "PNG")  # its first word is 1-2-3
+KINDS = {
+    "/v1/overlay.png": "image/png",
+    "/v1/overlay.svg": "image/svg+xml",
+    "/v1/overlay.html": "text/html; charset=utf-8",
+    "/v1/maps.npy": "application/octet-stream",
+}
+
+
+@pytest.fixture
+def real(stored_model) -> Captioner:
+    return Captioner(stored_model, precision="fp32")
+
+
+def post(server, path, body, headers=None, **query):
+    return server.open(path, headers=headers, **query).send(body).response()
+
+
+def test_overlays_are_those_of_the_python_functions(serve, real, stored_model, tmp_path):
+    own = Captioner(stored_model, precision="fp32")
+    caption = own.explain(PHOTO.getvalue(), "a dog runs")
+    captioner.overlay(PHOTO.getvalue(), caption).save(tmp_path / "wanted.svg")
+
+    async def test(server):
+        found = {}
+        for path, kind in KINDS.items():
+            response = await post(server, path, PHOTO.getvalue(), words="a dog runs")
+            assert response.status == 200, response.body
+            assert response.headers["content-type"] == kind
+            found[path] = response.body
+        image = Image.open(io.BytesIO(found["/v1/overlay.png"]))
+        wanted = captioner.overlay(PHOTO.getvalue(), caption).image()
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(wanted))
+        assert found["/v1/overlay.svg"] == (tmp_path / "wanted.svg").read_bytes()
+        assert found["/v1/overlay.html"].decode() == captioner.page(PHOTO.getvalue(), caption).html
+        maps = np.load(io.BytesIO(found["/v1/maps.npy"]), allow_pickle=False)
+        np.testing.assert_allclose(maps, caption.alphas, atol=1e-6)
+
+    serve(test, of=real)
+
+
+def test_options_of_the_picture_and_of_the_search(serve):
+    async def test(server):
+        def size(response):
+            assert response.status == 200, response.body
+            return Image.open(io.BytesIO(response.body)).size
+
+        plain = await post(server, "/v1/overlay.png", PHOTO.getvalue())
+        for query in (
+            {"only": "1-2-3"},
+            {"only": ["1", "2 0"]},
+            {"only": "1,2"},
+            {"num_captions": 2},
+            {"coverage": "true", "columns": 1},
+            {"panel_size": 32},
+            {"words": "a dog runs on the grass"},
+            {"alternatives": 3},
+        ):
+            given = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **query)
+            assert size(given) != size(plain), query
+        same = {"theme": "dark", "colormap": "viridis"}
+        dark = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **same)
+        assert size(dark) == size(plain)
+        assert Image.open(io.BytesIO(dark.body)).getpixel((0, 0)) == (20, 20, 26)
+        form = parts(file(PHOTO.getvalue()), *[option(*one) for one in same.items()])
+        assert (await post(server, "/v1/overlay.png", *form)).body == dark.body
+        json = as_json({"image": text(PHOTO.getvalue()), **same})
+        assert (await post(server, "/v1/overlay.png", *json)).body == dark.body
+
+    serve(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "message"),
+    [
+        ("/v1/overlay.png", {"only": "zebra"}, 422, "'zebra' is not in the caption: 1 1-2-3"),
+        ("/v1/overlay.png", {"only": ["a"] * 11}, 422, "only is "),
+        ("/v1/overlay.png", {"combine": "sum"}, 422, "combine is sum; give mean or max"),
+        ("/v1/overlay.png", {"theme": "auto"}, 422, "theme is auto; give light or dark"),
+        ("/v1/overlay.png", {"colormap": "jet"}, 422, "colormap is jet; give inferno, magma"),
+        ("/v1/overlay.png", {"panel_size": 0}, 422, "give an integer from 32 to 1,280"),
+        ("/v1/overlay.png", {"title": "x"}, 422, "unknown parameter title"),
+        ("/v1/overlay.png", {"attention": "true"}, 422, "unknown parameter attention"),
+        ("/v1/overlay.html", {"only": "1"}, 422, "unknown parameter only"),
+        ("/v1/maps.npy", {"num_captions": 2}, 422, "the maps of one caption, not of 2"),
+        ("/v1/maps.npy", {"panel_size": 99}, 422, "unknown parameter panel_size"),
+    ],
+)
+def test_refused_options(serve, path, query, status, message):
+    async def test(server):
+        response = await post(server, path, png(), **query)
+        assert response.status == status, response.body
+        assert message in response.error
+        assert server.service.in_flight == 0
+
+    serve(test)
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_refused_photos(serve, path):
+    async def test(server):
+        assert (await post(server, path, b"no photo")).status == 415
+        assert (await post(server, path, *parts(file(png(), "file")))).status == 422
+        assert (await server.get(path)).status == 405
+
+    serve(test)
+
+
+def test_size_of_a_figure_is_limited(serve, monkeypatch):
+    monkeypatch.setattr(overlays, "MAX_FIGURE", 64 * 48 * 8)
+
+    async def test(server):
+        assert (await post(server, "/v1/overlay.png", PHOTO.getvalue())).status == 200
+        words = {"words": "a dog runs on the green grass"}
+        response = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **words)
+        assert response.status == 422
+        assert "would have 10 panels of 64 x 48 pixels (limit: 24,576 pixels)" in response.error
+        assert "give a smaller panel_size, fewer captions, or only=WORD" in response.error
+        response = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **words, only="dog")
+        assert response.status == 200
+        response = await post(server, "/v1/overlay.png", PHOTO.getvalue(), **words, panel_size=32)
+        assert response.status == 200
+
+    serve(test)
+
+
+def test_opened_documents_are_sandboxed(serve):
+    """A page or SVG opened from this server cannot send requests in its name."""
+
+    async def test(server):
+        words = {"words": "<script>alert(1)</script> </svg> dog"}
+        page = await post(server, "/v1/overlay.html", PHOTO.getvalue(), title="<b>", **words)
+        policy = page.headers["content-security-policy"]
+        assert policy.endswith("; frame-ancestors 'none'; sandbox allow-scripts")
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert b"<script>alert" not in page.body
+        assert b"<b>" not in page.body
+        svg = await post(server, "/v1/overlay.svg", PHOTO.getvalue(), **words)
+        assert "sandbox" in svg.headers["content-security-policy"]
+        assert "script-src" not in svg.headers["content-security-policy"]
+        tree = ElementTree.fromstring(svg.body)
+        assert not [one for one in tree.iter() if "script" in one.tag]
+        for response in (page, svg):
+            assert response.headers["x-content-type-options"] == "nosniff"
+
+    serve(test)
+
+
+def test_every_option_has_a_description():
+    for kind in overlays.OVERLAYS:
+        for name, (_, field) in kind.options.items():
+            assert len(field.description) > 10, name
+            assert not re.search("``|never scale", field.description), name
