@@ -15,11 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox
+from captioner.caption import END_NAME, Alternative, Caption, CropBox, join_words
+from captioner.confidence import Observation, no_confidence
 from captioner.config import SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead
@@ -369,6 +372,36 @@ class Captioner:
         memories = self.ensemble.encode_features(features)
         return self._search(memories, crop_boxes, options, seeds or range(len(features)))
 
+    def no_confidence(self, options: SearchOptions) -> str | None:
+        """Why captions found with these options have no confidence; None: they have one."""
+        if len(self.ensemble.models) > 1:
+            return "an ensemble of models is not calibrated; use a single model"
+        return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
+
+    @torch.inference_mode()
+    def observe_batch(
+        self, photos: Sequence[Prepared], options: SearchOptions
+    ) -> list[Observation]:
+        """What is known of the best caption of every photo, from which confidence is computed.
+
+        Args:
+            photos: From ``prepare``; at least one.
+            options: Search options.
+        """
+        words = encode_search_words(options, self.stored.vocabulary)
+        start = self.stored.vocabulary.start(options.style)
+        seeds = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
+        memories = self.ensemble.encode(photos)
+        found = self.ensemble.search(memories, options, words, start, seeds)
+        return self._observations(memories, found)
+
+    @torch.inference_mode()
+    def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
+        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
+        summary = self.ensemble.encode(photos)[0].summary.squeeze(1)
+        vectors: NDArray[np.float32] = summary.float().cpu().numpy()
+        return vectors
+
     @torch.inference_mode()
     def explain_batch(
         self,
@@ -417,6 +450,7 @@ class Captioner:
         words = encode_search_words(options, self.stored.vocabulary)
         start = self.stored.vocabulary.start(options.style)
         found = self.ensemble.search(memories, options, words, start, seeds)
+        confidences = self._confidences(memories, found, options)
         log_probs = None
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
@@ -429,6 +463,7 @@ class Captioner:
                     ()
                     if log_probs is None
                     else self._alternatives(log_probs[row, column], alternatives),
+                    None if column else confidences[row],
                 )
                 for column, hypothesis in enumerate(hypotheses)
             ]
@@ -453,8 +488,46 @@ class Captioner:
             for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         )
 
+    def _confidences(
+        self,
+        memories: Sequence[Memory],
+        found: Sequence[Sequence[Hypothesis]],
+        options: SearchOptions,
+    ) -> list[float | None]:
+        """Confidence of the best caption of every photo."""
+        calibrator = self.stored.calibrator
+        if calibrator is None or self.no_confidence(options):
+            return [None] * len(found)
+        style = options.style or next(iter(self.stored.vocabulary.styles), "")
+        return [calibrator.confidence(seen, style) for seen in self._observations(memories, found)]
+
+    def _observations(
+        self, memories: Sequence[Memory], found: Sequence[Sequence[Hypothesis]]
+    ) -> list[Observation]:
+        """What is known of the best caption of every photo."""
+        photos = memories[0].summary.squeeze(1).float().cpu().numpy()
+        observed = []
+        for (best, *_), photo in zip(found, photos, strict=True):
+            assert best.evidence is not None  # the search sets it
+            observed.append(
+                Observation(
+                    text=self._text(best),
+                    log_probs=best.token_log_probs.float().numpy(),
+                    log_prob=best.log_prob,
+                    entropies=best.evidence.entropies.float().numpy(),
+                    share=best.evidence.share,
+                    overlap=best.evidence.overlap,
+                    photo=photo,
+                )
+            )
+        return observed
+
     def _caption(
-        self, hypothesis: Hypothesis, crop_box: CropBox, alternatives: Alternatives
+        self,
+        hypothesis: Hypothesis,
+        crop_box: CropBox,
+        alternatives: Alternatives,
+        confidence: float | None = None,
     ) -> Caption:
         alphas = hypothesis.alphas.float().numpy()
         return Caption(
@@ -467,7 +540,15 @@ class Captioner:
             alternatives=alternatives[: len(alphas)],
             pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
             geometry=self.model.geometry.placed(self.model.preprocessing.image_size, *crop_box),
+            confidence=confidence,
         )
+
+    def _text(self, hypothesis: Hypothesis) -> str:
+        vocabulary = self.stored.vocabulary
+        pieces = vocabulary.pieces(hypothesis.tokens)
+        if pieces:
+            return "".join(pieces).strip()
+        return join_words(vocabulary.shown(hypothesis.tokens))
 
     def _read(self, photo: Photo) -> _Read:
         image = open_image(photo)

@@ -18,6 +18,7 @@ FORMAT_VERSION = 2
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
+CONFIDENCE = "confidence.safetensors"
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
@@ -140,7 +141,7 @@ def not_a_config(folder: Path, error: Exception) -> ModelError:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config and weights.
+    """A short hash of a model folder's config, weights and confidence.
 
     Raises:
         ModelError: See `read_config`.
@@ -148,7 +149,9 @@ def fingerprint(folder: str | Path) -> str:
     read_config(folder)  # checks that the files are there
     path = find_model(folder)
     digest = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS):
+    for name in (CONFIG, WEIGHTS, CONFIDENCE):
+        if not (path / name).exists():  # without confidence
+            continue
         with (path / name).open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -71,6 +71,18 @@ class Stepper(Protocol):
         """Continue with these photos only, (B',)."""
 
 
+class Evidence(NamedTuple):
+    """What the search knew of a caption besides its words, for its confidence."""
+
+    entropies: Tensor
+    """(T,) entropy of the distribution that each word was chosen from, in nats."""
+    share: float
+    """The caption's probability as a share of all captions in the last beam, 0 to 1."""
+    overlap: float
+    """Mean share of its words that the captions of the last beam contain, each weighted by its
+    probability, 0 to 1."""
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One caption of T tokens, without start and end. Tensors are on the CPU."""
@@ -86,6 +98,8 @@ class Hypothesis:
     """Of the whole caption, including its end token if it has one."""
     ended: bool
     """False: truncated at max_length, without an end token."""
+    evidence: Evidence | None = None
+    """None: the caption was not searched for."""
 
 
 class _StepRecord(NamedTuple):
@@ -96,6 +110,7 @@ class _StepRecord(NamedTuple):
     log_probs: Tensor  # (B, K) of the chosen words
     alphas: Tensor  # (B, parents, L)
     gates: Tensor  # (B, parents)
+    entropies: Tensor  # (B, parents)
 
 
 class _Finished(NamedTuple):
@@ -105,6 +120,7 @@ class _Finished(NamedTuple):
     beams: Tensor  # (B, n) best first
     scores: Tensor  # (B, n)
     tokens: Tensor  # (B, n, T)
+    agreement: Tensor  # (B, n, 2) share and overlap
 
 
 @torch.inference_mode()
@@ -139,19 +155,21 @@ def search(
     finished: list[_Finished] = []
     for t in range(options.max_length):
         advance = stepper.advance(last)
+        entropies = entropy(advance.log_probs)  # before words are forbidden
         rules.forbid(advance.log_probs, beams.tokens)
         choice = strategy.choose(_totals(beams, advance, stepper.end_token), beams, photos)
-        records.append(_record(photos, count, beams, choice, advance))
+        records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
         beams = _extend(beams, choice, stepper.end_token)
         if t == options.max_length - 1:
-            finished.append(_collect(strategy, beams, photos))
+            finished.append(_collect(strategy, beams, photos, stepper.end_token))
             break
         done = strategy.finished(beams).cpu()  # the only synchronization of a step
         stepper.reorder(choice.parents)
         if done.any():
             order = done.int().argsort(descending=True, stable=True).to(device)
             ready, remaining = order.tensor_split([int(done.sum())])
-            finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
+            best = _select(beams, ready)
+            finished.append(_collect(strategy, best, photos[ready], stepper.end_token))
             if done.all():
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
@@ -207,11 +225,31 @@ def _select(beams: Beams, rows: Tensor) -> Beams:
     return Beams(*(part[rows] for part in beams))
 
 
-def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Finished:
+def _collect(strategy: Strategy, beams: Beams, photos: Tensor, end_token: int) -> _Finished:
     """The captions to return of finished photos."""
     best = strategy.best(beams)
     scores = beams.scores.masked_fill(strategy.ranks(beams) == -torch.inf, -torch.inf)
-    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best))
+    agreement = _agreement(beams, best, end_token)
+    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best), agreement)
+
+
+def _agreement(beams: Beams, best: Tensor, end_token: int) -> Tensor:
+    """Share and overlap of the captions to return, see ``Evidence``: (B, n, 2)."""
+    shares = beams.scores.softmax(dim=1).nan_to_num()  # (B, K); NaN: no caption has a probability
+    words = beams.tokens != end_token  # (B, K, T)
+    overlaps = []
+    for column in best.unbind(dim=1):  # one by one: n K T T numbers could be too many
+        own = _take(beams.tokens, column.unsqueeze(1))  # (B, 1, T)
+        found = (own.unsqueeze(3) == beams.tokens.unsqueeze(2)).any(dim=3)  # (B, K, T)
+        counted = _take(words, column.unsqueeze(1))
+        overlap = (found & counted).sum(dim=2) / counted.sum(dim=2).clamp(min=1)
+        overlaps.append((shares * overlap).sum(dim=1))
+    return torch.stack([shares.gather(1, best), torch.stack(overlaps, dim=1)], dim=2)
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """Entropy of distributions over the last dimension, in nats."""
+    return -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=-1e4))  # 0 * -inf is NaN
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -223,14 +261,19 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _record(
-    photos: Tensor, count: int, beams: Beams, choice: Choice, advance: Advance
+    rows: Tensor, beams: Beams, choice: Choice, advance: Advance, entropies: Tensor
 ) -> _StepRecord:
-    rows = photos.new_zeros(count)
-    rows[photos] = torch.arange(len(photos), device=photos.device)
-    each = torch.arange(len(photos), device=photos.device).unsqueeze(1)
+    each = torch.arange(len(choice.words), device=rows.device).unsqueeze(1)
     chosen = advance.log_probs[each, choice.parents, choice.words]
     chosen = chosen.masked_fill(_take(beams.ended, choice.parents), 0.0)
-    return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates)
+    return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates, entropies)
+
+
+def _rows(photos: Tensor, count: int) -> Tensor:
+    """The row of each of all photos in the batch, (N,); undefined for photos that have left."""
+    rows = photos.new_zeros(count)
+    rows[photos] = torch.arange(len(photos), device=photos.device)
+    return rows
 
 
 def _trace(
@@ -248,18 +291,35 @@ def _trace(
         beam = torch.where(present, beams, 0)
         parents = step.parents[rows, beam]
         traced.append(
-            (step.log_probs[rows, beam], step.alphas[rows, parents], step.gates[rows, parents])
+            (
+                step.log_probs[rows, beam],
+                step.alphas[rows, parents],
+                step.gates[rows, parents],
+                step.entropies[rows, parents],
+            )
         )
         beams = torch.where(present, parents, beams)
     parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*traced, strict=True)]
     scores = torch.cat([f.scores.flatten() for f in finished]).tolist()
     captions = [tokens for f in finished for tokens in f.tokens.flatten(0, 1).tolist()]
-    for photo, score, tokens, own in zip(
-        photos.tolist(), scores, captions, zip(*parts, strict=True), strict=True
+    agreements = torch.cat([f.agreement.flatten(0, 1) for f in finished]).tolist()
+    for photo, score, tokens, agreement, own in zip(
+        photos.tolist(), scores, captions, agreements, zip(*parts, strict=True), strict=True
     ):
         if score == -torch.inf:  # only forbidden words were left
             continue
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
-        log_probs, alphas, gates = (part[:length] for part in own)
+        log_probs, alphas, gates, entropies = (part[:length] for part in own)
         ended = length < len(tokens)
-        yield photo, Hypothesis(tokens[:length], log_probs, alphas, gates, score, ended)
+        yield (
+            photo,
+            Hypothesis(
+                tokens[:length],
+                log_probs,
+                alphas,
+                gates,
+                score,
+                ended,
+                Evidence(entropies, *agreement),
+            ),
+        )

@@ -21,6 +21,7 @@ FLOORS = [
     ["config", "subwords", "caption", "hardware", "metadata"],
     ["vocabulary"],
     ["model_config"],
+    ["confidence"],
     ["data"],
     ["visualization"],
     ["models"],
@@ -51,6 +52,7 @@ FORBIDDEN = {
     "caption": ("torch",),
     "tokenizer": ("torch",),
     "vocabulary": ("torch", "tokenizers"),
+    "confidence": ("torch",),
     "config": ("torch",),
     "serving": ("captioner.training", "captioner.evaluation"),
 }
