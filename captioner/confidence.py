@@ -208,7 +208,7 @@ class Calibrator:
 
     def to_bytes(self) -> bytes:
         """Content of the file: arrays, and the rest as JSON in its header."""
-        arrays = {
+        arrays: dict[str, NDArray[Any]] = {
             "space.mean": self.space.mean,
             "space.components": self.space.components.astype(np.float16),
             "phrases.hashes": self.phrases.hashes,

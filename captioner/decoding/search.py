@@ -249,7 +249,9 @@ def _agreement(beams: Beams, best: Tensor, end_token: int) -> Tensor:
 
 def entropy(log_probs: Tensor) -> Tensor:
     """Entropy of distributions over the last dimension, in nats."""
-    return -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=-1e4))  # 0 * -inf is NaN
+    finite = log_probs.clamp(min=-1e4)  # 0 * -inf is NaN
+    products: Tensor = torch.linalg.vecdot(log_probs.exp(), finite)
+    return -products
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:

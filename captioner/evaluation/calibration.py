@@ -122,8 +122,8 @@ def cross_validate(
     fold = np.random.default_rng(seed).permutation(len(examples)) % folds
     confidences = np.zeros(len(examples))
     for number in range(folds):
-        held_out = np.flatnonzero(fold == number)
-        kept = [examples[i] for i in np.flatnonzero(fold != number)]
+        held_out = np.flatnonzero(fold == number).tolist()
+        kept = [examples[i] for i in np.flatnonzero(fold != number).tolist()]
         if recipe.training_photos is None:
             calibrator = fit(kept, recipe)
         else:
@@ -144,9 +144,7 @@ def _fit(examples: Sequence[Example], recipe: Recipe, space: PhotoSpace) -> Cali
     of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
     right = np.array([one.score >= recipe.threshold for one in examples], np.float64)
     penalties = np.array([PENALTY] * found.shape[1] + [0.01] * len(styles))
-    weights = logistic_regression(
-        np.hstack([(limited - mean) / scale, of_style]), right, penalties
-    )
+    weights = logistic_regression(np.hstack([(limited - mean) / scale, of_style]), right, penalties)
     middle, start = np.quantile(found[:, -1], [0.5, FAMILIAR])
     return Calibrator(
         weights=weights[: found.shape[1]],
@@ -226,7 +224,7 @@ def reliability(judged: Judged, bins: int = BINS) -> list[Bin]:
 def calibration_error(judged: Judged, bins: int = BINS) -> float:
     """Expected calibration error, 0 to 1.
 
-        sum_b n_b / N |mean confidence_b - share right_b|
+    sum_b n_b / N |mean confidence_b - share right_b|
     """
     return float(_errors(judged, np.ones((1, len(judged.scores))), bins)[0])
 

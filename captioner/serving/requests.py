@@ -34,6 +34,8 @@ class CaptionRequest:
     """Number of alternatives per position."""
     style: str | None = None
     """Style in which to explain the words; None: the model's default."""
+    min_confidence: float | None = None
+    """Mark captions with a lower confidence as unsure; None: do not."""
 
     @property
     def key(self) -> tuple[SearchOptions | None, int, str | None]:
@@ -61,6 +63,8 @@ def query_model(limits: Limits) -> type[BaseModel]:
     fields["attention"] = (bool, Field(False, description=text))
     text = "Number of most probable words to return per position."
     fields["alternatives"] = (int, Field(0, ge=0, le=MAX_ALTERNATIVES, description=text))
+    text = "Return unsure: whether the confidence of each caption is lower than this."
+    fields["min_confidence"] = (float | None, Field(None, ge=0, le=1, description=text))
     query: type[BaseModel] = create_model("Query", __config__=ConfigDict(extra="forbid"), **fields)
     return query
 
@@ -112,11 +116,16 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
                 f"words cannot be combined with search options ({', '.join(changes)}); give one "
                 "or the other"
             )
-        return CaptionRequest(None, _known_words(model, given["words"]), alternatives, style)
+        words = _known_words(model, given["words"])
+        return CaptionRequest(None, words, alternatives, style, given.get("min_confidence"))
     for name in _LISTS:
         if name in changes:
             changes[name] = _split_words(name, changes[name])
-    return CaptionRequest(model.options(**changes), alternatives=alternatives)
+    return CaptionRequest(
+        model.options(**changes),
+        alternatives=alternatives,
+        min_confidence=given.get("min_confidence"),
+    )
 
 
 def _known_words(model: Captioner, text: str) -> tuple[str, ...]:

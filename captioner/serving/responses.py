@@ -45,12 +45,20 @@ def error_response(error: RequestError) -> Response:
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 
-def captions_json(size: tuple[int, int], captions: Sequence[Caption], attention: bool) -> bytes:
+def captions_json(
+    size: tuple[int, int],
+    captions: Sequence[Caption],
+    attention: bool,
+    min_confidence: float | None = None,
+) -> bytes:
     """The response body for a photo of this size (width, height)."""
     body = {
         "width": size[0],
         "height": size[1],
-        "captions": [caption.as_dict(attention=attention) for caption in captions],
+        "captions": [
+            caption.as_dict(attention=attention, min_confidence=min_confidence)
+            for caption in captions
+        ],
     }
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
@@ -94,6 +102,16 @@ class CaptionResult(BaseModel):
     )
     log_probs: list[float] = Field(
         description="T natural log-probabilities, one per word, given the preceding words."
+    )
+    confidence: float | None = Field(
+        description="Calibrated probability that the caption is right, 0 to 1; null if the model "
+        "or the search options are not calibrated, or the caption is not the best.",
+    )
+    unsure: bool | None = Field(
+        None, description="Whether the confidence is below min_confidence. Only if that is given."
+    )
+    doubtful: list[int] = Field(
+        description="Positions, from 0, of the words with a probability below 0.25."
     )
     alternatives: list[list[AlternativeResult]] | None = Field(
         None,

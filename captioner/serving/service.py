@@ -186,7 +186,8 @@ class Service:
         except ConfigError as error:
             raise RequestError(422, "options", str(error)) from error
         # Serializing many maps takes a while: keep the event loop free.
-        return await asyncio.to_thread(captions_json, size, captions, attention)
+        least = wanted.min_confidence
+        return await asyncio.to_thread(captions_json, size, captions, attention, least)
 
     def _decode(self, body: io.BytesIO) -> tuple[tuple[int, int], Prepared]:
         """Size (width, height) and pixels of the photo; frees the body."""

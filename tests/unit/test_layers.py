@@ -146,6 +146,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
                 "'attend'",
                 "'serve'",
                 "'evaluate'",
+                "'calibrate'",
                 "'train'",
                 "'info'",
                 "'prepare'",

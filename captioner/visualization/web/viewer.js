@@ -146,6 +146,7 @@ class CaptionViewer {
     this.captions = entry.captions.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
     this.closedGate = look.closed_gate;
+    this.doubtfulBelow = look.doubtful_below;
     this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
     this.timer = null;
     this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
@@ -170,7 +171,9 @@ class CaptionViewer {
     this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
     const sentences = entry.captions.map((caption, number) => {
       const label = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
-      const sum = element("span", { class: "total" }, `log p ${caption.log_prob.toFixed(1)}`);
+      const { confidence, log_prob } = caption;
+      const sure = confidence == null ? "" : `confidence ${percent(confidence)}, `;
+      const sum = element("span", { class: "total" }, `${sure}log p ${log_prob.toFixed(1)}`);
       const head = element("div", { class: "label" }, element("span", {}, label), sum);
       const list = this.lists[this.captions.indexOf(caption)];
       const words = list ?? element("p", { class: "quiet" }, "No words, so no attention to show.");
@@ -222,8 +225,10 @@ class CaptionViewer {
       );
     caption.words.forEach((word, index) => {
       const probability = percent(Math.exp(caption.log_probs[index]));
-      const label = `${word}, word ${index + 1} of ${count}, probability ${probability}`;
-      list.append(option(word, label, { caption: number, start: index, end: index }));
+      const doubtful = caption.doubtful?.includes(index);
+      const label = `${word}, word ${index + 1} of ${count}, probability ${probability}${doubtful ? ", doubtful" : ""}`;
+      const where = { caption: number, start: index, end: index };
+      list.append(option(word, label, where, doubtful ? "doubtful" : ""));
     });
     const all = { caption: number, start: 0, end: count - 1, all: true };
     list.append(option("all words", "all words together", all, "all"));
@@ -274,6 +279,10 @@ class CaptionViewer {
       element("span", {}, "share of attention per region, same scale for all words"),
       element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(this.top)),
     );
+    if (this.captions.some(({ doubtful }) => doubtful?.length)) {
+      const below = percent(this.doubtfulBelow);
+      this.legend.append(element("span", {}, `wavy underline: doubtful word (probability below ${below})`));
+    }
     const above = [...new Set(this.aboveScale())];
     if (above.length > 0) {
       const names = above.map((word) => `“${word}”`).join(", ");

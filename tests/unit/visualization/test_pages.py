@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.caption import Alternative, Caption
+from captioner.caption import DOUBTFUL, Alternative, Caption
 from captioner.errors import ConfigError
 from captioner.visualization import Entry, animate, gallery, overlay, page
 from captioner.visualization.document import document, embedded, policy
@@ -80,6 +80,7 @@ def test_the_page_embeds_the_caption() -> None:
         "palette": palette(),
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
+        "doubtful_below": DOUBTFUL,
         "smooth": True,
     }
 
