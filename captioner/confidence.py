@@ -202,6 +202,8 @@ class Calibrator:
         Any beam size from 2 up is the same: the error stays small (docs/confidence.md).
         """
         given = search_key(options)
+        if options.temperature:  # sampling: the options of beam search do not count
+            return ["temperature"]
         if min(given["beam_size"], self.search["beam_size"]) > 1:
             del given["beam_size"]
         return [name for name, value in given.items() if value != self.search[name]]

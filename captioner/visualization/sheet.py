@@ -192,9 +192,11 @@ class Sheet:
         after = end + round(0.4 * text)
         self._text(after, number_line, fonts.number(gate), small, theme.text)
         log_prob = float(sum(min(float(caption.log_probs[p]), 0.0) for p in panel.positions))
-        doubtful = len(panel.positions) == 1 and panel.positions[0] in caption.doubtful
-        p = f"{'? ' if doubtful else ''}p {fonts.probability(log_prob)}"
+        p = f"p {fonts.probability(log_prob)}"
         self._text(right, number_line, p, small, theme.text, align="right")
+        if len(panel.positions) == 1 and panel.positions[0] in caption.doubtful:
+            before = right - fonts.text_width(p, small) - round(0.4 * text)
+            self._text(before, number_line, "?", small, theme.text, bold=True, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
         """Draw a candidate word and its probability."""

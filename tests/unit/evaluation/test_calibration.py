@@ -33,9 +33,7 @@ def judged(confidences, right) -> Judged:
 
 def example(log_prob: float, score: float, *, photo=(0.0, 0.0, 1.0), style: str = "") -> Example:
     words = np.full(3, log_prob / 4, np.float32)
-    seen = Observation(
-        "a dog runs", words, log_prob, -words, 0.5, 0.8, np.array(photo, np.float32)
-    )
+    seen = Observation("a dog runs", words, log_prob, -words, 0.5, 0.8, np.array(photo, np.float32))
     return Example(seen, style, "photos", score)
 
 
@@ -225,7 +223,7 @@ def test_too_few_photos_and_one_kind_of_caption() -> None:
     with pytest.raises(DataError, match=f"^20 photos .* too few .* give {MIN_PHOTOS} or more$"):
         check_examples(examples(20), 0.5)
     right = [one._replace(score=1.0) for one in examples(120)]
-    with pytest.raises(DataError, match="120 of 120 captions have a CIDEr-D of 0.5 or more"):
+    with pytest.raises(DataError, match="120 of 120 captions have a CIDEr-D of"):
         check_examples(right, 0.5)
 
 

@@ -42,6 +42,8 @@ def test_response_has_size_and_captions(serve):
                     "words": ["1-2-3", "2", "0"],
                     "log_prob": -1.5,
                     "log_probs": [-0.5, -0.5, -0.5],
+                    "confidence": None,
+                    "doubtful": [],
                 }
             ],
         }
@@ -421,7 +423,9 @@ def test_schema_has_body_and_responses(schema):
         name = one["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
         assert name == ("CaptionsResponse" if status == "200" else "ErrorResponse")
     caption = schema["components"]["schemas"]["CaptionResult"]
-    assert set(caption["required"]) == {"text", "words", "log_prob", "log_probs"}
+    assert set(caption["required"]) == {
+        "text", "words", "log_prob", "log_probs", "confidence", "doubtful",
+    }  # fmt: skip
     assert "HTTPValidationError" not in schema["components"]["schemas"]
 
 
