@@ -392,7 +392,7 @@ class Captioner:
         start = self.stored.vocabulary.start(options.style)
         seeds = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
         memories = self.ensemble.encode(photos)
-        found = self.ensemble.search(memories, options, words, start, seeds)
+        found = self.ensemble.search(memories, options, words, start, seeds, evidence=True)
         return self._observations(memories, found)
 
     @torch.inference_mode()
@@ -449,8 +449,14 @@ class Captioner:
     ) -> list[list[Caption]]:
         words = encode_search_words(options, self.stored.vocabulary)
         start = self.stored.vocabulary.start(options.style)
-        found = self.ensemble.search(memories, options, words, start, seeds)
-        confidences = self._confidences(memories, found, options)
+        calibrator = None if self.no_confidence(options) else self.stored.calibrator
+        evidence = calibrator is not None
+        found = self.ensemble.search(memories, options, words, start, seeds, evidence=evidence)
+        confidences: list[float | None] = [None] * len(found)
+        if calibrator is not None:
+            style = options.style or next(iter(self.stored.vocabulary.styles), "")
+            observed = self._observations(memories, found)
+            confidences = [calibrator.confidence(seen, style) for seen in observed]
         log_probs = None
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
@@ -488,19 +494,6 @@ class Captioner:
             for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         )
 
-    def _confidences(
-        self,
-        memories: Sequence[Memory],
-        found: Sequence[Sequence[Hypothesis]],
-        options: SearchOptions,
-    ) -> list[float | None]:
-        """Confidence of the best caption of every photo."""
-        calibrator = self.stored.calibrator
-        if calibrator is None or self.no_confidence(options):
-            return [None] * len(found)
-        style = options.style or next(iter(self.stored.vocabulary.styles), "")
-        return [calibrator.confidence(seen, style) for seen in self._observations(memories, found)]
-
     def _observations(
         self, memories: Sequence[Memory], found: Sequence[Sequence[Hypothesis]]
     ) -> list[Observation]:
@@ -508,7 +501,7 @@ class Captioner:
         photos = memories[0].summary.squeeze(1).float().cpu().numpy()
         observed = []
         for (best, *_), photo in zip(found, photos, strict=True):
-            assert best.evidence is not None  # the search sets it
+            assert best.evidence is not None  # collected on request
             observed.append(
                 Observation(
                     text=self._text(best),

@@ -99,7 +99,7 @@ class Hypothesis:
     ended: bool
     """False: truncated at max_length, without an end token."""
     evidence: Evidence | None = None
-    """None: the caption was not searched for."""
+    """None unless the search collected it."""
 
 
 class _StepRecord(NamedTuple):
@@ -120,7 +120,7 @@ class _Finished(NamedTuple):
     beams: Tensor  # (B, n) best first
     scores: Tensor  # (B, n)
     tokens: Tensor  # (B, n, T)
-    agreement: Tensor  # (B, n, 2) share and overlap
+    candidates: Beams  # all that the beam holds
 
 
 @torch.inference_mode()
@@ -129,6 +129,8 @@ def search(
     options: SearchOptions,
     words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
     seeds: Sequence[int] | None = None,
+    *,
+    evidence: bool = False,
 ) -> list[list[Hypothesis]]:
     """Search for the captions of every photo.
 
@@ -137,6 +139,7 @@ def search(
         options: Search options.
         words: The words in the options, from ``encode_search_words``.
         seeds: A random seed per photo, combined with ``options.seed``; None: its index.
+        evidence: Collect the evidence of the captions, which takes a little longer.
 
     Returns:
         For each photo the best ``options.num_captions`` captions, best first; fewer if there are
@@ -155,28 +158,28 @@ def search(
     finished: list[_Finished] = []
     for t in range(options.max_length):
         advance = stepper.advance(last)
-        entropies = entropy(advance.log_probs)  # before words are forbidden
+        # Before words are forbidden.
+        entropies = entropy(advance.log_probs) if evidence else torch.zeros_like(advance.gates)
         rules.forbid(advance.log_probs, beams.tokens)
         choice = strategy.choose(_totals(beams, advance, stepper.end_token), beams, photos)
         records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
         beams = _extend(beams, choice, stepper.end_token)
         if t == options.max_length - 1:
-            finished.append(_collect(strategy, beams, photos, stepper.end_token))
+            finished.append(_collect(strategy, beams, photos))
             break
         done = strategy.finished(beams).cpu()  # the only synchronization of a step
         stepper.reorder(choice.parents)
         if done.any():
             order = done.int().argsort(descending=True, stable=True).to(device)
             ready, remaining = order.tensor_split([int(done.sum())])
-            best = _select(beams, ready)
-            finished.append(_collect(strategy, best, photos[ready], stepper.end_token))
+            finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
             if done.all():
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
             stepper.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    for photo, hypothesis in _trace(records, finished, stepper.end_token):
+    for photo, hypothesis in _trace(records, finished, stepper.end_token, evidence):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.
     if options.temperature == 0:
@@ -225,16 +228,16 @@ def _select(beams: Beams, rows: Tensor) -> Beams:
     return Beams(*(part[rows] for part in beams))
 
 
-def _collect(strategy: Strategy, beams: Beams, photos: Tensor, end_token: int) -> _Finished:
+def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Finished:
     """The captions to return of finished photos."""
     best = strategy.best(beams)
     scores = beams.scores.masked_fill(strategy.ranks(beams) == -torch.inf, -torch.inf)
-    agreement = _agreement(beams, best, end_token)
-    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best), agreement)
+    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best), beams)
 
 
-def _agreement(beams: Beams, best: Tensor, end_token: int) -> Tensor:
+def _agreement(finished: _Finished, end_token: int) -> Tensor:
     """Share and overlap of the captions to return, see ``Evidence``: (B, n, 2)."""
+    beams, best = finished.candidates, finished.beams
     shares = beams.scores.softmax(dim=1).nan_to_num()  # (B, K); NaN: no caption has a probability
     words = beams.tokens != end_token  # (B, K, T)
     overlaps = []
@@ -279,7 +282,7 @@ def _rows(photos: Tensor, count: int) -> Tensor:
 
 
 def _trace(
-    records: list[_StepRecord], finished: list[_Finished], end_token: int
+    records: list[_StepRecord], finished: list[_Finished], end_token: int, evidence: bool
 ) -> Iterator[tuple[int, Hypothesis]]:
     """Trace the finished captions back through the steps; best first for each photo."""
     photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in finished])  # (M,)
@@ -304,7 +307,10 @@ def _trace(
     parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*traced, strict=True)]
     scores = torch.cat([f.scores.flatten() for f in finished]).tolist()
     captions = [tokens for f in finished for tokens in f.tokens.flatten(0, 1).tolist()]
-    agreements = torch.cat([f.agreement.flatten(0, 1) for f in finished]).tolist()
+    agreements: list[list[float]] = [[]] * len(captions)
+    if evidence:
+        both = [_agreement(f, end_token).flatten(0, 1) for f in finished]
+        agreements = torch.cat(both).tolist()
     for photo, score, tokens, agreement, own in zip(
         photos.tolist(), scores, captions, agreements, zip(*parts, strict=True), strict=True
     ):
@@ -322,6 +328,6 @@ def _trace(
                 gates,
                 score,
                 ended,
-                Evidence(entropies, *agreement),
+                Evidence(entropies, *agreement) if evidence else None,
             ),
         )
