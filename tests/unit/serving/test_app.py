@@ -401,7 +401,7 @@ def test_schema_has_every_parameter(schema):
     post = schema["paths"]["/v1/captions"]["post"]
     parameters = {one["name"]: one for one in post["parameters"]}
     fields = [field.name for field in dataclasses.fields(SearchOptions)]
-    assert list(parameters) == [*fields, "words", "attention", "alternatives"]
+    assert list(parameters) == [*fields, "words", "attention", "alternatives", "min_confidence"]
     for name, one in parameters.items():
         assert one["in"] == "query"
         assert not one.get("required")
