@@ -331,7 +331,8 @@ def read_calibrator(folder: Path) -> Calibrator | None:
             phrases=PhraseTable(
                 arrays["phrases.hashes"], arrays["phrases.rarities"], header["unknown_rarity"]
             ),
-            search=header["search"],
+            # Options that are newer than the file had their default.
+            search={**search_key(SearchOptions()), **header["search"]},
             threshold=header["threshold"],
             report=header["report"],
         )

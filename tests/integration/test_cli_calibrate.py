@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import shutil
@@ -122,6 +123,19 @@ def test_a_saved_model_keeps_its_confidence(own, tmp_path) -> None:
     found = [one.caption(own.photos[0]).confidence for one in (model, copy)]
     assert found[0] == pytest.approx(found[1], abs=1e-6)
     assert read_calibrator(tmp_path / "copy").report == model.stored.calibrator.report
+
+
+def test_a_search_option_newer_than_the_file_has_its_default(own, tmp_path) -> None:
+    model = load(own.calibrated, precision="fp32")
+    calibrator = model.stored.calibrator
+    older = {name: v for name, v in calibrator.search.items() if name != "guard_endings"}
+    model.stored.calibrator = dataclasses.replace(calibrator, search=older)
+    model.save(tmp_path / "older")
+
+    older_model = load(tmp_path / "older", precision="fp32")
+
+    assert older_model.no_confidence(older_model.options()) is None
+    assert "guard_endings off" in older_model.no_confidence(older_model.options(guard_endings=True))
 
 
 def test_check_measures_what_captions_have(own, capsys, tmp_path) -> None:
