@@ -17,11 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioner.caption import END_NAME, Alternative, Caption, CropBox
+from captioner.caption import END_NAME, Alternative, Caption, CropBox, join_words
+from captioner.confidence import Observation, no_confidence
 from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead
@@ -33,6 +36,7 @@ from captioner.hub import PREFIX, is_hub_name, parse
 from captioner.inference import Ensemble, Prepared
 from captioner.model_config import SHIPPED_MODEL, find_model
 from captioner.model_folder import StoredModel, load_model, save_model
+from captioner.models.attention import Memory
 from captioner.models.explanations import as_map
 from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
@@ -596,6 +600,37 @@ class Captioner:
         grids = self.ensemble.encode_features(features)
         return self._search(grids, crop_boxes, options, seeds or range(len(features)))
 
+    def no_confidence(self, options: SearchOptions) -> str | None:
+        """Why captions found with these options have no confidence; None: they have one."""
+        if len(self.ensemble.models) > 1:
+            return "an ensemble of models is not calibrated; use a single model"
+        return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
+
+    @torch.inference_mode()
+    def observe_batch(
+        self, photos: Sequence[Prepared], options: SearchOptions
+    ) -> list[Observation]:
+        """What is known of the best caption of every photo, from which confidence is computed.
+
+        Args:
+            photos: From ``prepare``; at least one.
+            options: Search options.
+        """
+        words = encode_search_words(options, self.stored.vocabulary)
+        start = self.stored.vocabulary.start(options.style)
+        seeds = [zlib.crc32(photo.pixels[0].tobytes()) for photo in photos]
+        memories = self.ensemble.memories(self.ensemble.encode(photos))
+        found = self.ensemble.search(memories, options, words, start, seeds, evidence=True)
+        return self._observations(memories, found)
+
+    @torch.inference_mode()
+    def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
+        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
+        (grids, *_) = self.ensemble.encode(photos)
+        summary = self.ensemble.memories([grids])[0].summary.squeeze(1)
+        vectors: NDArray[np.float32] = summary.float().cpu().numpy()
+        return vectors
+
     @torch.inference_mode()
     def explain_batch(
         self,
@@ -635,7 +670,8 @@ class Captioner:
             )
             others = self._alternatives(scores.log_probs[row, 0, :length], alternatives)
             maps = self._maps(method, grids, row, start, hypothesis)
-            explained.append(self._caption(hypothesis, maps, photo.crop_box, others, method))
+            caption = self._caption(hypothesis, maps, photo.crop_box, others, method=method)
+            explained.append(caption)
         return explained
 
     def _search(
@@ -651,7 +687,14 @@ class Captioner:
         words = encode_search_words(options, self.stored.vocabulary)
         start = self.stored.vocabulary.start(options.style)
         memories = self.ensemble.memories(grids)
-        found = self.ensemble.search(memories, options, words, start, seeds)
+        calibrator = None if self.no_confidence(options) else self.stored.calibrator
+        evidence = calibrator is not None
+        found = self.ensemble.search(memories, options, words, start, seeds, evidence=evidence)
+        confidences: list[float | None] = [None] * len(found)
+        if calibrator is not None:
+            style = options.style or next(iter(self.stored.vocabulary.styles), "")
+            observed = self._observations(memories, found)
+            confidences = [calibrator.confidence(seen, style) for seen in observed]
         log_probs = None
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
@@ -665,7 +708,8 @@ class Captioner:
                     ()
                     if log_probs is None
                     else self._alternatives(log_probs[row, column], alternatives),
-                    method,
+                    method=method,
+                    confidence=None if column else confidences[row],
                 )
                 for column, hypothesis in enumerate(hypotheses)
             ]
@@ -704,13 +748,36 @@ class Captioner:
         found = self.ensemble.explain(method, grids, row, start, hypothesis)
         return found if method == "attention_gate" else as_map(found)
 
+    def _observations(
+        self, memories: Sequence[Memory], found: Sequence[Sequence[Hypothesis]]
+    ) -> list[Observation]:
+        """What is known of the best caption of every photo."""
+        photos = memories[0].summary.squeeze(1).float().cpu().numpy()
+        observed = []
+        for (best, *_), photo in zip(found, photos, strict=True):
+            assert best.evidence is not None  # collected on request
+            observed.append(
+                Observation(
+                    text=self._text(best),
+                    log_probs=best.token_log_probs.float().numpy(),
+                    log_prob=best.log_prob,
+                    entropies=best.evidence.entropies.float().numpy(),
+                    share=best.evidence.share,
+                    overlap=best.evidence.overlap,
+                    photo=photo,
+                )
+            )
+        return observed
+
     def _caption(
         self,
         hypothesis: Hypothesis,
         maps: Tensor,
         crop_box: CropBox,
         alternatives: Alternatives,
+        *,
         method: ExplanationMethod,
+        confidence: float | None = None,
     ) -> Caption:
         alphas = maps.float().numpy()
         return Caption(
@@ -724,7 +791,15 @@ class Captioner:
             pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
             geometry=self.model.geometry.placed(self.model.preprocessing.image_size, *crop_box),
             method=method,
+            confidence=confidence,
         )
+
+    def _text(self, hypothesis: Hypothesis) -> str:
+        vocabulary = self.stored.vocabulary
+        pieces = vocabulary.pieces(hypothesis.tokens)
+        if pieces:
+            return "".join(pieces).strip()
+        return join_words(vocabulary.shown(hypothesis.tokens))
 
     def _read(self, photo: Photo) -> _Read:
         image = open_image(photo)

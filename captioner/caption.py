@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.errors import ConfigError
 from captioner.geometry import Geometry
 
 # Tokens that the Penn Treebank convention splits off a word.
@@ -39,6 +40,10 @@ class Alternative(NamedTuple):
 
 END_NAME = "<end>"
 """Name of the end token in alternatives."""
+
+DOUBTFUL = 0.25
+"""Words with a lower probability are doubtful: with the shipped model, fewer than half of them
+occur in a reference caption (docs/confidence.md)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,6 +74,10 @@ class Caption:
     """Where the regions lie in the photo; None: equal cells of the crop box. See ``regions``."""
     method: str = "attention"
     """How ``alphas`` was computed; see ``models.explanations``."""
+    confidence: float | None = None
+    """Calibrated probability, 0 to 1, that the caption is right (docs/confidence.md). None: not the
+    best caption of a search, search options that the model was not calibrated for, or a model that
+    was not calibrated."""
 
     @property
     def text(self) -> str:
@@ -86,14 +95,33 @@ class Caption:
         """Where the regions lie in the photo, as fractions of its height and width."""
         return self.geometry or Geometry.even(self.alphas.shape[1:], *self.crop_box)
 
-    def as_dict(self, *, attention: bool = False) -> dict[str, Any]:
+    @property
+    def doubtful(self) -> tuple[int, ...]:
+        """Positions, counted from 0, of the words whose probability is below ``DOUBTFUL``."""
+        return tuple(int(i) for i in np.flatnonzero(np.exp(self.log_probs) < DOUBTFUL))
+
+    def unsure(self, min_confidence: float) -> bool | None:
+        """Whether the confidence is below a minimum; None if there is no confidence.
+
+        Raises:
+            ConfigError: The minimum is not from 0 to 1.
+        """
+        if not 0 <= min_confidence <= 1:
+            raise ConfigError(f"min_confidence is {min_confidence}; give a number from 0 to 1")
+        return None if self.confidence is None else self.confidence < min_confidence
+
+    def as_dict(
+        self, *, attention: bool = False, min_confidence: float | None = None
+    ) -> dict[str, Any]:
         """Convert to values that JSON can represent.
 
         Args:
             attention: Include gates, attention maps, the crop box and the region geometry.
+            min_confidence: Include ``unsure``, see the method.
 
         Returns:
-            ``text``, ``words``, ``log_prob``, ``log_probs``; ``alternatives``, if any, one list
+            ``text``, ``words``, ``log_prob``, ``log_probs``; ``confidence``, or None; ``unsure`` on
+            request; ``doubtful``, positions of words; ``alternatives``, if any, one list
             per word; with attention ``gates``, ``alphas`` (T, Gh, Gw), ``region``, the crop box
             (left, top, right, bottom), and ``geometry``: the centre of the region in row i and
             column j is (``x.first + j * x.pitch``, ``y.first + i * y.pitch``), as fractions of the
@@ -104,7 +132,11 @@ class Caption:
             "words": list(self.words),
             "log_prob": round(self.log_prob, 4),
             "log_probs": _rounded(self.log_probs, 4),
+            "confidence": None if self.confidence is None else round(self.confidence, 4),
+            "doubtful": list(self.doubtful),
         }
+        if min_confidence is not None:
+            data["unsure"] = self.unsure(min_confidence)
         if self.alternatives:
             data["alternatives"] = [
                 [{"word": other.word, "log_prob": round(other.log_prob, 4)} for other in words]
@@ -123,7 +155,8 @@ class Caption:
         return self.text
 
     def __repr__(self) -> str:  # arrays would fill the screen
-        return f"<{type(self).__name__} {self.text!r}, log_prob {self.log_prob:.2f}>"
+        sure = "" if self.confidence is None else f", confidence {self.confidence:.2f}"
+        return f"<{type(self).__name__} {self.text!r}, log_prob {self.log_prob:.2f}{sure}>"
 
     def __dir__(self) -> list[str]:  # for tab completion
         return [name for name in super().__dir__() if not name.startswith("_")]

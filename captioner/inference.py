@@ -119,6 +119,8 @@ class Ensemble:
         words: SearchTokens,
         start: int,
         seeds: Sequence[int],
+        *,
+        evidence: bool = False,
     ) -> list[list[Hypothesis]]:
         """Search for captions; see ``decoding.search.search``.
 
@@ -132,7 +134,7 @@ class Ensemble:
             ]
             ensemble = EnsembleStepper(steppers, one_grid=self.one_grid)
             stepper = ensemble if len(steppers) > 1 else steppers[0]
-            found = search(stepper, options, words, seeds)
+            found = search(stepper, options, words, seeds, evidence=evidence)
         if not all(found):
             raise OptionError(
                 "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "

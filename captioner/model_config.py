@@ -19,8 +19,9 @@ FORMAT_VERSION = 2
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
+CONFIDENCE = "confidence.safetensors"
 CARD = "README.md"
-MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CARD)
+MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
 """Everything that a model folder holds: weights as safetensors, JSON, and the model card. Nothing
 else is read from it, downloaded or pushed."""
 BEST = "best"
@@ -187,7 +188,7 @@ def not_a_config(folder: Path, error: Exception) -> ModelError:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config and weights.
+    """A short hash of a model folder's config, weights and confidence.
 
     Raises:
         ModelError: See `read_config`.
@@ -195,7 +196,9 @@ def fingerprint(folder: str | Path) -> str:
     path = find_model(folder)
     read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS):
+    for name in (CONFIG, WEIGHTS, CONFIDENCE):
+        if not (path / name).exists():  # without confidence
+            continue
         with (path / name).open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -3,6 +3,8 @@
 The folder contains everything needed for captioning: architecture, preprocessing, vocabulary, and
 the model's training data and scores. An optional ``document_frequencies.json.gz`` holds the n-gram
 document frequencies of the training captions, so that CIDEr-D can be computed for a few captions.
+An optional ``confidence.safetensors`` estimates the confidence of captions, see
+``captioner.confidence``.
 A scorer or encoder that is not built in is recorded with its package, as ``requires``.
 ``tokenizer.json``, data of the `tokenizers` library, is the sub-word tokenizer of models that have
 one. Nothing is pickled, and folders are written atomically. Weights are stored as float16 to halve
@@ -24,12 +26,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from captioner.confidence import Calibrator, read_calibrator
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ConfigError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder
 from captioner.geometry import Geometry
 from captioner.model_config import (
+    CONFIDENCE,
     CONFIG,
     FORMAT_VERSION,
     TOKENIZER,
@@ -60,6 +64,8 @@ class StoredModel:
     """Training data and scores, for people to read."""
     frequencies: bytes | None = None
     """Contents of the document frequency file, see ``captioner.evaluation``; or None."""
+    calibrator: Calibrator | None = None
+    """Estimates the confidence of captions; None: the model was not calibrated."""
 
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:
@@ -99,6 +105,8 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
                 (new / TOKENIZER).write_text(subwords.data, encoding="utf-8")
             if stored.frequencies is not None:
                 (new / FREQUENCIES).write_bytes(stored.frequencies)
+            if stored.calibrator is not None:
+                (new / CONFIDENCE).write_bytes(stored.calibrator.to_bytes())
     except OSError as error:
         raise ModelError(
             f"cannot save {folder} ({error.strerror}); its previous contents are unchanged"
@@ -173,7 +181,8 @@ def load_model(folder: str | Path) -> StoredModel:
     counted = path / FREQUENCIES
     frequencies = counted.read_bytes() if counted.is_file() else None
     info = config.get("info", {})
-    return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies)
+    calibrator = read_calibrator(path)
+    return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies, calibrator)
 
 
 def _without_weights(encoder: str, build: Callable[[], CaptionModel]) -> CaptionModel:

@@ -4,12 +4,14 @@
         --runs runs/everyday runs/everyday_continued runs/everyday_self_critical \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
         [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
+        [--diagram docs/confidence.png | --skip-confidence] \
         [--failures scripts/model_failures.md] [--note "..."]
 
 Stores the search options and the history of the runs with the model and measures it with
 ``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
-and attention on instance masks. The scores are written to config.json and, through
-scripts/model_card.md, to the model card. --to is replaced at the end, when everything is measured.
+and attention on instance masks. Calibrates its confidence on the same photos with ``captioner
+calibrate``. The scores are written to config.json and, through scripts/model_card.md, to the model
+card. --to is replaced at the end, when everything is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from captioner.cli.calibrate import main as calibrate
 from captioner.cli.evaluate import main as evaluate
+from captioner.confidence import Calibrator, read_calibrator
 from captioner.config import SearchOptions
 from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
@@ -73,16 +77,19 @@ def main() -> None:
         "coco_val": (options.coco / "captions_val.json", options.coco / "val", "coco"),
         "flickr8k_val": (options.validation, options.flickr8k / "images", "flickr8k"),
     }
+    styles = stored.vocabulary.styles
     masks = options.coco128 / "annotations" / "instances.json"
     with tempfile.TemporaryDirectory() as folder:
         save_model(f"{folder}/model", stored)
         reports = {
             name: _measure(
                 folder, "--annotations", str(captions), "--images", str(photos),
-                *(["--style", style] if stored.vocabulary.styles else []),
+                *(["--style", style] if styles else []),
             )
             for name, (captions, photos, style) in sets.items()
         }  # fmt: skip
+        if not options.skip_confidence:
+            stored.calibrator = _calibrate(Path(folder, "model"), options, bool(styles))
         photos = options.coco128 / "images"
         looks = _measure(folder, "--instances", str(masks), "--images", str(photos))["attention"]
         size = Path(folder, "model", WEIGHTS).stat().st_size
@@ -123,6 +130,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--block-repeats", action="store_true")
+    parser.add_argument("--diagram", type=Path, help="figure of the confidence's calibration")
+    parser.add_argument(
+        "--skip-confidence", action="store_true", help="do not calibrate the confidence"
+    )
     parser.add_argument("--commit", default="", help="that the stages were trained at")
     parser.add_argument("--failures", type=Path, help="Markdown: what was found by looking")
     parser.add_argument("--note", default="", help="what else is to be known of the training")
@@ -156,6 +167,40 @@ def _measure(folder: str, *what: str) -> Report:
         raise SystemExit(f"captioner evaluate {' '.join(argv)} failed; see above")
     measured: Report = json.loads(Path(report).read_text(encoding="utf-8"))
     return measured
+
+
+def _calibrate(model: Path, options: argparse.Namespace, with_styles: bool) -> Calibrator | None:
+    """The calibrator that ``captioner calibrate`` fits to both data sets."""
+    argv = ["--model", str(model), "--precision", "fp32", "--force"]
+    sets = (("coco", options.coco / "captions_val.json"), ("flickr8k", options.validation))
+    for style, captions in sets:
+        argv += ["--annotations", str(captions), *(["--styles", style] if with_styles else [])]
+        argv += ["--train-annotations", str(captions.with_name("captions_train.json"))]
+    for folder in (options.coco / "val", options.coco / "train", options.flickr8k / "images"):
+        argv += ["--images", str(folder)]
+    if options.diagram:
+        argv += ["--diagram", str(options.diagram)]
+    if calibrate(argv):
+        raise SystemExit(f"captioner calibrate {' '.join(argv)} failed; see above")
+    return read_calibrator(model)
+
+
+def confidence_table(calibrator: Calibrator | None) -> str:
+    """What the card says of the confidence."""
+    if calibrator is None:
+        return "This model is not calibrated: captions have no confidence."
+    rows = [
+        "| photos | right captions | expected calibration error | CIDEr-D of the confident half |",
+        "|---|---|---|---|",
+    ]
+    for name, part in calibrator.report.items():
+        error, half = part["calibration_error_interval"], part["half_gain_interval"]
+        rows.append(
+            f"| {name}, {part['photos']:,} | {part['right']:.0%} "
+            f"| {with_interval(part['calibration_error'], error, '.3f')} "
+            f"| {with_interval(part['half_gain'], half, '.2f')} times that of all |"
+        )
+    return "\n".join(rows)
 
 
 def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -215,6 +260,7 @@ def _card(
         "stages": "\n".join(_describe(stage) for stage in stored.info["stages"]),
         "commit": stored.info["commit"],
         **notes,
+        "confidence": confidence_table(stored.calibrator),
         "search": f"beam {stored.search.beam_size}, length penalty {stored.search.length_penalty}",
         "scores": score_table(reports, names),
         "signature": reports["flickr8k_val"]["signature"],

@@ -57,6 +57,13 @@ def parser() -> Parser:
         "--format", choices=list(WRITERS), help="output format (default: by the extension, or text)"
     )
     written.add_argument(
+        "--min-confidence",
+        type=float,
+        metavar="P",
+        help="mark captions with a confidence below P (0 to 1) as unsure; needs a calibrated "
+        "model, as the shipped one is",
+    )
+    written.add_argument(
         "--resume", action="store_true", help="continue an interrupted run with the same -o FILE"
     )
     written.add_argument("--force", action="store_true", help="overwrite existing output")
@@ -90,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
     target = _check(options)
     search = checked_search(options)
     _check_count(options, search)
+    _check_confidence(options, search)
     if options.resume and _is_complete(target, options):
         warn(f"{target} is complete, there is nothing to resume; --force captions the photos again")
         return OK
@@ -151,6 +159,31 @@ def _check_count(options: Any, search: SearchOptions) -> None:
         raise ConfigError(f"{where} has one caption per photo; give --num-captions 1")
 
 
+def _check_confidence(options: Any, search: SearchOptions) -> None:
+    """Check that captions will have a confidence, if it is needed."""
+    given = options.min_confidence
+    if given is None:
+        return
+    if not 0 <= given <= 1:
+        raise ConfigError(f"--min-confidence is {given:g}; give a number from 0 to 1")
+    beside = [name for name in ("sidecar", "embed", "in_place") if options[name]]
+    where = flag(beside[0]) if beside else "--format coco" if options.format == "coco" else None
+    if where is not None:
+        raise ConfigError(
+            f"--min-confidence marks captions in text, JSON and CSV, not {where}; leave one out"
+        )
+    from captioner.confidence import no_confidence, read_calibrator
+    from captioner.model_config import SHIPPED_MODEL, find_model, read_search
+
+    folders = options.model or [SHIPPED_MODEL]
+    if len(folders) > 1:
+        raise ConfigError("--min-confidence needs a single --model; an ensemble is not calibrated")
+    folder = find_model(folders[0])
+    styles = read_search(folder)[1].styles
+    if reason := no_confidence(read_calibrator(folder), search, styles):
+        raise ConfigError(f"--min-confidence: {reason}")
+
+
 def _is_complete(target: Path | None, options: Any) -> bool:
     return (
         target is not None
@@ -193,7 +226,7 @@ class _Run:
         )
         for (_, name), result in zip(named, bar, strict=True):
             if result.error is None:
-                yield entry(name, result.captions)
+                yield entry(name, result.captions, options.min_confidence)
             else:
                 yield {"image": name, "error": str(result.error)}
 
@@ -232,6 +265,7 @@ class _Run:
         return {
             "--format": options.format,
             "--annotations": options.annotations,
+            "--min-confidence": options.min_confidence,
             "--model": [fingerprint(folder) for folder in options.model or [SHIPPED_MODEL]],
             "--device": device.type,
             "--precision": pick_precision(options.precision, device),

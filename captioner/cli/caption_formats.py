@@ -21,15 +21,21 @@ Entry = dict[str, Any]
 """A photo's name in the output (path or COCO image id) and its captions."""
 
 
-def entry(name: str | int, captions: Sequence[Caption]) -> Entry:
-    """Return one photo's captions as JSON data."""
-    return {"image": name, "captions": [caption.as_dict() for caption in captions]}
+def entry(
+    name: str | int, captions: Sequence[Caption], min_confidence: float | None = None
+) -> Entry:
+    """Return one photo's captions as JSON data; ``unsure`` only with a minimum confidence."""
+    return {
+        "image": name,
+        "captions": [caption.as_dict(min_confidence=min_confidence) for caption in captions],
+    }
 
 
 def _write_text(file: IO[str], photos: Iterable[Entry]) -> None:
     for photo in photos:
         for caption in photo["captions"]:
-            print(f"{photo['image']}: {caption['text']}", file=file, flush=True)
+            mark = f" (unsure: {caption['confidence']:.2f})" if caption.get("unsure") else ""
+            print(f"{photo['image']}: {caption['text']}{mark}", file=file, flush=True)
 
 
 def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:
@@ -43,10 +49,21 @@ def _write_json(file: IO[str], photos: Iterable[Entry]) -> None:
 
 def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["image", "rank", "caption", "log_prob"])
+    columns = ["image", "rank", "caption", "log_prob", "confidence"]
+    marked = None
     for photo in photos:
         for rank, caption in enumerate(photo["captions"], 1):
-            writer.writerow([photo["image"], rank, caption["text"], f"{caption['log_prob']:.4f}"])
+            if marked is None:
+                marked = "unsure" in caption
+                writer.writerow([*columns, "unsure"] if marked else columns)
+            sure = caption.get("confidence")
+            row = [photo["image"], rank, caption["text"], f"{caption['log_prob']:.4f}"]
+            row.append("" if sure is None else f"{sure:.4f}")
+            if marked:
+                row.append({True: "yes", False: "no", None: ""}[caption["unsure"]])
+            writer.writerow(row)
+    if marked is None:
+        writer.writerow(columns)
 
 
 def _write_coco(file: IO[str], photos: Iterable[Entry]) -> None:

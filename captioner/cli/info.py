@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
         "tokenizer": stored.vocabulary.tokenizer,
         "styles": list(stored.vocabulary.styles),
         **stored.info,
+        "confidence": dict(stored.calibrator.report) if stored.calibrator else "not calibrated",
     }
     if options.format == "json":
         print(json.dumps(facts, indent=2, ensure_ascii=False))

@@ -24,6 +24,7 @@ COMMANDS = {
     "attend": "show where the model looked for each word: figure, animation or web page",
     "serve": "run a web page and an HTTP API for captioning",
     "evaluate": "score captions against references",
+    "calibrate": "fit the confidence of a model's captions",
     "train": "train a model",
     "prepare": "prepare data for training and evaluation",
     "info": "show a model's architecture, training data and scores",

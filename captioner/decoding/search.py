@@ -71,6 +71,18 @@ class Stepper(Protocol):
         """Continue with these photos only, (B',)."""
 
 
+class Evidence(NamedTuple):
+    """What the search knew of a caption besides its words, for its confidence."""
+
+    entropies: Tensor
+    """(T,) entropy of the distribution that each word was chosen from, in nats."""
+    share: float
+    """The caption's probability as a share of all captions in the last beam, 0 to 1."""
+    overlap: float
+    """Mean share of its words that the captions of the last beam contain, each weighted by its
+    probability, 0 to 1."""
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One caption of T tokens, without start and end. Tensors are on the CPU."""
@@ -86,6 +98,8 @@ class Hypothesis:
     """Of the whole caption, including its end token if it has one."""
     ended: bool
     """False: truncated at max_length, without an end token."""
+    evidence: Evidence | None = None
+    """None unless the search collected it."""
 
 
 class _StepRecord(NamedTuple):
@@ -96,6 +110,7 @@ class _StepRecord(NamedTuple):
     log_probs: Tensor  # (B, K) of the chosen words
     alphas: Tensor  # (B, parents, L)
     gates: Tensor  # (B, parents)
+    entropies: Tensor  # (B, parents)
 
 
 class _Finished(NamedTuple):
@@ -105,6 +120,7 @@ class _Finished(NamedTuple):
     beams: Tensor  # (B, n) best first
     scores: Tensor  # (B, n)
     tokens: Tensor  # (B, n, T)
+    candidates: Beams  # all that the beam holds
 
 
 @torch.inference_mode()
@@ -113,6 +129,8 @@ def search(
     options: SearchOptions,
     words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
     seeds: Sequence[int] | None = None,
+    *,
+    evidence: bool = False,
 ) -> list[list[Hypothesis]]:
     """Search for the captions of every photo.
 
@@ -121,6 +139,7 @@ def search(
         options: Search options.
         words: The words in the options, from ``encode_search_words``.
         seeds: A random seed per photo, combined with ``options.seed``; None: its index.
+        evidence: Collect the evidence of the captions, which takes a little longer.
 
     Returns:
         For each photo the best ``options.num_captions`` captions, best first; fewer if there are
@@ -139,9 +158,11 @@ def search(
     finished: list[_Finished] = []
     for t in range(options.max_length):
         advance = stepper.advance(last)
+        # Before words are forbidden.
+        entropies = entropy(advance.log_probs) if evidence else torch.zeros_like(advance.gates)
         rules.forbid(advance.log_probs, beams.tokens)
         choice = strategy.choose(_totals(beams, advance, stepper.end_token), beams, photos)
-        records.append(_record(photos, count, beams, choice, advance))
+        records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
         beams = _extend(beams, choice, stepper.end_token)
         if t == options.max_length - 1:
             finished.append(_collect(strategy, beams, photos))
@@ -158,7 +179,7 @@ def search(
             stepper.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    for photo, hypothesis in _trace(records, finished, stepper.end_token):
+    for photo, hypothesis in _trace(records, finished, stepper.end_token, evidence):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.
     if options.temperature == 0:
@@ -211,7 +232,29 @@ def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Finished:
     """The captions to return of finished photos."""
     best = strategy.best(beams)
     scores = beams.scores.masked_fill(strategy.ranks(beams) == -torch.inf, -torch.inf)
-    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best))
+    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best), beams)
+
+
+def _agreement(finished: _Finished, end_token: int) -> Tensor:
+    """Share and overlap of the captions to return, see ``Evidence``: (B, n, 2)."""
+    beams, best = finished.candidates, finished.beams
+    shares = beams.scores.softmax(dim=1).nan_to_num()  # (B, K); NaN: no caption has a probability
+    words = beams.tokens != end_token  # (B, K, T)
+    overlaps = []
+    for column in best.unbind(dim=1):  # one by one: n K T T numbers could be too many
+        own = _take(beams.tokens, column.unsqueeze(1))  # (B, 1, T)
+        found = (own.unsqueeze(3) == beams.tokens.unsqueeze(2)).any(dim=3)  # (B, K, T)
+        counted = _take(words, column.unsqueeze(1))
+        overlap = (found & counted).sum(dim=2) / counted.sum(dim=2).clamp(min=1)
+        overlaps.append((shares * overlap).sum(dim=1))
+    return torch.stack([shares.gather(1, best), torch.stack(overlaps, dim=1)], dim=2)
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """Entropy of distributions over the last dimension, in nats."""
+    finite = log_probs.clamp(min=-1e4)  # 0 * -inf is NaN
+    products: Tensor = torch.linalg.vecdot(log_probs.exp(), finite)
+    return -products
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -223,18 +266,23 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _record(
-    photos: Tensor, count: int, beams: Beams, choice: Choice, advance: Advance
+    rows: Tensor, beams: Beams, choice: Choice, advance: Advance, entropies: Tensor
 ) -> _StepRecord:
-    rows = photos.new_zeros(count)
-    rows[photos] = torch.arange(len(photos), device=photos.device)
-    each = torch.arange(len(photos), device=photos.device).unsqueeze(1)
+    each = torch.arange(len(choice.words), device=rows.device).unsqueeze(1)
     chosen = advance.log_probs[each, choice.parents, choice.words]
     chosen = chosen.masked_fill(_take(beams.ended, choice.parents), 0.0)
-    return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates)
+    return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates, entropies)
+
+
+def _rows(photos: Tensor, count: int) -> Tensor:
+    """The row of each of all photos in the batch, (N,); undefined for photos that have left."""
+    rows = photos.new_zeros(count)
+    rows[photos] = torch.arange(len(photos), device=photos.device)
+    return rows
 
 
 def _trace(
-    records: list[_StepRecord], finished: list[_Finished], end_token: int
+    records: list[_StepRecord], finished: list[_Finished], end_token: int, evidence: bool
 ) -> Iterator[tuple[int, Hypothesis]]:
     """Trace the finished captions back through the steps; best first for each photo."""
     photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in finished])  # (M,)
@@ -248,18 +296,38 @@ def _trace(
         beam = torch.where(present, beams, 0)
         parents = step.parents[rows, beam]
         traced.append(
-            (step.log_probs[rows, beam], step.alphas[rows, parents], step.gates[rows, parents])
+            (
+                step.log_probs[rows, beam],
+                step.alphas[rows, parents],
+                step.gates[rows, parents],
+                step.entropies[rows, parents],
+            )
         )
         beams = torch.where(present, parents, beams)
     parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*traced, strict=True)]
     scores = torch.cat([f.scores.flatten() for f in finished]).tolist()
     captions = [tokens for f in finished for tokens in f.tokens.flatten(0, 1).tolist()]
-    for photo, score, tokens, own in zip(
-        photos.tolist(), scores, captions, zip(*parts, strict=True), strict=True
+    agreements: list[list[float]] = [[]] * len(captions)
+    if evidence:
+        both = [_agreement(f, end_token).flatten(0, 1) for f in finished]
+        agreements = torch.cat(both).tolist()
+    for photo, score, tokens, agreement, own in zip(
+        photos.tolist(), scores, captions, agreements, zip(*parts, strict=True), strict=True
     ):
         if score == -torch.inf:  # only forbidden words were left
             continue
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
-        log_probs, alphas, gates = (part[:length] for part in own)
+        log_probs, alphas, gates, entropies = (part[:length] for part in own)
         ended = length < len(tokens)
-        yield photo, Hypothesis(tokens[:length], log_probs, alphas, gates, score, ended)
+        yield (
+            photo,
+            Hypothesis(
+                tokens[:length],
+                log_probs,
+                alphas,
+                gates,
+                score,
+                ended,
+                Evidence(entropies, *agreement) if evidence else None,
+            ),
+        )

@@ -34,6 +34,8 @@ CAPTIONS_EXAMPLE: dict[str, Any] = {
             "words": ["a", "dog", "runs", "on", "grass"],
             "log_prob": -3.2,
             "log_probs": [-0.3, -0.4, -0.9, -0.7, -0.5],
+            "confidence": 0.71,
+            "doubtful": [],
         }
     ],
 }

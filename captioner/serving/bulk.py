@@ -208,7 +208,10 @@ class BulkResponse(Response):
             work = service.caption_photo(photo, wanted)
             captions = await within(service.limits.timeout, work, service.too_slow(), [])
             head = {**head, "status": 200}
-            return await asyncio.to_thread(captions_json, photo.size, captions, attention, head)
+            least = wanted.min_confidence
+            return await asyncio.to_thread(
+                captions_json, photo.size, captions, attention, head, least
+            )
         except RequestError as error:
             return await _failed(head, error)
         except Exception as error:  # of this photo alone

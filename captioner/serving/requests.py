@@ -42,6 +42,8 @@ class CaptionRequest:
     """Style in which to explain the words; None: the model's default."""
     method: ExplanationMethod = "attention"
     """How the maps are computed."""
+    min_confidence: float | None = None
+    """Mark captions with a lower confidence as unsure; None: do not."""
 
     @property
     def key(self) -> tuple[SearchOptions | None, int, str | None, ExplanationMethod]:
@@ -91,6 +93,9 @@ def query_model(
     if drawing is None:
         text += " Needs attention."
     fields["method"] = (ExplanationMethod, Field("attention", description=text))
+    if drawing is None:
+        text = "Return unsure: whether the confidence of each caption is lower than this."
+        fields["min_confidence"] = (float | None, Field(None, ge=0, le=1, description=text))
     fields |= drawing or {}
     query: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     return query
@@ -170,6 +175,7 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     given = query.model_dump(exclude_none=True)
     changes = {name: given[name] for name in option_fields(SearchOptions) if name in given}
     alternatives, method = given["alternatives"], given["method"]
+    least = given.get("min_confidence")
     if method != "attention":
         model.check_method(method)
         if not given.get("attention", True):
@@ -182,11 +188,12 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
                 "or the other"
             )
         words = _known_words(model, given["words"])
-        return CaptionRequest(None, words, alternatives, style, method)
+        return CaptionRequest(None, words, alternatives, style, method, least)
     for name in _LISTS:
         if name in changes:
             changes[name] = _split_words(name, changes[name])
-    return CaptionRequest(model.options(**changes), alternatives=alternatives, method=method)
+    options = model.options(**changes)
+    return CaptionRequest(options, alternatives=alternatives, method=method, min_confidence=least)
 
 
 def _known_words(model: Captioner, text: str) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ def captions_json(
     captions: Sequence[Caption],
     attention: bool,
     head: Mapping[str, Any] | None = None,
+    min_confidence: float | None = None,
 ) -> bytes:
     """The response body for a photo of this size (width, height), in one line.
 
@@ -67,13 +68,17 @@ def captions_json(
         captions: Its captions.
         attention: Include attention maps.
         head: Fields that come before the others.
+        min_confidence: See ``Caption.as_dict``.
     """
     return json_line(
         {
             **(head or {}),
             "width": size[0],
             "height": size[1],
-            "captions": [caption.as_dict(attention=attention) for caption in captions],
+            "captions": [
+                caption.as_dict(attention=attention, min_confidence=min_confidence)
+                for caption in captions
+            ],
         }
     )
 
@@ -128,6 +133,16 @@ class CaptionResult(BaseModel):
     )
     log_probs: list[float] = Field(
         description="T natural log-probabilities, one per word, given the preceding words."
+    )
+    confidence: float | None = Field(
+        description="Calibrated probability that the caption is right, 0 to 1; null if the model "
+        "or the search options are not calibrated, or the caption is not the best.",
+    )
+    unsure: bool | None = Field(
+        None, description="Whether the confidence is below min_confidence. Only if that is given."
+    )
+    doubtful: list[int] = Field(
+        description="Positions, from 0, of the words with a probability below 0.25."
     )
     alternatives: list[list[AlternativeResult]] | None = Field(
         None,

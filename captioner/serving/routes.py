@@ -28,7 +28,9 @@ from captioner.serving.responses import (
 from captioner.serving.service import Renderer, Service
 
 _JSON = Renderer(
-    lambda photo, captions, options: captions_json(photo.size, captions, options.attention)
+    lambda photo, captions, options: captions_json(
+        photo.size, captions, options.attention, min_confidence=options.min_confidence
+    )
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from captioner.caption import Caption
+from captioner.caption import DOUBTFUL, Caption
 from captioner.data.images import Photo, open_image
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
@@ -191,6 +191,7 @@ def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, 
         "palette": palette(colormap),
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
+        "doubtful_below": DOUBTFUL,
         "smooth": smooth,
     }
 

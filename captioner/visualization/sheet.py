@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import END_NAME, Alternative, Caption
+from captioner.caption import DOUBTFUL, END_NAME, Alternative, Caption
 from captioner.config import METHOD_TITLES
 from captioner.visualization import fonts
 from captioner.visualization.drawing import Drawing
@@ -148,6 +148,11 @@ class Sheet:
         for line in fonts.wrap([block.caption.text or empty], size, width):
             lines.append((line, y + size, size, colour, False))
             y += round(1.3 * size)
+        if block.caption.confidence is not None:
+            small = self.layout.small
+            sure = f"confidence {fonts.percent(block.caption.confidence)}"
+            lines.append((sure, y + small, small, self.theme.muted, False))
+            y += round(1.3 * small)
         return lines, y
 
     def _cell(self, caption: Caption, panel: Panel, x: int, y: int) -> None:
@@ -205,6 +210,9 @@ class Sheet:
         log_prob = float(sum(min(float(caption.log_probs[p]), 0.0) for p in panel.positions))
         p = f"p {fonts.probability(log_prob)}"
         self._text(right, number_line, p, small, theme.text, align="right")
+        if len(panel.positions) == 1 and panel.positions[0] in caption.doubtful:
+            before = right - fonts.text_width(p, small) - round(0.4 * text)
+            self._text(before, number_line, "?", small, theme.text, bold=True, align="right")
 
     def _alternative(self, other: Alternative, chosen: bool, x: int, y: int) -> None:
         """Draw a candidate word and its probability."""
@@ -239,6 +247,8 @@ class Sheet:
             "p  probability of the word, given the previous words"
             + (" (several words: product)" if noted else ""),
         ]
+        if any(self._is_doubtful(block) for block in self.blocks):
+            notes.append(f"?  doubtful word: p below {DOUBTFUL}")
         if any(panel.alternatives for block in self.blocks for panel in block.panels):
             notes.append("▸  the chosen word, among the most probable at its position")
         if any(panel.masks for block in self.blocks for panel in block.panels):
@@ -265,6 +275,14 @@ class Sheet:
         for index, line in enumerate(lines):
             self._text(x, y + size + round(1.45 * size) * index, line, size, theme.muted)
         return max(bottom, y + round(1.45 * size) * (len(lines) - 1) + round(1.25 * size))
+
+    @staticmethod
+    def _is_doubtful(block: Block) -> bool:
+        """Whether a panel of the block shows a doubtful word."""
+        doubtful = set(block.caption.doubtful)
+        return any(
+            len(panel.positions) == 1 and panel.positions[0] in doubtful for panel in block.panels
+        )
 
     def _above_scale(self) -> str:
         """The drawn words that were left out of the scale and exceed it."""

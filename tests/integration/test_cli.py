@@ -77,7 +77,7 @@ def test_formats_say_the_same(capsys):
     [caption] = entry["captions"]
     assert printed["text"] == f"{photo}: {caption['text']}\n"
     rows = list(csv.reader(io.StringIO(printed["csv"])))
-    assert rows[0] == ["image", "rank", "caption", "log_prob"]
+    assert rows[0] == ["image", "rank", "caption", "log_prob", "confidence"]
     assert rows[1][:3] == [photo, "1", caption["text"]]
     assert float(rows[1][3]) == pytest.approx(caption["log_prob"], abs=1e-4)
     assert tokenize(caption["text"]) == caption["words"]

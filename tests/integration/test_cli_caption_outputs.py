@@ -93,7 +93,7 @@ def test_csv_ranks_the_captions(tiny, caption) -> None:
 
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["rank"] for row in rows] == ["1", "2"]
-    assert list(rows[0]) == ["image", "rank", "caption", "log_prob"]
+    assert list(rows[0]) == ["image", "rank", "caption", "log_prob", "confidence"]
     assert float(rows[0]["log_prob"]) >= float(rows[1]["log_prob"])
 
 

@@ -17,7 +17,7 @@ import yaml
 import captioner
 from captioner import api
 from captioner.caption import Caption
-from captioner.cli import attend, caption, evaluate, prepare, serve, train
+from captioner.cli import attend, calibrate, caption, evaluate, prepare, serve, train
 from captioner.config import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
@@ -52,6 +52,7 @@ def test_commands_are_valid(page, monkeypatch) -> None:
         "train": train.read,
         "attend": lambda arguments: attend.parser().parse(arguments),
         "caption": lambda arguments: caption.parser().parse(arguments),
+        "calibrate": lambda arguments: calibrate.parser().parse(arguments),
         "evaluate": lambda arguments: evaluate.parser().parse(arguments),
         "serve": lambda arguments: serve.parser().parse(arguments),
         "prepare": lambda arguments: prepare.parser(arguments[0]).parse(arguments[1:]),

@@ -17,6 +17,7 @@ from PIL import Image
 from captioner.cli.main import main
 from captioner.cli.train import read
 from captioner.config import TrainConfig
+from captioner.model_config import SHIPPED_MODEL
 from captioner.model_folder import load_model
 from captioner.training.data import read_data
 
@@ -86,6 +87,7 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     sets = ["--flickr8k", photos, "--coco", coco, "--coco128", photos]
     captions = ("--validation", annotations)
     arguments = [best, "--runs", run, *sets, *captions, "--to", shipped, "--beam-size", 2]
+    arguments += ["--skip-confidence"]  # thirty photos are too few
     monkeypatch.setattr(sys, "argv", ["ship_model.py", *map(str, arguments)])
     script("ship_model").main()
 
@@ -104,6 +106,7 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     assert stored.info["attention"]["uniform"] == pytest.approx(sum(inside) / 2, abs=1e-4)
     card = (shipped / "README.md").read_text(encoding="utf-8")
     assert "| flickr8k_val, 30 |" in card
+    assert "This model is not calibrated" in card
     assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0 in" in card
     capsys.readouterr()
     assert main(["info", "--model", str(shipped)]) == 0
@@ -111,6 +114,13 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     assert f"CIDEr {cider:g}" in printed
     assert "{" not in printed
     assert "# The model that ships" in printed
+
+
+def test_the_card_has_the_figures_of_the_shipped_model_s_confidence(script: Any) -> None:
+    table = script("ship_model").confidence_table(load_model(SHIPPED_MODEL).calibrator)
+
+    assert table in (SHIPPED_MODEL / "README.md").read_text(encoding="utf-8")
+    assert len(table.splitlines()) == 5
 
 
 def test_every_row_of_the_ablation_is_a_valid_config(script: Any) -> None:

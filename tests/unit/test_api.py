@@ -438,8 +438,9 @@ def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Pa
         "push_to_hub", "save", "save_pretrained", "stored", "stream",
     ]  # fmt: skip
     assert dir(caption) == [
-        "alphas", "alternatives", "as_dict", "crop_box", "gates", "geometry", "log_prob",
-        "log_probs", "method", "photo", "pieces", "regions", "text", "text_until", "words",
+        "alphas", "alternatives", "as_dict", "confidence", "crop_box", "doubtful", "gates",
+        "geometry", "log_prob", "log_probs", "method", "photo", "pieces", "regions", "text",
+        "text_until", "unsure", "words",
     ]  # fmt: skip
     assert all(hasattr(captioner, name) for name in dir(captioner))
 

@@ -166,6 +166,7 @@ class CaptionViewer {
     this.captions = entry.captions.filter((caption) => caption.words.length > 0);
     this.smooth = look.smooth;
     this.closedGate = look.closed_gate;
+    this.doubtfulBelow = look.doubtful_below;
     this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
     this.timer = null;
     this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
@@ -253,8 +254,10 @@ class CaptionViewer {
       );
     caption.words.forEach((word, index) => {
       const probability = percent(Math.exp(caption.log_probs[index]));
-      const label = `${word}, word ${index + 1} of ${count}, probability ${probability}`;
-      list.append(option(word, label, { caption: number, start: index, end: index }));
+      const doubtful = caption.doubtful?.includes(index);
+      const label = `${word}, word ${index + 1} of ${count}, probability ${probability}${doubtful ? ", doubtful" : ""}`;
+      const where = { caption: number, start: index, end: index };
+      list.append(option(word, label, where, doubtful ? "doubtful" : ""));
     });
     const all = { caption: number, start: 0, end: count - 1, all: true };
     list.append(option("all words", "all words together", all, "all"));
@@ -296,6 +299,10 @@ class CaptionViewer {
       const kind = method === "attention" ? "attention" : "relevance";
       const text = `${name}share of ${kind} per region, same scale for all words`;
       this.legend.append(element("span", {}, text), this.scaleBar(this.tops[method]));
+    }
+    if (this.captions.some(({ doubtful }) => doubtful?.length)) {
+      const below = percent(this.doubtfulBelow);
+      this.legend.append(element("span", {}, `wavy underline: doubtful word (probability below ${below})`));
     }
     const above = [...new Set(this.aboveScale())];
     if (above.length > 0) {

@@ -44,6 +44,8 @@ def test_response_has_size_and_captions(serve):
                     "words": ["1-2-3", "2", "0"],
                     "log_prob": -1.5,
                     "log_probs": [-0.5, -0.5, -0.5],
+                    "confidence": None,
+                    "doubtful": [],
                 }
             ],
         }
@@ -416,7 +418,8 @@ def test_schema_has_every_parameter(schema):
     post = schema["paths"]["/v1/captions"]["post"]
     parameters = {one["name"]: one for one in post["parameters"]}
     fields = [field.name for field in dataclasses.fields(SearchOptions)]
-    assert list(parameters) == [*fields, "words", "attention", "alternatives", "method"]
+    extra = ["words", "attention", "alternatives", "method", "min_confidence"]
+    assert list(parameters) == [*fields, *extra]
     for name, one in parameters.items():
         assert one["in"] == "query"
         assert not one.get("required")
@@ -444,7 +447,9 @@ def test_schema_has_body_and_responses(schema):
         name = one["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
         assert name == ("CaptionsResponse" if status == "200" else "ErrorResponse")
     caption = schema["components"]["schemas"]["CaptionResult"]
-    assert set(caption["required"]) == {"text", "words", "log_prob", "log_probs"}
+    assert set(caption["required"]) == {
+        "text", "words", "log_prob", "log_probs", "confidence", "doubtful",
+    }  # fmt: skip
     assert "HTTPValidationError" not in schema["components"]["schemas"]
 
 

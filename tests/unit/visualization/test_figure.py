@@ -270,7 +270,7 @@ def test_gate_and_probability_are_written_above_the_word() -> None:
     photo = flat((200, 150))
     pages = [
         np.asarray(overlay(photo, with_numbers(*numbers)).image())
-        for numbers in [(0.1, -1.0), (0.9, -1.0), (0.1, -2.0)]
+        for numbers in [(0.1, -1.0), (0.9, -1.0), (0.1, -1.2)]
     ]
     first, *others = pages
     changed = [np.nonzero((first != other).any(axis=(0, 2)))[0] for other in others]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.caption import Alternative, Caption
+from captioner.caption import DOUBTFUL, Alternative, Caption
 from captioner.errors import ConfigError
 from captioner.visualization import Entry, animate, gallery, overlay, page
 from captioner.visualization.document import asset, document, embedded, policy
@@ -82,6 +82,7 @@ def test_the_page_embeds_the_caption() -> None:
         "palette": palette(),
         "heatmap": HEATMAP_STYLE._asdict(),
         "closed_gate": CLOSED_GATE,
+        "doubtful_below": DOUBTFUL,
         "smooth": True,
     }
 

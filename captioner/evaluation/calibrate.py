@@ -1,0 +1,335 @@
+"""What ``captioner calibrate`` runs: caption photos with references, fit, report."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from captioner.api import Captioner
+from captioner.caption import DOUBTFUL
+from captioner.confidence import Calibrator, Observation, PhraseTable, search_key
+from captioner.data.coco import CaptionedImage, read_dataset
+from captioner.data.images import open_image
+from captioner.data.prefetch import read_ahead
+from captioner.errors import ConfigError, DataError, ImageError, OptionError
+from captioner.evaluation.calibration import (
+    MIN_PHOTOS,
+    Example,
+    Judged,
+    Recipe,
+    check_examples,
+    cross_validate,
+    fit,
+    measure_groups,
+)
+from captioner.evaluation.cider import CiderD
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.files import FREQUENCIES
+from captioner.inference import Prepared
+from captioner.tokenizer import caption_tokens
+
+OnError = Callable[[ImageError], None]
+"""Called with the error of a photo; the others go on."""
+
+TRAINING_PHOTOS = 3000
+"""Training photos that are encoded, at random, to know which photos are familiar."""
+
+
+@dataclass
+class Inputs:
+    """What to calibrate with; see the command's options."""
+
+    annotations: Sequence[str | Path]
+    images: Sequence[str | Path]
+    styles: Sequence[str] = ()
+    train_annotations: Sequence[str | Path] = ()
+    threshold: float = 0.5
+    batch_size: int = 32
+    search: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            OptionError: One is missing or invalid.
+        """
+        for name in ("annotations", "images"):
+            if not getattr(self, name):
+                raise OptionError(f"{{{name}}} is missing; give photos with reference captions")
+        if self.styles and len(self.styles) != len(self.annotations):
+            raise OptionError(
+                "{styles} has {given} names for {files} files; give one style for each file in "
+                "{annotations}",
+                given=len(self.styles),
+                files=len(self.annotations),
+            )
+        if not 0 < self.threshold < 10:
+            raise OptionError(
+                "{threshold} is {given}; give a CIDEr-D between 0 and 10 (0.5 is 50 points)",
+                given=self.threshold,
+            )
+        if self.batch_size < 1:
+            raise OptionError("{batch_size} is {given}; give 1 or more", given=self.batch_size)
+
+
+class _Task(NamedTuple):
+    """The photos of one annotations file."""
+
+    photos: list[CaptionedImage]
+    style: str
+    group: str
+
+
+def calibrate(
+    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+) -> tuple[Calibrator, dict[str, Any]]:
+    """Fit a calibrator by cross-validation.
+
+    Args:
+        model: A single model with document frequencies.
+        inputs: The photos and options.
+        on_error: Called for photos that cannot be read.
+        progress: Show progress on standard error, if that is a terminal.
+
+    Returns:
+        The calibrator, fitted to all photos, and the report of the cross-validation.
+
+    Raises:
+        ConfigError: The model cannot be calibrated.
+        DataError: The photos do not suffice, or a file cannot be used.
+    """
+    frequencies, tasks = _prepare(model, inputs)
+    reader = _Reader(model, inputs.batch_size, on_error, progress)
+    training = _training_photos(inputs, tasks, reader)
+    examples, words = _examples(inputs, tasks, frequencies, reader)
+    check_examples(examples, inputs.threshold)
+    options = model.options(**inputs.search)
+    phrases = PhraseTable.count(frequencies.documents, frequencies.counts)
+    recipe = Recipe(phrases, training, search_key(options), inputs.threshold)
+    judged = cross_validate(examples, recipe)
+    report = _report(model, inputs, judged, examples, words)
+    calibrator = fit(examples, recipe)
+    kept = {name: _brief(part) for name, part in report["groups"].items()}
+    return Calibrator(**{**vars(calibrator), "report": kept}), report
+
+
+def check(
+    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+) -> dict[str, Any]:
+    """Measure the confidence that a calibrated model has on these photos; see `calibrate`."""
+    calibrator = model.stored.calibrator
+    reason = model.no_confidence(model.options(**inputs.search))
+    if calibrator is None or reason is not None:
+        raise ConfigError(f"there is no confidence to check: {reason}")
+    frequencies, tasks = _prepare(model, inputs)
+    missing = sorted({task.style for task in tasks} - calibrator.intercepts.keys())
+    if missing:
+        raise ConfigError(f"the model is not calibrated for style {missing[0]}; calibrate it anew")
+    reader = _Reader(model, inputs.batch_size, on_error, progress)
+    examples, words = _examples(inputs, tasks, frequencies, reader)
+    if not examples:
+        raise DataError("no photo could be captioned; give photos that can be read")
+    confidences = [calibrator.confidence(one.seen, one.style) for one in examples]
+    scores = [one.score for one in examples]
+    judged = Judged(np.array(confidences), np.array(scores), calibrator.threshold)
+    return _report(model, inputs, judged, examples, words)
+
+
+def _brief(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that are stored with a model, rounded."""
+    names = ("photos", "right", "cider_d", "calibration_error", "half_gain")
+    intervals = ("calibration_error_interval", "half_gain_interval", "calibration_error_by_chance")
+    return {name: _rounded(part[name]) for name in (*names, *intervals)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _prepare(model: Captioner, inputs: Inputs) -> tuple[DocumentFrequencies, list[_Task]]:
+    """Document frequencies, and the photos of each file."""
+    stored = model.stored
+    if len(model.ensemble.models) > 1:
+        raise ConfigError("an ensemble cannot be calibrated; give a single model")
+    if stored.frequencies is None:
+        raise ConfigError(
+            f"the model has no {FREQUENCIES}, which decide whether a caption is right; add it "
+            "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
+        )
+    frequencies = DocumentFrequencies.from_bytes(stored.frequencies, f"the model's {FREQUENCIES}")
+    default = model.options(**inputs.search).style or next(iter(stored.vocabulary.styles), "")
+    styles = inputs.styles or [default] * len(inputs.annotations)
+    for style in styles:
+        stored.vocabulary.start(style)  # raises if the model does not know it
+    options = model.options(**inputs.search)
+    if options.temperature:
+        raise OptionError(
+            "{temperature} is {given}; confidence is for the best caption of a search, so omit it",
+            given=options.temperature,
+        )
+    # By style, if each file has its own: annotation files often have the same name.
+    named_by_style = inputs.styles and len(set(styles)) == len(styles)
+    names = styles if named_by_style else _names(inputs.annotations)
+    tasks = []
+    for file, style, name in zip(inputs.annotations, styles, names, strict=True):
+        photos = read_dataset([file], inputs.images)
+        tasks.append(_Task(photos, style, name))
+    total = sum(len(task.photos) for task in tasks)
+    if total < MIN_PHOTOS:
+        raise DataError(
+            f"{total} photos with captions are too few to calibrate; give {MIN_PHOTOS} or more"
+        )
+    return frequencies, tasks
+
+
+def _names(annotations: Sequence[str | Path]) -> list[str]:
+    """A name for each file: its own, with its folder if two are the same."""
+    paths = [Path(path).absolute() for path in annotations]
+    counts = Counter(path.stem for path in paths)
+    return [p.stem if counts[p.stem] == 1 else f"{p.parent.name}/{p.stem}" for p in paths]
+
+
+def _training_photos(
+    inputs: Inputs, tasks: Sequence[_Task], reader: _Reader
+) -> NDArray[np.float32] | None:
+    """Vectors of a sample of the training photos, (N, D)."""
+    if not inputs.train_annotations:
+        return None
+    photos = read_dataset(inputs.train_annotations, inputs.images, renumber=True)
+    own = {photo.path for task in tasks for photo in task.photos}
+    paths = [photo.path for photo in photos if photo.path not in own]
+    if len(paths) < MIN_PHOTOS:
+        raise DataError(
+            f"{len(paths)} training photos that are not calibrated with are too few; give "
+            f"{MIN_PHOTOS} or more, or leave out the training annotations"
+        )
+    if len(paths) > TRAINING_PHOTOS:
+        paths = random.Random(0).sample(paths, TRAINING_PHOTOS)
+    batches = reader.batches(paths, "training photos")
+    return np.concatenate([reader.model.photo_vectors(photos) for _, photos in batches])
+
+
+def _examples(
+    inputs: Inputs, tasks: Sequence[_Task], frequencies: DocumentFrequencies, reader: _Reader
+) -> tuple[list[Example], list[tuple[bool, bool]]]:
+    """The captions of all photos; and, of each of their words, if it is doubtful and if right."""
+    examples: list[Example] = []
+    words: list[tuple[bool, bool]] = []
+    for task in tasks:
+        options = reader.model.options(**{**inputs.search, "style": task.style})
+        found: dict[int, Observation] = {}
+        paths = [photo.path for photo in task.photos]
+        for indices, photos in reader.batches(paths, task.group):
+            seen_of = reader.model.observe_batch(photos, options)
+            found.update(zip(indices, seen_of, strict=True))
+        references = {
+            index: [caption_tokens(text) for text in task.photos[index].captions] for index in found
+        }
+        captions = {index: [caption_tokens(seen.text)] for index, seen in found.items()}
+        scores = CiderD(references, frequencies).score(captions) if found else {}
+        for index, seen in found.items():
+            examples.append(Example(seen, task.style, task.group, scores[index][0]))
+            known = {word for tokens in references[index] for word in tokens}
+            if len(captions[index][0]) == len(seen.log_probs):  # not pieces of words
+                for word, log_prob in zip(captions[index][0], seen.log_probs, strict=True):
+                    words.append((float(np.exp(log_prob)) < DOUBTFUL, word in known))
+    return examples, words
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads photos in batches."""
+
+    model: Captioner
+    size: int
+    on_error: OnError
+    progress: bool
+
+    def batches(
+        self, paths: Sequence[Path], name: str
+    ) -> Iterator[tuple[list[int], list[Prepared]]]:
+        """Positions and pixels of the photos that can be read."""
+        hide = None if self.progress else True  # None: hidden unless stderr is a terminal
+        bar = tqdm(total=len(paths), desc=name, unit="photo", disable=hide, dynamic_ncols=True)
+        with bar, closing(read_ahead(self._read, paths, ahead=self.size + 1, threads=2)) as photos:
+            numbered = enumerate(photos)
+            while batch := list(islice(numbered, self.size)):
+                good = [(i, photo) for i, photo in batch if not isinstance(photo, ImageError)]
+                for _, photo in batch:
+                    if isinstance(photo, ImageError):
+                        self.on_error(photo)
+                if good:
+                    yield [i for i, _ in good], [photo for _, photo in good]
+                bar.update(len(batch))
+
+    def _read(self, path: Path) -> Prepared | ImageError:
+        try:
+            return self.model.prepare(open_image(path))
+        except ImageError as error:
+            return error
+
+
+def _report(
+    model: Captioner,
+    inputs: Inputs,
+    judged: Judged,
+    examples: Sequence[Example],
+    words: Sequence[tuple[bool, bool]],
+) -> dict[str, Any]:
+    options = model.options(**inputs.search)
+    doubtful = [right for unsure, right in words if unsure]
+    others = [right for unsure, right in words if not unsure]
+    return {
+        "right": f"CIDEr_D >= {judged.threshold:g} under the model's document frequencies",
+        "search": search_key(options),
+        "groups": measure_groups(judged, [example.group for example in examples]),
+        "words": {
+            "doubtful_below": DOUBTFUL,
+            "doubtful": len(doubtful),
+            "doubtful_in_references": float(np.mean(doubtful)) if doubtful else None,
+            "others": len(others),
+            "others_in_references": float(np.mean(others)) if others else None,
+        },
+    }
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report for people."""
+    groups = report["groups"]
+    width = max(len(name) for name in groups)
+    head = (
+        f"{'':<{width}}  photos  right  CIDEr-D  calibration error (95%)  by chance"
+        "  confident half (95%)"
+    )
+    lines = [f"right: {report['right']}", "", head]
+    for name, part in groups.items():
+        error, half = part["calibration_error_interval"], part["half_gain_interval"]
+        lines.append(
+            f"{name:<{width}}  {part['photos']:>6,}  {part['right']:>5.0%}  {part['cider_d']:>7.3f}"
+            f"  {part['calibration_error']:.3f} ({error[0]:.3f} to {error[1]:.3f})".ljust(
+                width + 50
+            )
+            + f"  {part['calibration_error_by_chance']:>9.3f}"
+            f"  {part['half_gain']:.2f} x ({half[0]:.2f} to {half[1]:.2f})"
+        )
+    found = report["words"]
+    if found["doubtful"]:
+        lines += [
+            "",
+            f"{found['doubtful']:,} words with a probability below {found['doubtful_below']}: "
+            f"{found['doubtful_in_references']:.0%} are in a reference caption; of the other "
+            f"{found['others']:,}, {found['others_in_references']:.0%}",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,305 @@
+"""Fit the confidence of captions, and measure how well it is calibrated.
+
+A confidence is calibrated if, of the captions with confidence p, the share p is right. What is
+reported comes from cross-validation: every photo is judged by a model that was fitted without it,
+the principal components and ranges of the features included.
+
+Notation: N photos, F features, R resamples.
+
+Source: expected calibration error and reliability diagram, Guo et al. 2017 (arXiv:1706.04599).
+Score against coverage: selective prediction, Geifman and El-Yaniv 2017 (arXiv:1705.08500).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.confidence import Calibrator, Observation, PhotoSpace, PhraseTable, features
+from captioner.errors import DataError
+from captioner.evaluation.bootstrap import interval, resample_weights
+
+_Floats = NDArray[np.float64]
+
+MIN_PHOTOS = 100
+"""Fewest photos to calibrate with: fewer say little about probabilities."""
+
+BINS = 10
+"""Bins of equal width for the calibration error and the diagram, as in Guo et al."""
+
+FOLDS = 10
+
+PENALTY = 2.0
+"""Weight of the squared weights of the standardized features, next to the sum of log-losses."""
+
+RANGE = (0.005, 0.995)
+"""Quantiles of each feature that limit its range."""
+
+FAMILIAR = 0.98
+"""Share of the calibration photos that are familiar. The confidence of less familiar photos falls
+to 0 over the distance between the median and this quantile."""
+
+
+class Example(NamedTuple):
+    """A caption whose photo has reference captions."""
+
+    seen: Observation
+    style: str
+    group: str
+    """Name of its data set, for the report."""
+    score: float
+    """CIDEr-D under the model's document frequencies; 1.0 is 100 points."""
+
+
+class Recipe(NamedTuple):
+    """What a calibrator needs besides examples."""
+
+    phrases: PhraseTable
+    training_photos: NDArray[np.float32] | None
+    """Vectors of training photos, (N, D); None: those of the examples are used."""
+    search: Mapping[str, Any]
+    """See ``Calibrator.search``."""
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """N captions with their confidence and their score."""
+
+    confidences: _Floats
+    """(N,)."""
+    scores: _Floats
+    """(N,) CIDEr-D."""
+    threshold: float
+
+    @property
+    def right(self) -> _Floats:
+        """1 where the caption is right, else 0, (N,)."""
+        return (self.scores >= self.threshold).astype(np.float64)
+
+    def select(self, rows: NDArray[Any]) -> Judged:
+        """Some of the captions."""
+        return Judged(self.confidences[rows], self.scores[rows], self.threshold)
+
+
+def check_examples(examples: Sequence[Example], threshold: float) -> None:
+    """Check that there is something to learn.
+
+    Raises:
+        DataError: Too few photos, or all captions are right, or all wrong.
+    """
+    if len(examples) < MIN_PHOTOS:
+        raise DataError(
+            f"{len(examples)} photos with captions are too few to calibrate; give {MIN_PHOTOS} or "
+            "more"
+        )
+    right = sum(example.score >= threshold for example in examples)
+    if min(right, len(examples) - right) < 10:
+        raise DataError(
+            f"{right} of {len(examples)} captions have a CIDEr-D of {threshold} or more; at least "
+            "10 must be above it and 10 below: give another threshold"
+        )
+
+
+def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
+    """Fit a calibrator."""
+    photos = recipe.training_photos
+    if photos is None:
+        photos = np.stack([example.seen.photo for example in examples])
+    return _fit(examples, recipe, PhotoSpace.fit(photos))
+
+
+def cross_validate(
+    examples: Sequence[Example], recipe: Recipe, folds: int = FOLDS, seed: int = 0
+) -> Judged:
+    """Confidence of every example from a calibrator that was fitted without it."""
+    if recipe.training_photos is not None:  # they are not the examples: one space for all folds
+        space = PhotoSpace.fit(recipe.training_photos)
+    fold = np.random.default_rng(seed).permutation(len(examples)) % folds
+    confidences = np.zeros(len(examples))
+    for number in range(folds):
+        held_out = np.flatnonzero(fold == number).tolist()
+        kept = [examples[i] for i in np.flatnonzero(fold != number).tolist()]
+        if recipe.training_photos is None:
+            calibrator = fit(kept, recipe)
+        else:
+            calibrator = _fit(kept, recipe, space)
+        for i in held_out:
+            confidences[i] = calibrator.confidence(examples[i].seen, examples[i].style)
+    scores = np.array([example.score for example in examples])
+    return Judged(confidences, scores, recipe.threshold)
+
+
+def _fit(examples: Sequence[Example], recipe: Recipe, space: PhotoSpace) -> Calibrator:
+    found = np.array([features(one.seen, space, recipe.phrases) for one in examples])
+    lowest, highest = np.quantile(found, RANGE, axis=0)
+    limited = np.clip(found, lowest, highest)
+    mean, scale = limited.mean(axis=0), limited.std(axis=0)
+    scale[scale < 1e-9] = 1.0  # a feature that never varies, such as the beam's share in greedy
+    styles = list(dict.fromkeys(one.style for one in examples))
+    of_style = np.array([[one.style == style for style in styles] for one in examples], np.float64)
+    right = np.array([one.score >= recipe.threshold for one in examples], np.float64)
+    penalties = np.array([PENALTY] * found.shape[1] + [0.01] * len(styles))
+    weights = logistic_regression(np.hstack([(limited - mean) / scale, of_style]), right, penalties)
+    middle, start = np.quantile(found[:, -1], [0.5, FAMILIAR])
+    return Calibrator(
+        weights=weights[: found.shape[1]],
+        mean=mean,
+        scale=scale,
+        lowest=lowest,
+        highest=highest,
+        intercepts=dict(zip(styles, weights[found.shape[1] :].tolist(), strict=True)),
+        familiar=(float(start), float(2 * start - middle + 1e-9)),
+        space=space,
+        phrases=recipe.phrases,
+        search=recipe.search,
+        threshold=recipe.threshold,
+    )
+
+
+def logistic_regression(inputs: _Floats, labels: _Floats, penalties: _Floats) -> _Floats:
+    """Weights that minimize the log-loss by Newton's method.
+
+        sum_n log(1 + exp(-s_n w . x_n)) + sum_i penalty_i w_i^2 / 2,    s_n = 2 label_n - 1
+
+    Args:
+        inputs: (N, F).
+        labels: 0 or 1, (N,).
+        penalties: All above 0, (F,), which keeps the minimum finite and unique.
+
+    Returns:
+        The weights, (F,).
+    """
+    weights = np.zeros(inputs.shape[1])
+
+    def loss(at: _Floats) -> float:
+        signed = (2 * labels - 1) * (inputs @ at)
+        return float(np.logaddexp(0, -signed).sum() + penalties @ at**2 / 2)
+
+    current = loss(weights)
+    for _ in range(100):
+        p = np.exp(-np.logaddexp(0, -inputs @ weights))
+        gradient = inputs.T @ (p - labels) + penalties * weights
+        hessian = (inputs * (p * (1 - p))[:, None]).T @ inputs + np.diag(penalties)
+        step = np.linalg.solve(hessian, gradient)
+        while (new := loss(weights - step)) > current and np.abs(step).max() > 1e-12:
+            step /= 2
+        weights = weights - step
+        if current - new < 1e-10:
+            break
+        current = new
+    return weights
+
+
+# --- measures ------------------------------------------------------------------------------------
+
+
+class Bin(NamedTuple):
+    """The captions whose confidence lies in one bin."""
+
+    photos: int
+    confidence: float
+    """Mean confidence."""
+    right: float
+    """Share of right captions."""
+
+
+def reliability(judged: Judged, bins: int = BINS) -> list[Bin]:
+    """The bins that hold captions, from low to high confidence."""
+    index = _bin_of(judged.confidences, bins)
+    return [
+        Bin(
+            int((index == b).sum()),
+            float(judged.confidences[index == b].mean()),
+            float(judged.right[index == b].mean()),
+        )
+        for b in np.unique(index)
+    ]
+
+
+def calibration_error(judged: Judged, bins: int = BINS) -> float:
+    """Expected calibration error, 0 to 1.
+
+    sum_b n_b / N |mean confidence_b - share right_b|
+    """
+    return float(_errors(judged, np.ones((1, len(judged.scores))), bins)[0])
+
+
+def _errors(judged: Judged, weights: _Floats, bins: int) -> _Floats:
+    """The calibration error under each row of weights, (R, N) to (R,)."""
+    in_bin = np.eye(bins)[_bin_of(judged.confidences, bins)]  # (N, bins)
+    differences = weights @ (in_bin * (judged.confidences - judged.right)[:, None])
+    errors: _Floats = np.abs(differences).sum(axis=1) / weights.sum(axis=1)
+    return errors
+
+
+def _bin_of(confidences: _Floats, bins: int) -> NDArray[np.intp]:
+    index: NDArray[np.intp] = np.minimum((confidences * bins).astype(np.intp), bins - 1)
+    return index
+
+
+def error_by_chance(judged: Judged, bins: int = BINS, draws: int = 1000, seed: int = 0) -> float:
+    """Mean calibration error of a perfectly calibrated confidence on as many photos.
+
+    Above 0, because the share of right captions in a bin varies by chance.
+    """
+    generator = np.random.default_rng(seed)
+    p = judged.confidences
+    lucky = generator.random((draws, len(p))) < p
+    in_bin = np.eye(bins)[_bin_of(p, bins)]
+    return float(np.abs((p - lucky) @ in_bin).sum(axis=1).mean() / len(p))
+
+
+def coverage_gain(judged: Judged, share: float) -> float:
+    """Mean score of the most confident share of the captions, divided by that of all."""
+    return float(_gains(judged, np.ones((1, len(judged.scores))), share)[0])
+
+
+def _gains(judged: Judged, weights: _Floats, share: float) -> _Floats:
+    """The gain under each row of weights, (R, N) to (R,)."""
+    order = np.argsort(-judged.confidences, kind="stable")
+    scores, weights = judged.scores[order], weights[:, order]
+    before = weights.cumsum(axis=1) - weights
+    taken = np.clip(share * weights.sum(axis=1, keepdims=True) - before, 0, weights)
+    overall = (weights @ scores) / weights.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gains: _Floats = (taken @ scores) / taken.sum(axis=1) / overall
+    return gains
+
+
+def measure(judged: Judged) -> dict[str, Any]:
+    """Calibration and coverage, with 95% bootstrap intervals over photos.
+
+    Returns:
+        ``photos``; ``right``, the share of right captions; ``cider_d``, their mean score;
+        ``calibration_error``, its ``interval`` and what it would be ``by_chance``;
+        ``brier``, the mean squared difference of confidence and right (0 or 1); ``half_gain``, see
+        `coverage_gain`, and its interval; ``coverage``, the gain by share; ``bins``.
+    """
+    weights = resample_weights(len(judged.scores))
+    return {
+        "photos": len(judged.scores),
+        "right": float(judged.right.mean()),
+        "cider_d": float(judged.scores.mean()),
+        "calibration_error": calibration_error(judged),
+        "calibration_error_interval": list(interval(_errors(judged, weights, BINS))),
+        "calibration_error_by_chance": error_by_chance(judged),
+        "brier": float(((judged.confidences - judged.right) ** 2).mean()),
+        "half_gain": coverage_gain(judged, 0.5),
+        "half_gain_interval": list(interval(_gains(judged, weights, 0.5))),
+        "coverage": {f"{n / 10:g}": coverage_gain(judged, n / 10) for n in range(1, 11)},
+        "bins": [bin_._asdict() for bin_ in reliability(judged)],
+    }
+
+
+def measure_groups(judged: Judged, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`measure` of each group of photos, and of ``all`` if there are several."""
+    names = np.array(groups)
+    parts = {name: judged.select(names == name) for name in dict.fromkeys(groups)}
+    if len(parts) > 1:
+        parts["all"] = judged
+    return {name: measure(part) for name, part in parts.items()}

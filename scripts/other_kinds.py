@@ -1,0 +1,94 @@
+"""Twenty images of other kinds than the training photos, with their captions and confidence.
+
+    pip install scikit-image
+    python scripts/other_kinds.py [--model FOLDER] [--save FOLDER]
+
+Documents, drawings, screens, textures, noise, medical and astronomical images, and a few photos to
+compare with: from scikit-image, matplotlib and assets/, or generated. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from PIL import Image
+
+import captioner
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Caption the images and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="model folder (default: the shipped model)")
+    parser.add_argument("--save", type=Path, help="also write the images to this folder")
+    given = parser.parse_args()
+    model = captioner.load(*([given.model] if given.model else []), precision="fp32")
+    print("| image | caption | confidence |\n|---|---|---|")
+    for name, image in images().items():
+        if given.save:
+            given.save.mkdir(parents=True, exist_ok=True)
+            image.convert("RGB").save(given.save / f"{name.replace(' ', '_')}.png")
+        caption = model.caption(image)
+        shown = "" if caption.confidence is None else f"{caption.confidence:.2f}"
+        print(f"| {name} | {caption.text} | {shown} |")
+
+
+def images() -> dict[str, Image.Image]:
+    """The images by name."""
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or spec.origin is None:
+        raise SystemExit("scikit-image is missing; run: pip install scikit-image")
+    skimage = Path(spec.origin).parent / "data"
+    matplotlib = Path(mpl.get_data_path()) / "sample_data"
+    examples = ROOT / "assets" / "examples"
+    files = {
+        "photo of a cat": examples / "chelsea.jpg",
+        "photo of a motorcycle": skimage / "motorcycle_left.png",
+        "photo of a cup of coffee": examples / "coffee.jpg",
+        "photo of a rocket in the sky": examples / "rocket.jpg",
+        "portrait, astronaut": examples / "astronaut.jpg",
+        "old photo, man with a camera": examples / "photographer.jpg",
+        "page of a book": skimage / "page.png",
+        "photo of handwriting": skimage / "text.png",
+        "screenshot of a web page": ROOT / "assets" / "page.png",
+        "logo": matplotlib / "logo2.png",
+        "clip art": matplotlib / "Minduka_Present_Blue_Pack.png",
+        "silhouette of a horse": skimage / "horse.png",
+        "chessboard pattern": skimage / "chessboard_GRAY.png",
+        "brick wall, close": skimage / "brick.png",
+        "gravel, close": skimage / "gravel.png",
+        "the moon": skimage / "moon.png",
+        "galaxies": skimage / "hubble_deep_field.jpg",
+        "retina": skimage / "retina.jpg",
+    }
+    found = {name: Image.open(path) for name, path in files.items()}
+    found["line chart"] = _chart()
+    found["noise"] = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    )
+    return found
+
+
+def _chart() -> Image.Image:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4, 3))
+    axes = figure.subplots()
+    x = np.linspace(0, 10, 100)
+    axes.plot(x, np.sin(x), label="sin")
+    axes.plot(x, np.cos(x), label="cos")
+    axes.legend()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer)
+
+
+if __name__ == "__main__":
+    main()

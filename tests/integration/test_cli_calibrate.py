@@ -1,0 +1,360 @@
+"""``captioner calibrate`` and the confidence of captions, with a model of random weights."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner import ConfigError, load
+from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.confidence import read_calibrator
+from captioner.errors import ModelError
+from captioner.model_config import CONFIDENCE, fingerprint
+
+COUNT = 120
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def own(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Photos whose references are the model's own captions for every other photo."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "photos").mkdir()
+    random = np.random.default_rng(0)
+    for number in range(COUNT):
+        pixels = random.integers(256, size=(32, 40, 3)) * random.random(3)
+        path = folder / "photos" / f"{number}.png"
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    paths = [folder / "photos" / f"{number}.png" for number in range(COUNT)]
+    model = folder / "model"
+    shutil.copytree(tiny.model, model)
+    found = load(model, precision="fp32").caption(paths)
+    texts = [
+        caption.text if number % 2 else "two men in the rain at night"
+        for number, caption in enumerate(found)
+    ]
+    content = {
+        "images": [{"id": n, "file_name": path.name} for n, path in enumerate(paths)],
+        "annotations": [{"id": n, "image_id": n, "caption": t} for n, t in enumerate(texts)],
+    }
+    captions = folder / "captions.json"
+    captions.write_text(json.dumps(content))
+    assert run("prepare", "frequencies", tiny.captions, captions, "-o", model) == OK
+    arguments = ("--annotations", captions, "--images", folder / "photos", "--precision", "fp32")
+    calibrated = folder / "calibrated"
+    shutil.copytree(model, calibrated)
+    outputs = ("-o", folder / "report.json", "--diagram", folder / "diagram.png")
+    assert run("calibrate", "--model", calibrated, *arguments, *outputs) == OK
+    return SimpleNamespace(
+        folder=folder, model=model, calibrated=calibrated, arguments=arguments, photos=paths,
+        captions=captions,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def caption(own: SimpleNamespace, capsys: Any) -> Callable[..., tuple[int, str, str]]:
+    """``caption("--format", "csv")``: exit code, standard output and standard error."""
+
+    def call(*arguments: object, model: Path = own.calibrated) -> tuple[int, str, str]:
+        capsys.readouterr()
+        photos = own.photos[:4]
+        code = run("caption", *photos, "--model", model, "--precision", "fp32", *arguments)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+# --- calibrate -----------------------------------------------------------------------------------
+
+
+def test_the_report_and_the_diagram(own) -> None:
+    report = json.loads((own.folder / "report.json").read_text())
+
+    (group,) = report["groups"].values()
+    assert group["photos"] == COUNT
+    assert 0.4 <= group["right"] <= 0.6
+    assert 0 <= group["calibration_error"] <= 1
+    assert group["coverage"]["1"] == pytest.approx(1)
+    assert report["words"]["doubtful"] + report["words"]["others"] > COUNT
+    with Image.open(own.folder / "diagram.png") as diagram:
+        assert diagram.format == "PNG"
+        assert diagram.width > diagram.height
+
+
+def test_captions_stay_and_get_a_confidence(own) -> None:
+    before = load(own.model, precision="fp32").caption(own.photos[:8])
+    after = load(own.calibrated, precision="fp32").caption(own.photos[:8])
+
+    assert [one.text for one in after] == [one.text for one in before]
+    assert all(one.confidence is None for one in before)
+    assert all(0 <= one.confidence <= 1 for one in after)
+    assert len({one.confidence for one in after}) > 1
+
+
+def test_one_photo_has_the_confidence_that_it_has_in_a_batch(own) -> None:
+    model = load(own.calibrated, precision="fp32")
+
+    together = model.caption(own.photos[:8])
+
+    for path, one in zip(own.photos, together, strict=False):
+        assert model.caption(path).confidence == pytest.approx(one.confidence, abs=1e-4)
+
+
+def test_a_saved_model_keeps_its_confidence(own, tmp_path) -> None:
+    model = load(own.calibrated, precision="fp32")
+    model.save(tmp_path / "copy")
+
+    copy = load(tmp_path / "copy", precision="fp32")
+
+    found = [one.caption(own.photos[0]).confidence for one in (model, copy)]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert read_calibrator(tmp_path / "copy").report == model.stored.calibrator.report
+
+
+def test_a_search_option_newer_than_the_file_has_its_default(own, tmp_path) -> None:
+    model = load(own.calibrated, precision="fp32")
+    calibrator = model.stored.calibrator
+    older = {name: v for name, v in calibrator.search.items() if name != "guard_endings"}
+    model.stored.calibrator = dataclasses.replace(calibrator, search=older)
+    model.save(tmp_path / "older")
+
+    older_model = load(tmp_path / "older", precision="fp32")
+
+    assert older_model.no_confidence(older_model.options()) is None
+    assert "guard_endings off" in older_model.no_confidence(older_model.options(guard_endings=True))
+
+
+def test_check_measures_what_captions_have(own, capsys, tmp_path) -> None:
+    target = tmp_path / "check.json"
+    before = fingerprint(own.calibrated)
+
+    code = run("calibrate", "--check", "--model", own.calibrated, *own.arguments, "-o", target)
+
+    assert code == OK
+    assert fingerprint(own.calibrated) == before
+    (group,) = json.loads(target.read_text())["groups"].values()
+    confidences = [c.confidence for c in load(own.calibrated, precision="fp32").caption(own.photos)]
+    found = sum(one["photos"] * one["confidence"] for one in group["bins"]) / COUNT
+    assert found == pytest.approx(np.mean(confidences), abs=1e-4)
+    assert "calibration error" in capsys.readouterr().out
+
+
+def test_calibrating_again_needs_force_and_gives_the_same(own, capsys, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(own.calibrated, model)
+    command = ("calibrate", "--model", model, *own.arguments)
+
+    assert run(*command) == USAGE
+    assert "is calibrated already; give --force" in capsys.readouterr().err
+    assert run(*command, "--force") == OK
+    assert (model / CONFIDENCE).read_bytes() == (own.calibrated / CONFIDENCE).read_bytes()
+
+
+def test_training_photos_are_those_that_it_does_not_calibrate_with(own, tmp_path, capsys) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(own.model, model)
+
+    code = run("calibrate", "--model", model, *own.arguments, "--train-annotations", own.captions)
+
+    assert code == FAILED
+    assert "0 training photos that are not calibrated with are too few" in capsys.readouterr().err
+    assert not (model / CONFIDENCE).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "--model is missing; give the model folder to calibrate"),
+        (["--model", "MODEL"], "--annotations is missing; give photos with reference captions"),
+        (["--model", "MODEL", "--style", "coco"], "--style is not used here; give --styles"),
+        (["--model", "MODEL", *"ABC", "--styles", "x", "--styles", "y"], "--styles has 2 names"),
+        (["--model", "MODEL", "ABC", "--styles", "x"], "style"),
+        (["--model", "MODEL", "ABC", "--threshold", "0"], "--threshold is 0.0; give a CIDEr-D"),
+        (["--model", "MODEL", "ABC", "--temperature", "1"], "--temperature is 1.0; confidence is"),
+        (["--model", "MODEL", "ABC", "--diagram", "x.gif"], "use a name that ends with .png, .svg"),
+        (["--model", "MODEL", "ABC", "-o", "no/x.json"], "the folder no does not exist"),
+        (["--check", "--model", "MODEL", "ABC"], "the model is not calibrated; run captioner"),
+    ],
+)
+def test_mistakes_are_one_line(own, arguments, expected, capsys) -> None:
+    given: list[object] = []
+    for word in arguments:
+        if word in ("A", "ABC"):
+            given += own.arguments
+        elif word not in ("B", "C"):
+            given.append(own.model if word == "MODEL" else word)
+    capsys.readouterr()
+
+    assert run("calibrate", *given) == USAGE
+
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+    assert not (own.model / CONFIDENCE).exists()
+
+
+def test_a_model_without_document_frequencies(tiny, own, capsys, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.model, model)
+
+    assert run("calibrate", "--model", model, *own.arguments) == USAGE
+
+    assert "captioner prepare frequencies CAPTIONS.json -o MODEL" in capsys.readouterr().err
+
+
+def test_a_broken_photo_is_reported_and_left_out(own, capsys, tmp_path) -> None:
+    photos, model = tmp_path / "photos", tmp_path / "model"
+    shutil.copytree(own.folder / "photos", photos)
+    shutil.copytree(own.model, model)
+    (photos / "7.png").write_bytes(b"\x89PNG")
+    capsys.readouterr()
+
+    code = run("calibrate", "--model", model, "--annotations", own.captions, "--images", photos)
+
+    out, error = capsys.readouterr()
+    assert code == FAILED
+    assert "7.png" in error
+    assert "119" in out
+    assert (model / CONFIDENCE).exists()
+
+
+def test_too_few_photos(tiny, own, capsys, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(own.model, model)
+    few = ("--annotations", tiny.captions, "--images", tiny.photos)
+
+    assert run("calibrate", "--model", model, *few) == FAILED
+
+    assert "4 photos with captions are too few to calibrate" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named(own, tmp_path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(own.calibrated, model)
+    content = (model / CONFIDENCE).read_bytes()
+    (model / CONFIDENCE).write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(ModelError, match=r"confidence\.safetensors is damaged .* or delete the"):
+        load(model)
+
+
+# --- captions ------------------------------------------------------------------------------------
+
+
+def test_unsure_captions_are_marked_in_text(caption) -> None:
+    code, plain, _ = caption()
+    _, all_unsure, _ = caption("--min-confidence", 1)
+    _, none_unsure, _ = caption("--min-confidence", 0)
+
+    assert code == OK
+    assert none_unsure == plain
+    assert "unsure" not in plain
+    for before, after in zip(plain.splitlines(), all_unsure.splitlines(), strict=True):
+        text, mark = after.split(" (unsure: ")
+        assert text == before
+        assert 0 <= float(mark.removesuffix(")")) < 1
+
+
+def test_confidence_in_json_and_csv(caption) -> None:
+    _, out, _ = caption("--format", "json", "--num-captions", 2, "--min-confidence", 0.5)
+    best, second = json.loads(out)[0]["captions"]
+    _, table, _ = caption("--format", "csv", "--num-captions", 2, "--min-confidence", 0.5)
+    rows = list(csv.DictReader(io.StringIO(table)))
+
+    assert best["unsure"] is (best["confidence"] < 0.5)
+    assert (second["confidence"], second["unsure"]) == (None, None)
+    assert all(np.exp(best["log_probs"][i]) < 0.25 for i in best["doubtful"]), (
+        "doubtful words are improbable"
+    )
+    assert float(rows[0]["confidence"]) == best["confidence"]
+    assert rows[0]["unsure"] == ("yes" if best["unsure"] else "no")
+    assert (rows[1]["confidence"], rows[1]["unsure"]) == ("", "")
+    _, plain, _ = caption("--format", "csv")
+    assert plain.splitlines()[0] == "image,rank,caption,log_prob,confidence"
+
+
+def test_a_model_that_is_not_calibrated(own, caption) -> None:
+    _, out, _ = caption("--format", "json", model=own.model)
+    code, _, error = caption("--min-confidence", 0.5, model=own.model)
+
+    assert json.loads(out)[0]["captions"][0]["confidence"] is None
+    assert code == USAGE
+    assert error == (
+        "captioner: --min-confidence: the model is not calibrated; run captioner calibrate\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--min-confidence", "1.5"], "--min-confidence is 1.5; give a number from 0 to 1"),
+        (["--temperature", "0.7"], "the model is calibrated for temperature 0.0; leave out temp"),
+        (["--beam-size", "1"], "the model is calibrated for beam_size 2; leave out beam_size"),
+        (["--banned-words", "dog"], "the model is calibrated for banned_words none"),
+        (["--format", "coco"], "marks captions in text, JSON and CSV, not --format coco"),
+        (["--sidecar", "txt"], "marks captions in text, JSON and CSV, not --sidecar"),
+    ],
+)
+def test_options_without_a_confidence(caption, arguments, expected) -> None:
+    code, _, error = caption("--min-confidence", 0.5, *arguments)
+
+    assert code == USAGE
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+def test_other_searches_have_no_confidence_but_wider_beams_do(own) -> None:
+    model = load(own.calibrated, precision="fp32")
+    photo = own.photos[0]
+
+    assert model.caption(photo, beam_size=1).confidence is None
+    assert model.caption(photo, temperature=1.0).confidence is None
+    assert model.caption(photo, length_penalty=1.0).confidence is None
+    assert model.explain(photo, "a dog runs").confidence is None
+    assert model.caption(photo, beam_size=4).confidence is not None
+    assert [c.confidence is None for c in model.captions(photo, num_captions=2)] == [False, True]
+
+
+def test_an_ensemble_has_no_confidence(own) -> None:
+    both = load(own.calibrated, own.calibrated, precision="fp32")
+
+    assert both.caption(own.photos[0]).confidence is None
+    assert "ensemble" in (both.no_confidence(both.options()) or "")
+
+
+def test_unsure_in_python(own) -> None:
+    caption = load(own.calibrated, precision="fp32").caption(own.photos[0])
+
+    assert caption.unsure(1) is True
+    assert caption.unsure(0) is False
+    with pytest.raises(ConfigError, match="min_confidence is 2; give a number from 0 to 1"):
+        caption.unsure(2)
+
+
+def test_the_figure_and_the_page_show_the_confidence(own, tmp_path) -> None:
+    model = load(own.calibrated, precision="fp32")
+    caption = model.caption(own.photos[0])
+    shown = f"{100 * caption.confidence:.0f}%" if caption.confidence >= 0.0995 else "%"
+    for name in ("figure.svg", "page.html"):
+        assert (
+            run("attend", own.photos[0], "--model", own.calibrated, "-o", tmp_path / name,
+                "--precision", "fp32")
+            == OK
+        )  # fmt: skip
+
+    assert f"confidence {shown}" in (tmp_path / "figure.svg").read_text() or shown == "%"
+    assert f'"confidence":{round(caption.confidence, 4)}' in (tmp_path / "page.html").read_text()

@@ -1,0 +1,81 @@
+"""What the search reports of a caption for its confidence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from table_stepper import TableStepper, constant_table, random_table
+
+from captioner.config import SearchOptions
+from captioner.decoding.search import entropy, search
+
+
+def test_evidence_is_collected_on_request_only() -> None:
+    options = SearchOptions(beam_size=2, max_length=4)
+
+    [[plain]] = search(TableStepper([random_table(0, 4)]), options)
+    [[told]] = search(TableStepper([random_table(0, 4)]), options, evidence=True)
+
+    assert plain.evidence is None
+    assert told.tokens == plain.tokens
+    assert told.evidence is not None
+
+
+def test_entropies_are_those_of_the_distributions_that_the_words_came_from() -> None:
+    table = random_table(3, 5)
+    options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
+
+    [[found]] = search(TableStepper([table]), options, evidence=True)
+
+    expected = []
+    for length in range(len(found.tokens)):
+        log_probs = table(tuple(found.tokens[:length])).astype(np.float64)
+        expected.append(-(np.exp(log_probs) * log_probs).sum())
+    assert found.evidence is not None
+    assert found.evidence.entropies.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_forbidden_word_has_no_part_in_the_entropy() -> None:
+    log_probs = torch.tensor([0.5, 0.5, 0.0]).log()
+
+    assert entropy(log_probs).item() == pytest.approx(np.log(2))
+
+
+def test_share_and_overlap_of_two_captions() -> None:
+    # One word, then the end: "1" with 0.6 and "2" with 0.3 (and 0.1 for no word at all).
+    table = constant_table(0.1, 0.6, 0.3)
+    options = SearchOptions(beam_size=2, num_captions=2, max_length=1)
+
+    [[first, second]] = search(TableStepper([table]), options, evidence=True)
+
+    assert [first.tokens, second.tokens] == [[1], [2]]
+    assert first.evidence is not None
+    assert second.evidence is not None
+    assert first.evidence.share == pytest.approx(2 / 3)
+    assert second.evidence.share == pytest.approx(1 / 3)
+    # No word in common: the overlap is that with itself.
+    assert first.evidence.overlap == pytest.approx(2 / 3)
+
+
+def test_greedy_search_agrees_with_itself() -> None:
+    [[found]] = search(
+        TableStepper([random_table(1, 5)]), SearchOptions(beam_size=1, max_length=4), evidence=True
+    )
+
+    assert found.evidence is not None
+    assert (found.evidence.share, found.evidence.overlap) == (1.0, 1.0)
+
+
+def test_evidence_does_not_depend_on_the_other_photos() -> None:
+    tables = [random_table(seed, 6) for seed in range(6)]
+    options = SearchOptions(beam_size=3, max_length=6)
+
+    together = search(TableStepper(tables), options, evidence=True)
+
+    for table, [one] in zip(tables, together, strict=True):
+        [[alone]] = search(TableStepper([table]), options, evidence=True)
+        assert one.evidence is not None
+        assert alone.evidence is not None
+        assert alone.evidence[1:] == pytest.approx(one.evidence[1:])
+        torch.testing.assert_close(alone.evidence.entropies, one.evidence.entropies)

@@ -1,0 +1,252 @@
+"""Calibration: known answers, and no photo judged by a model that knows it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from captioner.confidence import Observation, PhotoSpace, PhraseTable, sigmoid
+from captioner.errors import DataError
+from captioner.evaluation.calibration import (
+    MIN_PHOTOS,
+    Example,
+    Judged,
+    Recipe,
+    calibration_error,
+    check_examples,
+    coverage_gain,
+    cross_validate,
+    error_by_chance,
+    fit,
+    logistic_regression,
+    measure,
+    measure_groups,
+    reliability,
+)
+
+PHRASES = PhraseTable.count(100, {("a",): 90, ("dog",): 20, ("a", "dog", "runs"): 5})
+
+
+def judged(confidences, right) -> Judged:
+    return Judged(np.array(confidences, float), np.array(right, float), 0.5)
+
+
+def example(log_prob: float, score: float, *, photo=(0.0, 0.0, 1.0), style: str = "") -> Example:
+    words = np.full(3, log_prob / 4, np.float32)
+    seen = Observation("a dog runs", words, log_prob, -words, 0.5, 0.8, np.array(photo, np.float32))
+    return Example(seen, style, "photos", score)
+
+
+def examples(count: int = 200, seed: int = 0) -> list[Example]:
+    """Captions that are right with a probability that rises with their log-probability."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        log_prob = -8 * random.random()
+        score = 1.0 if random.random() < sigmoid(log_prob + 4) else 0.0
+        found.append(example(log_prob, score, photo=random.normal(size=6)))
+    return found
+
+
+RECIPE = Recipe(PHRASES, None, {"beam_size": 3}, 0.5)
+
+
+# --- measures ------------------------------------------------------------------------------------
+
+
+def test_the_calibration_error_of_a_small_table() -> None:
+    # Bin 0.2-0.3: 3 captions, 1 right; bin 0.9-1: 2 captions, both right.
+    table = judged([0.2, 0.25, 0.24, 0.9, 1.0], [0, 0, 1, 1, 1])
+
+    expected = 3 / 5 * abs(0.23 - 1 / 3) + 2 / 5 * abs(0.95 - 1)
+
+    assert calibration_error(table) == pytest.approx(expected)
+    low, high = reliability(table)
+    assert low == pytest.approx((3, 0.23, 1 / 3))
+    assert high == pytest.approx((2, 0.95, 1.0))
+
+
+@pytest.mark.parametrize(("confidence", "error"), [(1.0, 0.5), (0.0, 0.5), (0.5, 0.0)])
+def test_a_constant_confidence_is_off_by_its_distance_to_the_share(confidence, error) -> None:
+    assert calibration_error(judged([confidence] * 4, [0, 1, 0, 1])) == pytest.approx(error)
+
+
+def test_what_chance_alone_gives() -> None:
+    many = judged(np.full(10_000, 0.5), np.zeros(10_000))
+    few = judged(np.full(100, 0.5), np.zeros(100))
+
+    # The mean of |binomial share - 0.5| is about sqrt(2 / pi) sqrt(0.25 / n).
+    assert error_by_chance(few) == pytest.approx((0.5 / np.pi / 100) ** 0.5, rel=0.1)
+    assert error_by_chance(many) < error_by_chance(few) / 5
+    certain = judged([0.0, 1.0], [0, 1])
+    assert error_by_chance(certain) == 0
+
+
+def test_the_gain_of_the_confident_half() -> None:
+    table = judged([0.9, 0.1, 0.8, 0.2], [3.0, 0.0, 1.0, 0.0])
+
+    assert coverage_gain(table, 0.5) == pytest.approx(2.0 / 1.0)
+    assert coverage_gain(table, 0.25) == pytest.approx(3.0)
+    assert coverage_gain(table, 1.0) == pytest.approx(1.0)
+    # Of three, half are one and a half.
+    three = judged([0.9, 0.8, 0.1], [3.0, 1.0, 0.0])
+    assert coverage_gain(three, 0.5) == pytest.approx((3 + 0.5) / 1.5 / (4 / 3))
+
+
+def test_intervals_contain_the_gain_and_groups_are_measured_by_themselves() -> None:
+    random = np.random.default_rng(0)
+    confidences = random.random(300)
+    table = judged(confidences, random.random(300) < confidences)
+
+    found = measure_groups(table, ["one"] * 100 + ["two"] * 200)
+
+    assert [part["photos"] for part in found.values()] == [100, 200, 300]
+    assert list(found) == ["one", "two", "all"]
+    assert found["two"] == measure(table.select(np.arange(100, 300)))
+    low, high = found["all"]["half_gain_interval"]
+    assert low < found["all"]["half_gain"] < high
+    assert sum(one["photos"] for one in found["all"]["bins"]) == 300
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+
+def test_logistic_regression_finds_the_minimum() -> None:
+    random = np.random.default_rng(0)
+    inputs = np.c_[random.normal(size=(400, 2)), np.ones(400)]
+    true = np.array([1.5, -0.7, 0.3])
+    labels = (random.random(400) < 1 / (1 + np.exp(-inputs @ true))).astype(float)
+    penalties = np.array([0.5, 0.5, 0.01])
+
+    weights = logistic_regression(inputs, labels, penalties)
+
+    p = 1 / (1 + np.exp(-inputs @ weights))
+    assert inputs.T @ (p - labels) + penalties * weights == pytest.approx(np.zeros(3), abs=1e-6)
+    assert weights == pytest.approx(true, abs=0.4)
+
+
+def test_separable_labels_have_finite_weights() -> None:
+    inputs = np.c_[np.linspace(-1, 1, 40), np.ones(40)]
+
+    weights = logistic_regression(inputs, (inputs[:, 0] > 0).astype(float), np.array([1, 0.01]))
+
+    assert np.isfinite(weights).all()
+    assert weights[0] > 1
+
+
+def test_confidence_rises_with_the_probability_of_the_caption() -> None:
+    calibrator = fit(examples(), RECIPE)
+
+    photo = calibrator.space.mean
+    found = [calibrator.confidence(example(x, 0, photo=photo).seen, "") for x in (-7, -5, -3, -1)]
+
+    assert sorted(found) == found
+    assert found[-1] - found[0] > 0.3
+    assert all(0 < confidence < 1 for confidence in found)
+
+
+def test_the_link_is_monotone_and_does_not_overflow() -> None:
+    values = [sigmoid(x) for x in (-1000, -2, 0, 2, 1000)]
+
+    assert values == sorted(values)
+    assert values[2] == 0.5
+    assert (values[0], values[-1]) == (0, 1)
+
+
+def test_cross_validated_confidence_is_calibrated() -> None:
+    found = cross_validate(examples(1000), RECIPE)
+
+    assert calibration_error(found) < 0.06
+    assert coverage_gain(found, 0.5) > 1.3
+
+
+def test_no_example_is_judged_by_a_model_that_saw_its_score() -> None:
+    """Its confidence stays when its own score is changed."""
+    given = examples(120)
+    changed = [*given[:-1], given[-1]._replace(score=1.0 - given[-1].score)]
+
+    before = cross_validate(given, RECIPE).confidences
+    after = cross_validate(changed, RECIPE).confidences
+
+    assert after[-1] == before[-1]
+    assert (after[:-1] != before[:-1]).any()  # most other models saw it
+
+
+def test_no_example_is_judged_in_a_space_of_its_own_photo() -> None:
+    """Another photo of the last example changes the spaces of the others' folds only."""
+    given = examples(120)
+    seen = given[-1].seen
+    moved = given[-1]._replace(seen=seen._replace(photo=seen.photo + 50))
+    before = cross_validate(given, RECIPE)
+    after = cross_validate([*given[:-1], moved], RECIPE)
+    fold = np.random.default_rng(0).permutation(120) % 10
+    same = np.flatnonzero(fold == fold[-1])[:-1]
+
+    assert (after.confidences[same] == before.confidences[same]).all()
+    assert (after.confidences != before.confidences).sum() > 60
+
+
+def test_styles_have_their_own_intercepts() -> None:
+    given = [
+        one._replace(style="coco" if number % 2 else "flickr", score=float(number % 4 > 0))
+        for number, one in enumerate(examples(200))
+    ]
+
+    calibrator = fit(given, RECIPE)
+
+    assert set(calibrator.intercepts) == {"coco", "flickr"}
+    assert calibrator.intercepts["coco"] > calibrator.intercepts["flickr"]
+
+
+def test_a_photo_far_from_all_others_has_no_confidence() -> None:
+    random = np.random.default_rng(0)
+    photos = random.normal(size=(400, 40)) * np.r_[np.ones(10), np.full(30, 0.1)]
+    given = [one._replace(seen=one.seen._replace(photo=p.astype(np.float32)))
+             for one, p in zip(examples(400), photos, strict=True)]  # fmt: skip
+    calibrator = fit(given, RECIPE)
+    usual, strange = given[0].seen, np.r_[np.zeros(10), np.full(30, 3.0)].astype(np.float32)
+
+    assert calibrator.confidence(usual, "") > 0
+    assert calibrator.confidence(usual._replace(photo=strange), "") == 0
+
+
+def test_features_are_limited_to_what_was_seen() -> None:
+    calibrator = fit(examples(), RECIPE)
+    photo = calibrator.space.mean
+
+    assert calibrator.confidence(example(-1000, 0, photo=photo).seen, "") == pytest.approx(
+        calibrator.confidence(example(-100, 0, photo=photo).seen, "")
+    )
+
+
+def test_too_few_photos_and_one_kind_of_caption() -> None:
+    with pytest.raises(DataError, match=f"^20 photos .* too few .* give {MIN_PHOTOS} or more$"):
+        check_examples(examples(20), 0.5)
+    right = [one._replace(score=1.0) for one in examples(120)]
+    with pytest.raises(DataError, match="120 of 120 captions have a CIDEr-D of"):
+        check_examples(right, 0.5)
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def test_rarity_is_the_logarithm_of_the_inverse_share_of_photos() -> None:
+    words = ["a", "dog", "runs", "home"]
+
+    ln = np.log
+    expected = (ln(100 / 90) + ln(100 / 20) + 2 * ln(100)) / 4
+    assert PHRASES.mean_rarity(words, 1) == pytest.approx(expected, rel=1e-3)
+    assert PHRASES.mean_rarity(words, 3) == pytest.approx((ln(20) + ln(100)) / 2, rel=1e-3)
+    assert PHRASES.mean_rarity(words[:2], 3) == pytest.approx(ln(100))
+
+
+def test_strength_and_unfamiliarity_of_a_photo() -> None:
+    random = np.random.default_rng(0)
+    photos = np.c_[random.normal(size=(500, 3)), np.zeros((500, 3))]  # a plane in 6 dimensions
+    space = PhotoSpace.fit(photos, components=3)
+
+    within, across = np.array([3.0, 4, 0, 0, 0, 0]), np.array([0.0, 0, 0, 5, 0, 0])
+
+    assert space.measure(space.mean + within) == pytest.approx((5, 0), abs=1e-2)
+    assert space.measure(space.mean + across) == pytest.approx((5, 1), abs=1e-2)
+    assert space.measure(space.mean) == pytest.approx((0, 0))
