@@ -19,7 +19,7 @@ from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
 from captioner.decoding.words import SearchTokens
 from captioner.errors import ConfigError, OptionError
-from captioner.hardware import Precision, autocast, pick_device, pick_precision
+from captioner.hardware import Precision, autocast, pick_device, pick_precision, upload
 from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
 from captioner.models.decoder import Unrolled
@@ -83,7 +83,7 @@ class Ensemble:
         with autocast(self.precision, self.device):
             for number, model in enumerate(self.models):
                 pixels = torch.from_numpy(np.stack([photo.pixels[number] for photo in photos]))
-                memories.append(model.decoder.memory(model.encode(pixels.to(self.device))))
+                memories.append(model.decoder.memory(model.encode(upload(pixels, self.device))))
         return memories
 
     def encode_features(self, features: Tensor) -> list[Memory]:
@@ -96,7 +96,7 @@ class Ensemble:
             raise ConfigError("cached features belong to one encoder; use a single model")
         model = self.models[0]
         with autocast(self.precision, self.device):
-            return [model.decoder.memory(model.to_features(features.to(self.device)))]
+            return [model.decoder.memory(model.to_features(upload(features, self.device)))]
 
     def search(
         self,
@@ -146,7 +146,7 @@ class Ensemble:
         unrolls: list[Unrolled] = []
         with autocast(self.precision, self.device):
             for model, memory in zip(self.models, memories, strict=True):
-                unrolled = model.decoder(memory, inputs.to(self.device))
+                unrolled = model.decoder(memory, inputs)
                 logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
                 log_probs.append(widen(logits).log_softmax(dim=-1))
                 if self.one_grid or not unrolls:

@@ -104,6 +104,8 @@ class FeatureSource:
             items.append(Item(image_id, torch.empty(0), captions, photo.start))
         batch = collate(items)
         images = self.cache.read([(i, flipped[i]) for i in batch.image_ids])
+        if torch.cuda.is_available():
+            images = images.pin_memory()  # here in the thread, as the DataLoader does for photos
         return batch._replace(images=images)
 
 

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
+from captioner.hardware import upload
 from captioner.models.additive import compiled_scores
 from captioner.models.attention import (
     AdditiveScorer,
@@ -295,10 +296,11 @@ class Decoder(nn.Module):
 
         Args:
             memory: The photos, (B, ...).
-            tokens: Start token, words, then padding, (B, R, T).
+            tokens: Start token, words, then padding, (B, R, T), on the CPU, see
+                ``PackedLayout``.
         """
         layout = PackedLayout.of(tokens.cpu())
-        packed = self.unroll(memory, tokens, layout)
+        packed = self.unroll(memory, upload(tokens, memory.summary.device), layout)
         return Unrolled(
             layout.unpack(packed.embedded),
             tuple(layout.unpack(part) for part in packed.outputs),
