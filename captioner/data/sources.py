@@ -23,6 +23,7 @@ from captioner.data.batches import (
     collate,
     sample_captions,
     training_loader,
+    without_text,
 )
 from captioner.data.features import FeatureCache
 from captioner.data.prefetch import read_ahead
@@ -154,7 +155,7 @@ def open_source(
         return ShardSource(
             ShardStream(
                 read_manifest(data.shards),
-                {photo.image.image_id: photo for photo in photos},
+                {photo.image.image_id: without_text(photo) for photo in photos},
                 preprocessing,
                 batch_size=batch_size,
                 max_captions=data.max_captions,
