@@ -22,7 +22,7 @@ from torch import Tensor
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
-from captioner.data.prefetch import read_ahead
+from captioner.data.prefetch import read_ahead, reader_threads
 from captioner.decoding.search import Hypothesis
 from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError, OptionError
@@ -302,7 +302,9 @@ class Captioner:
         self, photos: Iterable[Photo], options: SearchOptions, batch_size: int, alternatives: int
     ) -> Iterator[Result]:
         # While one batch is captioned, the next one is read.
-        read_photos = read_ahead(self._try_read, photos, ahead=batch_size + 1, threads=2)
+        threads = 2 if self.device.type == "cpu" else reader_threads()  # a CPU is busy encoding
+        ahead = batch_size + threads - 1
+        read_photos = read_ahead(self._try_read, photos, ahead=ahead, threads=threads)
         with closing(read_photos):
             while batch := list(islice(read_photos, batch_size)):
                 good = [read.prepared for _, read in batch if isinstance(read, _Read)]

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.additive import additive_scores, compiled_scores, exponentials
+from captioner.models.additive import additive_scores, exponentials, training_scores
 from captioner.registry import Registry
 
 
@@ -89,7 +89,7 @@ class Scorer(nn.Module):
 
     def additive(self, query: Tensor, keys: Tensor, energy: nn.Linear) -> Tensor:
         """v^T tanh(key_i + query): (B, R, A) and the exponentials (B, L, A) to (B, R, L)."""
-        scores = compiled_scores() if self.compiled else additive_scores
+        scores = training_scores if self.compiled else additive_scores
         with torch.autocast(query.device.type, enabled=False):
             return scores(exponentials(widen(query)), keys, widen(energy.weight).flatten())
 

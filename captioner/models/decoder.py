@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.hardware import upload
-from captioner.models.additive import compiled_scores
+from captioner.models.additive import warm_up_compiled_scores
 from captioner.models.attention import (
     AdditiveScorer,
     ConcatScorer,
@@ -186,10 +186,8 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, AdditiveScorer | ConcatScorer):
                 module.compiled = True
-                some = torch.ones(2, 2, 2, device=self.embedding.weight.device, requires_grad=True)
                 try:
-                    scores = compiled_scores()(some, some, some[0, 0])
-                    torch.autograd.grad(scores.sum(), some)
+                    warm_up_compiled_scores(self.embedding.weight)
                 except Exception as error:
                     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise ConfigError(

@@ -352,7 +352,9 @@ def test_photos_come_with_their_own_captions(make: Make, items: list[EncodedImag
     for batch in training_loader(make(), sampler_of(7, 3), workers=0):
         for photo, captions, number in zip(*batch, strict=True):
             assert {int(caption[1]) for caption in captions} <= {number + 10, PAD}
-            expected = make().reader.preprocessing.pixels(Image.open(Path(items[number].image.path)))
+            expected = make().reader.preprocessing.pixels(
+                Image.open(Path(items[number].image.path))
+            )
             assert torch.equal(photo, torch.from_numpy(np.array(expected)))
 
 
