@@ -60,9 +60,17 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def ratio(times: Times, name: str, base: str) -> float:
-    """How many times as fast as ``base`` a job is: the median of the ratios within a round."""
-    return median([b / a for a, b in zip(times[name], times[base], strict=True)])
+def ratio(times: Times, name: str, base: str, counts: Mapping[str, int] | None = None) -> float:
+    """How many times as fast as ``base`` a job is: the median of the ratios within a round.
+
+    Args:
+        times: From `measure`.
+        name: The job.
+        base: The job to compare with.
+        counts: Items that each job handles; None: all handle the same.
+    """
+    share = 1.0 if counts is None else counts[name] / counts[base]
+    return share * median([b / a for a, b in zip(times[name], times[base], strict=True)])
 
 
 def in_child(script: str, *arguments: object) -> Any:
