@@ -27,7 +27,7 @@ from captioner.caption import END_NAME, Alternative, Caption, CropBox, join_word
 from captioner.confidence import Observation, no_confidence
 from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
-from captioner.data.prefetch import read_ahead
+from captioner.data.prefetch import read_ahead, reader_threads
 from captioner.decoding.search import Hypothesis
 from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError, OptionError
@@ -514,7 +514,9 @@ class Captioner:
         method: ExplanationMethod,
     ) -> Iterator[Result]:
         # While one batch is captioned, the next one is read.
-        read_photos = read_ahead(self._try_read, photos, ahead=batch_size + 1, threads=2)
+        threads = 2 if self.device.type == "cpu" else reader_threads()  # a CPU is busy encoding
+        ahead = batch_size + threads - 1
+        read_photos = read_ahead(self._try_read, photos, ahead=ahead, threads=threads)
         with closing(read_photos):
             while batch := list(islice(read_photos, batch_size)):
                 good = [read.prepared for _, read in batch if isinstance(read, _Read)]

@@ -96,6 +96,18 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return torch.autocast(device.type, torch.bfloat16)
 
 
+def upload(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """Copy a CPU tensor to a device without waiting for the work queued there.
+
+    A tensor that is on a device already is moved by ``Tensor.to``.
+    """
+    if device is None or tensor.device.type != "cpu" or device.type in ("cpu", "mps"):
+        return tensor.to(device)  # MPS reads unpinned memory too late for a copy that runs ahead
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def peak_memory(device: torch.device) -> int:
     """Peak memory so far in bytes, of the GPU or else of this process."""
     import torch

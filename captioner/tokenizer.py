@@ -37,6 +37,7 @@ splits them into characters; models use `captioner.subwords`.
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable
 
@@ -396,7 +397,7 @@ def tokenize(text: str) -> list[str]:
             position = blanks.end()
             continue
         position = _take_token(text, position, tokens)
-    return tokens
+    return list(map(sys.intern, tokens))  # millions of tokens of a data set share their strings
 
 
 def _take_token(text: str, position: int, tokens: list[str]) -> int:

@@ -10,13 +10,10 @@ memory is measured for the first quarter of the photos and for all, each in its 
 from __future__ import annotations
 
 import argparse
-import resource
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from measuring import Report, add_arguments, in_child, measure, median, peak_memory, ratio
 
 BATCH = 32
 
@@ -28,7 +25,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--beam-size", type=int)
     parser.add_argument("--photos", type=int, default=320)
-    parser.add_argument("--rounds", type=int, default=5)
+    add_arguments(parser, rounds=5)
     parser.add_argument("--only-memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
 
@@ -41,10 +38,12 @@ def main() -> None:
     if options.only_memory:
         for _ in load(*folders(options)).stream(photos):
             pass
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(peak_memory())
         return
-    _speed(options, photos)
-    _memory(options, len(photos))
+    report = Report("captioning", "job")
+    _speed(options, photos, report)
+    _memory(options, len(photos), report)
+    report.finish(options)
 
 
 def folders(options: argparse.Namespace) -> list[str]:
@@ -52,7 +51,7 @@ def folders(options: argparse.Namespace) -> list[str]:
     return [options.model] if options.model else []
 
 
-def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
+def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> None:
     import numpy as np
     import torch
 
@@ -83,32 +82,25 @@ def _speed(options: argparse.Namespace, photos: list[Path]) -> None:
 
     jobs: dict[str, Callable[[], None]] = {"encoder": encode, "caption": caption, "files": files}
     model.caption_batch(batches[0], search)  # warm-up
-    rounds: list[dict[str, float]] = []
-    for number in range(options.rounds):
-        names = list(jobs)[number % 3 :] + list(jobs)[: number % 3]
-        rounds.append({})
-        for name in names:
-            started = time.perf_counter()
-            jobs[name]()
-            rounds[-1][name] = len(photos) / (time.perf_counter() - started)
+    times = measure(jobs, options.rounds, warm_up=False)
     print(f"{len(photos)} photos, batches of {BATCH}, {search}, {torch.get_num_threads()} threads")
     for name, text in (
         ("encoder", "bare encoder, prepared batches"),
         ("caption", "captions, prepared batches"),
         ("files", "captions from files"),
     ):
-        speed = statistics.median(r[name] for r in rounds)
-        share = statistics.median(r[name] / r["encoder"] for r in rounds)
-        print(f"{text:<32} {speed:7.1f} photos/s   {100 * share:5.1f}% of the bare encoder")
+        figures = {
+            "photos/s": len(photos) / median(times[name]),
+            "of the encoder": ratio(times, name, "encoder"),
+        }
+        report.add(text, figures, times[name])
 
 
-def _memory(options: argparse.Namespace, count: int) -> None:
+def _memory(options: argparse.Namespace, count: int, report: Report) -> None:
+    given = ["--model", options.model] if options.model else []
     for number in (max(1, count // 4), count):
-        command = [sys.executable, __file__, str(options.folder), "--only-memory", str(number)]
-        if options.model:
-            command += ["--model", options.model]
-        peak = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        print(f"peak memory, {number:>5} photos {'':>10} {float(peak):8.0f} MB")
+        peak = in_child(__file__, options.folder, "--only-memory", number, *given)
+        report.add(f"{number} photos, a process of its own", {"peak memory (MB)": peak})
 
 
 if __name__ == "__main__":

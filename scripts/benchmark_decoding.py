@@ -19,12 +19,12 @@ traffic are ignored.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from measuring import Report, add_arguments, measure, median, ratio
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs=4, help="regions, features, layers, words")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 10])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
-    parser.add_argument("--rounds", type=int, default=3)
+    add_arguments(parser, rounds=3)
     options = parser.parse_args()
 
     if (options.folder is None) == (options.sizes is None):
@@ -103,9 +103,7 @@ def report(
         f"{len(features)} photos, {features.shape[1]} regions, {dtype}, "
         f"{torch.get_num_threads()} threads; one large product: {peak / 1e9:.0f} GFLOP/s"
     )
-    batches = "".join(f" {batch} |" for batch in options.batches)
-    print(f"\nphotos per second\n\n| beam | loop |{batches} best/loop |")
-    print("|---" * (len(options.batches) + 3) + "|")
+    table = Report("decoding", "beam")
     notes = []
     for beam in options.beams:
         found = SearchOptions(beam_size=beam, max_length=max_length)
@@ -114,26 +112,20 @@ def report(
         for batch in options.batches:
             counts[str(batch)] = batch * max(1, min(LOOP_PHOTOS, len(features)) // batch)
             jobs[str(batch)] = batch_job(decoder, features[: counts[str(batch)]], found, batch)
-        speeds = measure(jobs, counts, options.rounds)
+        times = measure(jobs, options.rounds)
+        speeds = {name: counts[name] / median(times[name]) for name in jobs}
         best = max(speeds[str(batch)] for batch in options.batches)
-        cells = "".join(f" {speeds[str(batch)]:.0f} |" for batch in options.batches)
-        print(f"| {beam} | {speeds['loop']:.1f} |{cells} {best / speeds['loop']:.1f} |", flush=True)
+        table.add(
+            str(beam),
+            {"loop": speeds["loop"]}
+            | {f"batch {batch}": speeds[str(batch)] for batch in options.batches}
+            | {"best/loop": max(ratio(times, str(b), "loop", counts) for b in options.batches)},
+        )
         notes.append(floor_note(decoder, features, found, best, peak))
+    print("\nphotos per second")
+    table.finish(options)
     print("\n" + "\n".join(notes))
     print(agreement(decoder, features[:LOOP_PHOTOS], max_length))
-
-
-def measure(
-    jobs: dict[str, Callable[[], None]], counts: dict[str, int], rounds: int
-) -> dict[str, float]:
-    """Photos per second of each job, median over rounds; the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(rounds + 1):
-        for name, job in jobs.items():
-            started = time.perf_counter()
-            job()
-            times[name].append(time.perf_counter() - started)
-    return {name: counts[name] / statistics.median(times[name][1:]) for name in jobs}
 
 
 def batch_job(

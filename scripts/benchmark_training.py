@@ -24,14 +24,13 @@ these steps and from the speed of the encoder at 448 pixels.
 from __future__ import annotations
 
 import argparse
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from measuring import Report, add_arguments, in_child, measure, median, ratio
+from synthetic_captions import LENGTHS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -48,9 +47,6 @@ from captioner.models.packing import PackedLayout
 from captioner.tokenizer import tokenize
 from captioner.vocabulary import END, PAD, START
 
-# Number of COCO captions by length in tokens, without start and end.
-LENGTHS = {7: 29, 8: 563, 9: 754, 10: 721, 11: 518, 12: 367, 13: 185, 14: 106, 15: 60, 16: 41,
-           17: 33, 18: 10, 19: 12, 20: 5, 21: 7, 22: 6, 23: 3, 24: 3, 25: 4, 26: 1}  # fmt: skip
 PENALTY = 0.02
 BUCKET = 64
 """Batches that are sorted by caption length together, as ``data.bucket_batches``."""
@@ -123,7 +119,7 @@ def main() -> None:
                         help="regions, features, layers, words")  # fmt: skip
     parser.add_argument("--photos", type=int, default=32)
     parser.add_argument("--captions", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=5)
+    add_arguments(parser, rounds=5)
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
     parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="padding only")
     parser.add_argument("--compile", action="store_true", help="measure training.compile too")
@@ -154,26 +150,24 @@ def main() -> None:
     print(f"padding: {100 * padding(captions(options)):.1f}% of the decoder's steps")
     agreement(options, device)
     jobs = {name: make_job(name, options, device) for name in names}
-    times = measure(jobs, options.rounds, device)
+    times = measure(jobs, options.rounds, wait=waiting(device))
     floors = {name: floor(name, options, device) for name in names[1:]}
     count = options.photos * options.captions
-    print(
-        "\n| step | captions/s | times the textbook | peak memory (MB) | share of it | of bound |"
-    )
-    print("|---|---|---|---|---|---|")
     memory = {name: memory_of(name) for name in names}
+    table = Report("training", "step", device.type)
     for name in names:
-        seconds = statistics.median(times[name])
-        ratio = statistics.median(
-            a / b for a, b in zip(times["textbook"], times[name], strict=True)
-        )
-        share = f"{100 * floors[name] / seconds:.0f}%" if name in floors else ""
-        print(
-            f"| {name} | {count / seconds:.0f} | {ratio:.1f} | {memory[name]:.0f} | "
-            f"{memory[name] / memory['textbook']:.2f} | {share} |"
-        )
+        seconds = median(times[name])
+        figures = {
+            "captions/s": count / seconds,
+            "times the textbook": ratio(times, name, "textbook"),
+            "peak memory (MB)": memory[name],
+            "share of it": memory[name] / memory["textbook"],
+            "share of bound": floors[name] / seconds if name in floors else None,
+        }
+        table.add(name, figures, times[name])
+    table.finish(options)
     if options.project:
-        project(options, device, names[-1], statistics.median(times[names[-1]]), memory[names[-1]])
+        project(options, device, names[-1], median(times[names[-1]]), memory[names[-1]])
 
 
 def captions(options: argparse.Namespace) -> Tensor:
@@ -313,7 +307,7 @@ def project(
         with torch.inference_mode(), autocast(name.split(maxsplit=1)[0], device):  # type: ignore[arg-type]
             encoder(pixels)
 
-    seconds = statistics.median(measure({"encode": encode}, 5, device)["encode"]) / len(pixels)
+    seconds = median(measure({"encode": encode}, 5, wait=waiting(device))["encode"]) / len(pixels)
     photos = COCO["photos"] + COCO["validation"]
     row = options.sizes[0] * options.sizes[1] * 2
     steps = COCO["epochs"] * -(-COCO["photos"] // options.photos)
@@ -325,21 +319,6 @@ def project(
         f"{memory / 1e3:.1f} GB from features, "
         f"{hours + steps * options.photos * seconds / 3600:.0f} h from photos"
     )
-
-
-def measure(
-    jobs: dict[str, Callable[[], None]], rounds: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Seconds of each job in each round; the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(rounds + 1):
-        for name, job in jobs.items():
-            started = time.perf_counter()
-            job()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - started)
-    return {name: seconds[1:] for name, seconds in times.items()}
 
 
 def floor(name: str, options: argparse.Namespace, device: torch.device) -> float:
@@ -375,13 +354,17 @@ def large_copy(device: torch.device) -> float:
 
 def best(job: Callable[[], object], device: torch.device) -> float:
     """Seconds of the fastest of several runs."""
-    return min(measure({"job": job}, 12, device)["job"])  # type: ignore[dict-item]
+    return min(measure({"job": job}, 12, wait=waiting(device))["job"])
+
+
+def waiting(device: torch.device) -> Callable[[], object]:
+    """A function that waits for a device."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def memory_of(name: str) -> float:
     """Peak memory of two steps in a separate process, including imports, in MB."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(in_child(__file__, *sys.argv[1:], "--only", name))
 
 
 if __name__ == "__main__":

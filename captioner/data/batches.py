@@ -11,7 +11,7 @@ import random
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,12 +94,15 @@ def sample_captions(
 NO_AUGMENTATION = Augmentation()
 
 
-class CaptionDataset(Dataset[Item]):
-    """Photos with their captions; captions, flip and augmentation vary by epoch."""
+class PhotoReader(Dataset[Item]):
+    """Reads photos; captions, flip and augmentation vary by epoch.
+
+    It holds no photos: the loader sends each to a worker when it is needed. A worker that is
+    spawned would otherwise start with a copy of all photos' captions, every epoch.
+    """
 
     def __init__(
         self,
-        items: Sequence[EncodedImage],
         preprocessing: Preprocessing,
         *,
         max_captions: int,
@@ -107,20 +110,15 @@ class CaptionDataset(Dataset[Item]):
         augmentation: Augmentation = NO_AUGMENTATION,
         seed: int = 0,
     ) -> None:
-        self.items = items
         self.preprocessing = preprocessing
         self.max_captions = max_captions
         self.horizontal_flip = horizontal_flip
         self.augmentation = augmentation
         self.seed = seed
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, epoch_and_index: tuple[int, int]) -> Item:
-        """An item of an epoch; epoch -1: without captions."""
-        epoch, index = epoch_and_index
-        photo = self.items[index]
+    def __getitem__(self, epoch_and_photo: tuple[int, EncodedImage]) -> Item:
+        """A photo's item of an epoch; epoch -1: without captions."""
+        epoch, photo = epoch_and_photo
         captions, flipped = sample_captions(
             photo,
             epoch,
@@ -141,6 +139,30 @@ class CaptionDataset(Dataset[Item]):
             captions if epoch >= 0 else [],
             photo.start,
         )
+
+
+class CaptionDataset(Dataset[Item]):
+    """Photos with their captions."""
+
+    def __init__(
+        self, items: Sequence[EncodedImage], preprocessing: Preprocessing, **options: Any
+    ) -> None:
+        """Describe the photos; for the options see `PhotoReader`."""
+        self.items = items
+        self.reader = PhotoReader(preprocessing, **options)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, epoch_and_index: tuple[int, int]) -> Item:
+        """An item of an epoch; epoch -1: without captions."""
+        epoch, index = epoch_and_index
+        return self.reader[epoch, without_text(self.items[index])]
+
+
+def without_text(photo: EncodedImage) -> EncodedImage:
+    """The photo without the text of its captions, which workers do not need."""
+    return replace(photo, image=replace(photo.image, captions=()))
 
 
 def photo_tensor(preprocessing: Preprocessing, image: Image.Image, flipped: bool) -> Tensor:
@@ -268,7 +290,22 @@ def training_loader(
     dataset: CaptionDataset, sampler: EpochSampler, workers: int
 ) -> Iterator[Batch]:
     """Batches in the sampler's order, prefetched by ``workers`` processes."""
-    return load_ahead(dataset, workers, batch_sampler=sampler, collate_fn=collate)
+    photos = _BatchesOfPhotos(sampler, dataset.items)
+    return load_ahead(dataset.reader, workers, batch_sampler=photos, collate_fn=collate)
+
+
+class _BatchesOfPhotos(Sampler[list[tuple[int, EncodedImage]]]):
+    """A sampler's batches with photos in place of their indices."""
+
+    def __init__(self, sampler: EpochSampler, photos: Sequence[EncodedImage]) -> None:
+        self.sampler, self.photos = sampler, photos
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[tuple[int, EncodedImage]]]:
+        for batch in self.sampler:
+            yield [(epoch, without_text(self.photos[index])) for epoch, index in batch]
 
 
 def load_ahead(dataset: Dataset[Any], workers: int, **options: Any) -> Iterator[Batch]:

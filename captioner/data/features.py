@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from captioner.data.coco import CaptionedImage
+from captioner.data.prefetch import reader_threads
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import DataError
 
@@ -288,11 +289,6 @@ def read_file(path: Path) -> tuple[tuple[int, int, str], bytes | None]:
     except OSError:
         return (-1, 0, ""), None
     return (status.st_size, status.st_mtime_ns, hashlib.sha256(data).hexdigest()), data
-
-
-def reader_threads() -> int:
-    """Number of threads that read files."""
-    return min(16, os.cpu_count() or 2)
 
 
 def file_size(path: Path) -> int:

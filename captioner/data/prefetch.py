@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def reader_threads() -> int:
+    """Number of threads that read files."""
+    return min(16, os.cpu_count() or 2)
 
 
 def read_ahead(

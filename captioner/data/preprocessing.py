@@ -17,6 +17,7 @@ from torch import Tensor
 
 from captioner.caption import CropBox
 from captioner.errors import ConfigError
+from captioner.hardware import upload
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -95,6 +96,7 @@ class Preprocessing:
         Returns:
             (B, 3, H, W) float32, (pixels / 255 - mean) / std, channels last in memory.
         """
-        mean = torch.tensor(self.mean, device=pixels.device) * 255
-        std = torch.tensor(self.std, device=pixels.device) * 255
+        mean, std = (
+            upload(torch.tensor(part) * 255, pixels.device) for part in (self.mean, self.std)
+        )
         return ((pixels.float() - mean) / std).permute(0, 3, 1, 2)

@@ -23,6 +23,7 @@ from captioner.data.batches import (
     collate,
     sample_captions,
     training_loader,
+    without_text,
 )
 from captioner.data.features import FeatureCache
 from captioner.data.prefetch import read_ahead
@@ -104,6 +105,8 @@ class FeatureSource:
             items.append(Item(image_id, torch.empty(0), captions, photo.start))
         batch = collate(items)
         images = self.cache.read([(i, flipped[i]) for i in batch.image_ids])
+        if torch.cuda.is_available():
+            images = images.pin_memory()  # here in the thread, as the DataLoader does for photos
         return batch._replace(images=images)
 
 
@@ -152,7 +155,7 @@ def open_source(
         return ShardSource(
             ShardStream(
                 read_manifest(data.shards),
-                {photo.image.image_id: photo for photo in photos},
+                {photo.image.image_id: without_text(photo) for photo in photos},
                 preprocessing,
                 batch_size=batch_size,
                 max_captions=data.max_captions,

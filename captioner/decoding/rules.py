@@ -12,6 +12,7 @@ from torch import Tensor
 
 from captioner.config import SearchOptions
 from captioner.decoding.words import SearchTokens
+from captioner.hardware import upload
 
 
 class Rules:
@@ -22,9 +23,10 @@ class Rules:
     ) -> None:
         self.options = options
         self.end_token = end_token
-        self.banned = torch.tensor(words.banned, dtype=torch.long, device=device)
-        self.repeatable = torch.tensor(words.repeatable, dtype=torch.long, device=device)
-        self.bad_endings = torch.tensor(words.bad_endings, dtype=torch.long, device=device)
+        self.banned, self.repeatable, self.bad_endings = (
+            upload(torch.tensor(tokens, dtype=torch.long), device)
+            for tokens in (words.banned, words.repeatable, words.bad_endings)
+        )
 
     def forbid(self, log_probs: Tensor, tokens: Tensor) -> None:
         """Set the log-probabilities of forbidden words to -inf, in place.

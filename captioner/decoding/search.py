@@ -32,6 +32,7 @@ from captioner.config import SearchOptions
 from captioner.decoding.rules import Rules
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
 from captioner.decoding.words import SearchTokens
+from captioner.hardware import upload
 
 
 class Advance(NamedTuple):
@@ -153,7 +154,7 @@ def search(
     strategy = build_strategy(options, words, seeds, stepper.end_token, device)
     photos = torch.arange(count, device=device)  # the photo in each row of the batch
     beams = _start(count, device)
-    last = torch.as_tensor(stepper.start_token, device=device).expand(count).unsqueeze(1)
+    last = upload(torch.as_tensor(stepper.start_token), device).expand(count).unsqueeze(1)
     records: list[_StepRecord] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
@@ -170,7 +171,7 @@ def search(
         done = strategy.finished(beams).cpu()  # the only synchronization of a step
         stepper.reorder(choice.parents)
         if done.any():
-            order = done.int().argsort(descending=True, stable=True).to(device)
+            order = upload(done.int().argsort(descending=True, stable=True), device)
             ready, remaining = order.tensor_split([int(done.sum())])
             finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
             if done.all():
@@ -288,7 +289,7 @@ def _trace(
     photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in finished])  # (M,)
     beams = torch.cat([f.beams.flatten() for f in finished])
     lengths = [f.tokens.shape[2] for f in finished for _ in range(f.beams.numel())]
-    steps = torch.tensor(lengths, device=photos.device)
+    steps = upload(torch.tensor(lengths), photos.device)
     traced = []
     for t in reversed(range(len(records))):
         rows, step = records[t].rows[photos], records[t]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from captioner.config import SearchOptions
 from captioner.decoding.words import SearchTokens
+from captioner.hardware import upload
 
 
 class Beams(NamedTuple):
@@ -168,7 +169,7 @@ class ForcedWords(Strategy):
         self, options: SearchOptions, words: SearchTokens, end_token: int, device: torch.device
     ) -> None:
         super().__init__(options)
-        self.forced = torch.tensor(words.forced, device=device)  # (C,)
+        self.forced = upload(torch.tensor(words.forced), device)  # (C,)
         self.end_token = end_token
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
@@ -220,7 +221,8 @@ class Sampling(Strategy):
         super().__init__(options)
         shape = (options.num_captions, options.max_length)
         uniform = [np.random.default_rng([options.seed, seed]).random(shape) for seed in seeds]
-        self.uniform = torch.from_numpy(np.array(uniform, dtype=np.float32)).to(device)  # (N, K, T)
+        numbers = torch.from_numpy(np.array(uniform, dtype=np.float32))
+        self.uniform = upload(numbers, device)  # (N, K, T)
 
     def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
         """See ``Strategy.choose``; one continuation per caption."""

@@ -10,6 +10,7 @@ a corpus metric).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,9 @@ MIN_IMAGES = 30
 
 SAME = 1e-6
 """Scores that differ by less than this are equal."""
+
+BLOCK = 40
+"""Resamples that are computed together."""
 
 RESAMPLES = 1000
 """Default number of resamples, as in Koehn 2004."""
@@ -63,11 +67,23 @@ def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> N
             f"cannot draw {resamples} resamples of {count} images with seed {seed}; "
             "give at least one of both and a seed of 0 or more"
         )
+    return np.concatenate(list(resample_blocks(count, resamples, seed)))
+
+
+def resample_blocks(
+    count: int, resamples: int = RESAMPLES, seed: int = 0
+) -> Iterator[NDArray[np.float64]]:
+    """The rows of `resample_weights` in blocks, as all of many images take hundreds of megabytes.
+
+    Yields:
+        Rows, (``BLOCK`` or the rest, N).
+    """
     generator = np.random.default_rng(seed)
-    rows = np.empty((resamples, count))
-    for row in rows:  # one at a time: drawing all at once would double the memory
-        row[:] = np.bincount(generator.integers(count, size=count), minlength=count)
-    return rows
+    for start in range(0, resamples, BLOCK):
+        rows = np.empty((min(BLOCK, resamples - start), count))
+        for row in rows:
+            row[:] = np.bincount(generator.integers(count, size=count), minlength=count)
+        yield rows
 
 
 def interval(values: ArrayLike) -> tuple[float, float]:

@@ -11,12 +11,16 @@ import gzip
 import hashlib
 import json
 import zlib
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from captioner.errors import DataError
 from captioner.files import FREQUENCIES, atomic_write
@@ -31,6 +35,7 @@ ORDERS = 4
 """Maximum length of the phrases that are counted, in words."""
 
 Ngram = tuple[str, ...]
+Integers = NDArray[np.signedinteger[Any]]
 
 
 def ngrams(tokens: Iterable[str]) -> list[Counter[Ngram]]:
@@ -43,9 +48,77 @@ def ngrams(tokens: Iterable[str]) -> list[Counter[Ngram]]:
     Returns:
         Counts of unigrams, bigrams, trigrams and 4-grams.
     """
-    words = " ".join(tokens).split()
+    words = split_tokens(tokens)
     tails = [words[start:] for start in range(ORDERS)]
     return [Counter(zip(*tails[:order], strict=False)) for order in range(1, ORDERS + 1)]
+
+
+def split_tokens(tokens: Iterable[str]) -> list[str]:
+    """Words of tokens; see `ngrams`."""
+    return " ".join(tokens).split()
+
+
+BITS = 32
+LOW = 2**BITS - 1
+
+
+def pack(high: Integers, low: Integers) -> Integers:
+    """Pack two numbers into one that sorts by the first."""
+    return (high.astype(np.int64) << BITS) | low
+
+
+def words_left(lengths: Integers) -> Integers:
+    """Words from each word of the sentences to the end of its sentence, itself included."""
+    ends = np.cumsum(lengths, dtype=np.int32)
+    left: Integers = np.repeat(ends, lengths)
+    left -= np.arange(len(left), dtype=np.int32)
+    return left
+
+
+def number_ngrams(
+    words: Integers, lengths: Integers
+) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Number the n-grams of sentences, for n = 1 to 4.
+
+    Args:
+        words: Word numbers of all sentences, concatenated.
+        lengths: Length of each sentence.
+
+    Yields:
+        ``places``: Where each n-gram starts, (P,). ``table``: Number of the first n - 1 words
+        packed with the last word, ascending, (G,); the number of an n-gram is its index here.
+        ``grams``: The number of each n-gram, (P,).
+    """
+    # In 32 bits where possible, without np.unique: there are millions of n-grams.
+    left = words_left(lengths)
+    numbers = np.zeros(len(words), np.int32)
+    for shift in range(ORDERS):
+        places = np.flatnonzero(left > shift).astype(np.int32)
+        keys = pack(numbers[places], words[places + shift])
+        order = np.argsort(keys)
+        keys = keys[order]
+        new = np.diff(keys, prepend=-1) > 0
+        numbers[places[order]] = np.cumsum(new, dtype=np.int32) - 1
+        del order
+        table = keys[new]
+        del keys
+        yield places, table, numbers[places]
+
+
+def spell(tables: Sequence[Integers], grams: Integers, words: Sequence[str]) -> Iterable[Ngram]:
+    """The words of n-grams.
+
+    Args:
+        tables: Tables of `number_ngrams` up to that of the n-grams.
+        grams: Their numbers.
+        words: The words by number.
+    """
+    columns: list[list[str]] = []
+    for table in reversed(tables):
+        keys = table[grams]
+        columns.append([words[number] for number in (keys & LOW).tolist()])
+        grams = keys >> BITS
+    return zip(*reversed(columns), strict=True)
 
 
 @dataclass(frozen=True)
@@ -61,7 +134,7 @@ class DocumentFrequencies:
     @classmethod
     def from_references(cls, references: Mapping[int, Sequence[str]]) -> DocumentFrequencies:
         """Count over captions by image id that are not yet tokenized; see `from_tokens`."""
-        return cls.from_tokens(tokenized(references))
+        return cls._count(map(caption_tokens, captions) for captions in references.values())
 
     @classmethod
     def from_tokens(cls, references: Mapping[int, Sequence[Sequence[str]]]) -> DocumentFrequencies:
@@ -70,15 +143,42 @@ class DocumentFrequencies:
         Raises:
             DataError: No image has a caption.
         """
-        documents = [captions for captions in references.values() if captions]
+        return cls._count(references.values())
+
+    @classmethod
+    def _count(cls, images: Iterable[Iterable[Iterable[str]]]) -> DocumentFrequencies:
+        """Count over the tokens of the captions of each image, in arrays.
+
+        A dictionary of all n-grams of a large data set would take gigabytes, most of them for
+        n-grams of a single image.
+        """
+        numbers: dict[str, int] = {}
+        words, lengths, owners, documents = array("i"), array("i"), array("i"), 0
+        for captions in images:
+            before = len(lengths)
+            for tokens in captions:
+                parts = split_tokens(tokens)
+                words.extend([numbers.setdefault(word, len(numbers)) for word in parts])
+                lengths.append(len(parts))
+            owners.extend([documents] * (len(lengths) - before))
+            documents += len(lengths) > before
         if not documents:
             raise DataError(
                 "no image has a reference caption to count; give annotations with captions"
             )
-        counts: Counter[Ngram] = Counter()
-        for captions in documents:
-            counts.update(set(chain.from_iterable(chain.from_iterable(map(ngrams, captions)))))
-        return cls(len(documents), {gram: n for gram, n in counts.items() if n > 1})
+        counts: dict[Ngram, int] = {}
+        names, tables = list(numbers), []
+        image = np.repeat(np.asarray(owners), np.asarray(lengths))
+        for places, table, grams in number_ngrams(np.asarray(words), np.asarray(lengths)):
+            tables.append(table)
+            pairs = pack(image[places], grams)
+            pairs.sort()
+            once = pairs[np.diff(pairs, prepend=-1) > 0] & LOW  # each n-gram once per image
+            del pairs
+            found = np.bincount(once, minlength=len(table))
+            often = np.flatnonzero(found > 1)
+            counts.update(zip(spell(tables, often, names), found[often].tolist(), strict=True))
+        return cls(documents, counts)
 
     def save(self, path: str | Path) -> None:
         """Write a ``.json.gz`` file.
@@ -90,12 +190,15 @@ class DocumentFrequencies:
 
     def to_bytes(self) -> bytes:
         """Content of the file; the same frequencies give the same bytes."""
-        content = {
-            "format_version": FORMAT_VERSION,
-            "documents": self.documents,
-            "counts": {" ".join(gram): self.counts[gram] for gram in sorted(self.counts)},
-        }
-        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        # As json.dumps would write it, without a second dictionary of all n-grams.
+        counts = ",".join(
+            f"{encode_basestring(' '.join(gram))}:{self.counts[gram]}"
+            for gram in sorted(self.counts)
+        )
+        text = (
+            f'{{"format_version":{FORMAT_VERSION},"documents":{self.documents},'
+            f'"counts":{{{counts}}}}}'
+        )
         # A token may hold a lone surrogate, which strict UTF-8 cannot encode.
         return gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)
 
@@ -148,11 +251,6 @@ class DocumentFrequencies:
                     "count the frequencies again"
                 )
         return cls(documents, {tuple(text.split()): count for text, count in counts.items()})
-
-
-def tokenized(references: Mapping[int, Sequence[str]]) -> dict[int, list[list[str]]]:
-    """Tokens of captions by image id."""
-    return {i: [caption_tokens(text) for text in captions] for i, captions in references.items()}
 
 
 def _unpack(data: bytes, path: str) -> dict[str, Any]:

@@ -10,8 +10,9 @@ which need Java.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.cider import CiderD
-from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.frequencies import DocumentFrequencies, Ngram, ngrams
 from captioner.tokenizer import caption_tokens
 
 SIGNATURE = (
@@ -53,6 +54,12 @@ class Scores:
     """Counts of corpus metrics that are not a mean over images, in order of the ids:
     Bleu (N, 10), see `bleu_from_counts`; METEOR (N, 23), see `java.METEOR_COUNTS`."""
 
+    @cached_property
+    def _columns(self) -> dict[str, NDArray[np.float64]]:
+        """Scores of the images in order of the ids, (N,), by metric."""
+        ids = sorted(self.images)
+        return {name: np.array([self.images[i][name] for i in ids]) for name in self.corpus}
+
     def resample(self, weights: ArrayLike) -> dict[str, NDArray[np.float64]]:
         """Corpus scores of resamples of the images.
 
@@ -76,8 +83,8 @@ class Scores:
                 f"weights have shape {rows.shape}; give one row per resample with one number for "
                 f"each of the {len(self.images)} images"
             )
-        ids, sizes = sorted(self.images), rows.sum(axis=1)
-        values = {name: rows @ [self.images[i][name] for i in ids] / sizes for name in self.corpus}
+        sizes = rows.sum(axis=1)
+        values = {name: rows @ column / sizes for name, column in self._columns.items()}
         bleu = bleu_from_counts(rows @ self.counts["Bleu"])
         values |= {f"Bleu_{n + 1}": bleu[:, n] for n in range(ORDERS)}
         if "METEOR" in values:
@@ -123,7 +130,8 @@ def score(
         with java_programs.Meteor() as meteor:
             whole, each, counts["METEOR"] = meteor.score(lines, texts)
         found["METEOR"] = whole, each
-    found |= _rouge_and_cider(truth, result)
+    found["ROUGE_L"] = _rouge(truth, result)
+    found["CIDEr"] = _cider(list(truth_tokens.values()), list(tokens.values()))
     if frequencies is not None:
         values = CiderD(truth_tokens, frequencies).score({i: [tokens[i]] for i in ids})
         each = np.array([values[i][0] for i in ids])
@@ -222,6 +230,7 @@ def _bleu(
     scorer = BleuScorer(n=ORDERS)
     for image_id, texts in truth.items():
         scorer += (result[image_id][0], texts)
+        scorer.crefs[-1] = None  # not read again; all of them would take gigabytes
     whole, each = scorer.compute_score(option="closest", verbose=0)
     rows = []
     for part in scorer.ctest:
@@ -232,11 +241,39 @@ def _bleu(
     return parts, np.array(rows, dtype=np.float64)
 
 
-def _rouge_and_cider(truth: Mapping[int, list[str]], result: Mapping[int, list[str]]) -> _Parts:
-    from pycocoevalcap.cider.cider import Cider
+def _rouge(truth: Mapping[int, list[str]], result: Mapping[int, list[str]]) -> Any:
     from pycocoevalcap.rouge.rouge import Rouge
 
-    return {
-        "ROUGE_L": Rouge().compute_score(truth, result),
-        "CIDEr": Cider().compute_score(truth, result),
-    }
+    return Rouge().compute_score(truth, result)
+
+
+def _cider(truth: Sequence[Sequence[Sequence[str]]], result: Sequence[Sequence[str]]) -> Any:
+    """CIDEr from tokens, by pycocoevalcap's scorer.
+
+    The scorer would keep the n-grams of all captions, a gigabyte for 40,000 images; here it gets
+    them image by image.
+    """
+    from pycocoevalcap.cider.cider_scorer import CiderScorer
+
+    scorer = CiderScorer(n=ORDERS)
+    scorer.crefs = _Lazy(truth, lambda captions: list(map(_ngram_counts, captions)))
+    scorer.ctest = _Lazy(result, _ngram_counts)
+    return scorer.compute_score()
+
+
+class _Lazy(Sequence[Any]):
+    """A sequence whose items are computed when they are read."""
+
+    def __init__(self, items: Sequence[Any], compute: Callable[[Any], Any]) -> None:
+        self.items, self.compute = items, compute
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.compute(self.items[index])
+
+
+def _ngram_counts(tokens: Sequence[str]) -> dict[Ngram, int]:
+    """N-grams of all lengths in the order of pycocoevalcap, on which the last bits depend."""
+    return {gram: count for order in ngrams(tokens) for gram, count in order.items()}

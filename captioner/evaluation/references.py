@@ -18,19 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
-from captioner.evaluation.frequencies import ORDERS, DocumentFrequencies, Ngram
+from captioner.evaluation.frequencies import (
+    ORDERS,
+    DocumentFrequencies,
+    Integers,
+    Ngram,
+    number_ngrams,
+    pack,
+    spell,
+    split_tokens,
+    words_left,
+)
 
 SIGMA = 6.0
 
 END_WORD = ""
 """Word for the end of a sentence; no word of a caption is empty."""
 
-_Integers = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 
 # Indexed by the difference of two lengths; 0 in double precision from the last on.
 _PENALTIES: _Floats = np.exp(-(np.arange(256.0) ** 2) / (2 * SIGMA**2))
-_BITS = 32
 _LAST_KEY = np.iinfo(np.int64).max
 
 
@@ -42,32 +50,32 @@ class Sentences:
     """
 
     def __init__(self, sentences: Sequence[Sequence[int]]) -> None:
-        self.lengths: _Integers = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        ends = np.cumsum(self.lengths)
-        self.words: _Integers = np.fromiter(
-            chain.from_iterable(sentences), np.int64, int(self.lengths.sum())
+        # In 32 bits, as there may be millions of words.
+        self.lengths: Integers = np.fromiter(map(len, sentences), np.int32, len(sentences))
+        self.words: Integers = np.fromiter(
+            chain.from_iterable(sentences), np.int32, int(self.lengths.sum())
         )
-        self.starts: _Integers = ends - self.lengths
-        self.owners: _Integers = np.repeat(np.arange(len(sentences), dtype=np.int64), self.lengths)
+        self.starts: Integers = np.cumsum(self.lengths, dtype=np.int32) - self.lengths
+        self.owners: Integers = np.repeat(np.arange(len(sentences), dtype=np.int32), self.lengths)
         """Sentence index of each word."""
-        self.left: _Integers = ends[self.owners] - np.arange(len(self.words))
+        self.left: Integers = words_left(self.lengths)
         """Words left in the sentence from each word on, including itself."""
 
 
 class Matches(NamedTuple):
     """N-grams of one length in captions, and the references of their images that contain them."""
 
-    caption: _Integers
+    caption: Integers
     """Caption of each n-gram, (P,); each n-gram is listed once per caption."""
-    gram: _Integers
+    gram: Integers
     """Number of the n-gram, (P,); numbers of n-grams that no reference contains are temporary."""
-    caption_count: _Integers
+    caption_count: Integers
     """Occurrences in the caption, (P,)."""
-    ngram: _Integers
+    ngram: Integers
     """Index 0 to P - 1 of the n-gram of each match, (M,), ascending."""
-    reference: _Integers
+    reference: Integers
     """Reference of each match, (M,)."""
-    reference_count: _Integers
+    reference_count: Integers
     """Occurrences in the reference, (M,)."""
 
 
@@ -79,12 +87,12 @@ class _Order(NamedTuple):
     index.
     """
 
-    table: _Integers
+    table: Integers
     """Number of the first n - 1 words packed with the last word: (G + 1,), ascending. The number of
     an n-gram is its index here."""
     frequencies: NDArray[np.int32]
     """Images per n-gram, (G + 1,); the last, 0, is for n-grams that no reference contains."""
-    keys: _Integers
+    keys: Integers
     """Image packed with n-gram: (U + 1,), ascending."""
     starts: NDArray[np.int32]
     """Index among the Q where the references of each key start: (U + 2,)."""
@@ -129,19 +137,19 @@ class References:
         """Number of each word of the references and the frequencies."""
         self._images = {image_id: number for number, image_id in enumerate(references)}
         sizes = [len(captions) for captions in references.values()]
-        self.sizes: _Integers = np.array(sizes, dtype=np.int64)
+        self.sizes: Integers = np.array(sizes, dtype=np.int64)
         """Number of references of each image, (B,)."""
-        self.first: _Integers = np.cumsum(self.sizes) - self.sizes
+        self.first: Integers = np.cumsum(self.sizes) - self.sizes
         """Index of the first reference of each image, (B,)."""
         last = (END_WORD,) if end else ()
         captions = [
-            self._number((*_parts(tokens), *last))
+            self._number((*split_tokens(tokens), *last))
             for tokens in chain.from_iterable(references.values())
         ]
         counts = {} if frequencies is None else frequencies.counts
         # Frozen n-grams are numbered as sentences of their own, after the references.
         sentences = Sentences(captions + [self._number(gram) for gram in counts])
-        self.lengths: _Integers = sentences.lengths[: len(captions)]
+        self.lengths: Integers = sentences.lengths[: len(captions)]
         """Length of each reference in words, (R,)."""
         frozen = None if frequencies is None else np.fromiter(counts.values(), np.int32)
         self.documents = len(references) if frequencies is None else frequencies.documents
@@ -162,10 +170,10 @@ class References:
         known = self.numbers
         return [
             known[word] if word in known else unknown.setdefault(word, len(known) + len(unknown))
-            for word in _parts(tokens)
+            for word in split_tokens(tokens)
         ]
 
-    def index(self, image_ids: Sequence[int]) -> _Integers:
+    def index(self, image_ids: Sequence[int]) -> Integers:
         """Indices of images in the order of the references.
 
         Raises:
@@ -179,7 +187,7 @@ class References:
             )
         return np.fromiter(map(self._images.__getitem__, image_ids), np.int64, len(image_ids))
 
-    def match(self, images: _Integers, captions: Sentences) -> list[Matches]:
+    def match(self, images: Integers, captions: Sentences) -> list[Matches]:
         """Look up the n-grams of captions in the references of their images.
 
         Args:
@@ -193,10 +201,10 @@ class References:
         numbers = np.zeros_like(captions.words)
         for shift, order in enumerate(self._orders):
             places = np.flatnonzero(captions.left > shift)
-            keys = _pack(numbers[places], captions.words[places + shift])
+            keys = pack(numbers[places], captions.words[places + shift])
             numbers[places] = _find(order.table, keys)
             caption, gram, count = _count(captions.owners[places], numbers[places])
-            keys = _pack(images[caption], gram)
+            keys = pack(images[caption], gram)
             at = np.searchsorted(order.keys, keys)
             after = order.starts[at + 1].astype(np.int64)
             sizes = np.where(order.keys[at] == keys, after - order.starts[at], 0)
@@ -207,9 +215,7 @@ class References:
             found.append(Matches(caption, gram, count, ngram, reference, reference_count))
         return found
 
-    def cider_d(
-        self, images: _Integers, captions: Sentences, matches: Sequence[Matches]
-    ) -> _Floats:
+    def cider_d(self, images: Integers, captions: Sentences, matches: Sequence[Matches]) -> _Floats:
         """CIDEr-D of captions.
 
         Args:
@@ -240,14 +246,11 @@ class References:
         """The document frequencies in use, without n-grams of a single image."""
         words = list(self.numbers)
         counts: dict[Ngram, int] = {}
+        tables = [order.table for order in self._orders]
         for shift, order in enumerate(self._orders):
             grams = np.flatnonzero(order.frequencies > 1)
-            often, columns = order.frequencies[grams].tolist(), []
-            for lower in reversed(self._orders[: shift + 1]):
-                keys = lower.table[grams]
-                columns.append([words[number] for number in (keys & (2**_BITS - 1)).tolist()])
-                grams = keys >> _BITS
-            counts.update(zip(zip(*reversed(columns), strict=True), often, strict=True))
+            spelled = spell(tables[: shift + 1], grams, words)
+            counts.update(zip(spelled, order.frequencies[grams].tolist(), strict=True))
         return DocumentFrequencies(self.documents, counts)
 
     def _number(self, words: Iterable[str]) -> list[int]:
@@ -257,15 +260,12 @@ class References:
         orders = []
         size = len(self.lengths)
         words = int(self.lengths.sum())
-        numbers = np.zeros_like(sentences.words)
-        image_of = np.repeat(np.arange(len(self.sizes), dtype=np.int64), self.sizes)
-        for shift in range(ORDERS):
-            places = np.flatnonzero(sentences.left > shift)
-            keys = _pack(numbers[places], sentences.words[places + shift])
-            table, numbers[places] = np.unique(keys, return_inverse=True)
-            places = places[places < words]
-            reference, gram, count = _count(sentences.owners[places], numbers[places])
-            keys = _pack(image_of[reference], gram)
+        image_of = np.repeat(np.arange(len(self.sizes), dtype=np.int32), self.sizes)
+        ngrams = number_ngrams(sentences.words, sentences.lengths)
+        for shift, (places, table, grams) in enumerate(ngrams):
+            own = places < words  # the others are frozen n-grams
+            reference, gram, count = _count(sentences.owners[places[own]], grams[own])
+            keys = pack(image_of[reference], gram)
             by_key = np.argsort(
                 keys, kind="stable"
             )  # keeps the order of the references of an image
@@ -276,7 +276,8 @@ class References:
                 frequencies[:-1] = np.bincount(gram[once], minlength=len(table))
             else:
                 phrases = np.flatnonzero(sentences.lengths[size:] == shift + 1)
-                frequencies[numbers[sentences.starts[size:][phrases]]] = frozen[phrases]
+                starting = np.searchsorted(places, sentences.starts[size:][phrases])
+                frequencies[grams[starting]] = frozen[phrases]
             squares = self._weigh(frequencies, gram)
             orders.append(
                 _Order(
@@ -291,22 +292,12 @@ class References:
             )
         return orders
 
-    def _weigh(self, frequencies: NDArray[np.int32], gram: _Integers) -> _Floats:
+    def _weigh(self, frequencies: NDArray[np.int32], gram: Integers) -> _Floats:
         """Squared weight of each n-gram."""
         return self._squares[frequencies[np.minimum(gram, len(frequencies) - 1)]]
 
 
-def _parts(tokens: Iterable[str]) -> list[str]:
-    """Words of tokens; a space inside a token splits it, as in `frequencies.ngrams`."""
-    return " ".join(tokens).split()
-
-
-def _pack(high: _Integers, low: _Integers) -> _Integers:
-    """Pack two numbers into one that sorts by the first."""
-    return (high << _BITS) | low
-
-
-def _find(table: _Integers, keys: _Integers) -> _Integers:
+def _find(table: Integers, keys: Integers) -> Integers:
     """Indices of keys in a table that ends with `_LAST_KEY`.
 
     Keys that are not in the table get distinct numbers past its end, valid for this call only.
@@ -318,33 +309,33 @@ def _find(table: _Integers, keys: _Integers) -> _Integers:
     return found[inverse]
 
 
-def _count(owners: _Integers, grams: _Integers) -> tuple[_Integers, _Integers, _Integers]:
+def _count(owners: Integers, grams: Integers) -> tuple[Integers, Integers, Integers]:
     """Distinct n-grams of each sentence, in order of first occurrence, with their counts."""
-    _, first, counts = np.unique(_pack(owners, grams), return_index=True, return_counts=True)
+    _, first, counts = np.unique(pack(owners, grams), return_index=True, return_counts=True)
     order = np.argsort(first)
     first = first[order]
     return owners[first], grams[first], counts[order]
 
 
-def _norms(owners: _Integers, counts: _Integers, squares: _Floats, size: int) -> _Floats:
+def _norms(owners: Integers, counts: Integers, squares: _Floats, size: int) -> _Floats:
     """Norm of the vector of each sentence."""
     norms: _Floats = np.sqrt(_sum(owners, counts**2 * squares, size))
     return norms
 
 
-def _sum(owners: _Integers, values: _Floats, size: int) -> _Floats:
+def _sum(owners: Integers, values: _Floats, size: int) -> _Floats:
     """Sum of the values of each owner, added in order."""
     return np.bincount(owners, values, size).astype(
         np.float64
     )  # bincount of an empty array returns integers
 
 
-def _bigrams(words: _Integers) -> _Integers:
+def _bigrams(words: Integers) -> Integers:
     """Number of bigrams in sentences of these lengths."""
     return np.maximum(words - 1, 0)
 
 
-def _small(numbers: _Integers) -> NDArray[np.unsignedinteger]:
+def _small(numbers: Integers) -> NDArray[np.unsignedinteger]:
     """Convert to the smallest sufficient type; there are millions of these."""
     small: NDArray[np.unsignedinteger] = numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
     return small

@@ -16,6 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from captioner import __version__
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import (
@@ -23,7 +26,7 @@ from captioner.evaluation.bootstrap import (
     RESAMPLES,
     compare,
     interval,
-    resample_weights,
+    resample_blocks,
 )
 from captioner.evaluation.faithfulness_report import as_lines as faithfulness_lines
 from captioner.evaluation.frequencies import DocumentFrequencies
@@ -109,7 +112,7 @@ def build(
     """
     scores = evaluator.score(captions)
     enough = len(captions) >= MIN_IMAGES
-    resampled = scores.resample(resample_weights(len(captions))) if enough else {}
+    (resampled,) = _resample(scores) if enough else [{}]
     references = [text for image_id in captions for text in evaluator.references[image_id]]
     report: Report = {
         "metrics": scores.corpus,
@@ -127,6 +130,18 @@ def build(
     ]
     report["warnings"] = [warning for warning in warnings if warning]
     return report, scores
+
+
+def _resample(*systems: Scores) -> list[dict[str, NDArray[np.float64]]]:
+    """Scores of each system, of the same images, in the same resamples of them."""
+    blocks = [
+        [system.resample(rows) for system in systems]
+        for rows in resample_blocks(len(systems[0].images))
+    ]
+    return [
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        for parts in zip(*blocks, strict=True)
+    ]
 
 
 def attention(measured: Grounding) -> dict[str, Any]:
@@ -190,8 +205,7 @@ def difference(
         for name in metrics:
             metrics[name] |= dict.fromkeys(("interval", "p_value", "significant"))
         return found
-    weights = resample_weights(len(shared))
-    this, other = scores.resample(weights), other_scores.resample(weights)
+    this, other = _resample(scores, other_scores)
     for name, metric in metrics.items():
         test = compare(metric["this"], metric["other"], this[name], other[name])
         metrics[name] |= {

@@ -79,17 +79,21 @@ def describe_texts(texts: Iterable[str]) -> dict[str, float]:
     Raises:
         DataError: There are no texts.
     """
-    tokenized = [caption_tokens(text) for text in texts]
-    if not tokenized:
+    lengths: list[int] = []
+    found: list[Flaws] = []
+    words: set[str] = set()
+    for tokens in map(caption_tokens, texts):
+        lengths.append(len(tokens))
+        found.append(flaws(tokens))
+        words.update(tokens)
+    if not lengths:
         raise DataError("there are no captions to describe; give at least one image")
-    count = len(tokenized)
-    lengths = [len(tokens) for tokens in tokenized]
-    found = [flaws(tokens) for tokens in tokenized]
+    count = len(lengths)
     return {
         "length_mean": sum(lengths) / count,
         "length_min": min(lengths),
         "length_max": max(lengths),
-        "vocabulary": len({word for tokens in tokenized for word in tokens}),
+        "vocabulary": len(words),
         "repeated_words": sum(f.repeated_word for f in found) / count,
         "repeated_phrases": sum(f.repeated_phrase for f in found) / count,
         "bad_endings": sum(f.bad_ending for f in found) / count,

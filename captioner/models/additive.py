@@ -70,6 +70,34 @@ def compiled_scores() -> Scores:
     return torch.compile(scores, dynamic=True)
 
 
+def training_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    """``compiled_scores`` where its graph for training fits, else ``additive_scores``.
+
+    torch.compile makes another graph for a size of 1 and for a pass without gradient, and gives up
+    after eight.
+    """
+    sizes = (*query.shape, keys.shape[1])
+    if not torch.is_grad_enabled() or 1 in sizes:
+        return additive_scores(query, keys, energy)
+    return compiled_scores()(query.contiguous(), keys.contiguous(), energy)
+
+
+def warm_up_compiled_scores(weight: Tensor) -> None:
+    """Compile forward and backward pass for tensors of any size on a weight's device.
+
+    All three tensors and all their sizes differ: a size or a tensor that occurs twice would be
+    compiled as always equal, and 1 as always 1.
+
+    Args:
+        weight: Any float tensor, for device and dtype.
+    """
+    query, keys, energy = (
+        weight.new_ones(shape).requires_grad_() for shape in ((2, 3, 5), (2, 7, 5), (5,))
+    )
+    scores = compiled_scores()(query, keys, energy)
+    torch.autograd.grad(scores.sum(), (query, keys, energy))
+
+
 class _AdditiveScores(torch.autograd.Function):
     """sum_a v_a s_a with s = 1 / (1 + exp(-2 k) exp(-2 q)); the score is 2 times it minus sum v.
 

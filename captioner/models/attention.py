@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.additive import additive_scores, compiled_scores, exponentials
+from captioner.models.additive import additive_scores, exponentials, training_scores
 from captioner.registry import Registry
 
 
@@ -49,6 +49,16 @@ class Sizes(NamedTuple):
 def widen(tensor: Tensor) -> Tensor:
     """Convert half precision to float32; leave float32 and float64 unchanged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def sample_index(probabilities: Tensor) -> Tensor:
+    """Sample an index from each row of probabilities, (..., n) to (...).
+
+    ``torch.multinomial`` draws the same sample, but first waits for the device to check the values.
+
+    Source: the exponential race, argmax of p_i / E_i with E_i ~ Exp(1).
+    """
+    return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(dim=-1)
 
 
 # --- scorers -------------------------------------------------------------------------------------
@@ -79,7 +89,7 @@ class Scorer(nn.Module):
 
     def additive(self, query: Tensor, keys: Tensor, energy: nn.Linear) -> Tensor:
         """v^T tanh(key_i + query): (B, R, A) and the exponentials (B, L, A) to (B, R, L)."""
-        scores = compiled_scores() if self.compiled else additive_scores
+        scores = training_scores if self.compiled else additive_scores
         with torch.autocast(query.device.type, enabled=False):
             return scores(exponentials(widen(query)), keys, widen(energy.weight).flatten())
 
@@ -381,11 +391,8 @@ class HardAttention(SoftAttention):
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         """Context, alphas and chosen region for query (B, R, N)."""
         alphas = _softmax(self.scorer(query, memory.keys), memory.mask)
-        if self.training:
-            chosen = torch.multinomial(alphas.detach().flatten(0, 1), 1).view(alphas.shape[:2])
-        else:
-            chosen = alphas.argmax(dim=-1)
-        picked = nn.functional.one_hot(chosen, alphas.shape[-1])
+        chosen = sample_index(alphas.detach()) if self.training else alphas.argmax(dim=-1)
+        picked = torch.zeros_like(alphas).scatter(-1, chosen.unsqueeze(-1), 1.0)
         return AttentionOutput(_weighted(picked, memory.values), alphas, chosen)
 
     @torch.no_grad()

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.additive import compiled_scores
+from captioner.hardware import upload
+from captioner.models.additive import warm_up_compiled_scores
 from captioner.models.attention import (
     AdditiveScorer,
     ConcatScorer,
@@ -185,10 +186,8 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, AdditiveScorer | ConcatScorer):
                 module.compiled = True
-                some = torch.ones(2, 2, 2, device=self.embedding.weight.device, requires_grad=True)
                 try:
-                    scores = compiled_scores()(some, some, some[0, 0])
-                    torch.autograd.grad(scores.sum(), some)
+                    warm_up_compiled_scores(self.embedding.weight)
                 except Exception as error:
                     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise ConfigError(
@@ -295,10 +294,11 @@ class Decoder(nn.Module):
 
         Args:
             memory: The photos, (B, ...).
-            tokens: Start token, words, then padding, (B, R, T).
+            tokens: Start token, words, then padding, (B, R, T), on the CPU, see
+                ``PackedLayout``.
         """
         layout = PackedLayout.of(tokens.cpu())
-        packed = self.unroll(memory, tokens, layout)
+        packed = self.unroll(memory, upload(tokens, memory.summary.device), layout)
         return Unrolled(
             layout.unpack(packed.embedded),
             tuple(layout.unpack(part) for part in packed.outputs),

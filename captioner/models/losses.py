@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import TrainingConfig
-from captioner.models.attention import HardAttention, Memory, widen
+from captioner.hardware import upload
+from captioner.models.attention import HardAttention, Memory, sample_index, widen
 from captioner.models.decoder import Decoder
-from captioner.models.packing import PackedLayout, upload
+from captioner.models.packing import PackedLayout
 from captioner.vocabulary import NEVER_GENERATED, PAD
 
 Advantages: TypeAlias = Callable[[], Tensor]
@@ -64,11 +65,11 @@ def caption_losses(
             missing caption. Keep them on the CPU whatever the device: shapes are computed from
             them without a synchronization.
         label_smoothing: Share of the target distribution spread evenly over the vocabulary.
-        inputs: Decoder inputs, (B, R, T), on the CPU; None: the true words. See
+        inputs: Decoder inputs, (B, R, T), on the CPU or the device; None: the true words. See
             ``scheduled_inputs``.
     """
     tokens = tokens.cpu()
-    inputs = tokens[..., :-1] if inputs is None else inputs.cpu()
+    inputs = tokens[..., :-1] if inputs is None else inputs
     order = longest_first(tokens)
     memory, tokens, inputs = order.sort(memory, tokens, inputs)
     scored = score_captions(decoder, memory, inputs, tokens[..., 1:])
@@ -209,15 +210,15 @@ def score_captions(
     Args:
         decoder: In the mode to run in.
         memory: The photos, (B, ...).
-        inputs: Decoder inputs, (B, R, T), on the CPU.
+        inputs: Decoder inputs, (B, R, T), on the CPU or the device; a word at every target.
         targets: The next word at each position, then padding, (B, R, T), on the CPU.
     """
     mask = targets != PAD
-    # Nothing follows the end token, so it is not needed as an input.
-    inputs = inputs.masked_fill(~mask, PAD)
-    layout = PackedLayout.of(inputs)
     device = memory.summary.device
-    packed = decoder.unroll(memory, upload(inputs, device), layout)
+    # Nothing follows the end token, so it is not needed as an input.
+    inputs = upload(inputs, device).masked_fill(upload(~mask, device), PAD)
+    layout = PackedLayout.of(targets)
+    packed = decoder.unroll(memory, inputs, layout)
     # Readout and cross-entropy run on the real words only, rounded up to a multiple of 128:
     # oneDNN caches a kernel for every number of rows that it sees.
     packed_targets = targets.flatten()[layout.indices()]  # (P,)
@@ -249,9 +250,9 @@ class Order(NamedTuple):
     """(B, R), indexed by the photos' original order."""
 
     def sort_captions(self, values: Tensor) -> Tensor:
-        """Reorder values of captions, (B, R, ...)."""
-        rows = torch.arange(len(values)).unsqueeze(1)
-        return values[rows, self.captions][self.photos]
+        """Reorder values of captions, (B, R, ...), on the CPU or the device."""
+        rows, columns = self.photos.unsqueeze(1), self.captions[self.photos]
+        return values[upload(rows, values.device), upload(columns, values.device)]
 
     def sort(self, memory: Memory, tokens: Tensor, inputs: Tensor) -> tuple[Memory, Tensor, Tensor]:
         """Reorder everything that goes into the decoder."""
@@ -286,7 +287,7 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
         share: 0 to 1.
 
     Returns:
-        Inputs (B, R, T), on the CPU; the start token is never replaced.
+        Inputs (B, R, T), on the device; the start token is never replaced.
     """
     training, device = decoder.training, memory.summary.device
     decoder.eval()
@@ -300,10 +301,10 @@ def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: fl
         state = step.state
         logits = widen(decoder.readout(embedded, *step.outputs))
         probabilities = logits.index_fill(2, never, -torch.inf).softmax(dim=-1)
-        sampled = probabilities.flatten(0, 1).multinomial(1).view(inputs.shape[:2])
+        sampled = sample_index(probabilities)
         inputs[..., t + 1] = torch.where(replaced[..., t + 1], sampled, inputs[..., t + 1])
     decoder.train(training)
-    return inputs.cpu()
+    return inputs
 
 
 def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from captioner.hardware import upload
 from captioner.vocabulary import PAD
 
 
@@ -60,10 +61,3 @@ class PackedLayout(NamedTuple):
             self.photos * self.captions * len(self.extents), *packed.shape[1:]
         ).index_copy(0, self.indices(packed.device), packed)
         return whole.view(self.photos, self.captions, len(self.extents), *packed.shape[1:])
-
-
-def upload(tensor: Tensor, device: torch.device | None) -> Tensor:
-    """Copy a CPU tensor to a device without waiting for the work queued there."""
-    if device is None or device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -37,10 +37,9 @@ from captioner.data.features import (
     file_size,
     read_contents,
     read_file,
-    reader_threads,
 )
 from captioner.data.images import open_image
-from captioner.data.prefetch import read_ahead
+from captioner.data.prefetch import read_ahead, reader_threads
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write, write_lock

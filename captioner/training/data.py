@@ -13,8 +13,9 @@ import torch
 from captioner.config import DataConfig, TrainConfig
 from captioner.data.batches import EncodedImage, warn_skipped
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
-from captioner.data.features import FeatureCache, feature_fingerprint, read_contents, reader_threads
+from captioner.data.features import FeatureCache, feature_fingerprint, read_contents
 from captioner.data.images import image_size
+from captioner.data.prefetch import reader_threads
 from captioner.errors import ConfigError, ImageError
 from captioner.models.captioner import CaptionModel
 from captioner.subwords import Subwords

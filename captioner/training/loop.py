@@ -34,12 +34,11 @@ from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
-from captioner.hardware import pick_precision
+from captioner.hardware import pick_precision, upload
 from captioner.model_card import write_card
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Losses
-from captioner.models.packing import upload
 from captioner.training.build import Setup
 from captioner.training.objectives import EPOCH_SUMS, Task, build_objective
 from captioner.training.optim import (
@@ -310,7 +309,7 @@ class Trainer:
         self._sums += accelerator.reduce(step_sums)
 
     def _tasks(self, part: Batch) -> list[Task]:
-        images = part.images.to(self.device, non_blocking=True)
+        images = upload(part.images, self.device)
         with self.accelerator.autocast():
             return self.objective.tasks(self.model, part, images, self.progress.step)
 

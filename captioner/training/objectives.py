@@ -21,6 +21,7 @@ from captioner.data.batches import Batch, EncodedImage, pad_captions
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.reward import CaptionReward
+from captioner.hardware import upload
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Advantages, scheduled_inputs
 from captioner.tokenizer import caption_tokens
@@ -156,7 +157,7 @@ class SelfCritical:
         if not len(real):
             nothing = torch.zeros(len(images), 1)
             return [Task(images, batch.tokens[:, :1], 0, advantages=lambda: nothing)]
-        images, image_ids = images[real.to(images.device)], [batch.image_ids[i] for i in real]
+        images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
         features, images = _seen(model, images)
         starts = batch.tokens[real, 0, 0]
         sampled = self._sample(model, features, image_ids, starts, step)
@@ -198,7 +199,7 @@ class SelfCritical:
             temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
         )
         seeds = [image_id % 2**32 for image_id in image_ids]
-        starts = starts.to(features.device)
+        starts = upload(starts, features.device)
         drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, seeds=seeds)
         greedy = None
         if config.baseline == "greedy":

@@ -27,7 +27,7 @@ from captioner.data.features import FeatureCache
 from captioner.data.images import image_size, open_image
 from captioner.data.prefetch import read_ahead
 from captioner.evaluation.metrics import score
-from captioner.hardware import autocast
+from captioner.hardware import autocast, upload
 from captioner.inference import Prepared
 from captioner.models.losses import photo_nats
 from captioner.training.data import encode_captions
@@ -125,7 +125,7 @@ def _batches(
 def _encode(captioner: Captioner, images: Tensor) -> Tensor:
     """The encoder's output for pixels or cached features."""
     with autocast(captioner.precision, captioner.device):
-        return captioner.model.to_features(images.to(captioner.device))
+        return captioner.model.to_features(upload(images, captioner.device))
 
 
 def _caption(captioner: Captioner, batch: _Encoded, options: SearchOptions) -> Iterator[Sentence]:

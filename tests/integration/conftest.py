@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -57,6 +58,8 @@ def script() -> Callable[[str], ModuleType]:
 
     def load(name: str) -> ModuleType:
         path = Path(__file__).parents[2] / "scripts" / f"{name}.py"
+        if str(path.parent) not in sys.path:  # as when the script is run
+            sys.path.append(str(path.parent))
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None

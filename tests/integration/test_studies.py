@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -219,15 +221,47 @@ def test_the_tutorial_loop_equals_greedy_search(speed, tiny, max_length) -> None
     assert line.endswith("greedy captions equal to the loop's: 10 of 10")
 
 
-def test_speeds_are_medians_after_a_warm_up_round(speed, monkeypatch) -> None:
-    clock = iter([0, 9, 10, 12, 20, 21, 30, 34])  # a job of 9, 2, 1 and 4 seconds
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(clock))
+def test_jobs_of_a_round_rotate_and_ratios_are_taken_within_it(script, monkeypatch) -> None:
+    measuring = script("measuring")
+    now = 0.0
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now)
     done = []
 
-    found = speed.measure({"job": lambda: done.append(1)}, {"job": 6}, rounds=3)
+    def job(name: str, seconds: float) -> Callable[[], None]:
+        def run_it() -> None:
+            nonlocal now
+            now += seconds * (1 + len(done) // 2)  # the machine gets slower every round
+            done.append(name)
 
-    assert found == {"job": 3}
-    assert len(done) == 4
+        return run_it
+
+    times = measuring.measure({"ours": job("ours", 1), "theirs": job("theirs", 3)}, rounds=3)
+
+    assert sorted(done[:2]) == ["ours", "theirs"]  # the warm-up
+    assert done[2:] == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert times == {"ours": [2, 3, 4], "theirs": [6, 9, 12]}
+    assert measuring.median(times["ours"]) == 3
+    assert measuring.ratio(times, "ours", "theirs") == 3
+    assert measuring.ratio(times, "ours", "theirs", {"ours": 2, "theirs": 1}) == 6
+
+
+def test_a_report_is_compared_with_a_stored_run_of_the_same_machine(
+    script, tmp_path, capsys
+) -> None:
+    measuring = script("measuring")
+    file = tmp_path / "run.json"
+    for speed_of_run, options in ((2.0, ["--json", file]), (3.0, ["--compare", file])):
+        parser = argparse.ArgumentParser()
+        measuring.add_arguments(parser)
+        report = measuring.Report("test", "job")
+        report.add("ours", {"photos/s": speed_of_run, "left out": None})
+        report.finish(parser.parse_args(list(map(str, options))))
+    assert capsys.readouterr().out.splitlines()[-1] == "| ours | 1.5 |"
+
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps(stored | {"machine": "another"}))
+    with pytest.raises(SystemExit, match="on one machine"):
+        report.finish(parser.parse_args(["--compare", str(file)]))
 
 
 @pytest.mark.slow
@@ -236,10 +270,10 @@ def test_the_decoding_benchmark_prints_a_table(speed, tiny, tmp_path, monkeypatc
         shutil.copy(photo, tmp_path / f"{number}.png")
     arguments = ("--beams", 1, 2, "--batches", 1, 2, "--rounds", 1, "--model", tiny.model)
 
-    def measure(jobs, counts, rounds) -> dict[str, float]:
+    def measure(jobs, rounds) -> dict[str, list[float]]:
         for job in jobs.values():
             job()
-        return {"loop": 12.5, "1": 50.0, "2": 100.0}
+        return {"loop": [1.28], "1": [0.32], "2": [0.16]}  # for 16 photos
 
     monkeypatch.setattr(speed, "measure", measure)
     run(speed, monkeypatch, tmp_path, *arguments)
@@ -247,8 +281,8 @@ def test_the_decoding_benchmark_prints_a_table(speed, tiny, tmp_path, monkeypatc
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("16 photos, 4 regions, ")
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
-    assert table[0] == ["beam", "loop", "1", "2", "best/loop"]
-    assert table[2:] == [[beam, "12.5", "50", "100", "8.0"] for beam in ("1", "2")]
+    assert table[0] == ["beam", "loop", "batch 1", "batch 2", "best/loop"]
+    assert table[2:] == [[beam, "12.5", "50", "100", "8"] for beam in ("1", "2")]
     assert lines[-1].endswith("greedy captions equal to the loop's: 16 of 16")
 
 

@@ -537,6 +537,22 @@ def test_a_stream_of_nothing(captioner: Captioner):
     assert list(captioner.stream([])) == []
 
 
+def test_a_cpu_encodes_a_few_photos_of_a_batch_at_a_time(
+    captioner: Captioner, photos: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    sizes: list[int] = []
+    encode = captioner.model.encode
+
+    def recorded(pixels: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(pixels))
+        return encode(pixels)
+
+    monkeypatch.setattr(captioner.model, "encode", recorded)
+    results = list(captioner.stream([photos[0]] * 19, batch_size=32))
+    assert sizes == [8, 8, 3]
+    assert len({result.captions[0].text for result in results}) == 1
+
+
 def test_a_stream_takes_photos_as_they_are_needed(captioner: Captioner):
     taken = 0
 

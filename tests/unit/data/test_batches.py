@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,7 +352,9 @@ def test_photos_come_with_their_own_captions(make: Make, items: list[EncodedImag
     for batch in training_loader(make(), sampler_of(7, 3), workers=0):
         for photo, captions, number in zip(*batch, strict=True):
             assert {int(caption[1]) for caption in captions} <= {number + 10, PAD}
-            expected = make().preprocessing.pixels(Image.open(Path(items[number].image.path)))
+            expected = make().reader.preprocessing.pixels(
+                Image.open(Path(items[number].image.path))
+            )
             assert torch.equal(photo, torch.from_numpy(np.array(expected)))
 
 
@@ -393,3 +396,20 @@ list(training_loader(no_photos, EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv
     )
     assert done.returncode == 1
     assert "IndexError" in done.stderr
+
+
+def test_a_worker_does_not_start_with_all_photos(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Spawned workers unpickle what the loader gives them, every epoch."""
+    given: list[Any] = []
+    monkeypatch.setattr(
+        "captioner.data.batches.load_ahead",
+        lambda dataset, workers, **options: given.append((dataset, options["batch_sampler"])),
+    )
+    dataset = make()
+    dataset.items = list(dataset.items) * 10_000
+    training_loader(dataset, sampler_of(7, 3), workers=2)
+    [(reader, batches)] = given
+    assert len(pickle.dumps(reader)) < 1000
+    photos = [photo for batch in batches for _, photo in batch]
+    assert len(photos) == 7
+    assert not any(photo.image.captions for photo in photos)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.errors import DataError
-from captioner.evaluation.frequencies import DocumentFrequencies, ngrams, tokenized
+from captioner.evaluation.frequencies import DocumentFrequencies, ngrams
 from captioner.files import FREQUENCIES
 
 CAPTIONS = st.lists(st.sampled_from(["a dog", "A dog runs.", "Die Straße 犬", "", "..."]))
@@ -52,13 +53,34 @@ def test_frequencies_by_hand() -> None:
 
 
 def test_captions_are_tokenized() -> None:
-    references = {1: ["A dog isn't here."], 2: ["It ISN'T (a dog)!"]}
-
-    assert tokenized(references)[2] == [["it", "is", "n't", "-lrb-", "a", "dog", "-rrb-"]]
-    assert DocumentFrequencies.from_references(references) == DocumentFrequencies.from_tokens(
-        tokenized(references)
+    found = DocumentFrequencies.from_references(
+        {1: ["A dog isn't here."], 2: ["It ISN'T (a dog)!"]}
     )
-    assert DocumentFrequencies.from_references(references).counts[("is", "n't")] == 2
+
+    tokens = {
+        1: [["a", "dog", "is", "n't", "here"]],
+        2: [["it", "is", "n't", "-lrb-", "a", "dog", "-rrb-"]],
+    }
+    assert found == DocumentFrequencies.from_tokens(tokens)
+    assert found.counts[("is", "n't")] == 2
+
+
+@given(
+    references=st.dictionaries(
+        st.integers(0, 9),
+        st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=3),
+        min_size=1,
+    )
+)
+def test_frequencies_are_those_of_a_counter(references: dict[int, list[list[str]]]) -> None:
+    expected: Counter[tuple[str, ...]] = Counter()
+    for captions in references.values():
+        expected.update({gram for tokens in captions for order in ngrams(tokens) for gram in order})
+
+    found = DocumentFrequencies.from_tokens(references)
+
+    assert found.documents == len(references)
+    assert found.counts == {gram: count for gram, count in expected.items() if count > 1}
 
 
 @given(

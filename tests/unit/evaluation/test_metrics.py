@@ -17,7 +17,7 @@ from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java
 from captioner.evaluation.bootstrap import resample_weights
 from captioner.evaluation.cider import CiderD
-from captioner.evaluation.frequencies import DocumentFrequencies, tokenized
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.metrics import (
     MIN_IMAGES_FOR_CIDER,
     SIGNATURE,
@@ -26,7 +26,7 @@ from captioner.evaluation.metrics import (
     score,
     signature,
 )
-from captioner.tokenizer import tokenize
+from captioner.tokenizer import caption_tokens, tokenize
 
 REFERENCES = {
     7: ["A dog's ball lies on the grass.", "The dog isn't playing with a red ball!"],
@@ -215,7 +215,10 @@ def test_cider_d_with_the_references_own_frequencies_is_cider():
 
 
 def test_cider_d_does_not_depend_on_other_images():
-    scorer = CiderD(tokenized(REFERENCES), FREQUENCIES)
+    scorer = CiderD(
+        {i: [caption_tokens(text) for text in texts] for i, texts in REFERENCES.items()},
+        FREQUENCIES,
+    )
     whole = score(CANDIDATES, REFERENCES, frequencies=FREQUENCIES)
 
     for image_id, text in CANDIDATES.items():

@@ -12,7 +12,6 @@ from torch import Tensor
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models import additive
-from captioner.models import decoder as decoder_module
 from captioner.models.additive import LARGEST, additive_scores, exponentials
 from captioner.models.decoder import build_decoder
 from captioner.models.losses import caption_losses
@@ -235,11 +234,38 @@ def test_a_decoder_with_compiled_scores_learns_the_same() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@quiet
+@pytest.mark.slow
+def test_all_batches_of_a_run_share_one_graph() -> None:
+    torch._dynamo.reset()
+    additive.compiled_scores.cache_clear()
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    decoder = build_decoder(DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6), 3, 9, 7)
+    decoder.compile_scores()
+    for photos, captions, words in [
+        (4, 5, 9),
+        (3, 5, 4),
+        (5, 2, 7),
+        (1, 5, 3),
+        (6, 6, 6),
+        (2, 1, 2),
+    ]:
+        features = torch.randn(photos, 7, 3)
+        tokens = torch.randint(4, 9, (photos, captions, words + 1))
+        for b in range(photos):  # each step runs on fewer photos and captions
+            tokens[b, :, words - b % words :] = 0
+        caption_losses(decoder, decoder.memory(features), tokens).cross_entropy.backward()
+        with torch.inference_mode():  # a validation
+            caption_losses(decoder, decoder.memory(features), tokens)
+    assert graphs["unique_graphs"] == 1
+
+
 def test_where_nothing_can_be_compiled_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: Tensor) -> Tensor:
         raise RuntimeError("no compiler\nand much more")
 
-    monkeypatch.setattr(decoder_module, "compiled_scores", lambda: fails)
+    monkeypatch.setattr(additive, "compiled_scores", lambda: fails)
     decoder = build_decoder(DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6), 3, 9, 7)
     with pytest.raises(ConfigError, match=r"torch\.compile failed \(no compiler\)") as caught:
         decoder.compile_scores()

@@ -34,6 +34,7 @@ from captioner.models.attention import (
     build_attention,
     masked_mean,
     register_scorer,
+    sample_index,
 )
 from captioner.models.decoder import build_decoder
 from captioner.models.losses import caption_losses
@@ -653,3 +654,11 @@ def test_a_registered_scorer_is_trained_and_searched(
 
     assert decoder.attention.scorer.place.weight.grad.any()
     assert [len(hypotheses) for hypotheses in found] == [1] * B
+
+
+def test_sampled_regions_are_those_of_multinomial():
+    probabilities = torch.rand(4, 3, 50).softmax(-1)
+    torch.manual_seed(3)
+    expected = torch.multinomial(probabilities.flatten(0, 1), 1).view(4, 3)
+    torch.manual_seed(3)
+    assert torch.equal(sample_index(probabilities), expected)

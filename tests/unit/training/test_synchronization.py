@@ -1,0 +1,243 @@
+"""Nothing in a training step waits for the device.
+
+A pretended device keeps its tensors on the CPU and records what would make a program wait for a
+GPU: values read back, copies that do not run ahead, and operations whose result's size depends on
+values. With a GPU, CUDA itself checks the same steps.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from captioner.config import SearchOptions
+from captioner.data.batches import Batch
+from captioner.data.preprocessing import Preprocessing
+from captioner.decoding.search import search
+from captioner.decoding.stepper import DecoderStepper
+from captioner.hardware import upload
+from captioner.training.build import prepare
+from captioner.training.loop import Trainer, _TaskLosses
+from captioner.training.run import RunFolder
+from captioner.vocabulary import START
+
+DEVICE = torch.device("meta")
+"""The name of the pretended device: autograd runs its backward pass like a CPU's."""
+
+WAITING = {
+    torch.ops.aten._local_scalar_dense.default: "a value is read",
+    torch.ops.aten.nonzero.default: "the size of the result depends on values",
+    torch.ops.aten.masked_select.default: "the size of the result depends on values",
+    torch.ops.aten._unique2.default: "the size of the result depends on values",
+    torch.ops.aten.equal.default: "a value is read",
+    torch.ops.aten.multinomial.default: "a GPU checks the values first",
+}
+
+
+class OnDevice(Tensor):
+    """A tensor of the pretended device."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> OnDevice:
+        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
+            cls,
+            held.shape,
+            held.stride(),
+            held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+            requires_grad=held.requires_grad,
+        )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} on the device outside of PretendedDevice")
+
+
+class PretendedDevice(TorchDispatchMode):
+    """Runs operations on tensors of the pretended device, and records what waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        held = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)]
+        target = kwargs.get("device")
+        moved = func is torch.ops.aten._to_copy.default and target is not None
+        if func in WAITING and held:
+            self._record(func, WAITING[func])
+        if func is torch.ops.aten.index.Tensor and held:
+            indices = [index for index in args[1] if index is not None]
+            if any(index.dtype == torch.bool for index in indices):
+                self._record(func, "the size of the result depends on values")
+            if not all(isinstance(index, OnDevice) for index in indices):
+                self._record(func, "an index on the CPU is copied")
+        if moved and bool(held) != (target == DEVICE):
+            back = bool(held)
+            if back or not kwargs.get("non_blocking"):
+                self._record(func, f"a copy {'from' if back else 'to'} the device")
+        if func is torch.ops.aten.copy_.default and len(held) == 1:
+            self._record(func, "a copy between the CPU and the device")
+        on_device = target == DEVICE if target is not None else bool(held)
+        if target == DEVICE:
+            kwargs["device"] = torch.device("cpu")
+        plain_args, plain_kwargs = tree_map_only(OnDevice, lambda t: t.held, (args, kwargs))
+        result = func(*plain_args, **plain_kwargs)
+        if func._schema.is_mutable and args and result is plain_args[0]:
+            return args[0]
+        return tree_map_only(Tensor, OnDevice, result) if on_device else result
+
+    def _record(self, func: Any, why: str) -> None:
+        frames = [f for f in traceback.extract_stack() if "captioner/" in f.filename]
+        where = f" in {'/'.join(f.name for f in frames)}:{frames[-1].lineno}" if frames else ""
+        self.waits.append(f"{func}: {why}{where}")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+    class Autocast(torch.autocast):
+        def __init__(self, kind: str, *given: Any, **options: Any) -> None:
+            super().__init__("cpu" if kind == DEVICE.type else kind, *given, **options)
+
+    monkeypatch.setattr(torch, "autocast", Autocast)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": False)
+    with PretendedDevice() as mode:
+        yield mode
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x.cpu(),
+        lambda x: x[torch.tensor([0])],
+        lambda x: torch.tensor([1.0]).to(x.device),
+        lambda x: x.softmax(0).multinomial(1),
+    ],
+)
+def test_waits_are_recorded(device: PretendedDevice, wait: Callable[[Tensor], object]):
+    x = upload(torch.rand(3), DEVICE)
+    assert device.waits == []
+    wait(x)
+    assert device.waits
+
+
+def test_computing_is_no_wait(device: PretendedDevice):
+    x = upload(torch.rand(3, 4), DEVICE).requires_grad_()
+    (x.exp() @ torch.ones(4, 2, device=DEVICE)).sum().backward()
+    assert isinstance(x.grad, OnDevice)
+    assert device.waits == []
+
+
+def moved(trainer: Trainer, device: PretendedDevice) -> tuple[torch.nn.Module, Any]:
+    """Model and optimizer of a trainer, on the pretended device."""
+    trainer.model.to(DEVICE)
+    trainer.device, trainer._sums = DEVICE, trainer._sums.to(DEVICE)
+    if trainer.average is not None:
+        trainer.average.module.to(DEVICE)
+    trainables = [p for p in trainer.model.parameters() if p.requires_grad]
+    trainer.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
+    trainer.optimizer.param_groups[0]["peak_lr"] = 1e-3
+    device.waits.clear()
+    return _TaskLosses(trainer.model), trainer.optimizer
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"training": {"ema_decay": 0.9, "label_smoothing": 0.1, "micro_batch": 2}},
+        {"training": {"scheduled_sampling": 0.5}},
+        {"decoder": {"selection": "hard"}},
+        {"decoder": {"order": "luong", "attention": "general"}},
+        {"decoder": {"attention": "multi_head", "attention_dim": 8, "heads": 2}},
+        {"encoder": {"finetune_from": "layer4"}},
+    ],
+    ids=str,
+)
+def test_no_step_waits(
+    configure: Any, tmp_path: Path, device: PretendedDevice, changes: dict[str, Any]
+):
+    config = configure(**changes)
+    trainer = Trainer(prepare(config), RunFolder(tmp_path / "run", config))
+    batches: list[Batch] = list(trainer.source.batches(0, 0))
+    model, optimizer = moved(trainer, device)
+    trainer.model.train()
+    before = trainer.model.decoder.word_output.weight.detach().clone()
+    for batch in batches:
+        trainer.step(model, optimizer, batch)
+        trainer.progress.step += 1
+    assert device.waits == []
+    after = trainer.model.decoder.word_output.weight.detach()
+    assert not torch.equal(before.held, after.held)  # type: ignore[attr-defined]
+
+
+def test_normalizing_does_not_wait(device: PretendedDevice):
+    pixels = torch.randint(255, (2, 8, 8, 3), dtype=torch.uint8)
+    expected = Preprocessing().normalize(pixels)
+    found = Preprocessing().normalize(upload(pixels, DEVICE))
+    assert device.waits == []
+    assert torch.equal(found.held, expected)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SearchOptions(beam_size=3, max_length=6),
+        SearchOptions(beam_size=1, max_length=6, temperature=1.0, num_captions=2),
+        SearchOptions(beam_size=4, beam_groups=2, max_length=6, block_repeats=True),
+    ],
+    ids=str,
+)
+def test_search_waits_once_a_step(tiny_model: Any, device: PretendedDevice, options: SearchOptions):
+    features = torch.rand(5, 4, 96)
+    expected = search(
+        DecoderStepper(tiny_model.decoder, tiny_model.decoder.memory(features)), options
+    )
+    with torch.inference_mode(False), torch.no_grad():
+        decoder = tiny_model.decoder.to(DEVICE)
+        starts = upload(torch.full((5,), START), DEVICE)
+        stepper = DecoderStepper(decoder, decoder.memory(upload(features, DEVICE)), starts)
+        device.waits.clear()
+        found = search.__wrapped__(stepper, options)  # type: ignore[attr-defined]
+    assert [[h.tokens for h in photo] for photo in found] == [
+        [h.tokens for h in photo] for photo in expected
+    ]
+    in_steps = [wait for wait in device.waits if "_trace" not in wait]  # reads the results
+    assert len(in_steps) <= options.max_length
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_no_step_waits_on_cuda(configure: Any, tmp_path: Path):
+    config = configure(decoder={"selection": "hard"}, training={"scheduled_sampling": 0.5})
+    trainer = Trainer(prepare(config), RunFolder(tmp_path / "run", config))
+    batches = list(trainer.source.batches(0, 0))
+    model, optimizer = trainer.prepare()
+    trainer.model.train()
+    trainer.step(model, optimizer, batches[0])  # loads kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.step(model, optimizer, batches[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
