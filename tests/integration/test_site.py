@@ -161,7 +161,7 @@ def test_broken_links_fail_the_build(tmp_path) -> None:
     assert built.returncode != 0
     for complaint in ("'nowhere.md'", "'#none'", "'nowhere.png'", "'../captioner/nowhere.py'"):
         assert complaint in built.stderr, built.stderr
-    assert built.stderr.count("WARNING") == 4, built.stderr
+    assert built.stderr.count("WARNING -") == 4, built.stderr
 
 
 # --- the COCO tutorial ---------------------------------------------------------------------------
