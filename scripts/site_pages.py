@@ -42,7 +42,7 @@ MOVED = {
 """Pages from outside docs/, by their path in the repository."""
 
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", "": "text"}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 API = {
     "Captioning": ("load", "Captioner", "Caption", "CropBox"),

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -70,6 +70,24 @@ def test_notebooks_are_stored_without_output(notebook) -> None:
     text = "".join(line for cell in cells for line in cell["source"])
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (ROOT / "docs" / link).exists(), link
+
+
+def test_links_to_other_sites_are_listed_and_followed(script) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response({"/here": 200, "/people": 403}.get(self.path, 404))
+            self.end_headers()
+
+    check = script("check_links")
+
+    assert check.links()["https://arxiv.org/abs/1502.03044"] == {"README.md"}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        problems = [check.problem(address + path) for path in ("/here", "/people", "/gone")]
+        server.shutdown()
+    assert problems == [None, None, "HTTP 404"]
+    assert "refused" in check.problem(f"{address}/here")
 
 
 # --- the build -----------------------------------------------------------------------------------
