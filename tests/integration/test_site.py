@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from threading import Thread
 
+import nbformat
 import pytest
 import yaml
 from playwright.sync_api import expect
@@ -150,6 +151,22 @@ def test_site_in_a_browser(site, visit, width) -> None:
         tab.keyboard.type("label smoothing")
         expect(tab.locator(".md-search-result__link").first).to_be_visible()
         server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import warnings; warnings.warn('old')", "prints to standard error"),
+        ("from IPython.display import Image; Image('../assets/page.png')", "needs an alt"),
+    ],
+)
+def test_broken_notebooks_fail_the_build(script, code, error) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+
+    with pytest.raises(Exception, match=error):
+        script("site_pages").executed(nbformat.writes(notebook), "broken")
 
 
 @pytest.mark.slow
