@@ -140,10 +140,13 @@ class Captioner:
                     "needs models trained with the same vocabulary"
                 )
         self.stored = stored
+        """The (first) model as stored: network in float32, vocabulary, search options."""
         self.ensemble = Ensemble([one.model for one in (stored, *others)], device, precision)
         self.model = self.ensemble.models[0]
         self.device = self.ensemble.device
+        """Where the models run."""
         self.precision = precision
+        """As given to ``load``."""
 
     def __repr__(self) -> str:
         vocabulary, models = self.stored.vocabulary, self.ensemble.models

@@ -61,7 +61,7 @@ def test_commands_are_valid(page, monkeypatch) -> None:
     for program, what, *arguments in filter(None, lines):
         if program == "captioner":
             parsers[what](arguments)
-        else:
+        elif program not in ("curl", "mkdir", "unzip"):  # downloads
             script = ROOT / (what if program == "python" else program)
             assert script.is_file(), script
             assert program == "python" or os.access(script, os.X_OK), script

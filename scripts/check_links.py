@@ -1,0 +1,62 @@
+"""List the links to other sites in README, docs and the other pages, and optionally follow them.
+
+python scripts/check_links.py            list them, with the pages they are on
+python scripts/check_links.py --follow   request each once; needs a network
+
+The exit code is 1 if a link leads nowhere. Links within the site are checked when it is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("*.md", "docs/*.md", "docs/*.ipynb", "captioner/pretrained/*.md", "assets/**/*.md")
+URL = re.compile(r"https?://[^\s)>\"'`\\]+")
+LOCAL = ("http://127.0.0.1", "http://localhost")
+
+
+def links() -> dict[str, set[str]]:
+    """The pages on which each link is."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for page in (page for pattern in PAGES for page in ROOT.glob(pattern)):
+        for link in URL.findall(page.read_text("utf-8")):
+            if not link.startswith(LOCAL):
+                found[link.rstrip(".,;:")].add(str(page.relative_to(ROOT)))
+    return dict(sorted(found.items()))
+
+
+def problem(link: str, timeout: float = 30.0) -> str | None:
+    """Request a link; None if it answers."""
+    request = urllib.request.Request(link, method="HEAD", headers={"User-Agent": "Mozilla/5.0"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout):
+            return None
+    except urllib.error.HTTPError as error:
+        # Exists, but not for programs (403, 429), or not for HEAD (405).
+        return None if error.code in (403, 405, 429) else f"HTTP {error.code}"
+    except (urllib.error.URLError, TimeoutError) as error:
+        return str(getattr(error, "reason", error))
+
+
+def main() -> int:
+    """List the links, or follow them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--follow", action="store_true", help="request each link once")
+    follow = parser.parse_args().follow
+    broken = 0
+    for link, pages in links().items():
+        failure = problem(link) if follow else None
+        broken += failure is not None
+        print(f"{link}  ({', '.join(sorted(pages))}){f': {failure}' if failure else ''}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

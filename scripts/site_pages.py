@@ -1,0 +1,225 @@
+"""The pages of the site that are not in docs/, made while ``mkdocs build`` runs (see mkdocs.yml).
+
+- README, changelog, contributing guide and model card, which live elsewhere in the repository;
+- notebooks, executed, so that their output is always that of the current code and model;
+- the reference of the commands from their ``--help``, and of Python from the docstrings;
+- source files that a page links to.
+
+Pages keep the relative links that work on GitHub; here they are translated to pages of the site.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbclient import NotebookClient
+from nbconvert import MarkdownExporter
+
+import captioner
+from captioner.api import PUBLIC
+from captioner.cli.main import COMMANDS
+from captioner.cli.prepare import KINDS
+
+ROOT = Path(__file__).parents[1]
+MOVED = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "captioner/pretrained/README.md": "model_card.md",
+}
+"""Pages from outside docs/, by their path in the repository."""
+
+LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
+
+API = {
+    "Captioning": ("load", "Captioner", "Caption", "CropBox"),
+    "Pictures": ("overlay", "attention_map", "animate", "page", "gallery", "Entry", "MapArchive"),
+    "Training and evaluation": ("train", "evaluate", "tokenize"),
+    "Extensions": (
+        "register_encoder", "register_scorer", "models.encoder.ENCODERS",
+        "models.attention.SCORERS", "models.attention.Scorer", "models.attention.Sizes",
+    ),
+    "Options": (
+        "SearchOptions", "FaithfulnessOptions", "TrainConfig", "config.DataConfig",
+        "config.EncoderConfig", "config.DecoderConfig", "config.TrainingConfig",
+        "config.SelfCriticalConfig",
+    ),
+    "Errors": (
+        "CaptionerError", "CheckpointError", "ConfigError", "DataError", "ImageError", "ModelError",
+    ),
+}  # fmt: skip
+"""The sections of the Python reference."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/, then the files that pages link to."""
+
+    def add(uri: str, content: str | bytes) -> None:
+        files.append(File.generated(config, uri, content=content))
+
+    for source, uri in MOVED.items():
+        add(uri, (ROOT / source).read_text("utf-8"))
+    add("commands.md", commands())
+    add("api.md", api())
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(file)
+        text, pictures = executed(file.content_string, Path(file.src_uri).stem)
+        add(site_path(f"docs/{file.src_uri}"), text)
+        for name, picture in pictures.items():
+            add(name, picture)
+    for page in files.documentation_pages():
+        for path in linked(repository_path(page.src_uri), page.content_string):
+            uri = site_path(path)
+            if files.get_file_from_path(uri) is not None:
+                continue
+            content = (ROOT / path).read_bytes()
+            add(uri, source_page(path, content.decode()) if uri.endswith(".md") else content)
+    return files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The navigation names notebooks by the files that are in docs/."""
+    for section in config.nav or []:
+        for entries in section.values():
+            for entry in entries if isinstance(entries, list) else []:
+                entry.update(
+                    {title: page.replace(".ipynb", ".md") for title, page in entry.items()}
+                )
+    return config
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Translate links within the repository to links within the site."""
+    source = repository_path(page.file.src_uri)
+
+    def translate(link: re.Match[str]) -> str:
+        path = target(source, link[0])
+        here = posixpath.dirname(page.file.src_uri)
+        return posixpath.relpath(site_path(path), here or ".") if path else link[0]
+
+    return LINK.sub(translate, markdown)
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+def repository_path(uri: str) -> str:
+    """Where a page of the site comes from."""
+    moved = {page: source for source, page in MOVED.items()}
+    return moved.get(uri, f"docs/{uri}")
+
+
+def site_path(path: str) -> str:
+    """Where a file of the repository is in the site."""
+    if path in MOVED:
+        return MOVED[path]
+    if path.startswith("docs/"):
+        return re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
+    return path if Path(path).suffix in (".jpg", ".png") else f"source/{path}.md"
+
+
+def target(source: str, link: str) -> str | None:
+    """The file of the repository that a relative link leads to; None: there is none."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    return path if (ROOT / path).is_file() and not path.startswith("..") else None
+
+
+def linked(source: str, markdown: str) -> Iterator[str]:
+    """Files outside docs/ that a page links to."""
+    for link in LINK.finditer(markdown):
+        path = target(source, link[0])
+        if path and not path.startswith("docs/"):
+            yield path
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+def source_page(path: str, content: str) -> str:
+    """A source file as a page, which the search leaves out."""
+    language = LANGUAGES.get(Path(path).suffix, "text")
+    return (
+        f"---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n"
+        f"`````{language}\n{content.rstrip()}\n`````\n"
+    )
+
+
+def commands() -> str:
+    """The reference of the command line."""
+    parts = ["# Commands", "Every command with its `--help`.", f"```text\n{_help()}```"]
+    for name, summary in COMMANDS.items():
+        parts += [f"## captioner {name}", f"{summary[0].upper()}{summary[1:]}."]
+        for words in [[name, kind] for kind in KINDS] if name == "prepare" else [[name]]:
+            parts += [f"### captioner {' '.join(words)}"] if len(words) > 1 else []
+            parts.append(f"```text\n{_help(*words)}```")
+    return "\n\n".join(parts)
+
+
+def _help(*words: str) -> str:
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "captioner", *words, *options]
+        return subprocess.check_output(
+            command, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "80"}
+        )
+
+    text = run("--help")
+    return run("--help", "all") if "--help SECTION" in text else text
+
+
+def api() -> str:
+    """The reference of Python; every public name is in it."""
+    names = [name for section in API.values() for name in section]
+    missing = set(captioner.__all__) - {"__version__"} - set(names)
+    if missing:
+        raise ValueError(f"API in {__file__} lacks {', '.join(sorted(missing))}; add them")
+    members = f"    options: {{members: [{', '.join(('from_pretrained', *PUBLIC))}]}}"
+    parts = ["# Python API", "[Python](python.md) shows how to use it."]
+    for title, section in API.items():
+        parts.append(f"## {title}")
+        for name in section:
+            parts.append(f"::: captioner.{name}" + f"\n{members}" * (name == "Captioner"))
+    return "\n\n".join(parts)
+
+
+@cache  # mkdocs serve builds the site again after every change
+def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown with its output, and its pictures by their path in the site."""
+    parsed = nbformat.reads(notebook, as_version=4)
+    # Notebooks run this checkout with this environment, activated or not.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder, "docs")
+        work.mkdir()
+        (work.parent / "assets").symlink_to(ROOT / "assets")
+        resources = {"metadata": {"path": str(work)}}
+        NotebookClient(parsed, timeout=600, resources=resources).execute(env=environment)
+    for output in (output for cell in parsed.cells for output in cell.get("outputs", [])):
+        if output.get("name") == "stderr":
+            raise ValueError(f"docs/{name}.ipynb prints to standard error: {output.text}")
+    text, made = MarkdownExporter().from_notebook_node(
+        parsed, {"unique_key": name, "output_files_dir": f"{name}_files"}
+    )
+    text = text.replace("```bash\n%%bash\n", "```bash\n")
+
+    def describe(picture: re.Match[str]) -> str:
+        alt = parsed.cells[int(picture[2])].metadata.get("alt")
+        if not alt:
+            raise ValueError(f"docs/{name}.ipynb: cell {picture[2]} needs an alt in its metadata")
+        return f"![{alt}]({picture[1]})"
+
+    text = re.sub(rf"!\[\w+\]\(({name}_files/{name}_(\d+)_\d+\.\w+)\)", describe, text)
+    return text, made["outputs"]

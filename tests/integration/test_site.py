@@ -1,0 +1,248 @@
+"""The documentation site: its pages, its build, and the commands of the COCO tutorial."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import nbformat
+import pytest
+import yaml
+from playwright.sync_api import expect
+
+from captioner.cli.main import COMMANDS, OK, main
+from captioner.config import DataConfig, SearchOptions
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
+MADE = {"index.md", "changelog.md", "contributing.md", "model_card.md", "commands.md", "api.md"}
+
+
+def navigation() -> list[str]:
+    """The pages in the navigation of mkdocs.yml."""
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    nav = yaml.safe_load(re.search(r"^nav:\n(?:[ #].*\n)+", text, re.MULTILINE)[0])["nav"]
+    entries = [page for section in nav for page in section.values()]
+    return [
+        page
+        for entry in entries
+        for page in ([entry] if isinstance(entry, str) else [p for e in entry for p in e.values()])
+    ]
+
+
+def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", *options, "--site-dir", folder],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_reference_has_every_public_name(script) -> None:
+    """Add a new one to API in scripts/site_pages.py."""
+    page = script("site_pages").api()
+
+    assert "::: captioner.load\n" in page
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """Add a new page of docs/ to the nav in mkdocs.yml."""
+    pages = {page.name for page in (ROOT / "docs").glob("*.md") if "_table" not in page.name}
+
+    assert sorted(navigation()) == sorted(pages | MADE | {page.name for page in NOTEBOOKS})
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_are_stored_without_output(notebook) -> None:
+    """The site computes it; Jupyter: Edit, Clear All Outputs."""
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    text = "".join(line for cell in cells for line in cell["source"])
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (ROOT / "docs" / link).exists(), link
+
+
+def test_links_to_other_sites_are_listed_and_followed(script) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response({"/here": 200, "/people": 403}.get(self.path, 404))
+            self.end_headers()
+
+    check = script("check_links")
+
+    assert check.links()["https://arxiv.org/abs/1502.03044"] == {"README.md"}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        problems = [check.problem(address + path) for path in ("/here", "/people", "/gone")]
+        server.shutdown()
+    assert problems == [None, None, "HTTP 404"]
+    assert "refused" in check.problem(f"{address}/here")
+
+
+# --- the build -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(folder)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_reference_is_complete(site) -> None:
+    commands = (site / "commands.html").read_text("utf-8")
+    api = (site / "api.html").read_text("utf-8")
+
+    for name in COMMANDS:
+        assert f'id="captioner-{name}"' in commands, name
+    assert "--training.label-smoothing" in commands
+    for name in (*vars(SearchOptions()), *vars(DataConfig())):
+        assert re.search(rf'id="captioner\.(config\.)?\w+\.{name}"', api), name
+
+
+@pytest.mark.slow
+def test_notebooks_show_their_output(site) -> None:
+    first = (site / "first_caption.html").read_text("utf-8")
+    explained = (site / "attention_explained.html").read_text("utf-8")
+
+    assert "assets/examples/chelsea.jpg: " in first
+    assert "largest difference from caption.alphas: " in explained
+    for page, picture in re.findall(r'src="((\w+)_files/[\w.]+)"', first + explained):
+        assert (site / page).is_file(), picture
+    assert "%%bash" not in first
+
+
+@pytest.mark.slow
+def test_site_loads_nothing_from_other_hosts(site) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?:https?:)?//[^\s>]*|<link[^>]*stylesheet[^>]*//[^\s>]*",
+            page.read_text("utf-8"),
+        )
+        assert not loaded, (page, loaded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_site_in_a_browser(site, visit, width) -> None:
+    """From a plain file server: no request to another host, no page wider than the screen."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        for page in ("index", "first_caption", "attention", "api", "commands", "coco"):
+            tab = visit(f"{address}/{page}.html", address, viewport={"width": width, "height": 800})
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width, page
+        tab.keyboard.press("/")
+        tab.keyboard.type("label smoothing")
+        expect(tab.locator(".md-search-result__link").first).to_be_visible()
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import warnings; warnings.warn('old')", "prints to standard error"),
+        ("from IPython.display import Image; Image('../assets/page.png')", "needs an alt"),
+    ],
+)
+def test_broken_notebooks_fail_the_build(script, code, error) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+
+    with pytest.raises(Exception, match=error):
+        script("site_pages").executed(nbformat.writes(notebook), "broken")
+
+
+@pytest.mark.slow
+def test_broken_links_fail_the_build(tmp_path) -> None:
+    """In a copy of the repository without notebooks, which need no run for this."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in ROOT.iterdir():
+        if path.name not in ("docs", "scripts", "mkdocs.yml"):
+            (copy / path.name).symlink_to(path)
+    shutil.copytree(ROOT / "docs", copy / "docs")
+    shutil.copytree(ROOT / "scripts", copy / "scripts")
+    for notebook in (copy / "docs").glob("*.ipynb"):
+        stored = json.loads(notebook.read_text("utf-8"))
+        stored["cells"] = [cell for cell in stored["cells"] if cell["cell_type"] != "code"]
+        notebook.write_text(json.dumps(stored), "utf-8")
+    shutil.copy(ROOT / "mkdocs.yml", copy)
+    page = copy / "docs" / "coco.md"
+    links = (
+        "[page](nowhere.md) [anchor](decoding.md#none) ![picture](nowhere.png) "
+        "[source](../captioner/nowhere.py)"
+    )
+    page.write_text(f"{page.read_text('utf-8')}\n{links}\n", "utf-8")
+
+    built = build(tmp_path / "site", "--config-file", str(copy / "mkdocs.yml"))
+
+    assert built.returncode != 0
+    for complaint in ("'nowhere.md'", "'#none'", "'nowhere.png'", "'../captioner/nowhere.py'"):
+        assert complaint in built.stderr, built.stderr
+    assert built.stderr.count("WARNING -") == 4, built.stderr
+
+
+# --- the COCO tutorial ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_coco_tutorial_runs(tiny, training_settings, tmp_path, monkeypatch) -> None:
+    """Its captioner commands as they are, on a few photos in COCO's layout and a small model."""
+    monkeypatch.chdir(tmp_path)
+    coco = tmp_path / "data" / "coco"
+    (coco / "annotations").mkdir(parents=True)
+    captions = json.loads(tiny.captions.read_text())
+    split = []
+    for year, numbers in (("train2014", (1, 2)), ("val2014", (3, 4))):
+        (coco / year).mkdir()
+        images = [image for image in captions["images"] if image["id"] in numbers]
+        said = [text for text in captions["annotations"] if text["image_id"] in numbers]
+        stored = {"images": images, "annotations": said}
+        (coco / "annotations" / f"captions_{year}.json").write_text(json.dumps(stored))
+        for image in images:
+            shutil.copy(tiny.photos / image["file_name"], coco / year)
+            split.append(
+                {
+                    "filepath": year,
+                    "filename": image["file_name"],
+                    "cocoid": image["id"],
+                    "split": {1: "train", 2: "val", 3: "restval", 4: "test"}[image["id"]],
+                    "sentences": [
+                        {"raw": one["caption"]} for one in said if one["image_id"] == image["id"]
+                    ],
+                }
+            )
+    (coco / "dataset_coco.json").write_text(json.dumps({"images": split}))
+    settings = yaml.safe_load((ROOT / "configs" / "coco_resnet101.yaml").read_text("utf-8"))
+    settings["data"] |= {"vocabulary_threshold": 1, "workers": 0}
+    settings["encoder"] |= training_settings["encoder"]
+    settings["decoder"] = training_settings["decoder"]
+    settings["search"] = training_settings["search"] | {"min_length": 3}
+    settings["training"] |= {"epochs": 5, "lr": 0.02, "ema_decay": 0, "sample_images": 0}
+    settings["training"] |= {"select": "loss"}  # CIDEr is 0 with so few photos
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "coco_resnet101.yaml").write_text(yaml.safe_dump(settings))
+    page = (ROOT / "docs" / "coco.md").read_text("utf-8")
+    shell = "\n".join(re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL))
+
+    for line in re.findall(r"^captioner .*", shell, flags=re.MULTILINE):
+        assert main(shlex.split(line)[1:]) == OK, line
+
+    assert json.loads((tmp_path / "coco_test.json").read_text())["images"] == 1
