@@ -35,7 +35,7 @@ def test_the_version_is_in_one_place():
 def test_workflows_run_what_exists(path):
     jobs = read(path)["jobs"]
     commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
-    for name in re.findall(r"(?:scripts/|\.ci/)\w+", "\n".join(commands)):
+    for name in re.findall(r"(?:scripts/|\.ci/)\w+(?:\.py)?", "\n".join(commands)):
         assert (ROOT / name).is_file(), name
     for job in jobs.values():
         assert set(job.get("needs", "").split()) <= set(jobs)
