@@ -113,7 +113,7 @@ class Drain:
         async def send_after_body(message: Message) -> None:
             if message["type"] == "http.response.start" and not ended:
                 response = MutableHeaders(scope=message)
-                if "connection" not in response and not expects:
+                if message["status"] != 408 and not expects:
                     with suppress(TimeoutError, asyncio.TimeoutError):
                         await asyncio.wait_for(drained(), DRAIN_SECONDS)
                 if not ended:

@@ -24,9 +24,11 @@ from captioner.data.images import USUAL_FORMATS, open_image
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
+from captioner.serving.lifecycle import closing
 from captioner.serving.limits import Limits
 from captioner.serving.requests import CaptionRequest
 from captioner.serving.responses import RequestError, captions_json
+from captioner.serving.throughput import Throughput
 
 T = TypeVar("T")
 
@@ -62,6 +64,8 @@ class Service:
         self.batcher = Batcher(model, batch_size, on_batch)
         self.in_flight = 0
         """Number of requests in flight."""
+        self.throughput = Throughput()
+        """Measures Retry-After."""
         self._closing = asyncio.Event()
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="captioner-decoder")
         self._free_decoders = asyncio.Semaphore(DECODERS)
@@ -103,13 +107,14 @@ class Service:
             late = RequestError(
                 408, "slow_upload", f"the photo was not received within {seconds:g} s; try again"
             )
-            closing = (self._closing.wait(), _closing())
-            body = await _within(seconds, self._read_body(request.receive), late, [closing])
+            end = (self._closing.wait(), closing())
+            body = await _within(seconds, self._read_body(request.receive), late, [end])
             late = RequestError(
                 503,
                 "time",
                 f"captioning took longer than {seconds:g} s; try again later, or reduce beam_size "
                 "or num_captions",
+                retry_after=self.throughput.next_slot(),
             )
             left = (_disconnected(request.receive), _client_closed())
             return await _within(seconds, self._captions(body, wanted, attention), late, [left])
@@ -141,12 +146,15 @@ class Service:
                 "queue",
                 f"{self.in_flight} requests are in flight (the limit); try again after Retry-After "
                 "seconds",
+                retry_after=self.throughput.retry_after(),
             )
         self.in_flight += 1
+        self.throughput.start()
         try:
             yield
         finally:
             self.in_flight -= 1
+            self.throughput.end()
 
     async def _read_body(self, receive: Callable[[], Awaitable[Any]]) -> io.BytesIO:
         """Read the whole body into memory."""
@@ -174,7 +182,7 @@ class Service:
             size, photo = await self._in_decoder(self._decode, body)
             captions = await asyncio.wrap_future(self.batcher.submit(photo, wanted))
         except ClosedError as error:
-            raise _closing() from error
+            raise closing() from error
         except NotAnImageError as error:
             raise RequestError(415, "no_picture", str(error)) from error
         except LargeImageError as error:
@@ -212,10 +220,6 @@ class Service:
         future = self._decoders.submit(work, *args)
         future.add_done_callback(free)
         return await asyncio.wrap_future(future)
-
-
-def _closing() -> RequestError:
-    return RequestError(503, "closing", "the server is shutting down; try again later")
 
 
 def _client_closed() -> RequestError:

@@ -415,7 +415,7 @@ def test_schema_has_body_and_responses(schema):
     assert body["required"]
     for content in body["content"].values():
         assert content["schema"] == {"type": "string", "format": "binary"}
-    statuses = {"200", "400", "403", "408", "413", "415", "421", "422", "429", "500", "503"}
+    statuses = {"200", "400", "401", "403", "408", "413", "415", "421", "422", "429", "500", "503"}
     assert set(post["responses"]) == statuses
     for status, one in post["responses"].items():
         name = one["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
@@ -428,6 +428,6 @@ def test_schema_has_body_and_responses(schema):
 def test_schema_is_served(serve):
     async def test(server):
         response = await server.get("/openapi.json")
-        assert set(response.json["paths"]) == {"/v1/captions", "/healthz", "/metrics"}
+        assert set(response.json["paths"]) == {"/v1/captions", "/healthz", "/readyz", "/metrics"}
 
     serve(test)
