@@ -88,4 +88,4 @@ def test_clients_that_do_not_wait_do_not_raise_it_forever():
     throughput = Throughput(clock=lambda: 0.0)
     waits = [throughput.retry_after() for _ in range(5 * MAX_WAIT)]
     assert max(waits) <= MAX_WAIT
-    assert waits[MAX_WAIT + 1] < 5
+    assert min(waits[MAX_WAIT:]) < 5
