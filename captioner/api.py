@@ -142,6 +142,11 @@ class Captioner:
         """The model's training data and scores."""
         return self.stored.info
 
+    @property
+    def input_size(self) -> int:
+        """Height and width of the (largest) encoder's input, in pixels."""
+        return max(model.preprocessing.image_size for model in self.ensemble.models)
+
     def save(self, folder: str | Path) -> None:
         """Write the (first) model as a model folder."""
         save_model(folder, self.stored)

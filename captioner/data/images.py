@@ -156,6 +156,19 @@ def open_reduced(
     return reduced, (height, width) if rotated else (width, height)
 
 
+def header_size(file: BinaryIO, formats: tuple[str, ...] | None = None) -> tuple[int, int]:
+    """Width and height in the header of an open file, which is read from its start again.
+
+    Raises:
+        ImageError: See ``open_image``.
+    """
+    with _quiet_pillow():
+        try:
+            return _identify(file, "the photo", MAX_PIXELS, formats).size
+        finally:
+            file.seek(0)
+
+
 def image_size(path: str | Path) -> tuple[int, int]:
     """Size of the image that `open_image` would return, read from the header.
 

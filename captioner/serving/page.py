@@ -26,7 +26,7 @@ def index_page(limits: Limits, options: SearchOptions) -> str:
         "captioner",
         _body(limits, options, embedded(data, "captioner-data")),
         styles=[asset("viewer.css"), asset("page.css", _WEB)],
-        scripts=[asset("viewer.js"), asset("page.js", _WEB)],
+        scripts=[asset("viewer.js"), asset("key.js", _WEB), asset("page.js", _WEB)],
     )
 
 

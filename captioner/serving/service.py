@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from captioner.api import Captioner
-from captioner.data.images import USUAL_FORMATS, open_image
+from captioner.data.images import USUAL_FORMATS, header_size, open_reduced
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
@@ -33,8 +34,13 @@ from captioner.serving.throughput import Throughput
 T = TypeVar("T")
 
 DECODERS = 2
-"""Number of photos decoded in parallel. Each takes up to 25 bytes per pixel (WebP; other formats
-17), or 1.25 GB at 50 million pixels."""
+"""Number of photos decoded in parallel."""
+
+LARGE_PIXELS = 24_000_000
+"""Photos with more pixels are decoded one at a time: each takes up to 25 bytes per pixel."""
+
+REDUCTION = 2
+"""Large JPEGs are decoded at a reduced size, at least this many times the model's input size."""
 
 CLIENT_CLOSED = 499
 """Status logged when the client disconnected before the response, as in nginx."""
@@ -69,6 +75,7 @@ class Service:
         self._closing = asyncio.Event()
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="captioner-decoder")
         self._free_decoders = asyncio.Semaphore(DECODERS)
+        self._large = threading.Lock()
 
     def start(self) -> None:
         """Start captioning."""
@@ -198,11 +205,15 @@ class Service:
 
     def _decode(self, body: io.BytesIO) -> tuple[tuple[int, int], Prepared]:
         """Size (width, height) and pixels of the photo; frees the body."""
-        with body:
-            image = open_image(
-                body, name="the photo", max_pixels=self.limits.max_pixels, formats=USUAL_FORMATS
+        with body, self._large if _is_large(body) else nullcontext():
+            image, size = open_reduced(
+                body,
+                min_side=REDUCTION * self.model.input_size,
+                name="the photo",
+                max_pixels=self.limits.max_pixels,
+                formats=USUAL_FORMATS,
             )
-        return image.size, self.model.prepare(image)
+            return size, self.model.prepare(image)
 
     async def _in_decoder(self, work: Callable[..., T], *args: Any) -> T:
         """Run a function in a decoder thread.
@@ -220,6 +231,15 @@ class Service:
         future = self._decoders.submit(work, *args)
         future.add_done_callback(free)
         return await asyncio.wrap_future(future)
+
+
+def _is_large(body: io.BytesIO) -> bool:
+    """Whether a photo has more than ``LARGE_PIXELS``; False if that cannot be read."""
+    try:
+        width, height = header_size(body, USUAL_FORMATS)
+    except ImageError:
+        return False  # decoding it returns the error
+    return width * height > LARGE_PIXELS
 
 
 def _client_closed() -> RequestError:

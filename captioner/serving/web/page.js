@@ -33,7 +33,7 @@
 
   async function fetchCaptions(photo, signal) {
     const request = { method: "POST", body: photo.file, signal };
-    const response = await fetch(`v1/captions?${query()}`, request).catch(() => {
+    const response = await fetchWithKey(`v1/captions?${query()}`, request).catch(() => {
       throw new Error("the server does not respond; is it running?");
     });
     const body = await response.json().catch(() => ({}));

@@ -26,6 +26,8 @@ OWN = SearchOptions(beam_size=2, max_length=6)
 class ColourModel:
     """Captions a photo with its colour; records its batches and can be blocked."""
 
+    input_size = 224
+
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         """The colours of every batch, in order of their start."""
