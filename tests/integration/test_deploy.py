@@ -84,7 +84,10 @@ def test_systemd_unit_is_valid(tmp_path):
     text = (DEPLOY / "captioner.service").read_text()
     unit.write_text(text.replace("/opt/captioner/bin/captioner", sys.executable))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
