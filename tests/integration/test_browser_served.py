@@ -368,6 +368,9 @@ def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
         upload(tab, tiny.photos / "2.png")
         expect(status).to_have_text(model.caption(tiny.photos / "2.png").text)
         assert tab.evaluate("localStorage.length") == 0
+        assert len(visit.complaints) == 2  # the browser's own, of the refusals
+        assert all("401" in complaint for complaint in visit.complaints)
+        visit.complaints.clear()
     finally:
         server.should_exit = True
         thread.join()

@@ -20,17 +20,17 @@ def test_soak(tiny):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_hundred_clients_that_honour_retry_after_lose_no_photo(serve):  # noqa: F811
     server = serve("--max-queue", "8", "--batch-size", "4")
-    photos = [GOOD[number % len(GOOD)] for number in range(300)]
+    photos = [GOOD[number % len(GOOD)] for number in range(100)]
 
     with Client(server.url, retry_for=600, trust_env=False) as client:
         alone = [client.caption(photo).text for photo in GOOD]
         results = list(client.stream(photos, parallel=100))
 
-    assert [result.error for result in results] == [None] * 300
+    assert [result.error for result in results] == [None] * 100
     texts = [result.captions.text for result in results]
-    assert texts == [alone[number % len(GOOD)] for number in range(300)]
+    assert texts == [alone[number % len(GOOD)] for number in range(100)]
     _, err = server.stop(15)
     assert " 429 " in err  # the queue was full
