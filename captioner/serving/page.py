@@ -22,6 +22,7 @@ MAX_PHOTOS = 100
 
 _WEB = Path(__file__).parent / "web"
 _SCRIPTS = (
+    "key.js",
     "kinds.js",
     "upload.js",
     "requests.js",

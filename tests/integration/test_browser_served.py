@@ -27,6 +27,7 @@ from captioner import load
 from captioner.cli.caption_formats import WRITERS
 from captioner.data.images import open_image
 from captioner.serving.app import create_app
+from captioner.serving.keys import ApiKeys
 from captioner.serving.limits import Limits
 from captioner.visualization import Entry, attention_image, gallery, shared_scale
 
@@ -927,3 +928,35 @@ def test_unreachable_server(visit, served, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
 
     expect(tab.get_by_role("status")).to_have_text("The server does not respond; is it running?")
+
+
+def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
+    (tmp_path / "keys.txt").write_text("alice alice-0123456789abcdef\n")
+    model = load(tiny.model, device="cpu", precision="fp32")
+    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.1)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        address = f"http://127.0.0.1:{port}/"
+        tab = visit(address, allowed=address)
+        upload(tab, tiny.photos / "1.png")
+        for key in ("wrong", "alice-0123456789abcdef"):
+            tab.get_by_label("API key").last.fill(key)
+            tab.keyboard.press("Enter")
+            if key == "wrong":
+                expect(tab.get_by_text("does not accept this API key")).to_be_visible()
+        status = tab.get_by_role("status")
+        expect(status).to_have_text(model.caption(tiny.photos / "1.png").text)
+        upload(tab, tiny.photos / "2.png")
+        expect(status).to_have_text(model.caption(tiny.photos / "2.png").text)
+        assert tab.evaluate("localStorage.length") == 0
+        assert len(visit.complaints) == 2  # the browser's own, of the refusals
+        assert all("401" in complaint for complaint in visit.complaints)
+        visit.complaints.clear()
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -17,7 +17,7 @@ async function requestCaptions(body, query, signal) {
     signal,
     headers: { "Content-Type": "application/octet-stream" },
   };
-  const response = await fetch(`v1/captions?${query}`, request).catch((error) => {
+  const response = await fetchWithKey(`v1/captions?${query}`, request).catch((error) => {
     if (signal.aborted) throw error;
     throw new RequestError("The server does not respond; is it running?");
   });
