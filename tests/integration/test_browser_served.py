@@ -930,10 +930,17 @@ def test_unreachable_server(visit, served, tiny) -> None:
     expect(tab.get_by_role("status")).to_have_text("The server does not respond; is it running?")
 
 
-def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
-    (tmp_path / "keys.txt").write_text("alice alice-0123456789abcdef\n")
+# --- API keys ------------------------------------------------------------------------------------
+
+KEY = "alice-0123456789abcdef"
+
+
+@pytest.fixture
+def keyed(tiny, tmp_path, visit) -> Iterator[Tab]:
+    """The page of a server that needs an API key."""
+    (tmp_path / "keys.txt").write_text(f"alice {KEY}\n")
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"))
+    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos")
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -941,22 +948,57 @@ def test_page_asks_for_the_key_once(visit, tiny, tmp_path) -> None:
         while not server.started:
             thread.join(0.1)
         port = server.servers[0].sockets[0].getsockname()[1]
-        address = f"http://127.0.0.1:{port}/"
-        tab = visit(address, allowed=address)
-        upload(tab, tiny.photos / "1.png")
-        for key in ("wrong", "alice-0123456789abcdef"):
-            tab.get_by_label("API key").last.fill(key)
-            tab.keyboard.press("Enter")
-            if key == "wrong":
-                expect(tab.get_by_text("does not accept this API key")).to_be_visible()
-        status = tab.get_by_role("status")
-        expect(status).to_have_text(model.caption(tiny.photos / "1.png").text)
-        upload(tab, tiny.photos / "2.png")
-        expect(status).to_have_text(model.caption(tiny.photos / "2.png").text)
-        assert tab.evaluate("localStorage.length") == 0
-        assert len(visit.complaints) == 2  # the browser's own, of the refusals
-        assert all("401" in complaint for complaint in visit.complaints)
-        visit.complaints.clear()
+        address = f"http://127.0.0.1:{port}/photos/"
+        yield visit(address, allowed=f"http://127.0.0.1:{port}/")
     finally:
         server.should_exit = True
         thread.join()
+    refused = all("401" in complaint for complaint in visit.complaints)  # the browser's own
+    assert refused, visit.complaints
+    visit.complaints.clear()
+
+
+def test_page_asks_for_the_key_once(keyed, visit, tiny) -> None:
+    upload(keyed, tiny.photos / "1.png")
+    for key in ("wrong", KEY):
+        field = keyed.get_by_label("API key").last
+        field.fill(key)
+        assert violations(keyed) == []
+        keyed.keyboard.press("Enter")
+        if key == "wrong":
+            expect(keyed.get_by_text("does not accept this API key")).to_be_visible()
+    expect(keyed.locator(".count")).to_have_text("1 of 1 captioned")
+    upload(keyed, tiny.photos / "2.png", tiny.photos / "3.png")
+    expect(keyed.locator(".count")).to_have_text("3 of 3 captioned")
+    assert keyed.evaluate("localStorage.length") == 0
+    assert len(visit.complaints) == 2
+
+
+def test_a_closed_key_dialog_stops_all_photos(keyed, tiny) -> None:
+    upload(keyed, *[tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)])
+    dialog = keyed.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    keyed.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    button = keyed.get_by_role("button", name="Caption", exact=True)
+    expect(button).to_be_focused()
+    expect(keyed.get_by_text("This server needs an API key. Press “Caption”").first).to_be_visible()
+    expect(keyed.locator(".count")).to_have_text("0 of 4 captioned, 1 failed")
+    keyed.wait_for_timeout(300)
+    expect(dialog).to_have_count(0)
+
+    button.click()
+    keyed.get_by_label("API key").last.fill(KEY)
+    keyed.keyboard.press("Enter")
+
+    expect(keyed.locator(".count")).to_have_text("4 of 4 captioned")
+
+
+def test_the_api_pages_work_below_a_prefix(keyed) -> None:
+    address = keyed.url
+    refused = keyed.request.post(f"{address}v1/captions", data=b"")
+    assert refused.status == 401
+    keyed.goto(f"{address}docs")
+    expect(keyed.get_by_role("button", name="Authorize")).to_be_visible()
+    keyed.goto(f"{address}redoc")
+    expect(keyed.get_by_role("heading", name="Caption a photo")).to_be_visible()

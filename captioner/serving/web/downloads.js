@@ -13,15 +13,18 @@ const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8
 function captionsCsv(photos) {
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
   const rows = photos.flatMap(({ name, response }) =>
-    response.captions.map(({ text, log_prob }, index) => [name, `${index + 1}`, text, log_prob.toFixed(4)]),
+    response.captions.map(({ text, log_prob: log, confidence }, index) => {
+      const sure = typeof confidence === "number" ? confidence.toFixed(4) : "";
+      return [name, `${index + 1}`, text, log.toFixed(4), sure];
+    }),
   );
-  const lines = [["image", "rank", "caption", "log_prob"], ...rows];
+  const lines = [["image", "rank", "caption", "log_prob", "confidence"], ...rows];
   return textFile(lines.map((row) => `${row.map(cell).join(",")}\n`).join(""), "text/csv");
 }
 
 /** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */
 function captionsJson(photos) {
-  const kept = ["text", "words", "log_prob", "log_probs", "confidence"];
+  const kept = ["text", "words", "log_prob", "log_probs", "confidence", "doubtful"];
   const entries = photos.map(({ name, response }) => ({
     image: name,
     captions: response.captions.map((caption) =>

@@ -43,6 +43,7 @@
     } catch (error) {
       if (abort.signal.aborted) return; // stopped, or started again with other options
       photo.enter("failed", error.message);
+      stopWithoutKey(error);
     }
     refresh(photo);
   }
@@ -58,8 +59,14 @@
       mine.state = "done";
     } catch (error) {
       Object.assign(mine, { state: "failed", error: error.message });
+      stopWithoutKey(error);
     }
     if (mine === explained) refresh(photo);
+  }
+
+  /** Ask for an API key once, rather than for every photo. */
+  function stopWithoutKey(error) {
+    if (error instanceof KeyMissing) cancel();
   }
 
   /** Caption whatever has no captions for the options of the form; `again`: also what failed. */

@@ -9,6 +9,13 @@ class RequestError extends Error {
   }
 }
 
+/** The user did not give an API key. */
+class KeyMissing extends RequestError {
+  constructor() {
+    super("This server needs an API key. Press “Caption” to enter it.");
+  }
+}
+
 /** Caption an uploaded photo; returns the body of the response, throws RequestError. */
 async function requestCaptions(body, query, signal) {
   const request = {
@@ -23,6 +30,7 @@ async function requestCaptions(body, query, signal) {
   });
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
+  if (response.status === 401) throw new KeyMissing();
   const busy = response.status === 429 || response.status === 503;
   throw new RequestError(plainWords(response.status, answer.error), busy ? retryAfter(response) : null);
 }
