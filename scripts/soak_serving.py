@@ -67,7 +67,7 @@ class Soak:
     async def client(self, seed: int) -> None:
         """Send requests of all kinds until the end."""
         chance = random.Random(seed)
-        while time.monotonic() < self.end:
+        while self.restarting or time.monotonic() < self.end:
             kind, weight = zip(*KINDS.items(), strict=True)
             [name] = chance.choices(kind, weight)
             try:
