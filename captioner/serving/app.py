@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from captioner import __version__
 from captioner.api import Captioner
+from captioner.config import METHOD_TITLES
 from captioner.errors import ConfigError
 from captioner.serving.access_log import REQUEST_ID, AccessLog
 from captioner.serving.api_description import DESCRIPTION, describe_keys
@@ -103,7 +104,8 @@ def create_app(
     queries = add_photo_routes(app, service)
     add_api_pages(app)
     _add_probes(app, service, lifecycle, metrics, ReadyResponse(**ready))
-    _add_page(app, index_page(limits, model.options(), model.ensemble.image_size))
+    methods = [method for method in METHOD_TITLES if _supports(model, method)]
+    _add_page(app, index_page(limits, model.options(), model.ensemble.image_size, methods))
     _add_error_handlers(app, metrics, queries)
     _add_middleware(
         app,
@@ -118,6 +120,14 @@ def create_app(
     if root_path:
         app.add_middleware(RootPath, root_path=root_path)
     return app
+
+
+def _supports(model: Captioner, method: str) -> bool:
+    try:
+        model.check_method(method)
+    except ConfigError:
+        return False
+    return True
 
 
 def _add_middleware(

@@ -71,7 +71,7 @@ def test_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
     upload(tab, photo)
 
     expect(tab.get_by_role("status")).to_have_text(caption.text)
-    tab.get_by_role("option").nth(1).hover()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).hover()
     wanted = attention_image(
         open_image(photo),
         caption.alphas[1],
@@ -80,7 +80,7 @@ def test_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
     )
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
     tab.keyboard.press("ArrowRight")
-    selected = tab.get_by_role("option", selected=True)
+    selected = tab.get_by_role("listbox").get_by_role("option", selected=True)
     expect(selected).to_have_text(caption.words[0])
     expect(tab.locator(".choices li")).to_have_count(5)
 
@@ -108,7 +108,7 @@ def test_own_caption_is_explained(tab, tiny) -> None:
 
     expect(tab.get_by_role("status")).to_have_text("the man's hat")
     words = ["the", "man", "'s", "hat", "all words"]
-    assert tab.get_by_role("option").all_inner_texts() == words
+    assert tab.get_by_role("listbox").get_by_role("option").all_inner_texts() == words
     expect(tab.get_by_label("beam size")).to_be_disabled()
 
 
@@ -580,7 +580,7 @@ def test_the_gallery_is_the_one_that_the_command_makes(  # noqa: PLR0917
     page = visit(made.rename(tmp_path / "all.html").as_uri())
     if count > 1:
         page.locator(".entry a").last.click()
-    page.get_by_role("option").first.click()
+    page.get_by_role("listbox").get_by_role("option").first.click()
     expect(page.locator(".stage")).to_be_visible()
 
 
@@ -590,7 +590,7 @@ def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
     upload(tab, tmp_path / "colours.png")
     caption = served.model.caption(tmp_path / "colours.png")
     if chosen is not None:
-        tab.get_by_role("option").nth(chosen).click()
+        tab.get_by_role("listbox").get_by_role("option").nth(chosen).click()
 
     svg = saved(tab, "SVG", "Download the overlay")
     png = saved(tab, "PNG", "Download the overlay")
@@ -761,7 +761,7 @@ def test_the_page_has_no_accessibility_violations(  # noqa: PLR0917
     tab.get_by_label("captions", exact=True).fill("3")
     tab.keyboard.press("Enter")
     expect(tab.get_by_role("listbox")).to_have_count(3)
-    tab.get_by_role("option").nth(1).click()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).click()
     tab.get_by_role("button", name="zoom in").click()
     (tmp_path / "empty.jpg").touch()
     upload(tab, tmp_path / "empty.jpg")
@@ -775,7 +775,7 @@ def test_the_tab_key_follows_the_page(tab, tiny) -> None:
     expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
     tab.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0); }")
     names = []
-    for _ in range(22):
+    for _ in range(23):
         tab.keyboard.press("Tab")
         name = tab.evaluate(
             """() => {
@@ -797,7 +797,8 @@ def test_the_tab_key_follows_the_page(tab, tiny) -> None:
     assert names[5:9] == ["CSV", "JSON", "Gallery", "Remove all"]
     assert [names[9], names[10]] == [f"{first}1", f"{second}2"]
     assert names[11:16] == ["previous photo", "next photo", "zoom out", "zoom in", "Copy"]
-    assert names[17:] == [
+    assert names[17].startswith("maps")
+    assert names[18:] == [
         "play the sentence word by word",
         "heatmap",
         "smooth",
@@ -846,7 +847,7 @@ def test_transparency_is_shown_on_white(tab, served, tmp_path) -> None:
     upload(tab, tmp_path / "clear.png")
     expect(tab.get_by_role("status")).to_have_text(caption.text)
 
-    tab.get_by_role("option").nth(1).hover()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).hover()
     wanted = attention_image(
         open_image(tmp_path / "clear.png"),
         caption.alphas[1],
@@ -879,12 +880,12 @@ def test_no_attention_on_an_image_with_another_orientation(  # noqa: PLR0917
 
 def test_escape_works_from_any_focus(tab, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
-    tab.get_by_role("option").nth(1).click()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).click()
     tab.get_by_label("smooth").focus()
 
     tab.keyboard.press("Escape")
 
-    expect(tab.get_by_role("option", selected=True)).to_have_count(0)
+    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(0)
 
 
 @pytest.mark.usefixtures("refused")
@@ -914,9 +915,9 @@ def test_page_fits_a_phone(visit, served, tiny) -> None:
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= 320
 
     upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
-    tab.get_by_role("option").first.tap()
+    tab.get_by_role("listbox").get_by_role("option").first.tap()
 
-    expect(tab.get_by_role("option", selected=True)).to_have_count(1)
+    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(1)
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= 320
 
 
@@ -928,6 +929,45 @@ def test_unreachable_server(visit, served, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
 
     expect(tab.get_by_role("status")).to_have_text("The server does not respond; is it running?")
+
+
+# --- the method of the maps ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("refused")
+def test_maps_of_another_method(tab, served, tiny) -> None:
+    upload(tab, tiny.photos / "1.png")
+    caption = served.model.caption(tiny.photos / "1.png")
+    method, status = tab.get_by_label("maps"), tab.get_by_role("status")
+    expect(method).to_have_value("attention")
+    titles = ["attention", "attention × gate", "gradient × input", "Grad-CAM", "occlusion"]
+    assert method.locator("option").all_inner_texts() == titles
+    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    tab.get_by_role("listbox").get_by_role("option", name="word 1").first.click()
+    sent = posts(tab)
+
+    method.select_option("occlusion")
+
+    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
+    expect(status).to_have_text(caption.text)
+    assert len(sent) == 1
+    assert sent[0].endswith("&method=occlusion")
+    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(1)
+    assert violations(tab) == []
+    html = saved(tab, "HTML", "Download the overlay").read_text("utf-8")
+    [entry] = content(html)[1]["entries"]
+    wanted = served.model.caption(tiny.photos / "1.png", method="occlusion")
+    np.testing.assert_allclose(entry["captions"][0]["alphas"], wanted.alphas, atol=2e-3)
+    assert "by the method named" in html
+
+    method.select_option("attention")  # which the page has already
+    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    assert len(sent) == 1
+
+    tab.route("**/v1/captions**", lambda route: route.fulfill(status=500, json={"error": "broken"}))
+    method.select_option("grad_cam")
+    expect(status).to_have_text("Broken.")
+    expect(method).to_have_value("attention")
 
 
 # --- API keys ------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ function captionsJson(photos) {
 }
 
 /** Photos as an interactive page, as `captioner attend -o all.html` makes it. */
-async function galleryPage(photos, { template, viewerAssets, look }) {
+async function galleryPage(photos, { template, viewerAssets, look, footers }) {
   const side = photos.length === 1 ? 1280 : 800;
   const [items, entries] = [[], []];
   for (const photo of photos) {
@@ -50,6 +50,7 @@ async function galleryPage(photos, { template, viewerAssets, look }) {
     kind: photos.length === 1 ? "single" : "many",
     title: title.innerHTML.replaceAll('"', "&quot;"),
     items: items.join("\n"),
+    footer: footers[entries.every(({ captions }) => captions.every(({ method }) => !method)) ? 0 : 1],
     data: element("script", block, embeddedJson({ entries, look })).outerHTML,
   };
   // This page begins with the viewer's styles and scripts.
