@@ -9,7 +9,8 @@
     │   │   └── LargeImageError    too many pixels or bytes
     │   └── ProgramError   an external program (METEOR, SPICE) that failed
     ├── ModelError         a model folder that cannot be loaded or saved
-    └── CheckpointError    a training run that cannot be resumed or saved
+    ├── CheckpointError    a training run that cannot be resumed or saved
+    └── ServerError        a request to captioner serve that failed
 
 Each message is one line: what was given, what is allowed, what to do. The command line prints the
 message alone and exits with 1 or 2; ``--debug`` adds a traceback.
@@ -83,3 +84,17 @@ class ModelError(CaptionerError):
 
 class CheckpointError(CaptionerError):
     """A training run cannot be resumed, or its state cannot be saved."""
+
+
+class ServerError(CaptionerError):
+    """A request to ``captioner serve`` failed: the server refused it, or could not be reached."""
+
+    def __init__(self, message: str, status: int | None) -> None:
+        """Initialize the error.
+
+        Args:
+            message: The server's message, one line.
+            status: HTTP status; None if there was no response.
+        """
+        super().__init__(message)
+        self.status = status

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import errno
 import functools
+import ipaddress
 import logging
+import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from captioner.cli.main import OK, flag
 from captioner.cli.options import add_model_options
 from captioner.cli.parser import Parser, new_parser
 from captioner.errors import CaptionerError, ConfigError
 from captioner.hardware import keep_freed_memory
+from captioner.model_config import SHIPPED, find_model, fingerprint
 from captioner.option_fields import option_fields
 from captioner.serving.limits import Limits
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from uvicorn import Server
 
-    from captioner.serving.service import Service
+    from captioner.serving.keys import ApiKeys
+
+logger = logging.getLogger("captioner.serving")
 
 
 @functools.cache
@@ -47,8 +54,43 @@ def parser() -> Parser:
         action="append",
         default=[],
         metavar="NAME",
-        help="additional host name for this server, such as a proxy's; requests with other Host "
-        "headers are refused; repeat for several",
+        help="additional host name for this server, such as a proxy's or its name in Docker "
+        "Compose; requests with other Host headers are refused, except to /healthz, /readyz and "
+        "/metrics; repeat for several",
+    )
+    new.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin of a web page that may use this server (CORS), e.g. https://app.example.org; "
+        "* for every page; repeat for several",
+    )
+    new.add_argument(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="prefix under which a proxy publishes this server, e.g. /captioner",
+    )
+    new.add_argument(
+        "--trust-proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="address or network of a proxy whose X-Forwarded-For is logged as the client's "
+        "address, e.g. 127.0.0.1 or 172.16.0.0/12; repeat for several",
+    )
+    new.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="require an API key for captions; one per line: NAME KEY, # starts a comment; SIGHUP "
+        "reads the file again",
+    )
+    new.add_argument(
+        "--log-format",
+        choices=["text", "json"],
+        default="text",
+        help="format of the log on stderr; json: one object per line",
     )
     limits = new.add_argument_group("limits")
     for name, field in option_fields(Limits).items():
@@ -69,16 +111,68 @@ def main(argv: Sequence[str]) -> int:
 
         from captioner.api import load
         from captioner.serving.app import create_app
-        from captioner.serving.security import allowed_hosts
 
+        access = _access(options, limits)
         model = load(*options.model, device=options.device, precision=options.precision)
-        hosts = allowed_hosts(options.host, options.allow_host)
-        app = create_app(model, limits, batch_size=options.batch_size, hosts=hosts)
+        name = _model_name(options.model)
+        app = create_app(model, limits, batch_size=options.batch_size, model_name=name, **access)
         model.caption(Image.new("RGB", (64, 64)))  # warm-up: the first caption is the slowest
-        _log_to_stderr()
+        _log_to_stderr(options.log_format)
         address = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
-        _serve(_server(app.state.service, app, limits, address), listener)
+        server = _server(app, limits, address, _proxies(options.trust_proxy))
+        with _reloading(access["keys"]):
+            _serve(server, listener)
     return OK
+
+
+def _access(options: Any, limits: Limits) -> dict[str, Any]:
+    """Who may use the server, as arguments of ``create_app``.
+
+    Raises:
+        ConfigError: An option is invalid, or an API key file cannot be read.
+    """
+    from captioner.serving.keys import ApiKeys
+    from captioner.serving.security import allowed_hosts, allowed_origins
+
+    root_path = options.root_path.rstrip("/")
+    if root_path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", root_path):
+        raise ConfigError(f"--root-path is {options.root_path!r}; give a path such as /captioner")
+    if limits.rate_limit and options.api_key_file is None:
+        raise ConfigError("--rate-limit limits each API key; give --api-key-file too")
+    return {
+        "hosts": allowed_hosts(options.host, options.allow_host),
+        "origins": allowed_origins(options.allow_origin),
+        "root_path": root_path,
+        "keys": None if options.api_key_file is None else ApiKeys(options.api_key_file),
+    }
+
+
+def _model_name(folders: Sequence[str]) -> str:
+    """Names and fingerprints of the models, e.g. ``best@0123456789ab``."""
+    models = [(folder, find_model(folder)) for folder in folders or (SHIPPED,)]
+    named = (f"{_ascii(folder)}@{fingerprint(path)}" for folder, path in models)
+    return "+".join(named)
+
+
+def _ascii(folder: str) -> str:
+    """The name of a folder as it can appear in an HTTP header."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", Path(folder).resolve().name) or "model"
+
+
+def _proxies(addresses: Sequence[str]) -> list[str]:
+    """Check the addresses and networks of proxies.
+
+    Raises:
+        ConfigError: One of them is neither.
+    """
+    for address in addresses:
+        try:
+            ipaddress.ip_network(address)
+        except ValueError:
+            raise ConfigError(
+                f"--trust-proxy is {address!r}; give an IP address or network, e.g. 172.16.0.0/12"
+            ) from None
+    return list(addresses)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -118,23 +212,27 @@ def _shown(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _server(service: Service, app: Callable[..., object], limits: Limits, address: str) -> Server:
-    """Create a server that announces its address and closes the service on shutdown."""
+def _server(app: FastAPI, limits: Limits, address: str, proxies: list[str]) -> Server:
+    """Create a server that announces its address and drains on shutdown."""
     import uvicorn
 
-    from captioner.serving.connections import limited_protocol
+    from captioner.serving.connections import DRAIN_SECONDS, limited_protocol
 
-    class Announced(uvicorn.Server):
+    class Draining(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            print(
-                f"captioner: serving on {address} (press Ctrl-C to stop)",
-                file=sys.stderr,
-                flush=True,
-            )
+            _announce(f"serving on {address} (press Ctrl-C to stop)")
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            service.close()
+            lifecycle = app.state.lifecycle
+            lifecycle.drain()
+            if lifecycle.accepted:
+                _announce(
+                    f"completing {lifecycle.accepted} requests within {limits.grace:g} s (press "
+                    "Ctrl-C to stop now)"
+                )
+                await lifecycle.drained(limits.grace, lambda: self.force_exit)
+            app.state.service.close()
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
@@ -145,11 +243,39 @@ def _server(service: Service, app: Callable[..., object], limits: Limits, addres
         lifespan="on",
         log_config=None,
         access_log=False,  # would contain the query string, with the user's texts
-        proxy_headers=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(limits.timeout)),
+        # After the grace period: to read the rest of refused bodies and send the last responses.
+        timeout_graceful_shutdown=round(2 * DRAIN_SECONDS),
     )
-    return Announced(config)
+    return Draining(config)
+
+
+def _announce(message: str) -> None:
+    print(f"captioner: {message}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _reloading(keys: ApiKeys | None) -> Iterator[None]:
+    """Read the API keys again on SIGHUP, where there is that signal."""
+    if keys is None or not hasattr(signal, "SIGHUP"):
+        yield
+        return
+
+    def reload(*_: object) -> None:
+        try:
+            keys.reload()
+        except ConfigError as error:
+            logger.error("%s; the previous %d API keys stay valid", error, len(keys))
+        else:
+            logger.info("reloaded %d API keys", len(keys))
+
+    old = signal.signal(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, old)
 
 
 def _serve(server: Server, listener: socket.socket) -> None:
@@ -162,11 +288,14 @@ def _serve(server: Server, listener: socket.socket) -> None:
         signal.signal(signal.SIGTERM, old)
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(kind: Literal["text", "json"]) -> None:
+    from captioner.serving.access_log import JsonFormatter
+
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    text = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    handler.setFormatter(JsonFormatter() if kind == "json" else text)
     for name, level in (("captioner.serving", logging.INFO), ("uvicorn.error", logging.WARNING)):
-        logger = logging.getLogger(name)
-        logger.setLevel(level)
-        logger.handlers = [handler]
-        logger.propagate = False
+        log = logging.getLogger(name)
+        log.setLevel(level)
+        log.handlers = [handler]
+        log.propagate = False

@@ -10,8 +10,13 @@
     batching.py     one thread owns the model and captions waiting requests in batches
     responses.py    response schema and errors
     connections.py  limits on the number and idle time of connections
+    throughput.py   measures Retry-After
     security.py     Host and Origin checks, response headers
-    metrics.py      Prometheus metrics and the access log
+    keys.py         API keys and their rate limit
+    lifecycle.py    draining: complete accepted requests on shutdown
+    paths.py        which paths the checks apply to
+    metrics.py      Prometheus metrics
+    access_log.py   one line per request
     page.py         the web page
     api_pages.py    /docs and /redoc
     limits.py       resource limits

@@ -8,6 +8,9 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from captioner.serving.keys import KEY_HEADER
+from captioner.serving.paths import API
+
 DESCRIPTION = """Captions photos and returns where the model looked for every word.
 
 There are three ways to send a photo, distinguished by the Content-Type:
@@ -120,6 +123,24 @@ def describe_bodies(app: FastAPI, models: Mapping[str, type[BaseModel]]) -> None
             schemas["CaptionBatch"] = _body(models["Caption"], {"images": _list(_BASE64)})
         assert app.openapi_schema is not None
         return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def describe_keys(app: FastAPI) -> None:
+    """Add the two ways to send an API key to the schema; ``/docs`` then asks for one."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        schema["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": KEY_HEADER},
+        }
+        for path, item in schema["paths"].items():
+            if path.startswith(API):
+                item["post"]["security"] = [{"bearer": []}, {"header": []}]
+        return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 

@@ -21,7 +21,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from captioner.serving.metrics import log_exception
+from captioner.serving.access_log import log_exception
 from captioner.serving.requests import CaptionRequest, read_request, with_fields
 from captioner.serving.responses import RequestError, captions_json, internal_error, json_line
 from captioner.serving.service import Decoded, Service, disconnected, within
@@ -62,10 +62,11 @@ class BulkResponse(Response):
         self._started = False
         self._body = _Body(request.receive)
         self._request = Request(request.scope, self._body.receive)
+        state = request.scope.get("state", {})
         # Restarts the connection's time limit: the request may go on as long as it advances.
-        self._advance: Callable[[], None] = request.scope.get("state", {}).get(
-            "advance", lambda: None
-        )
+        self._advance: Callable[[], None] = state.get("advance", lambda: None)
+        # Counts a photo towards the rate limit; the request itself has counted as the first one.
+        self._count: Callable[[], RequestError | None] = state.get("count_photo", lambda: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the results; errors of the request as a whole have a status of their own."""
@@ -121,7 +122,7 @@ class BulkResponse(Response):
         """
         waiting: _Waiting = asyncio.Queue(self._service.batch_size)
         tasks: set[asyncio.Task[Any]] = set()
-        with self._service.slots() as reserve:
+        with self._service.slots(several=True) as reserve:
             tasks.add(asyncio.create_task(self._read(reserve, waiting, tasks)))
             try:
                 while (item := await waiting.get()) is not None:
@@ -161,6 +162,8 @@ class BulkResponse(Response):
                         options = with_fields(self._query, fields)
                         wanted = read_request(service.model, options)
                     head = {"index": number} | ({"name": item.name} if item.name else {})
+                    if number and (refusal := self._count()):
+                        item = item._replace(error=refusal)
                     task = await self._start(item, head, wanted, options.attention)
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
@@ -215,7 +218,7 @@ class BulkResponse(Response):
         except RequestError as error:
             return await _failed(head, error)
         except Exception as error:  # of this photo alone
-            log_exception(error)
+            log_exception(error, self._request.scope)
             return await _failed(head, internal_error())
 
 

@@ -125,7 +125,7 @@ class Drain:
             refused = message["type"] == "http.response.start" and message["status"] >= 400
             if refused and not ended:
                 response = MutableHeaders(scope=message)
-                if "connection" not in response and not expects:
+                if message["status"] != 408 and not expects:
                     with suppress(TimeoutError, asyncio.TimeoutError):
                         await asyncio.wait_for(drained(), DRAIN_SECONDS)
                 if not ended:

@@ -18,17 +18,22 @@ Positive = Annotated[int, Ge(1)]
 class Limits:
     """Limits of the server."""
 
-    max_bytes: Positive = 20 * 2**20
+    max_bytes: Positive = 30 * 2**20
     """Maximum size of an uploaded photo (bytes); larger ones are refused (HTTP status 413)."""
-    max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 50_000_000
+    max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 120_000_000
     """Maximum number of pixels of a photo; larger ones are refused before decoding (413)."""
     max_batch: Positive = 100
     """Maximum number of photos of a batch with a JSON response (413); NDJSON has no limit."""
     max_queue: Positive = 64
     """Maximum number of requests in flight; further ones are refused (429). Uploads use at most
     max-queue times max-bytes of memory."""
+    rate_limit: Annotated[int, Ge(0)] = 0
+    """Maximum number of requests per minute of each API key (429); 0: unlimited."""
     timeout: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
     """Time limit (seconds) for the upload of a photo (408), and then for its captions (503)."""
+    grace: Annotated[float, Interval(ge=0, lt=math.inf)] = 60.0
+    """Time limit (seconds) for completing accepted requests on SIGTERM or Ctrl-C, while new ones
+    are refused (503); the rest is then refused too."""
     max_connections: Positive = 500
     """Maximum number of open connections, idle ones included; further ones are refused (503). Each
     uses a file descriptor, of which systems usually allow 1,024."""

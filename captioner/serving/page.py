@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
-from captioner.config import SearchOptions
+from captioner.config import METHOD_TITLES, SearchOptions
 from captioner.serving.limits import Limits
 from captioner.visualization import document as documents
 from captioner.visualization.document import asset, document, embedded
 from captioner.visualization.pages import (
+    FOOTERS,
     VIEWER_ASSETS,
     gallery_template,
     viewer_look,
@@ -22,6 +24,7 @@ MAX_PHOTOS = 100
 
 _WEB = Path(__file__).parent / "web"
 _SCRIPTS = (
+    "key.js",
     "kinds.js",
     "upload.js",
     "requests.js",
@@ -33,7 +36,9 @@ _SCRIPTS = (
 )
 
 
-def index_page(limits: Limits, options: SearchOptions, image_size: int) -> str:
+def index_page(
+    limits: Limits, options: SearchOptions, image_size: int, methods: Collection[str]
+) -> str:
     """The HTML document with its styles and scripts inline.
 
     Args:
@@ -41,13 +46,16 @@ def index_page(limits: Limits, options: SearchOptions, image_size: int) -> str:
         options: The model's default search options, shown in empty fields.
         image_size: Height and width of the model's input (pixels); the page uploads no photo
             with less than twice as many if the original has them.
+        methods: How the model can compute maps.
     """
     data = {
         "limits": asdict(limits),
         "look": viewer_look(),
         "imageSize": image_size,
         "maxPhotos": MAX_PHOTOS,
+        "methods": {name: METHOD_TITLES[name] for name in methods},
         "template": gallery_template(),
+        "footers": FOOTERS,
         "viewerAssets": VIEWER_ASSETS,
     }
     return document(
@@ -120,9 +128,9 @@ server only, kept in memory while they are processed, and never stored.</p>
 </div>
 </section>
 <p class="hidden-text announcement" aria-live="polite"></p>
-<footer>Brighter regions got more attention when the word was chosen. β is the gate: how strongly
-the attended features influenced the word. Captions can be wrong, and attention does not prove why
-the model chose a word.</footer>
+<footer>Brighter regions got more attention when the word was chosen, or count more for it by the
+method chosen for the maps. β is the gate: how strongly the attended features influenced the word.
+Captions can be wrong, and attention does not prove why the model chose a word.</footer>
 </main>
 {data}
 </body>"""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from captioner.caption import Caption
 
 RETRY_AFTER = 2
-"""Value of the Retry-After header, in seconds."""
+"""Retry-After (seconds) of refusals whose cause is not measured, such as a restart."""
 
 
 CLIENT_CLOSED = 499
@@ -26,17 +26,21 @@ CLIENT_CLOSED = 499
 class RequestError(Exception):
     """A request that cannot be served."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(
+        self, status: int, reason: str, message: str, *, retry_after: int = RETRY_AFTER
+    ) -> None:
         """Initialize the error.
 
         Args:
             status: HTTP status.
             reason: Label for the metrics.
             message: One line: what was given, what is allowed, what to do.
+            retry_after: Retry-After (seconds), for status 429 and 503.
         """
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.retry_after = retry_after
 
 
 def internal_error() -> RequestError:
@@ -48,8 +52,8 @@ def error_response(error: RequestError) -> Response:
     """The HTTP response to a request that cannot be served."""
     headers = {}
     if error.status in (429, 503):
-        headers["Retry-After"] = str(RETRY_AFTER)
-    if error.status in (408, 503):  # do not wait for the rest of the body
+        headers["Retry-After"] = str(error.retry_after)
+    if error.status in (408, 503):  # do not send the next request here
         headers["Connection"] = "close"
     return JSONResponse({"error": str(error)}, error.status, headers)
 
@@ -205,17 +209,26 @@ class HealthResponse(BaseModel):
     status: str = Field(description='"ok"')
 
 
+class ReadyResponse(BaseModel):
+    """The server accepts requests."""
+
+    status: str = Field(description='"ok"')
+    model: str = Field(description="Name and fingerprint of the model.")
+    version: str = Field(description="Version of captioner.")
+
+
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": text}
     for status, text in {
         400: "Malformed request, form or JSON.",
+        401: "No API key, or an unknown one.",
         403: "Cross-origin request.",
         408: "The photo was not received in time.",
         413: "The photo has too many bytes or pixels.",
         415: "Not an image, or an unsupported image format or encoding.",
         421: "Unknown host name.",
         422: "A corrupt image, an invalid option, or no field with a photo.",
-        429: "Too many requests in flight; retry after Retry-After seconds.",
+        429: "Too many requests; retry after Retry-After seconds.",
         500: "Internal error.",
         503: "Timed out, or the server is shutting down; retry after Retry-After seconds.",
     }.items()

@@ -1,8 +1,9 @@
 """Host and Origin checks, and response headers.
 
 Even a server on the loopback interface can be reached by every web page that its user opens. Two
-checks prevent this: cross-origin requests are refused by their ``Origin``, and DNS rebinding is
-prevented by accepting known ``Host`` names only.
+checks prevent this: cross-origin requests are refused by their ``Origin``, unless it is an allowed
+one, and DNS rebinding is prevented by accepting known ``Host`` names only. The latter does not
+apply to health, readiness and metrics, which orchestrators request by any name or address.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import ConfigError
 from captioner.serving.metrics import Metrics
+from captioner.serving.paths import PROBES, route_path
 from captioner.serving.responses import RequestError, error_response
 
 HEADERS = {
@@ -106,11 +108,31 @@ def _netloc(origin: str) -> str | None:
         return None
 
 
-class SecurityHeaders:
-    """Middleware that adds ``HEADERS`` to every response."""
+ANY_ORIGIN = "*"
 
-    def __init__(self, app: ASGIApp) -> None:
+
+def allowed_origins(given: Iterable[str]) -> frozenset[str]:
+    """Origins whose pages may use the server, as browsers spell them; may contain ``*``.
+
+    Raises:
+        ConfigError: One of them is not an origin, for example a host name alone.
+    """
+    origins = frozenset(origin.lower().removesuffix("/") for origin in given)
+    for origin in origins - {ANY_ORIGIN}:
+        if not re.fullmatch(r"https?://(\[[0-9a-f:.]+\]|[^:\[\]/@?#\s]+)(:[0-9]+)?", origin):
+            raise ConfigError(
+                f"allow-origin is {origin!r}; give scheme and host, e.g. https://app.example.org, "
+                "or * for every web page"
+            )
+    return origins
+
+
+class SecurityHeaders:
+    """Middleware that adds ``HEADERS`` and those of this server to every response."""
+
+    def __init__(self, app: ASGIApp, extra: Mapping[str, str]) -> None:
         self.app = app
+        self.headers = HEADERS | dict(extra)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; add the headers to its response."""
@@ -118,7 +140,7 @@ class SecurityHeaders:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in self.headers.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -126,37 +148,55 @@ class SecurityHeaders:
 
 
 class OriginCheck:
-    """Middleware that refuses unknown hosts and cross-origin requests."""
+    """Middleware that refuses unknown hosts and cross-origin requests.
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts, metrics: Metrics) -> None:
+    Cross-origin requests include form posts, which browsers send without a CORS preflight.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: AllowedHosts, origins: Collection[str], metrics: Metrics
+    ) -> None:
         self.app = app
         self.hosts = hosts
+        self.origins = origins
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on or refuse it."""
         if scope["type"] == "http":
-            error = self._check(scope["method"], Headers(scope=scope))
+            error = self._check(scope, Headers(scope=scope))
             if error is not None:
                 self.metrics.refused.labels(error.reason).inc()
                 await error_response(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _check(self, method: str, headers: Headers) -> RequestError | None:
+    def _check(self, scope: Scope, headers: Headers) -> RequestError | None:
         host = headers.get("host", "")
-        if not self.hosts.allows(host):
-            return RequestError(
-                421,
-                "host",
-                f"unknown host {host[:100]!r}; use the address that the server printed when it "
-                "started, or start it with --allow-host NAME",
-            )
-        if method in ("GET", "HEAD"):
+        reading = scope["method"] in ("GET", "HEAD")
+        if not self.hosts.allows(host) and not (reading and route_path(scope) in PROBES):
+            return RequestError(421, "host", f"unknown host {host[:100]!r}; {_host_fix(host)}")
+        if reading:
             return None  # no side effects, and browsers hide the response from other sites
         origin = headers.get("origin")
+        if ANY_ORIGIN in self.origins or (origin or "").lower() in self.origins:
+            return None
         foreign = origin is not None and _netloc(origin) != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             message = f"cross-origin request refused (Origin: {(origin or 'none')[:100]})"
-            return RequestError(403, "origin", f"{message}; use this server's own page")
+            return RequestError(403, "origin", f"{message}; {_origin_fix(origin)}")
         return None
+
+
+def _host_fix(host: str) -> str:
+    match = _HOST.fullmatch(host.strip().lower())
+    name = match[1] if match and len(host) <= 100 else "NAME"
+    return f"start the server with --allow-host {name}, or use the address that it printed"
+
+
+def _origin_fix(origin: str | None) -> str:
+    try:
+        [known] = allowed_origins([origin or ""])
+    except ConfigError:
+        return "use this server's own page"
+    return f"use this server's own page, or start the server with --allow-origin {known[:100]}"

@@ -12,10 +12,12 @@ A client that disconnects frees its queue slot at once. Nothing is written to di
 from __future__ import annotations
 
 import asyncio
+import io
 import math
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
@@ -24,13 +26,15 @@ from pydantic import BaseModel
 
 from captioner.api import Captioner
 from captioner.caption import Caption
-from captioner.data.images import USUAL_FORMATS, open_image
+from captioner.data.images import USUAL_FORMATS, header_size, open_reduced
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
+from captioner.serving.lifecycle import closing
 from captioner.serving.limits import Limits
 from captioner.serving.requests import CaptionRequest, read_request, with_fields
 from captioner.serving.responses import RequestError
+from captioner.serving.throughput import Throughput
 from captioner.serving.uploads import (
     Receive,
     Upload,
@@ -45,8 +49,13 @@ from captioner.visualization.heatmap import fit_photo
 T = TypeVar("T")
 
 DECODERS = 2
-"""Number of photos decoded in parallel. Each takes up to 25 bytes per pixel (WebP; other formats
-17), or 1.25 GB at 50 million pixels."""
+"""Number of photos decoded in parallel."""
+
+LARGE_PIXELS = 24_000_000
+"""Photos with more pixels are decoded one at a time: each takes up to 25 bytes per pixel."""
+
+REDUCTION = 2
+"""Large JPEGs are decoded at a reduced size, at least this many times the model's input size."""
 
 
 class Decoded(NamedTuple):
@@ -95,9 +104,12 @@ class Service:
         """For the photos of bulk requests that wait for the model."""
         self.in_flight = 0
         """Number of slots that requests hold; most hold one."""
+        self.throughput = Throughput()
+        """Measures Retry-After."""
         self._closing = asyncio.Event()
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="captioner-decoder")
         self._free_decoders = asyncio.Semaphore(DECODERS)
+        self._large = threading.Lock()
 
     def start(self) -> None:
         """Start captioning."""
@@ -131,7 +143,7 @@ class Service:
         check_headers(request, self.limits, several=False)
         if not has_fields(request):
             read_request(self.model, query)  # refuse what cannot be valid before reading the body
-        with self.slots() as reserve:
+        with self.slots(several=False) as reserve:
             seconds = self.limits.timeout
             late = RequestError(
                 408, "slow_upload", f"the photo was not received within {seconds:g} s; try again"
@@ -190,13 +202,13 @@ class Service:
         try:
             return await asyncio.wrap_future(self.batcher.submit(photo.prepared, wanted))
         except ClosedError as error:
-            raise _closing() from error
+            raise closing() from error
         except ConfigError as error:
             raise RequestError(422, "options", str(error)) from error
 
     def closing(self) -> tuple[Awaitable[Any], RequestError]:
         """An event that stops ``within``: the server is shutting down."""
-        return self._closing.wait(), _closing()
+        return self._closing.wait(), closing()
 
     def too_slow(self) -> RequestError:
         """Captioning a photo took too long."""
@@ -205,11 +217,16 @@ class Service:
             "time",
             f"captioning took longer than {self.limits.timeout:g} s; try again later, or reduce "
             "beam_size or num_captions",
+            retry_after=self.throughput.next_slot(),
         )
 
     @contextmanager
-    def slots(self) -> Iterator[Callable[[int], None]]:
+    def slots(self, *, several: bool) -> Iterator[Callable[[int], None]]:
         """Hold one of the ``max_queue`` slots.
+
+        Args:
+            several: Whether the request may have several photos. How long such a request takes
+                depends on their number, so Retry-After is measured from the others.
 
         Yields:
             A function that takes more of them for a body of that many bytes: each slot stands for
@@ -226,26 +243,34 @@ class Service:
                     "queue",
                     f"{self.in_flight} requests are in flight (the limit is "
                     f"{self.limits.max_queue}); try again after Retry-After seconds",
+                    retry_after=self.throughput.retry_after(),
                 )
             held += max(0, more)
             self.in_flight += max(0, more)
 
         hold(1)
+        if not several:
+            self.throughput.start()
         try:
             yield lambda size: hold(math.ceil(size / self.limits.max_bytes))
         finally:
             self.in_flight -= held
+            if not several:
+                self.throughput.end()
 
     def _decode(self, upload: Upload, side: int | None) -> Decoded:
-        with upload.data:
-            image = open_image(
+        """Decode a photo, large ones in turn; frees its bytes."""
+        image_size = self.model.ensemble.image_size
+        with upload.data, self._large if _is_large(upload.data) else nullcontext():
+            image, size = open_reduced(
                 upload.data,
+                min_side=max(REDUCTION * image_size, side or 0),
                 name="the photo",
                 max_pixels=self.limits.max_pixels,
                 formats=USUAL_FORMATS,
             )
-        picture = None if side is None else fit_photo(image, side)
-        return Decoded(image.size, self.model.prepare(image), picture)
+            picture = None if side is None else fit_photo(image, side)
+            return Decoded(size, self.model.prepare(image), picture)
 
     async def _in_decoder(self, work: Callable[..., T], *args: Any) -> T:
         """Run a function in a decoder thread.
@@ -265,8 +290,13 @@ class Service:
         return await asyncio.wrap_future(future)
 
 
-def _closing() -> RequestError:
-    return RequestError(503, "closing", "the server is shutting down; try again later")
+def _is_large(body: io.BytesIO) -> bool:
+    """Whether a photo has more than ``LARGE_PIXELS``; False if that cannot be read."""
+    try:
+        width, height = header_size(body, USUAL_FORMATS)
+    except ImageError:
+        return False  # decoding it returns the error
+    return width * height > LARGE_PIXELS
 
 
 async def disconnected(receive: Receive) -> None:

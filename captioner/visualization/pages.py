@@ -150,18 +150,18 @@ def gallery(
     heading = title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     shown = embedded({"entries": data, "look": look}, "captioner-data")
     only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
-    footer = _ATTENTION_FOOTER if only_attention else _METHODS_FOOTER
-    body = _body(heading, items, shown, footer)
+    body = _body(heading, items, shown, FOOTERS[0 if only_attention else 1])
     return Page(with_policy(_document(heading or "captioner", body, theme)))
 
 
 def gallery_template() -> str:
     """A gallery page to be filled in a browser that shows a page with the viewer.
 
-    ``@@kind@@``, ``@@title@@``, ``@@items@@`` and ``@@data@@`` stand for what ``gallery`` puts
-    there, and the name of each of ``VIEWER_ASSETS`` for its text, which the browser already has.
+    ``@@kind@@``, ``@@title@@``, ``@@items@@``, ``@@data@@`` and ``@@footer@@`` (one of ``FOOTERS``)
+    stand for what ``gallery`` puts there, and the name of each of ``VIEWER_ASSETS`` for its text,
+    which the browser already has.
     """
-    body = _body("@@title@@", ["@@items@@"], "@@data@@", _ATTENTION_FOOTER)
+    body = _body("@@title@@", ["@@items@@"], "@@data@@", "@@footer@@")
     html = with_policy(_document("@@title@@", body, "auto"))
     html = html.replace('<main class="single">', '<main class="@@kind@@">')
     for name in VIEWER_ASSETS:
@@ -196,10 +196,13 @@ def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, 
     }
 
 
-_ATTENTION_FOOTER = """Brighter means more attention while the word was chosen. The gate β is the
-weight of the photo for the word. Attention does not explain why the model chose a word."""
-_METHODS_FOOTER = """Brighter means that the region counts more for the word, by the method named.
-The gate β is the weight of the photo for the word."""
+FOOTERS = (
+    """Brighter means more attention while the word was chosen. The gate β is the
+weight of the photo for the word. Attention does not explain why the model chose a word.""",
+    """Brighter means that the region counts more for the word, by the method named.
+The gate β is the weight of the photo for the word.""",
+)
+"""Below the captions of a page with attention only, and of one with other methods."""
 
 
 def _body(title: str, items: Sequence[str], data: str, footer: str) -> str:

@@ -27,6 +27,7 @@ from captioner import load
 from captioner.cli.caption_formats import WRITERS
 from captioner.data.images import open_image
 from captioner.serving.app import create_app
+from captioner.serving.keys import ApiKeys
 from captioner.serving.limits import Limits
 from captioner.visualization import Entry, attention_image, gallery, shared_scale
 
@@ -70,7 +71,7 @@ def test_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
     upload(tab, photo)
 
     expect(tab.get_by_role("status")).to_have_text(caption.text)
-    tab.get_by_role("option").nth(1).hover()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).hover()
     wanted = attention_image(
         open_image(photo),
         caption.alphas[1],
@@ -79,7 +80,7 @@ def test_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
     )
     assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
     tab.keyboard.press("ArrowRight")
-    selected = tab.get_by_role("option", selected=True)
+    selected = tab.get_by_role("listbox").get_by_role("option", selected=True)
     expect(selected).to_have_text(caption.words[0])
     expect(tab.locator(".choices li")).to_have_count(5)
 
@@ -107,7 +108,7 @@ def test_own_caption_is_explained(tab, tiny) -> None:
 
     expect(tab.get_by_role("status")).to_have_text("the man's hat")
     words = ["the", "man", "'s", "hat", "all words"]
-    assert tab.get_by_role("option").all_inner_texts() == words
+    assert tab.get_by_role("listbox").get_by_role("option").all_inner_texts() == words
     expect(tab.get_by_label("beam size")).to_be_disabled()
 
 
@@ -579,7 +580,7 @@ def test_the_gallery_is_the_one_that_the_command_makes(  # noqa: PLR0917
     page = visit(made.rename(tmp_path / "all.html").as_uri())
     if count > 1:
         page.locator(".entry a").last.click()
-    page.get_by_role("option").first.click()
+    page.get_by_role("listbox").get_by_role("option").first.click()
     expect(page.locator(".stage")).to_be_visible()
 
 
@@ -589,7 +590,7 @@ def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
     upload(tab, tmp_path / "colours.png")
     caption = served.model.caption(tmp_path / "colours.png")
     if chosen is not None:
-        tab.get_by_role("option").nth(chosen).click()
+        tab.get_by_role("listbox").get_by_role("option").nth(chosen).click()
 
     svg = saved(tab, "SVG", "Download the overlay")
     png = saved(tab, "PNG", "Download the overlay")
@@ -760,7 +761,7 @@ def test_the_page_has_no_accessibility_violations(  # noqa: PLR0917
     tab.get_by_label("captions", exact=True).fill("3")
     tab.keyboard.press("Enter")
     expect(tab.get_by_role("listbox")).to_have_count(3)
-    tab.get_by_role("option").nth(1).click()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).click()
     tab.get_by_role("button", name="zoom in").click()
     (tmp_path / "empty.jpg").touch()
     upload(tab, tmp_path / "empty.jpg")
@@ -774,7 +775,7 @@ def test_the_tab_key_follows_the_page(tab, tiny) -> None:
     expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
     tab.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0); }")
     names = []
-    for _ in range(22):
+    for _ in range(23):
         tab.keyboard.press("Tab")
         name = tab.evaluate(
             """() => {
@@ -796,7 +797,8 @@ def test_the_tab_key_follows_the_page(tab, tiny) -> None:
     assert names[5:9] == ["CSV", "JSON", "Gallery", "Remove all"]
     assert [names[9], names[10]] == [f"{first}1", f"{second}2"]
     assert names[11:16] == ["previous photo", "next photo", "zoom out", "zoom in", "Copy"]
-    assert names[17:] == [
+    assert names[17].startswith("maps")
+    assert names[18:] == [
         "play the sentence word by word",
         "heatmap",
         "smooth",
@@ -845,7 +847,7 @@ def test_transparency_is_shown_on_white(tab, served, tmp_path) -> None:
     upload(tab, tmp_path / "clear.png")
     expect(tab.get_by_role("status")).to_have_text(caption.text)
 
-    tab.get_by_role("option").nth(1).hover()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).hover()
     wanted = attention_image(
         open_image(tmp_path / "clear.png"),
         caption.alphas[1],
@@ -878,12 +880,12 @@ def test_no_attention_on_an_image_with_another_orientation(  # noqa: PLR0917
 
 def test_escape_works_from_any_focus(tab, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
-    tab.get_by_role("option").nth(1).click()
+    tab.get_by_role("listbox").get_by_role("option").nth(1).click()
     tab.get_by_label("smooth").focus()
 
     tab.keyboard.press("Escape")
 
-    expect(tab.get_by_role("option", selected=True)).to_have_count(0)
+    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(0)
 
 
 @pytest.mark.usefixtures("refused")
@@ -913,9 +915,9 @@ def test_page_fits_a_phone(visit, served, tiny) -> None:
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= 320
 
     upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
-    tab.get_by_role("option").first.tap()
+    tab.get_by_role("listbox").get_by_role("option").first.tap()
 
-    expect(tab.get_by_role("option", selected=True)).to_have_count(1)
+    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(1)
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= 320
 
 
@@ -927,3 +929,116 @@ def test_unreachable_server(visit, served, tiny) -> None:
     upload(tab, tiny.photos / "1.png")
 
     expect(tab.get_by_role("status")).to_have_text("The server does not respond; is it running?")
+
+
+# --- the method of the maps ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("refused")
+def test_maps_of_another_method(tab, served, tiny) -> None:
+    upload(tab, tiny.photos / "1.png")
+    caption = served.model.caption(tiny.photos / "1.png")
+    method, status = tab.get_by_label("maps"), tab.get_by_role("status")
+    expect(method).to_have_value("attention")
+    titles = ["attention", "attention × gate", "gradient × input", "Grad-CAM", "occlusion"]
+    assert method.locator("option").all_inner_texts() == titles
+    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    tab.get_by_role("listbox").get_by_role("option", name="word 1").first.click()
+    sent = posts(tab)
+
+    method.select_option("occlusion")
+
+    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
+    expect(status).to_have_text(caption.text)
+    assert len(sent) == 1
+    assert sent[0].endswith("&method=occlusion")
+    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(1)
+    assert violations(tab) == []
+    html = saved(tab, "HTML", "Download the overlay").read_text("utf-8")
+    [entry] = content(html)[1]["entries"]
+    wanted = served.model.caption(tiny.photos / "1.png", method="occlusion")
+    np.testing.assert_allclose(entry["captions"][0]["alphas"], wanted.alphas, atol=2e-3)
+    assert "by the method named" in html
+
+    method.select_option("attention")  # which the page has already
+    expect(tab.locator(".legend")).to_contain_text("share of attention per region")
+    assert len(sent) == 1
+
+    tab.route("**/v1/captions**", lambda route: route.fulfill(status=500, json={"error": "broken"}))
+    method.select_option("grad_cam")
+    expect(status).to_have_text("Broken.")
+    expect(method).to_have_value("attention")
+
+
+# --- API keys ------------------------------------------------------------------------------------
+
+KEY = "alice-0123456789abcdef"
+
+
+@pytest.fixture
+def keyed(tiny, tmp_path, visit) -> Iterator[Tab]:
+    """The page of a server that needs an API key."""
+    (tmp_path / "keys.txt").write_text(f"alice {KEY}\n")
+    model = load(tiny.model, device="cpu", precision="fp32")
+    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos")
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.1)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        address = f"http://127.0.0.1:{port}/photos/"
+        yield visit(address, allowed=f"http://127.0.0.1:{port}/")
+    finally:
+        server.should_exit = True
+        thread.join()
+    refused = all("401" in complaint for complaint in visit.complaints)  # the browser's own
+    assert refused, visit.complaints
+    visit.complaints.clear()
+
+
+def test_page_asks_for_the_key_once(keyed, visit, tiny) -> None:
+    upload(keyed, tiny.photos / "1.png")
+    for key in ("wrong", KEY):
+        field = keyed.get_by_label("API key").last
+        field.fill(key)
+        assert violations(keyed) == []
+        keyed.keyboard.press("Enter")
+        if key == "wrong":
+            expect(keyed.get_by_text("does not accept this API key")).to_be_visible()
+    expect(keyed.locator(".count")).to_have_text("1 of 1 captioned")
+    upload(keyed, tiny.photos / "2.png", tiny.photos / "3.png")
+    expect(keyed.locator(".count")).to_have_text("3 of 3 captioned")
+    assert keyed.evaluate("localStorage.length") == 0
+    assert len(visit.complaints) == 2
+
+
+def test_a_closed_key_dialog_stops_all_photos(keyed, tiny) -> None:
+    upload(keyed, *[tiny.photos / f"{n}.png" for n in (1, 2, 3, 4)])
+    dialog = keyed.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    keyed.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    button = keyed.get_by_role("button", name="Caption", exact=True)
+    expect(button).to_be_focused()
+    expect(keyed.get_by_text("This server needs an API key. Press “Caption”").first).to_be_visible()
+    expect(keyed.locator(".count")).to_have_text("0 of 4 captioned, 1 failed")
+    keyed.wait_for_timeout(300)
+    expect(dialog).to_have_count(0)
+
+    button.click()
+    keyed.get_by_label("API key").last.fill(KEY)
+    keyed.keyboard.press("Enter")
+
+    expect(keyed.locator(".count")).to_have_text("4 of 4 captioned")
+
+
+def test_the_api_pages_work_below_a_prefix(keyed) -> None:
+    address = keyed.url
+    refused = keyed.request.post(f"{address}v1/captions", data=b"")
+    assert refused.status == 401
+    keyed.goto(f"{address}docs")
+    expect(keyed.get_by_role("button", name="Authorize")).to_be_visible()
+    keyed.goto(f"{address}redoc")
+    expect(keyed.get_by_role("heading", name="Caption a photo")).to_be_visible()

@@ -66,7 +66,7 @@ def server(tiny, tmp_path_factory) -> Iterator[SimpleNamespace]:
             process.terminate()
             process.wait(300)
         lines = (folder / "log").read_text().partition("to stop)\n")[2].splitlines()
-    pattern = r"[-\d]+ [:\d]+ \w+ (/\S*|other) \d+ \d+ ms \d+ bytes"
+    pattern = r"[-\d]+ [:\d]+ \w+ (/\S*|other) \d+ \d+ ms \d+ bytes client=\S+ id=\w+"
     # No part of a request is written to disk or logged; matplotlib has a folder for its fonts.
     other = [line for line in lines if not re.fullmatch(pattern, line)]
     assert [line for line in other if not re.fullmatch(r"WROTE \S*/matplotlib", line)] == []

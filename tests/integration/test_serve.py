@@ -157,7 +157,8 @@ def test_fifty_parallel_uploads_of_good_and_bad_files(serve, tiny):
     assert code == OK
     lines = err.splitlines()
     assert len([line for line in lines if " POST /v1/captions 200 " in line]) == 34
-    assert all(re.fullmatch(r"[-\d]+ [:\d]+ \w+ /\S* \d+ \d+ ms \d+ bytes", x) for x in lines), err
+    line = r"[-\d]+ [:\d]+ \w+ /\S* \d+ \d+ ms \d+ bytes client=127.0.0.1 id=[0-9a-f]{16}"
+    assert all(re.fullmatch(line, x) for x in lines), err
     assert "WROTE" not in err
     assert "zebra" not in err
     assert list(server.folder.iterdir()) == []
@@ -174,28 +175,111 @@ def test_ctrl_c_exits_like_every_command(serve):
     assert "Traceback" not in err
 
 
+class Upload:
+    """A photo that is sent in two halves over a connection of its own."""
+
+    def __init__(self, server: Running, body: bytes) -> None:
+        host, port = server.url.removeprefix("http://").split(":")
+        self._connection = socket.create_connection((host, int(port)), timeout=300)
+        self._rest = body[len(body) // 2 :]
+        head = f"POST /v1/captions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._connection.sendall(head.encode() + body[: len(body) // 2])
+
+    def finish(self) -> None:
+        self._connection.sendall(self._rest)
+
+    def response(self) -> tuple[int, Any]:
+        with self._connection as connection:
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+def until_held(server: Running, requests: int) -> None:
+    line = f"captioner_held_requests {requests:.1f}"
+    while line not in httpx.get(f"{server.url}/metrics", trust_env=False).text:
+        pass
+
+
+def until_draining(server: Running) -> None:
+    while httpx.get(f"{server.url}/readyz", trust_env=False).status_code != 503:
+        pass
+
+
 @pytest.mark.slow
-def test_shutdown_refuses_pending_uploads(serve):
-    """A partial upload gets 503 and does not delay the shutdown."""
+def test_sigterm_completes_accepted_uploads_and_refuses_new_ones(serve):
     server = serve()
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=300) as connection:
-        head = f"POST /v1/captions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 100\r\n\r\nx"
-        connection.sendall(head.encode())
-        while (
-            "captioner_held_requests 1.0"
-            not in httpx.get(f"{server.url}/metrics", trust_env=False).text
-        ):
-            pass
+    accepted = Upload(server, GOOD[0])
+    until_held(server, 1)
 
-        server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGTERM)
 
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
-    assert answer.startswith(b"HTTP/1.1 503 ")
-    assert "shutting down" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    until_draining(server)
+    refused = httpx.post(f"{server.url}/v1/captions", content=GOOD[1], trust_env=False)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.headers["connection"] == "close"
+    assert "shutting down" in refused.json()["error"]
+    assert server.process.poll() is None
+    accepted.finish()
+    status, body = accepted.response()
+    assert status == 200
+    assert body["captions"][0]["text"]
     assert server.process.wait(timeout=300) == OK
+
+
+@pytest.mark.slow
+def test_uploads_that_outlast_the_grace_period_are_refused(serve):
+    server = serve("--grace", "0.5")
+    stuck = Upload(server, GOOD[0])
+    until_held(server, 1)
+
+    code, err = server.stop(signal.SIGTERM)
+
+    assert code == OK
+    status, body = stuck.response()
+    assert status == 503
+    assert "shutting down" in body["error"]
+    assert "captioner: completing 1 requests within 0.5 s" in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
+def test_keys_are_reloaded_on_sighup_and_logs_are_json(serve, tmp_path):
+    keys = tmp_path / "keys.txt"
+    keys.write_text("alice alice-0123456789abcdef\n")
+    server = serve(
+        "--api-key-file", str(keys), "--log-format", "json", "--trust-proxy", "127.0.0.0/8"
+    )
+
+    def status(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}", "X-Forwarded-For": "203.0.113.9"}
+        url = f"{server.url}/v1/captions"
+        response = httpx.post(url, content=GOOD[0], headers=headers, timeout=300, trust_env=False)
+        return response.status_code
+
+    assert status("alice-0123456789abcdef") == 200
+    for text, old, new in (("bob bob-0123456789abcdef", 401, 200), ("bob short", 401, 200)):
+        keys.write_text(text)
+        server.process.send_signal(signal.SIGHUP)
+        while status("alice-0123456789abcdef") != old:
+            pass
+        assert status("bob-0123456789abcdef") == new
+    ready = httpx.get(f"{server.url}/readyz", trust_env=False).json()
+    assert re.fullmatch(r"model@[0-9a-f]{12}", ready["model"])
+
+    code, err = server.stop(signal.SIGTERM)
+
+    assert code == OK
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert lines[0]["key"] == "alice"
+    assert lines[0]["client"] == "203.0.113.9"
+    messages = [line["message"] for line in lines if "message" in line]
+    assert messages[0] == "reloaded 1 API keys"
+    assert "line 1: the key has 5 characters" in messages[1]
+    assert messages[1].endswith("the previous 1 API keys stay valid")
+    assert "0123456789abcdef" not in err
 
 
 def test_port_in_use_fails_before_the_model_is_loaded(capsys):
@@ -215,6 +299,14 @@ def test_port_in_use_fails_before_the_model_is_loaded(capsys):
         (["--port", "70000"], "port is 70000"),
         (["--host", "nowhere.invalid"], "'nowhere.invalid' is not a known address"),
         (["--max-queue", "0"], "max-queue is 0"),
+        (["--allow-origin", "app.example.org"], "allow-origin is 'app.example.org'; give scheme"),
+        (["--allow-host", "http://x"], "allow-host is 'http://x'"),
+        (["--root-path", "captioner"], "--root-path is 'captioner'; give a path such as /captio"),
+        (["--trust-proxy", "nginx"], "--trust-proxy is 'nginx'; give an IP address or network"),
+        (["--rate-limit", "60"], "--rate-limit limits each API key; give --api-key-file too"),
+        (["--api-key-file", "missing"], "api-key-file missing: No such file"),
+        (["--grace", "-1"], "grace is -1"),
+        (["--log-format", "xml"], "xml"),
         (["--timeout", "soon"], "--timeout is soon; give a number"),
         (["photo.jpg"], "photo.jpg"),
     ],

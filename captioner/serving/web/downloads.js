@@ -13,15 +13,18 @@ const textFile = (text, type) => new Blob([text], { type: `${type};charset=utf-8
 function captionsCsv(photos) {
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
   const rows = photos.flatMap(({ name, response }) =>
-    response.captions.map(({ text, log_prob }, index) => [name, `${index + 1}`, text, log_prob.toFixed(4)]),
+    response.captions.map(({ text, log_prob: log, confidence }, index) => {
+      const sure = typeof confidence === "number" ? confidence.toFixed(4) : "";
+      return [name, `${index + 1}`, text, log.toFixed(4), sure];
+    }),
   );
-  const lines = [["image", "rank", "caption", "log_prob"], ...rows];
+  const lines = [["image", "rank", "caption", "log_prob", "confidence"], ...rows];
   return textFile(lines.map((row) => `${row.map(cell).join(",")}\n`).join(""), "text/csv");
 }
 
 /** Photos with captions as JSON, as `captioner caption -o captions.json` writes them. */
 function captionsJson(photos) {
-  const kept = ["text", "words", "log_prob", "log_probs", "confidence"];
+  const kept = ["text", "words", "log_prob", "log_probs", "confidence", "doubtful"];
   const entries = photos.map(({ name, response }) => ({
     image: name,
     captions: response.captions.map((caption) =>
@@ -32,7 +35,7 @@ function captionsJson(photos) {
 }
 
 /** Photos as an interactive page, as `captioner attend -o all.html` makes it. */
-async function galleryPage(photos, { template, viewerAssets, look }) {
+async function galleryPage(photos, { template, viewerAssets, look, footers }) {
   const side = photos.length === 1 ? 1280 : 800;
   const [items, entries] = [[], []];
   for (const photo of photos) {
@@ -47,6 +50,7 @@ async function galleryPage(photos, { template, viewerAssets, look }) {
     kind: photos.length === 1 ? "single" : "many",
     title: title.innerHTML.replaceAll('"', "&quot;"),
     items: items.join("\n"),
+    footer: footers[entries.every(({ captions }) => captions.every(({ method }) => !method)) ? 0 : 1],
     data: element("script", block, embeddedJson({ entries, look })).outerHTML,
   };
   // This page begins with the viewer's styles and scripts.

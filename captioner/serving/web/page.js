@@ -43,6 +43,7 @@
     } catch (error) {
       if (abort.signal.aborted) return; // stopped, or started again with other options
       photo.enter("failed", error.message);
+      stopWithoutKey(error);
     }
     refresh(photo);
   }
@@ -58,8 +59,14 @@
       mine.state = "done";
     } catch (error) {
       Object.assign(mine, { state: "failed", error: error.message });
+      stopWithoutKey(error);
     }
     if (mine === explained) refresh(photo);
+  }
+
+  /** Ask for an API key once, rather than for every photo. */
+  function stopWithoutKey(error) {
+    if (error instanceof KeyMissing) cancel();
   }
 
   /** Caption whatever has no captions for the options of the form; `again`: also what failed. */
@@ -127,12 +134,12 @@
   function showCurrent() {
     const photo = current;
     const own = explained?.photo === photo ? explained : null;
-    const { state, error, response } = own ?? photo;
+    const { state, error, response, query } = own ?? photo;
     find(".selected h2").textContent = `${photos.indexOf(photo) + 1} of ${photos.length}: ${photo.name}`;
     find(".selected nav").hidden = photos.length < 2;
     const busy = state === "waiting" || state === "working";
     document.body.classList.toggle("busy", busy);
-    if (state === "done") show(photo, response);
+    if (state === "done") show(photo, response, query);
     else {
       const texts = { failed: error, stopped: "Not captioned. Press “Caption” to continue." };
       if (shown?.photo !== photo) clearResult();
@@ -141,19 +148,21 @@
   }
 
   function clearResult() {
+    shown?.abort?.abort();
     viewer?.stop();
     viewer = shown = null;
     result.replaceChildren();
     result.className = "result";
+    result.removeAttribute("aria-busy");
     find(".overlay").hidden = true;
   }
 
-  function show(photo, response) {
+  function show(photo, response, query) {
     const { captions } = response;
     setStatus(captions[0].text);
     if (shown?.response === response) return;
     clearResult();
-    shown = { photo, response };
+    shown = { photo, response, query, maps: { attention: response }, drawn: response, abort: null };
     if (typeof response.confidence === "number") captions[0].confidence ??= response.confidence;
     const actions = ({ text }) => [copyButton(text)];
     const reason = mismatch(photo, response);
@@ -164,8 +173,32 @@
       return;
     }
     photo.image.alt = captions[0].text;
-    viewer = new CaptionViewer(result, { captions, image: photo.image, actions }, settings.look);
+    const entry = { captions, image: photo.image, actions, methods: settings.methods, onMethod };
+    viewer = new CaptionViewer(result, entry, settings.look);
     find(".overlay").hidden = viewer.captions.length === 0;
+  }
+
+  /** Show the maps of a method, which the server computes for the photo in the viewer. */
+  async function onMethod(method) {
+    const mine = shown;
+    const { photo, query, maps } = mine;
+    mine.abort?.abort();
+    const { signal } = (mine.abort = new AbortController());
+    setStatus("computing the maps …");
+    result.setAttribute("aria-busy", "true");
+    try {
+      const wanted = `${query}&method=${method}`;
+      maps[method] ??= await pool.captions(photo.upload.body, wanted, signal);
+      if (signal.aborted) return;
+      mine.drawn = maps[method];
+      viewer.replaceMaps(mine.drawn.captions);
+      setStatus(mine.response.captions[0].text);
+    } catch (error) {
+      if (signal.aborted) return;
+      viewer.resetMethod();
+      setStatus(error.message, true);
+    }
+    result.removeAttribute("aria-busy");
   }
 
   /* --- photos ---------------------------------------------------------------------------------- */
@@ -234,7 +267,7 @@
   }
 
   async function saveOverlay(format) {
-    const { photo, response } = shown;
+    const { photo, drawn: response } = shown;
     const name = `${photo.name.replace(/\.[^.]*$/, "")}_attention.${format}`;
     if (format === "html") {
       saveFile(await galleryPage([{ ...photo, response, load: () => photo.load() }], settings), name);

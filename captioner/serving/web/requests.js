@@ -9,6 +9,13 @@ class RequestError extends Error {
   }
 }
 
+/** The user did not give an API key. */
+class KeyMissing extends RequestError {
+  constructor() {
+    super("This server needs an API key. Press “Caption” to enter it.");
+  }
+}
+
 /** Caption an uploaded photo; returns the body of the response, throws RequestError. */
 async function requestCaptions(body, query, signal) {
   const request = {
@@ -17,12 +24,13 @@ async function requestCaptions(body, query, signal) {
     signal,
     headers: { "Content-Type": "application/octet-stream" },
   };
-  const response = await fetch(`v1/captions?${query}`, request).catch((error) => {
+  const response = await fetchWithKey(`v1/captions?${query}`, request).catch((error) => {
     if (signal.aborted) throw error;
     throw new RequestError("The server does not respond; is it running?");
   });
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
+  if (response.status === 401) throw new KeyMissing();
   const busy = response.status === 429 || response.status === 503;
   throw new RequestError(plainWords(response.status, answer.error), busy ? retryAfter(response) : null);
 }

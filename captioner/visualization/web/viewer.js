@@ -3,8 +3,10 @@
 
    new CaptionViewer(root, entry, look) fills the element `root`.
      entry  {title, image, captions: [caption.as_dict(attention=True), ...], labels: [...],
-             actions: (caption) => [elements beside the caption]}
-            `image` is a loaded <img>; `actions` is optional.
+             actions: (caption) => [elements beside the caption],
+             methods: {name: title}, onMethod: (name) => ...}
+            `image` is a loaded <img>; `actions` is optional. With `methods`, the reader can choose
+            how the maps are computed; `onMethod` gets them and calls `replaceMaps`.
      look   {palette: "rrggbb" x 256, heatmap: {...}, smooth: true}
 
    Heatmaps are drawn exactly as in captioner/visualization/heatmap.py. Needs zoom.js. */
@@ -172,7 +174,6 @@ class CaptionViewer {
     this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
     this.build(root, entry);
     this.heatmap = new Heatmap(this.canvas, entry.image, look);
-    this.tops = Object.fromEntries(this.methods().map((method) => [method, this.scale(method)]));
     this.fillLegend();
     this.select(null, false);
   }
@@ -209,7 +210,7 @@ class CaptionViewer {
       "div",
       { class: "side" },
       ...sentences,
-      this.controls(),
+      this.controls(entry),
       this.details,
       this.legend,
       this.announcement,
@@ -267,7 +268,28 @@ class CaptionViewer {
     return list;
   }
 
-  controls() {
+  /** Show other maps of the same captions. */
+  replaceMaps(captions) {
+    this.captions = captions.filter((caption) => caption.words.length > 0);
+    this.fillLegend();
+    this.resetMethod();
+    this.show(this.selected);
+    this.announcement.textContent = `maps: ${this.chosen.selectedOptions[0].textContent}`;
+  }
+
+  /** Let the selector name the maps that are shown. */
+  resetMethod() {
+    this.chosen.value = this.method(0);
+  }
+
+  methodSelector({ methods, onMethod }) {
+    const options = Object.entries(methods).map(([value, title]) => element("option", { value }, title));
+    this.chosen = element("select", { onchange: () => onMethod(this.chosen.value) }, ...options);
+    this.resetMethod();
+    return element("label", {}, "maps ", this.chosen);
+  }
+
+  controls(entry) {
     this.button = element("button", { type: "button", class: "play", onclick: () => this.toggle() });
     this.label(false);
     this.opacity = element("input", { type: "range", min: "0", max: "100", value: "100" });
@@ -280,10 +302,11 @@ class CaptionViewer {
       this.draw();
     });
     this.several = element("input", { type: "checkbox" });
-    // A selector of explanation methods belongs here, first in the row.
+    const choosable = entry.methods && this.captions.length > 0;
     return element(
       "div",
       { class: "controls" },
+      ...(choosable ? [this.methodSelector(entry)] : []),
       this.button,
       element("label", {}, "heatmap ", this.opacity),
       element("label", {}, smooth, " smooth"),
@@ -294,6 +317,8 @@ class CaptionViewer {
   /** The colour scale of each method with the uniform share of each grid size. */
   fillLegend() {
     const methods = this.methods();
+    this.tops = Object.fromEntries(methods.map((method) => [method, this.scale(method)]));
+    this.legend.replaceChildren();
     for (const method of methods) {
       const name = methods.length > 1 ? `${method.replaceAll("_", " ")}: ` : "";
       const kind = method === "attention" ? "attention" : "relevance";

@@ -27,7 +27,7 @@ OWN = SearchOptions(beam_size=2, max_length=6)
 class ColourModel:
     """Captions a photo with its colour; records its batches and can be blocked."""
 
-    ensemble = SimpleNamespace(image_size=64)
+    ensemble = SimpleNamespace(image_size=224)
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []

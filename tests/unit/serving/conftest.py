@@ -21,12 +21,17 @@ def model() -> ColourModel:
 
 @pytest.fixture
 def serve(model, monkeypatch):
-    """``serve(test, **limits)`` runs ``await test(server)`` against a running application."""
+    """``serve(test, **limits)`` runs ``await test(server)`` against a running application.
+
+    ``app`` has further arguments of ``create_app``.
+    """
 
     # These clients never finish a refused body; do not wait for it.
     monkeypatch.setattr("captioner.serving.connections.DRAIN_SECONDS", 0.1)
 
-    def run(test: Callable[[Server], Awaitable[None]], *, batch_size=8, of=model, **limits) -> None:
+    def run(
+        test: Callable[[Server], Awaitable[None]], *, batch_size=8, of=model, app=None, **limits
+    ) -> None:
         @asynccontextmanager
         async def running(app):
             async with app.router.lifespan_context(app):
@@ -36,8 +41,8 @@ def serve(model, monkeypatch):
                     getattr(of, "gate", threading.Event()).set()  # or shutdown would wait for it
 
         async def main() -> None:
-            app = create_app(of, Limits(**limits), batch_size=batch_size)
-            async with running(app) as server:
+            made = create_app(of, Limits(**limits), batch_size=batch_size, **(app or {}))
+            async with running(made) as server:
                 await test(server)
 
         asyncio.run(main())

@@ -441,7 +441,7 @@ def test_schema_has_body_and_responses(schema):
     ]
     for kind in ("application/octet-stream", "image/*"):
         assert body["content"][kind]["schema"] == {"type": "string", "format": "binary"}
-    statuses = {"200", "400", "403", "408", "413", "415", "421", "422", "429", "500", "503"}
+    statuses = {"200", "400", "401", "403", "408", "413", "415", "421", "422", "429", "500", "503"}
     assert set(post["responses"]) == statuses
     for status, one in post["responses"].items():
         name = one["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
@@ -464,6 +464,7 @@ def test_schema_is_served(serve):
             "/v1/overlay.html",
             "/v1/maps.npy",
             "/healthz",
+            "/readyz",
             "/metrics",
         }
 

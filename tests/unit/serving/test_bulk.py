@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -122,7 +123,9 @@ def test_errors_of_one_photo_do_not_affect_the_others(serve, model, caplog):
     caplog.set_level("DEBUG")
 
     async def test(server):
-        response = await open_batch(server, images(png(BAD), png((1, 1, 1)))).response()
+        given = images(png(BAD), png((1, 1, 1)))
+        batch = open_batch(server, given, **{"x-request-id": "batch-1"})
+        response = await batch.response()
         first, second = response.json["results"]
         assert first == {
             "index": 0,
@@ -133,7 +136,7 @@ def test_errors_of_one_photo_do_not_affect_the_others(serve, model, caplog):
         assert second["status"] == 200
 
     serve(test)
-    assert "RuntimeError at " in caplog.text
+    assert re.search(r"RuntimeError at .* id=batch-1\n", caplog.text)
     assert "secret" not in caplog.text
 
 

@@ -22,7 +22,28 @@ from captioner.serving.security import HEADERS, AllowedHosts, allowed_hosts, is_
 )
 def test_loopback_names_are_accepted(serve, host):
     async def test(server):
-        assert (await server.get("/healthz", host=host)).status == 200
+        assert (await server.get("/", host=host)).status == 200
+
+    serve(test)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_probes_answer_any_host(serve, path):
+    """Orchestrators and Prometheus use a service name or an address."""
+
+    async def test(server):
+        for host in ("captioner:8000", "10.1.2.3:8000", "", "anything at all"):
+            assert (await server.get(path, host=host)).status == 200
+        assert (await server.get(path, "POST", host="captioner:8000")).status == 421
+
+    serve(test)
+
+
+def test_refused_host_names_the_fix(serve):
+    async def test(server):
+        response = await server.get("/", host="captioner:8000")
+        assert response.status == 421
+        assert "start the server with --allow-host captioner," in response.error
 
     serve(test)
 
@@ -118,6 +139,7 @@ def test_cross_origin_requests_are_refused(serve, model, headers):
         response = await exchange.response()
         assert (response.status, exchange.read) == (403, 0)
         assert "cross-origin request refused" in response.error
+        assert "use this server's own page" in response.error
         assert await server.metric('captioner_refused_total{reason="origin"}') == 1
 
     serve(test)
@@ -224,7 +246,7 @@ async def main():
             (server.post(b"SECRET" * 400000), 415),
             (server.post(files[0][:-999]), 422),
             (server.post(b"SECRET" * 9999999), 413),
-            (server.post(b"--SECRET" + files[0], headers=form), 415),
+            (server.post(b"--SECRET" + files[0], headers=form), 400),
             (server.post(files[0], words="zebra SECRET"), 422),
             (server.post(files[0], SECRET=1), 422),
             (server.post(files[0], headers={"host": "SECRET"}), 421),

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import io
+import re
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 from colour_server import BAD, name, png, until
+from PIL import Image
 
 from captioner.serving import service as service_module
 from captioner.serving import uploads as uploads_module
+from captioner.serving.limits import Limits
 
 
 def test_full_queue_returns_429(serve, model):
@@ -224,7 +229,7 @@ def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch):
     """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
     monkeypatch.setattr(uploads_module, "io", SimpleNamespace(BytesIO=Body))
     decoding, most, started = 0, 0, threading.Semaphore(0)
-    gate, lock, real = threading.Event(), threading.Lock(), service_module.open_image
+    gate, lock, real = threading.Event(), threading.Lock(), service_module.open_reduced
 
     def slow(*given, **named):
         nonlocal decoding, most
@@ -237,7 +242,7 @@ def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch):
             decoding -= 1
         return real(*given, **named)
 
-    monkeypatch.setattr(service_module, "open_image", slow)
+    monkeypatch.setattr(service_module, "open_reduced", slow)
 
     async def test(server):
         exchanges = [server.post(png((n, n, n))) for n in range(1, 7)]
@@ -316,3 +321,91 @@ def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     assert "RuntimeError at " in caplog.text
     assert "colour_server.py:" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
+    """The model gets a smaller image, the response has the whole one's size."""
+    prepared = []
+    real = model.prepare
+    monkeypatch.setattr(model, "prepare", lambda image: prepared.append(image.size) or real(image))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter turn
+    files = {}
+    for kind, exif in (("JPEG", Image.Exif()), ("JPEG", turned), ("PNG", Image.Exif())):
+        file = io.BytesIO()
+        Image.new("RGB", (4000, 3000), (10, 200, 30)).save(file, kind, exif=exif)
+        files[kind, len(exif)] = file.getvalue()
+
+    async def test(server):
+        for (_, rotated), file in files.items():
+            body = (await server.post(file).response()).json
+            size = (3000, 4000) if rotated else (4000, 3000)
+            assert (body["width"], body["height"]) == size
+
+    serve(test)
+    assert prepared == [(1000, 750), (750, 1000), (4000, 3000)]
+
+
+def test_large_jpeg_is_drawn_with_as_many_pixels_as_asked_for(serve):
+    """It is decoded at a reduced size, but at no smaller one than its picture."""
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 3000), (10, 200, 30)).save(file, "JPEG")
+
+    async def test(server):
+        for side in (64, 1280):
+            exchange = server.open("/v1/overlay.html", panel_size=side).send(file.getvalue())
+            html = (await exchange.response()).body.decode()
+            photo = re.search(r"data:image/\w+;base64,([\w+/=]+)", html)[1]
+            assert max(Image.open(io.BytesIO(base64.b64decode(photo))).size) == side
+
+    serve(test)
+
+
+def test_batches_do_not_lengthen_retry_after(serve, model):
+    """How long one takes depends on its photos; it says nothing about the other slots."""
+
+    async def test(server):
+        throughput = server.service.throughput
+        before = throughput.next_slot()
+        now = time.monotonic()
+        throughput._clock = lambda: now
+        model.gate.clear()
+        batch = server.open("/v1/batch").send(png())
+        await until(lambda: server.service.in_flight == 1)
+        now += 600
+        model.gate.set()
+        assert (await batch.response()).status == 200
+        assert throughput.next_slot() == before
+
+    serve(test)
+
+
+def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch):
+    monkeypatch.setattr(service_module, "LARGE_PIXELS", 23)
+    busy, most, lock = 0, 0, threading.Lock()
+    real = service_module.open_reduced
+
+    def counted(*given, **named):
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        time.sleep(0.02)
+        with lock:
+            busy -= 1
+        return real(*given, **named)
+
+    monkeypatch.setattr(service_module, "open_reduced", counted)
+
+    async def test(server):
+        exchanges = [server.post(png(size=(6, 4))) for _ in range(6)]
+        assert [(await one.response()).status for one in exchanges] == [200] * 6
+
+    serve(test)
+    assert most == 1
+
+
+def test_default_limits_fit_cameras():
+    limits = Limits()
+    assert limits.max_bytes >= 30e6
+    assert limits.max_pixels >= 120e6

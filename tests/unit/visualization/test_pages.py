@@ -23,7 +23,7 @@ from captioner.visualization import Entry, animate, gallery, overlay, page
 from captioner.visualization.document import asset, document, embedded, policy
 from captioner.visualization.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.visualization.notebook import shown_photo, with_photo
-from captioner.visualization.pages import VIEWER_ASSETS, gallery_template
+from captioner.visualization.pages import FOOTERS, VIEWER_ASSETS, gallery_template
 
 EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
 
@@ -119,6 +119,7 @@ def test_a_filled_template_is_a_gallery() -> None:
     (items,) = re.findall(r'<ol class="gallery">\n(.*)\n</ol>', made, re.DOTALL)
     data = embedded(data_of(made), "captioner-data")
     parts = {"kind": "many", "title": "2 photos", "items": items, "data": data}
+    parts["footer"] = FOOTERS[0]
     parts |= {name: asset(name) for name in VIEWER_ASSETS}
 
     filled = re.sub(r"@@([\w.]+)@@", lambda mark: parts[mark[1]], gallery_template())

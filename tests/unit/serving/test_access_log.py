@@ -1,0 +1,115 @@
+"""Request ids, client addresses, JSON lines, and the model's name in responses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+from colour_server import Exchange, png
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from captioner import __version__
+from captioner.serving.access_log import JsonFormatter
+
+
+def test_request_id_is_returned_and_logged(serve, caplog):
+    caplog.set_level("INFO")
+
+    async def test(server):
+        response = await server.post(png(), headers={"x-request-id": "order-7.a_B"}).response()
+        assert response.headers["x-request-id"] == "order-7.a_B"
+        refused = await server.get("/", host="evil.example")
+        assert re.fullmatch("[0-9a-f]{16}", refused.headers["x-request-id"])
+
+    serve(test)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(
+        r"POST /v1/captions 200 \d+ ms \d+ bytes client=127.0.0.1 id=order-7.a_B", first
+    )
+    assert re.fullmatch(r"GET / 421 \d+ ms 0 bytes client=127.0.0.1 id=[0-9a-f]{16}", second)
+
+
+@pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\tb", "naïve", '"', "id=1"])
+def test_odd_request_ids_are_replaced(serve, caplog, given):
+    """They could forge log lines."""
+    caplog.set_level("INFO")
+
+    async def test(server):
+        response = await server.get("/healthz", **{"x-request-id": given})
+        assert re.fullmatch("[0-9a-f]{16}", response.headers["x-request-id"])
+
+    serve(test)
+
+
+def test_internal_error_is_logged_with_its_request_id(serve, model, caplog):
+    model.broken = RuntimeError()
+
+    async def test(server):
+        headers = {"x-request-id": "broken-1"}
+        response = await server.post(png((255, 0, 0)), headers=headers).response()
+        assert (response.status, response.headers["x-request-id"]) == (500, "broken-1")
+
+    serve(test)
+    assert any("id=broken-1" in r.getMessage() for r in caplog.records if r.levelname == "ERROR")
+
+
+@pytest.mark.parametrize(
+    ("proxy", "forwarded", "logged"),
+    [
+        ("127.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1", "10.0.0.1, 203.0.113.9", "203.0.113.9"),  # the first is the client's claim
+        ("127.0.0.1", "made up", "-"),
+        ("192.0.2.1", "203.0.113.9", "127.0.0.1"),  # not from the trusted proxy
+    ],
+)
+def test_client_address_behind_a_proxy(serve, caplog, proxy, forwarded, logged):
+    caplog.set_level("INFO")
+
+    async def test(server):
+        app = ProxyHeadersMiddleware(server.app, [proxy])
+        headers = {"x-forwarded-for": forwarded}
+        await Exchange(app, "GET", "/healthz", {}, headers).send(b"").response()
+
+    serve(test)
+    assert f"client={logged} " in caplog.text
+
+
+def test_json_lines(serve, caplog):
+    caplog.set_level("INFO")
+
+    async def test(server):
+        await server.post(png(), headers={"x-request-id": "a"}).response()
+
+    serve(test)
+    entry = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert {name: entry[name] for name in entry if name not in ("time", "ms")} == {
+        "level": "info",
+        "method": "POST",
+        "route": "/v1/captions",
+        "status": 200,
+        "bytes": len(png()),
+        "client": "127.0.0.1",
+        "id": "a",
+    }
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", entry["time"])
+    other = logging.makeLogRecord({"msg": "a\n%s", "args": ('"',), "levelname": "WARNING"})
+    line = JsonFormatter().format(other)
+    assert "\n" not in line
+    assert json.loads(line)["message"] == 'a\n"'
+
+
+def test_responses_name_the_model_and_version(serve):
+    async def test(server):
+        for response in (
+            await server.post(png()).response(),
+            await server.post(b"").response(),
+            await server.get("/readyz"),
+        ):
+            assert response.headers["x-captioner-model"] == "best@0123456789ab"
+            assert response.headers["x-captioner-version"] == __version__
+        ready = await server.get("/readyz")
+        assert ready.json == {"status": "ok", "model": "best@0123456789ab", "version": __version__}
+
+    serve(test, app={"model_name": "best@0123456789ab"})
