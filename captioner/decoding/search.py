@@ -21,14 +21,16 @@ returned captions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from captioner.config import SearchOptions
+from captioner.decoding.arrays import Array, namespace, to_numpy
 from captioner.decoding.rules import Rules
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
 from captioner.decoding.words import SearchTokens
@@ -37,12 +39,12 @@ from captioner.decoding.words import SearchTokens
 class Advance(NamedTuple):
     """Result of one step."""
 
-    log_probs: Tensor
+    log_probs: Array
     """(B, K, V) log-probabilities of the next word, float32; -inf for forbidden words. The search
     may modify it in place."""
-    alphas: Tensor
+    alphas: Array
     """(B, K, L) attention when the word is chosen."""
-    gates: Tensor
+    gates: Array
     """(B, K) context gate."""
 
 
@@ -52,8 +54,11 @@ class Stepper(Protocol):
     A new stepper has one beam per photo.
     """
 
-    device: torch.device
-    start_token: int | Tensor
+    xp: Any
+    """Namespace of its arrays: ``array_api_compat.torch`` or ``array_api_compat.numpy``."""
+    device: Any
+    """Of its arrays; "cpu" for NumPy."""
+    start_token: int | Array
     """One for all photos, or one per photo, (B,)."""
     end_token: int
 
@@ -61,26 +66,26 @@ class Stepper(Protocol):
     def batch_size(self) -> int:
         """B, the number of photos still searched."""
 
-    def advance(self, tokens: Tensor) -> Advance:
+    def advance(self, tokens: Array) -> Advance:
         """Feed the last word of each beam, (B, K), and score the next."""
 
-    def reorder(self, parents: Tensor) -> None:
+    def reorder(self, parents: Array) -> None:
         """Let beam k of each photo continue beam ``parents[b, k]`` of the last step, (B, K)."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Array) -> None:
         """Continue with these photos only, (B',)."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One caption of T tokens, without start and end. Tensors are on the CPU."""
+    """One caption of T tokens, without start and end."""
 
     tokens: list[int]
-    token_log_probs: Tensor
+    token_log_probs: NDArray[np.float32]
     """(T,)."""
-    alphas: Tensor
+    alphas: NDArray[np.float32]
     """(T, L)."""
-    gates: Tensor
+    gates: NDArray[np.float32]
     """(T,)."""
     log_prob: float
     """Of the whole caption, including its end token if it has one."""
@@ -91,23 +96,22 @@ class Hypothesis:
 class _StepRecord(NamedTuple):
     """What one step produced, for tracing captions back."""
 
-    rows: Tensor  # (N,) row of each photo in the batch; undefined for photos that have left
-    parents: Tensor  # (B, K)
-    log_probs: Tensor  # (B, K) of the chosen words
-    alphas: Tensor  # (B, parents, L)
-    gates: Tensor  # (B, parents)
+    rows: Array  # (N,) row of each photo in the batch; undefined for photos that have left
+    parents: Array  # (B, K)
+    log_probs: Array  # (B, K) of the chosen words
+    alphas: Array  # (B, parents, L)
+    gates: Array  # (B, parents)
 
 
 class _Finished(NamedTuple):
     """The captions of the photos that finished at one step."""
 
-    photos: Tensor  # (B,)
-    beams: Tensor  # (B, n) best first
-    scores: Tensor  # (B, n)
-    tokens: Tensor  # (B, n, T)
+    photos: Array  # (B,)
+    beams: Array  # (B, n) best first
+    scores: Array  # (B, n)
+    tokens: Array  # (B, n, T)
 
 
-@torch.inference_mode()
 def search(
     stepper: Stepper,
     options: SearchOptions,
@@ -126,15 +130,16 @@ def search(
         For each photo the best ``options.num_captions`` captions, best first; fewer if there are
         not as many different ones.
     """
-    count, device = stepper.batch_size, stepper.device
+    count, xp, device = stepper.batch_size, stepper.xp, stepper.device
     if not count:
         return []
-    rules = Rules(options, words, stepper.end_token, device)
+    rules = Rules(options, words, stepper.end_token, xp, device)
     seeds = range(count) if seeds is None else seeds
-    strategy = build_strategy(options, words, seeds, stepper.end_token, device)
-    photos = torch.arange(count, device=device)  # the photo in each row of the batch
-    beams = _start(count, device)
-    last = torch.as_tensor(stepper.start_token, device=device).expand(count).unsqueeze(1)
+    strategy = build_strategy(options, words, seeds, stepper.end_token, xp, device)
+    photos = xp.arange(count, device=device)  # the photo in each row of the batch
+    beams = _start(count, xp, device)
+    last = xp.asarray(stepper.start_token, dtype=xp.int64, device=device)
+    last = xp.broadcast_to(last, (count,))[:, None]
     records: list[_StepRecord] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
@@ -146,11 +151,11 @@ def search(
         if t == options.max_length - 1:
             finished.append(_collect(strategy, beams, photos))
             break
-        done = strategy.finished(beams).cpu()  # the only synchronization of a step
+        done = to_numpy(strategy.finished(beams))  # the only synchronization of a step
         stepper.reorder(choice.parents)
         if done.any():
-            order = done.int().argsort(descending=True, stable=True).to(device)
-            ready, remaining = order.tensor_split([int(done.sum())])
+            ready = xp.asarray(np.flatnonzero(done), device=device)
+            remaining = xp.asarray(np.flatnonzero(~done), device=device)
             finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
             if done.all():
                 break
@@ -166,27 +171,28 @@ def search(
     return [hypotheses[: options.num_captions] for hypotheses in results]
 
 
-def _start(batch: int, device: torch.device) -> Beams:
+def _start(batch: int, xp: Any, device: Any) -> Beams:
     """One empty caption per photo."""
-    zeros = torch.zeros(batch, 1, device=device)
-    return Beams(zeros, zeros, zeros.bool(), zeros.long().new_zeros(batch, 1, 0))
+    zeros = xp.zeros((batch, 1), dtype=xp.float32, device=device)
+    tokens = xp.zeros((batch, 1, 0), dtype=xp.int64, device=device)
+    return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens)
 
 
-def _totals(beams: Beams, advance: Advance, end_token: int) -> Tensor:
+def _totals(beams: Beams, advance: Advance, end_token: int) -> Array:
     """Log-probability of every caption with every next word, (B, K, V).
 
     A finished caption has one continuation, another end token at no cost.
     """
-    unfinished = beams.scores.masked_fill(beams.ended, -torch.inf)
-    totals = advance.log_probs + unfinished.unsqueeze(2)
-    ends = totals[..., end_token]
-    ends.copy_(torch.where(beams.ended, beams.scores, ends))
+    xp = namespace(beams.scores)
+    unfinished = xp.where(beams.ended, -xp.inf, beams.scores)
+    totals = advance.log_probs + unfinished[..., None]
+    totals[..., end_token] = xp.where(beams.ended, beams.scores, totals[..., end_token])
     return totals
 
 
-def _take(part: Tensor, index: Tensor) -> Tensor:
+def _take(part: Array, index: Array) -> Array:
     """``part[b, index[b, k]]`` for every b and k: (B, K, ...) and (B, n) to (B, n, ...)."""
-    rows = torch.arange(len(index), device=index.device).unsqueeze(1)
+    rows = namespace(index).arange(len(index), device=index.device)[:, None]
     return part[rows, index]
 
 
@@ -198,20 +204,21 @@ def _extend(beams: Beams, choice: Choice, end_token: int) -> Beams:
         scores=choice.scores,
         lengths=_take(beams.lengths, choice.parents) + ~ended,
         ended=ended | (choice.words == end_token),
-        tokens=torch.cat([tokens, choice.words.unsqueeze(2)], dim=2),
+        tokens=namespace(tokens).concat([tokens, choice.words[..., None]], axis=2),
     )
 
 
-def _select(beams: Beams, rows: Tensor) -> Beams:
+def _select(beams: Beams, rows: Array) -> Beams:
     """Select photos."""
     return Beams(*(part[rows] for part in beams))
 
 
-def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Finished:
+def _collect(strategy: Strategy, beams: Beams, photos: Array) -> _Finished:
     """The captions to return of finished photos."""
     best = strategy.best(beams)
-    scores = beams.scores.masked_fill(strategy.ranks(beams) == -torch.inf, -torch.inf)
-    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best))
+    xp = namespace(beams.scores)
+    scores = xp.where(strategy.ranks(beams) == -xp.inf, -xp.inf, beams.scores)
+    return _Finished(photos, best, _take(scores, best), _take(beams.tokens, best))
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -223,13 +230,14 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _record(
-    photos: Tensor, count: int, beams: Beams, choice: Choice, advance: Advance
+    photos: Array, count: int, beams: Beams, choice: Choice, advance: Advance
 ) -> _StepRecord:
-    rows = photos.new_zeros(count)
-    rows[photos] = torch.arange(len(photos), device=photos.device)
-    each = torch.arange(len(photos), device=photos.device).unsqueeze(1)
-    chosen = advance.log_probs[each, choice.parents, choice.words]
-    chosen = chosen.masked_fill(_take(beams.ended, choice.parents), 0.0)
+    xp = namespace(photos)
+    each = xp.arange(len(photos), device=photos.device)
+    rows = xp.zeros((count,), dtype=each.dtype, device=photos.device)
+    rows[photos] = each
+    chosen = advance.log_probs[each[:, None], choice.parents, choice.words]
+    chosen = xp.where(_take(beams.ended, choice.parents), 0.0, chosen)
     return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates)
 
 
@@ -237,27 +245,30 @@ def _trace(
     records: list[_StepRecord], finished: list[_Finished], end_token: int
 ) -> Iterator[tuple[int, Hypothesis]]:
     """Trace the finished captions back through the steps; best first for each photo."""
-    photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in finished])  # (M,)
-    beams = torch.cat([f.beams.flatten() for f in finished])
-    lengths = [f.tokens.shape[2] for f in finished for _ in range(f.beams.numel())]
-    steps = torch.tensor(lengths, device=photos.device)
+    xp = namespace(finished[0].photos)
+    photos = xp.concat([xp.repeat(f.photos, f.beams.shape[1]) for f in finished])  # (M,)
+    beams = xp.concat([f.beams.reshape(-1) for f in finished])
+    lengths = [f.tokens.shape[2] for f in finished for _ in range(math.prod(f.beams.shape))]
+    steps = xp.asarray(lengths, device=photos.device)
     traced = []
     for t in reversed(range(len(records))):
         rows, step = records[t].rows[photos], records[t]
         present = t < steps  # the others finished earlier
-        beam = torch.where(present, beams, 0)
+        beam = xp.where(present, beams, 0)
         parents = step.parents[rows, beam]
         traced.append(
             (step.log_probs[rows, beam], step.alphas[rows, parents], step.gates[rows, parents])
         )
-        beams = torch.where(present, parents, beams)
-    parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*traced, strict=True)]
-    scores = torch.cat([f.scores.flatten() for f in finished]).tolist()
-    captions = [tokens for f in finished for tokens in f.tokens.flatten(0, 1).tolist()]
+        beams = xp.where(present, parents, beams)
+    parts = [to_numpy(xp.stack(part[::-1], axis=1)) for part in zip(*traced, strict=True)]
+    scores = to_numpy(xp.concat([f.scores.reshape(-1) for f in finished])).tolist()
+    captions = [
+        tokens for f in finished for of_photo in to_numpy(f.tokens).tolist() for tokens in of_photo
+    ]
     for photo, score, tokens, own in zip(
-        photos.tolist(), scores, captions, zip(*parts, strict=True), strict=True
+        to_numpy(photos).tolist(), scores, captions, zip(*parts, strict=True), strict=True
     ):
-        if score == -torch.inf:  # only forbidden words were left
+        if score == -np.inf:  # only forbidden words were left
             continue
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
         log_probs, alphas, gates = (part[:length] for part in own)
