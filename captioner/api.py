@@ -13,26 +13,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead
+from captioner.decoding.arrays import top_k
 from captioner.decoding.search import Hypothesis
 from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError, OptionError
-from captioner.hardware import Precision, pick_precision
-from captioner.inference import Ensemble, Prepared
-from captioner.model_config import SHIPPED_MODEL
-from captioner.model_folder import StoredModel, load_model, save_model
-from captioner.models.attention import Memory
+from captioner.hardware import Precision
+from captioner.inference import Engine, Ensemble, Prepared
+from captioner.model_config import SHIPPED_MODEL, is_exported
+from captioner.onnx_engine import ExportedModel, OnnxEngine, read_exported
 from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from captioner.model_folder import StoredModel
+    from captioner.models.captioner import CaptionModel
 
 P = TypeVar("P", bound=Photo)
 Photos = list[P] | tuple[P, ...]
@@ -67,7 +73,8 @@ def load(*folders: str | Path, device: str = "auto", precision: Precision = "aut
     """Load a model, or several models as an ensemble.
 
     Args:
-        *folders: Model folders; none: the model included in the package.
+        *folders: Model folders or exported folders; none: the model included in the package.
+            Exported folders run with ONNX Runtime, and torch is not imported.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
         precision: ``auto`` (bf16 if the hardware supports it natively), ``fp32``, ``bf16``.
 
@@ -78,8 +85,23 @@ def load(*folders: str | Path, device: str = "auto", precision: Precision = "aut
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
-    stored = [load_model(folder) for folder in folders or (SHIPPED_MODEL,)]
+    exported = [is_exported(folder) for folder in folders]
+    if any(exported) and not all(exported):
+        raise ConfigError(
+            f"{folders[exported.index(True)]} is exported and "
+            f"{folders[exported.index(False)]} is not; give folders of one kind"
+        )
+    stored: list[ExportedModel | StoredModel]
+    if any(exported):
+        stored = [read_exported(folder) for folder in folders]
+    else:
+        from captioner.model_folder import load_model
+
+        stored = [load_model(folder) for folder in folders or (SHIPPED_MODEL,)]
     return Captioner(*stored, device=device, precision=precision)
+
+
+_NEEDS_TORCH = "{folder} is exported; this needs the model folder that it was exported from"
 
 
 class Captioner:
@@ -91,15 +113,15 @@ class Captioner:
 
     def __init__(
         self,
-        stored: StoredModel,
-        *others: StoredModel,
+        stored: StoredModel | ExportedModel,
+        *others: StoredModel | ExportedModel,
         device: str = "auto",
         precision: Precision = "auto",
     ) -> None:
         """Prepare models for inference.
 
         Args:
-            stored: A model in memory, e.g. from ``load_model``.
+            stored: A model in memory, from ``load_model`` or ``read_exported``.
             *others: More models with the same vocabulary, for an ensemble.
             device: See ``load``.
             precision: See ``load``.
@@ -115,27 +137,38 @@ class Captioner:
                     "needs models trained with the same vocabulary"
                 )
         self.stored = stored
-        self.ensemble = Ensemble([one.model for one in (stored, *others)], device, precision)
-        self.model = self.ensemble.models[0]
-        self.device = self.ensemble.device
-        self.precision = precision
+        self.ensemble = Ensemble([_engine(one, device, precision) for one in (stored, *others)])
+        self.engine = self.ensemble.engines[0]
+        self.device = self.engine.device
+        self.precision = self.engine.precision
 
     def __repr__(self) -> str:
-        vocabulary, models = self.stored.vocabulary, self.ensemble.models
+        vocabulary, engines = self.stored.vocabulary, self.ensemble.engines
         facts: dict[str, object] = {
-            "encoder": self.model.encoder.name,
-            "grid": self.model.grid,
+            "encoder": self.engine.name,
+            "grid": self.engine.grid,
             "words": len(vocabulary.words),
             "styles": list(vocabulary.styles),
             "device": str(self.device),
-            "precision": pick_precision(self.precision, self.device),
+            "precision": self.precision,
         }
-        if len(models) > 1:
-            facts = {"models": len(models), **facts}
+        if len(engines) > 1:
+            facts = {"models": len(engines), **facts}
         return f"<Captioner {', '.join(f'{name} {value}' for name, value in facts.items())}>"
 
     def __dir__(self) -> list[str]:
         return list(PUBLIC)
+
+    @property
+    def model(self) -> CaptionModel:
+        """The (first) model as a module of torch, copied for inference.
+
+        Raises:
+            ConfigError: It is exported.
+        """
+        if isinstance(self.stored, ExportedModel):
+            raise ConfigError(_NEEDS_TORCH.format(folder=self.stored.folder))
+        return cast("CaptionModel", self.engine.model)  # type: ignore[attr-defined]
 
     @property
     def info(self) -> dict[str, Any]:
@@ -143,7 +176,15 @@ class Captioner:
         return self.stored.info
 
     def save(self, folder: str | Path) -> None:
-        """Write the (first) model as a model folder."""
+        """Write the (first) model as a model folder.
+
+        Raises:
+            ConfigError: It is exported; copy its folder.
+        """
+        if isinstance(self.stored, ExportedModel):
+            raise ConfigError(_NEEDS_TORCH.format(folder=self.stored.folder))
+        from captioner.model_folder import save_model
+
         save_model(folder, self.stored)
 
     def options(self, **changes: Any) -> SearchOptions:
@@ -321,7 +362,6 @@ class Captioner:
         """
         return self.ensemble.prepare(image)
 
-    @torch.inference_mode()
     def caption_batch(
         self, photos: Sequence[Prepared], options: SearchOptions, *, alternatives: int = 0
     ) -> list[list[Caption]]:
@@ -344,7 +384,6 @@ class Captioner:
         crop_boxes = [photo.crop_box for photo in photos]
         return self._search(self.ensemble.encode(photos), crop_boxes, options, seeds, alternatives)
 
-    @torch.inference_mode()
     def caption_features(
         self,
         features: Tensor,
@@ -369,7 +408,6 @@ class Captioner:
         memories = self.ensemble.encode_features(features)
         return self._search(memories, crop_boxes, options, seeds or range(len(features)))
 
-    @torch.inference_mode()
     def explain_batch(
         self,
         photos: Sequence[Prepared],
@@ -393,12 +431,12 @@ class Captioner:
         explained = []
         for row, (photo, tokens) in enumerate(zip(photos, captions, strict=True)):
             length = len(tokens)
-            log_probs = scores.log_probs[row, 0, torch.arange(length + 1), [*tokens, END]].cpu()
+            log_probs = scores.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
             hypothesis = Hypothesis(
                 tokens=tokens,
                 token_log_probs=log_probs[:-1],
-                alphas=scores.alphas[row, 0, :length].cpu(),
-                gates=scores.gates[row, 0, :length].cpu(),
+                alphas=scores.alphas[row, 0, :length],
+                gates=scores.gates[row, 0, :length],
                 log_prob=float(log_probs.sum()),
                 ended=True,
             )
@@ -408,7 +446,7 @@ class Captioner:
 
     def _search(
         self,
-        memories: Sequence[Memory],
+        memories: Sequence[Any],
         crop_boxes: Sequence[CropBox],
         options: SearchOptions,
         seeds: Sequence[int],
@@ -435,38 +473,38 @@ class Captioner:
             for row, (crop_box, hypotheses) in enumerate(zip(crop_boxes, found, strict=True))
         ]
 
-    def _alternatives(self, log_probs: Tensor, count: int) -> Alternatives:
+    def _alternatives(self, log_probs: NDArray[np.float32], count: int) -> Alternatives:
         """The ``count`` most probable words at every position of (T, V)."""
         if type(count) is not int or count < 0:
             raise ConfigError(f"alternatives is {count!r}; give a whole number, 0 (none) or more")
         if count == 0:
             return ()
-        allowed = log_probs.clone()
+        allowed = log_probs.copy()
         allowed[:, list(NEVER_GENERATED)] = -math.inf
-        best = allowed.topk(min(count, allowed.shape[-1] - len(NEVER_GENERATED)), dim=-1)
+        best = top_k(allowed, min(count, allowed.shape[-1] - len(NEVER_GENERATED)))
         shown = self.stored.vocabulary.shown
         return tuple(
             tuple(
                 Alternative(END_NAME if token == END else shown([token])[0], value)
                 for token, value in zip(tokens, values, strict=True)
             )
-            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for tokens, values in zip(best[1].tolist(), best[0].tolist(), strict=True)
         )
 
     def _caption(
         self, hypothesis: Hypothesis, crop_box: CropBox, alternatives: Alternatives
     ) -> Caption:
-        alphas = hypothesis.alphas.float().numpy()
+        alphas = hypothesis.alphas
         return Caption(
             words=self.stored.vocabulary.shown(hypothesis.tokens),
-            log_probs=hypothesis.token_log_probs.float().numpy(),
-            alphas=alphas.reshape(len(alphas), *self.model.grid),
-            gates=hypothesis.gates.float().numpy(),
+            log_probs=hypothesis.token_log_probs,
+            alphas=alphas.reshape(len(alphas), *self.engine.grid),
+            gates=hypothesis.gates,
             log_prob=hypothesis.log_prob,
             crop_box=crop_box,
             alternatives=alternatives[: len(alphas)],
             pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
-            geometry=self.model.geometry.placed(self.model.preprocessing.image_size, *crop_box),
+            geometry=self.engine.geometry.placed(self.engine.preprocessing.image_size, *crop_box),
         )
 
     def _read(self, photo: Photo) -> _Read:
@@ -478,6 +516,14 @@ class Captioner:
             return photo, self._read(photo)
         except ImageError as error:
             return photo, error
+
+
+def _engine(stored: StoredModel | ExportedModel, device: str, precision: Precision) -> Engine:
+    if isinstance(stored, ExportedModel):
+        return OnnxEngine(stored, device, precision)
+    from captioner.torch_engine import TorchEngine
+
+    return TorchEngine(stored.model, device, precision)
 
 
 def _captions_of(result: Result, number: int) -> list[PhotoCaption]:

@@ -9,6 +9,7 @@ from captioner.errors import ConfigError
 EXTRAS = {
     "serve": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
     "train": ("accelerate", "pycocoevalcap"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
     "evaluate": ("pycocoevalcap",),
 }
 """Modules that only one command imports; the extra that installs them has the command's name."""

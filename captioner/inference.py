@@ -1,28 +1,28 @@
-"""Inference with one model or an ensemble: from photos to hypotheses, in batches, on a device."""
+"""Inference with one model or an ensemble: from photos to hypotheses, in batches.
+
+An ``Engine`` runs one model: ``TorchEngine`` with torch, ``OnnxEngine`` with ONNX Runtime. This
+module knows neither and does not import torch.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
 
 from captioner.caption import CropBox
 from captioner.config import SearchOptions
 from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.search import Hypothesis, search
-from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
+from captioner.decoding.arrays import Array, to_numpy
+from captioner.decoding.ensemble import EnsembleStepper, mean, mean_probability
+from captioner.decoding.search import Hypothesis, Stepper, search
 from captioner.decoding.words import SearchTokens
 from captioner.errors import ConfigError, OptionError
-from captioner.hardware import Precision, autocast, pick_device, pick_precision
-from captioner.models.attention import Memory, widen
-from captioner.models.captioner import CaptionModel
-from captioner.models.decoder import Unrolled
+from captioner.geometry import Geometry
 from captioner.vocabulary import PAD
 
 
@@ -38,69 +38,86 @@ class Prepared(NamedTuple):
 class CaptionScores(NamedTuple):
     """Teacher-forced results of given captions: T steps, V words, L regions."""
 
-    log_probs: Tensor
+    log_probs: Array
     """(B, R, T, V)."""
-    alphas: Tensor
+    alphas: Array
     """(B, R, T, L)."""
-    gates: Tensor
+    gates: Array
     """(B, R, T)."""
 
 
+class Engine(Protocol):
+    """Runs one model. Its arrays are of its own library, on its own device."""
+
+    name: str
+    """The encoder's name."""
+    preprocessing: Preprocessing
+    grid: tuple[int, int]
+    geometry: Geometry
+    device: Any
+    precision: str
+    """``fp32``, ``bf16`` or ``int8``."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """The context in which the other methods, and the search, are called."""
+
+    def encode(self, pixels: NDArray[np.uint8]) -> Any:
+        """What the decoder needs of photos (B, H, W, 3): their memory, an opaque object."""
+
+    def encode_features(self, features: Any) -> Any:
+        """The memory of cached features, (B, L, D)."""
+
+    def stepper(self, memory: Any, start: int) -> Any:
+        """A new ``Stepper`` for the search, from the start token."""
+
+    def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
+        """Score given captions: start token, words, then padding, (B, R, T)."""
+
+
 class Ensemble:
-    """One model or several of the same vocabulary, ready for inference on a device.
+    """One model or several of the same vocabulary, ready for inference.
 
     Word probabilities are averaged. Attention is averaged if all models see a photo through the
     same grid; otherwise it is the first model's.
     """
 
-    def __init__(self, models: Sequence[CaptionModel], device: str, precision: Precision) -> None:
-        """Copy the models to a device.
-
-        Raises:
-            ConfigError: The device or the precision is not available.
-        """
-        self.device = pick_device(device)
-        self.precision: Precision = precision
-        for model in models:
-            _ = model.geometry  # computed before the copies, which cannot be differentiated
-        self.models = [_inference_copy(model, self.device, precision) for model in models]
-        self.one_grid = all(_same_view(self.models[0], model) for model in self.models[1:])
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = list(engines)
+        self.one_grid = all(_same_view(self.engines[0], other) for other in self.engines[1:])
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an RGB image for every model; models with the same input share the pixels."""
         by_kind: dict[tuple[object, ...], NDArray[np.uint8]] = {}
         pixels = []
-        for model in self.models:
-            kind = _pixel_format(model.preprocessing)
+        for engine in self.engines:
+            kind = _pixel_format(engine.preprocessing)
             if kind not in by_kind:
-                by_kind[kind] = model.preprocessing.pixels(image)
+                by_kind[kind] = engine.preprocessing.pixels(image)
             pixels.append(by_kind[kind])
-        return Prepared(tuple(pixels), self.models[0].preprocessing.crop_box(*image.size))
+        return Prepared(tuple(pixels), self.engines[0].preprocessing.crop_box(*image.size))
 
-    def encode(self, photos: Sequence[Prepared]) -> list[Memory]:
+    def encode(self, photos: Sequence[Prepared]) -> list[Any]:
         """Encode photos: one memory per model."""
         memories = []
-        with autocast(self.precision, self.device):
-            for number, model in enumerate(self.models):
-                pixels = torch.from_numpy(np.stack([photo.pixels[number] for photo in photos]))
-                memories.append(model.decoder.memory(model.encode(pixels.to(self.device))))
+        with self.engines[0].running():
+            for number, engine in enumerate(self.engines):
+                memories.append(engine.encode(np.stack([photo.pixels[number] for photo in photos])))
         return memories
 
-    def encode_features(self, features: Tensor) -> list[Memory]:
+    def encode_features(self, features: Any) -> list[Any]:
         """Continue from cached features, (B, L, D); one model only.
 
         Raises:
-            ConfigError: There are several models.
+            ConfigError: There are several models, or the model is exported.
         """
-        if len(self.models) > 1:
+        if len(self.engines) > 1:
             raise ConfigError("cached features belong to one encoder; use a single model")
-        model = self.models[0]
-        with autocast(self.precision, self.device):
-            return [model.decoder.memory(model.to_features(features.to(self.device)))]
+        with self.engines[0].running():
+            return [self.engines[0].encode_features(features)]
 
     def search(
         self,
-        memories: Sequence[Memory],
+        memories: Sequence[Any],
         options: SearchOptions,
         words: SearchTokens,
         start: int,
@@ -111,13 +128,13 @@ class Ensemble:
         Raises:
             ConfigError: No caption satisfies the options.
         """
-        with autocast(self.precision, self.device):
+        with self.engines[0].running():
             steppers = [
-                DecoderStepper(model.decoder, memory, start)
-                for model, memory in zip(self.models, memories, strict=True)
+                engine.stepper(memory, start)
+                for engine, memory in zip(self.engines, memories, strict=True)
             ]
             ensemble = EnsembleStepper(steppers, one_grid=self.one_grid)
-            stepper = ensemble if len(steppers) > 1 else steppers[0]
+            stepper: Stepper = ensemble if len(steppers) > 1 else steppers[0]
             found = search(stepper, options, words, seeds)
         if not all(found):
             raise OptionError(
@@ -127,7 +144,7 @@ class Ensemble:
         return found
 
     def score(
-        self, memories: Sequence[Memory], captions: Sequence[Sequence[list[int]]], start: int
+        self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
     ) -> CaptionScores:
         """Score given captions.
 
@@ -135,34 +152,34 @@ class Ensemble:
             memories: The photos, from ``encode``.
             captions: Token ids of each photo's captions.
             start: Start token.
+
+        Returns:
+            NumPy arrays.
         """
         count = max(len(group) for group in captions)
         longest = max(len(tokens) for group in captions for tokens in group)
-        inputs = torch.full((len(captions), count, longest + 1), PAD)
+        inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)
         for row, group in enumerate(captions):
             for column, tokens in enumerate(group):
-                inputs[row, column, : len(tokens) + 1] = torch.tensor([start, *tokens])
-        log_probs: list[Tensor] = []
-        unrolls: list[Unrolled] = []
-        with autocast(self.precision, self.device):
-            for model, memory in zip(self.models, memories, strict=True):
-                unrolled = model.decoder(memory, inputs.to(self.device))
-                logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
-                log_probs.append(widen(logits).log_softmax(dim=-1))
-                if self.one_grid or not unrolls:
-                    unrolls.append(unrolled)
-        return CaptionScores(
-            mean_probability(log_probs),
-            torch.stack([unrolled.alphas for unrolled in unrolls]).mean(dim=0),
-            torch.stack([unrolled.gates for unrolled in unrolls]).mean(dim=0),
-        )
+                inputs[row, column, : len(tokens) + 1] = [start, *tokens]
+        with self.engines[0].running():
+            scores = [
+                engine.score(memory, inputs)
+                for engine, memory in zip(self.engines, memories, strict=True)
+            ]
+            mapped = scores if self.one_grid else scores[:1]
+            return CaptionScores(
+                to_numpy(mean_probability([one.log_probs for one in scores])),
+                to_numpy(mean([one.alphas for one in mapped])),
+                to_numpy(mean([one.gates for one in mapped])),
+            )
 
 
 def _pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
     return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
 
 
-def _same_view(one: CaptionModel, other: CaptionModel) -> bool:
+def _same_view(one: Engine, other: Engine) -> bool:
     """Whether region l is the same part of every photo for both models, within 0.1 of a region."""
     if (one.grid, one.preprocessing.resize) != (other.grid, other.preprocessing.resize):
         return False
@@ -172,23 +189,3 @@ def _same_view(one: CaptionModel, other: CaptionModel) -> bool:
         if max(abs(a.first - b.first), abs(a.pitch - b.pitch)) > 0.1 * a.pitch:
             return False
     return True
-
-
-def _inference_copy(
-    model: CaptionModel, device: torch.device, precision: Precision
-) -> CaptionModel:
-    """A copy optimised for inference; the original keeps its float32 weights.
-
-    For bf16 the weights of products are converted once: without gradients, autocast would convert
-    them again at every word.
-    """
-    copied = copy.deepcopy(model).to(device).eval().requires_grad_(False)
-    copied.encoder.fold_norms()
-    copied.encoder.to(memory_format=torch.channels_last)
-    if pick_precision(precision, device) == "bf16":
-        for module in copied.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                module.to(torch.bfloat16)
-    with autocast(precision, device):
-        copied.decoder.cache_word_gates()
-    return copied

@@ -31,6 +31,7 @@ from captioner.files import FREQUENCIES, atomic_folder
 from captioner.geometry import Geometry
 from captioner.model_config import (
     CONFIG,
+    EXPORTED,
     FORMAT_VERSION,
     TOKENIZER,
     WEIGHTS,
@@ -45,8 +46,6 @@ from captioner.models.efficientnet_lite import lite_size
 from captioner.models.encoder import ENCODERS, Encoder
 from captioner.registry import Registry, what_is_missing
 from captioner.vocabulary import Vocabulary
-
-CARD = "README.md"
 
 
 @dataclass
@@ -148,6 +147,11 @@ def load_model(folder: str | Path) -> StoredModel:
     """
     path = find_model(folder)
     config = read_config(path)
+    if EXPORTED in config:
+        raise ModelError(
+            f"{path} is an exported model, which can caption but has no weights for torch; give "
+            "the model folder it was exported from"
+        )
     try:
         _check_required(path, config)
         preprocessing = Preprocessing.from_dict(config["preprocessing"])

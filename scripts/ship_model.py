@@ -28,8 +28,8 @@ from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.java import find_java
 from captioner.files import atomic_write
-from captioner.model_config import WEIGHTS
-from captioner.model_folder import CARD, StoredModel, load_model, save_model
+from captioner.model_config import CARD, WEIGHTS
+from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
 from captioner.training.run import read_metrics
 

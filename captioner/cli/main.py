@@ -25,6 +25,7 @@ COMMANDS = {
     "serve": "run a web page and an HTTP API for captioning",
     "evaluate": "score captions against references",
     "train": "train a model",
+    "export": "write a model as ONNX graphs, which run without torch",
     "prepare": "prepare data for training and evaluation",
     "info": "show a model's architecture, training data and scores",
 }

@@ -135,7 +135,8 @@ def search(
         return []
     rules = Rules(options, words, stepper.end_token, xp, device)
     seeds = range(count) if seeds is None else seeds
-    strategy = build_strategy(options, words, seeds, stepper.end_token, xp, device)
+    end = stepper.end_token
+    strategy = build_strategy(options, words, seeds, end_token=end, xp=xp, device=device)
     photos = xp.arange(count, device=device)  # the photo in each row of the batch
     beams = _start(count, xp, device)
     last = xp.asarray(stepper.start_token, dtype=xp.int64, device=device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import array_api_compat.torch
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ class DecoderStepper:
     gradients.
     """
 
-    xp = array_api_compat.torch
+    xp: Any = array_api_compat.torch
     end_token = END
 
     def __init__(self, decoder: Decoder, memory: Memory, start_token: int | Tensor = START) -> None:

@@ -284,6 +284,7 @@ def build_strategy(
     options: SearchOptions,
     words: SearchTokens,
     seeds: Sequence[int],
+    *,
     end_token: int,
     xp: Any,
     device: Any,

@@ -314,7 +314,6 @@ def _caption(
     from captioner.data.coco import locate_photos, read_dataset
     from captioner.evaluation.frequencies import DocumentFrequencies
     from captioner.files import FREQUENCIES
-    from captioner.hardware import pick_precision
 
     assert inputs.images is not None
     paths: dict[int, Path] = {}
@@ -354,7 +353,7 @@ def _caption(
     report: Report = {
         "model": name,
         "search": ", ".join(f"{k} {v}" for k, v in _summary(search).items()),
-        "precision": pick_precision(model.precision, model.device),
+        "precision": model.precision,
     }
     if instances is not None:
         from captioner.evaluation.grounding import measure

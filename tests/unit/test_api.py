@@ -976,7 +976,7 @@ def test_folders_are_loaded_together(photos: list[Path], tmp_path: Path):
     for number, model in enumerate(models):
         together(model).save(tmp_path / str(number))
     loaded = load(tmp_path / "0", tmp_path / "1", device="cpu", precision="fp32")
-    assert len(loaded.ensemble.models) == 2
+    assert len(loaded.ensemble.engines) == 2
     assert loaded.caption(photos[0]).words == together(*models).caption(photos[0]).words
     loaded.save(tmp_path / "first")
     assert load(tmp_path / "first", device="cpu").options() == loaded.options()
