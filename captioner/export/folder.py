@@ -55,7 +55,8 @@ def export(folder: str | Path, output: str | Path) -> dict[str, float]:
     stored = load_model(path)
     config = exported_config(read_config(path), stored.model)
     with atomic_folder(output) as new:
-        write_graphs(stored.model, new / ENCODER_GRAPH, new / DECODER_GRAPH)
+        attention = stored.decoder.attention
+        write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
         text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
         (new / CONFIG).write_text(text, encoding="utf-8")
         for name in COPIED:

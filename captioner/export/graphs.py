@@ -71,11 +71,12 @@ class DecoderGraph(nn.Module):
 
 
 @torch.no_grad()
-def write_graphs(model: CaptionModel, encoder: Path, decoder: Path) -> None:
+def write_graphs(model: CaptionModel, attention: str, encoder: Path, decoder: Path) -> None:
     """Write both graphs, in float32.
 
     Args:
         model: In float32 and eval mode, on the CPU. Batch norms are folded in place.
+        attention: The decoder's attention, for messages.
         encoder: File to write.
         decoder: File to write.
 
@@ -93,7 +94,7 @@ def write_graphs(model: CaptionModel, encoder: Path, decoder: Path) -> None:
         beams = EXAMPLES + 1 if name in STATE else part.shape[1]
         inputs[name] = part.expand(-1, beams, *part.shape[2:]).clone()
     decoder_graph = DecoderGraph(model)
-    read = _write(decoder_graph, inputs, decoder, f"the decoder ({model.decoder.attention})")
+    read = _write(decoder_graph, inputs, decoder, f"the decoder with attention {attention}")
     # Of the memory, the encoder's graph computes only what the decoder's graph reads.
     outputs = [name for name in given if name in read or name in STATE]
     _write(graph, {"pixels": pixels}, encoder, f"the encoder {model.encoder.name}", outputs)
