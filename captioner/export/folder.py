@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.api import Captioner
 from captioner.caption import CropBox
+from captioner.data.images import open_image
 from captioner.errors import ModelError
 from captioner.export.graphs import OPSET, write_graphs
+from captioner.export.quantize import quantize_graphs
 from captioner.files import FREQUENCIES, atomic_folder
 from captioner.inference import Ensemble, Prepared
 from captioner.model_config import (
@@ -34,31 +37,46 @@ from captioner.vocabulary import END, NEVER_GENERATED, START
 TOLERANCE = 1e-4
 """Largest difference of a log-probability (nats) between torch and ONNX Runtime."""
 
+COMPARED = 100
+"""Calibration photos whose captions are compared with float32's."""
+
 COPIED = (TOKENIZER, FREQUENCIES)
 
 
-def export(folder: str | Path, output: str | Path) -> dict[str, float]:
+class Exported(NamedTuple):
+    """What was written."""
+
+    sizes: dict[str, float]
+    """Megabytes by file name."""
+    difference: float
+    """Largest difference of a log-probability or attention weight to torch, in float32."""
+    equal: tuple[int, int] | None
+    """8-bit: of how many calibration photos the caption is that of float32; None: float32."""
+
+
+def export(
+    folder: str | Path, output: str | Path, calibration: Sequence[str | Path] = ()
+) -> Exported:
     """Export a model folder, and check the result against the model.
 
     Args:
         folder: Model or run folder.
         output: Folder to write; an existing one is replaced once the new one is complete.
-
-    Returns:
-        Sizes in megabytes by file name, and the largest difference to torch.
+        calibration: Photos to quantize the model to 8 bits with; none: float32.
 
     Raises:
         ModelError: The model cannot be loaded, or the graphs compute something else.
         ConfigError: The model has an operation that ONNX cannot express.
+        ImageError: A calibration photo cannot be read.
     """
     path = find_model(folder)
     stored = load_model(path)
     config = exported_config(read_config(path), stored.model)
+    photos = [_prepare(stored.model, photo) for photo in calibration]  # before minutes of work
     with atomic_folder(output) as new:
         attention = stored.decoder.attention
         write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
-        text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
-        (new / CONFIG).write_text(text, encoding="utf-8")
+        _write_config(new, config)
         for name in COPIED:
             if (path / name).is_file():
                 shutil.copyfile(path / name, new / name)
@@ -68,8 +86,31 @@ def export(folder: str | Path, output: str | Path) -> dict[str, float]:
                 f"the exported graphs of {path} differ from the model by {difference:.2g} in the "
                 f"log-probability of a word (allowed: {TOLERANCE:g}); nothing was written"
             )
+        equal = _quantize(new, config, photos) if photos else None
         sizes = {one.name: one.stat().st_size / 1e6 for one in sorted(new.iterdir())}
-    return {**sizes, "difference": difference}
+    return Exported(sizes, difference, equal)
+
+
+def _prepare(model: CaptionModel, photo: str | Path) -> Prepared:
+    return Prepared((model.preprocessing.pixels(open_image(photo)),), CropBox())
+
+
+def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
+    """Make an exported folder 8-bit; see ``Exported.equal``."""
+    model = Captioner(read_exported(folder))
+    compared = photos[:COMPARED]
+    options = model.options(num_captions=1)
+    expected = model.caption_batch(compared, options)
+    quantize_graphs(folder, [photo.pixels[0] for photo in photos])
+    _write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
+    found = Captioner(read_exported(folder)).caption_batch(compared, options)
+    pairs = zip(expected, found, strict=True)
+    return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
+
+
+def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+    (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
 def exported_config(config: Mapping[str, Any], model: CaptionModel) -> dict[str, Any]:

@@ -131,6 +131,22 @@ def test_serve_answers_without_torch(tiny, exported) -> None:
         server.communicate(timeout=60)
 
 
+@pytest.mark.slow
+def test_an_8_bit_folder_captions(tiny, tmp_path, capsys) -> None:
+    folder = tmp_path / "int8"
+
+    out = with_torch(
+        capsys, "export", tiny.model, "-o", folder, "--int8", "--calibration", tiny.photos
+    )
+
+    assert re.search(r"int8: the same caption as float32 for \d of 4 calibration photos", out)
+    done = without_torch("caption", tiny.photos / "1.png", "--model", folder)
+    assert done.stdout
+    assert load(folder).precision == "int8"
+    facts = json.loads(without_torch("info", "--model", folder, "--format", "json").stdout)
+    assert facts["exported"]["precision"] == "int8"
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -140,6 +156,13 @@ def test_serve_answers_without_torch(tiny, exported) -> None:
         (["export"], USAGE, "--output"),
         (["export", "{model}", "-o", "{exported}"], USAGE, "exists; give --force to replace it"),
         (["export", "{exported}", "-o", "new"], FAILED, "is an exported model"),
+        (["export", "{model}", "-o", "new", "--int8"], USAGE, "--int8 and --calibration go toge"),
+        (["export", "{model}", "-o", "new", "--calibration", "{photo}"], USAGE, "go together"),
+        (
+            ["export", "{model}", "-o", "new", "--int8", "--calibration", "no.jpg"],
+            FAILED,
+            "no.jpg: no such file",
+        ),
         (["export", "nowhere", "-o", "new"], FAILED, "does not exist"),
         (["export", "{model}", "-o", "no/such/folder"], USAGE, "does not exist; create it first"),
         (["caption", "{photo}", "--model", "{exported}", "--model", "{model}"], USAGE, "one kind"),

@@ -106,9 +106,9 @@ def assert_equal_captions(one: Captioner, other: Captioner, **search: Any) -> No
 def test_every_mechanism_captions_as_with_torch(config, tmp_path) -> None:
     model = write_model(tmp_path / "model", config)
 
-    facts = export(model, tmp_path / "exported")
+    written = export(model, tmp_path / "exported")
 
-    assert facts["difference"] <= 1e-4
+    assert written.difference <= 1e-4
     assert_equal_captions(
         load(model, precision="fp32"), load(tmp_path / "exported"), alternatives=2
     )
