@@ -28,11 +28,11 @@ from captioner.model_config import (
     find_model,
     read_config,
 )
-from captioner.model_folder import load_model
+from captioner.model_folder import StoredModel, load_model
 from captioner.models.captioner import CaptionModel
 from captioner.onnx_engine import OnnxEngine, read_exported
 from captioner.torch_engine import TorchEngine
-from captioner.vocabulary import END, NEVER_GENERATED, START
+from captioner.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START
 
 TOLERANCE = 1e-4
 """Largest difference of a log-probability (nats) between torch and ONNX Runtime."""
@@ -71,7 +71,7 @@ def export(
     """
     path = find_model(folder)
     stored = load_model(path)
-    config = exported_config(read_config(path), stored.model)
+    config = exported_config(read_config(path), stored)
     photos = [_prepare(stored.model, photo) for photo in calibration]  # before minutes of work
     with atomic_folder(output) as new:
         attention = stored.decoder.attention
@@ -113,15 +113,18 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
     (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
-def exported_config(config: Mapping[str, Any], model: CaptionModel) -> dict[str, Any]:
+def exported_config(config: Mapping[str, Any], stored: StoredModel) -> dict[str, Any]:
     """The config of a model folder, unknown entries included, with what the graphs need."""
+    model, vocabulary = stored.model, stored.vocabulary
     encoder = config["encoder"] | {"grid": model.grid, "geometry": model.geometry.as_dict()}
-    exported = {
-        "opset": OPSET,
-        "precision": "fp32",
-        # For programs without captioner's source, such as a web page.
-        "tokens": {"start": START, "end": END, "never_generated": NEVER_GENERATED},
+    tokens = {  # for programs without captioner's source, such as a web page
+        "start": vocabulary.start(),
+        "end": END,
+        "never_generated": NEVER_GENERATED,
+        "first_word": len(SPECIAL_NAMES),
+        "styles": {style: vocabulary.start(style) for style in vocabulary.styles},
     }
+    exported = {"opset": OPSET, "precision": "fp32", "tokens": tokens}
     return {EXPORTED: exported, **config, "encoder": encoder}
 
 

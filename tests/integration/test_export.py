@@ -8,17 +8,21 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 from captioner.api import load
 from captioner.cli.main import FAILED, OK, USAGE, main
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data" / "coco_val"
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data" / "coco_val"
 
 # Runs the command line where torch cannot be imported.
 _WITHOUT_TORCH = """
@@ -145,6 +149,22 @@ def test_an_8_bit_folder_captions(tiny, tmp_path, capsys) -> None:
     assert load(folder).precision == "int8"
     facts = json.loads(without_torch("info", "--model", folder, "--format", "json").stdout)
     assert facts["exported"]["precision"] == "int8"
+
+
+def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsys) -> None:
+    """With nothing but ONNX Runtime; a square photo, which is not cropped."""
+    noise = np.random.default_rng(2).integers(256, size=(50, 50, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "photo.jpg")
+    (tmp_path / "small").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # json.load(open(...))
+        exec(program, {})
+
+    assert tuple(capsys.readouterr().out.split()) == load(exported).caption("photo.jpg", beam_size=1).words
 
 
 # --- what is refused -----------------------------------------------------------------------------

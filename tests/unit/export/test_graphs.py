@@ -178,7 +178,13 @@ def test_the_folder_describes_itself(pair) -> None:
     assert own.pop("exported") == {
         "opset": OPSET,
         "precision": "fp32",
-        "tokens": {"start": 1, "end": 2, "never_generated": [0, 1, 3]},
+        "tokens": {
+            "start": 13,
+            "end": 2,
+            "never_generated": [0, 1, 3],
+            "first_word": 4,
+            "styles": {"plain": 13, "loud": 14},
+        },
     }
     assert own == config  # entries that this version does not know, too
     for name in (ENCODER_GRAPH, DECODER_GRAPH):
