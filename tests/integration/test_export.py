@@ -164,7 +164,10 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
         warnings.simplefilter("ignore", ResourceWarning)  # json.load(open(...))
         exec(program, {})
 
-    assert tuple(capsys.readouterr().out.split()) == load(exported).caption("photo.jpg", beam_size=1).words
+    assert (
+        tuple(capsys.readouterr().out.split())
+        == load(exported).caption("photo.jpg", beam_size=1).words
+    )
 
 
 # --- what is refused -----------------------------------------------------------------------------

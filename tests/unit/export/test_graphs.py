@@ -101,9 +101,16 @@ def assert_equal_captions(one: Captioner, other: Captioner, **search: Any) -> No
             assert a.geometry == b.geometry
 
 
+def mean_colours(self: CaptionModel, pixels: Tensor) -> Tensor:
+    """An encoder that is exported in no time: the mean colours of the four quarters."""
+    quarters = pixels.float().reshape(-1, 2, 32, 2, 32, 3).mean(dim=(2, 4)).reshape(-1, 4, 3)
+    return (quarters / 127 - 1).repeat(1, 1, 32) * torch.linspace(-4, 4, 96)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", mechanisms(), ids=named)
-def test_every_mechanism_captions_as_with_torch(config, tmp_path) -> None:
+def test_every_mechanism_captions_as_with_torch(config, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(CaptionModel, "encode", mean_colours)
     model = write_model(tmp_path / "model", config)
 
     written = export(model, tmp_path / "exported")
