@@ -422,12 +422,10 @@ def _faithfulness(
 
 
 def _about_model(model: Captioner, name: Any, search: SearchOptions) -> Report:
-    from captioner.hardware import pick_precision
-
     return {
         "model": name,
         "search": ", ".join(f"{k} {v}" for k, v in _summary(search).items()),
-        "precision": pick_precision(model.precision, model.device),
+        "precision": model.precision,
     }
 
 

@@ -220,7 +220,7 @@ def test_search_waits_once_a_step(tiny_model: Any, device: PretendedDevice, opti
         starts = upload(torch.full((5,), START), DEVICE)
         stepper = DecoderStepper(decoder, decoder.memory(upload(features, DEVICE)), starts)
         device.waits.clear()
-        found = search.__wrapped__(stepper, options)  # type: ignore[attr-defined]
+        found = search(stepper, options)
     assert [[h.tokens for h in photo] for photo in found] == [
         [h.tokens for h in photo] for photo in expected
     ]
