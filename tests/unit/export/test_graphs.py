@@ -17,9 +17,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from captioner.api import Captioner, load
+from captioner.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ModelError
+from captioner.evaluation.faithfulness import FaithfulnessOptions, measure
 from captioner.export import folder as export_folder
 from captioner.export.folder import export
 from captioner.export.graphs import OPSET
@@ -68,6 +70,24 @@ def named(config: DecoderConfig) -> str:
     return "-".join([*parts, "fed" * config.input_feeding, "normed" * config.layer_norm])
 
 
+def calibrator(search: SearchOptions) -> Calibrator:
+    """One to which every feature matters."""
+    count, rng = len(FEATURES), np.random.default_rng(8)
+    components = np.linalg.qr(rng.normal(size=(96, 4)))[0].T.astype(np.float32)
+    return Calibrator(
+        weights=np.linspace(-1, 1, count) + 0.05,
+        mean=np.zeros(count),
+        scale=np.full(count, 2.0),
+        lowest=np.full(count, -50.0),
+        highest=np.full(count, 50.0),
+        intercepts={"plain": 0.3, "loud": -0.2},
+        familiar=(0.5, 1.5),
+        space=PhotoSpace(np.full(96, 0.1, np.float32), components),
+        phrases=PhraseTable.count(50, {("w1",): 20, ("w2",): 3, ("w1", "w2", "w2"): 2}),
+        search=search_key(search),
+    )
+
+
 def write_model(folder: Path, config: DecoderConfig, styles: tuple[str, ...] = ()) -> Path:
     torch.manual_seed(3)
     vocabulary = Vocabulary(WORDS, styles)
@@ -78,7 +98,9 @@ def write_model(folder: Path, config: DecoderConfig, styles: tuple[str, ...] = (
         for parameter in model.decoder.parameters():
             parameter.mul_(3)  # so that captions depend on the photo
     search = SearchOptions(beam_size=3, num_captions=2, max_length=6, style=(*styles, "")[0])
-    save_model(folder, StoredModel(model, config, vocabulary, search, {"dataset": "none"}))
+    stored = StoredModel(model, config, vocabulary, search, {"dataset": "none"})
+    stored.calibrator = calibrator(search) if styles else None
+    save_model(folder, stored)
     return folder
 
 
@@ -123,7 +145,7 @@ def test_every_mechanism_captions_as_with_torch(config, tmp_path, monkeypatch) -
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model folder of two styles and its exported folder."""
+    """A calibrated model folder of two styles and its exported folder."""
     folder = tmp_path_factory.mktemp("export")
     config = DecoderConfig(embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0)
     model = write_model(folder / "model", config, ("plain", "loud"))
@@ -170,6 +192,47 @@ def test_a_photo_alone_and_in_a_batch_gives_the_same_caption(pair) -> None:
     together = model.caption(photos(5), batch_size=3)
 
     assert [caption.text for caption in together] == [model.caption(p).text for p in photos(5)]
+
+
+@pytest.mark.parametrize("style", ["plain", "loud"])
+def test_a_caption_has_the_confidence_of_torch(pair, style) -> None:
+    one, other = load(pair[0], precision="fp32"), load(pair[1])
+
+    expected, found = (model.captions(photos(), style=style) for model in (one, other))
+
+    confidences = [best.confidence for best, *_ in expected]
+    assert len({round(value, 3) for value in confidences}) > 1
+    assert [best.confidence for best, *_ in found] == pytest.approx(confidences, abs=1e-4)
+    prepared = [one.prepare(photo) for photo in photos()]
+    np.testing.assert_allclose(
+        other.photo_vectors(prepared), one.photo_vectors(prepared), atol=1e-4
+    )
+    for left, right in zip(
+        one.observe_batch(prepared, one.options(style=style)),
+        other.observe_batch(prepared, other.options(style=style)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(left.entropies, right.entropies, atol=1e-4)
+        assert (left.text, left.share, left.overlap) == (
+            right.text, pytest.approx(right.share, abs=1e-4), pytest.approx(right.overlap, abs=1e-4)
+        )  # fmt: skip
+
+
+def test_an_exported_folder_has_no_confidence_where_its_model_has_none(pair) -> None:
+    exported = load(pair[1])
+
+    assert exported.caption(photos()[0], beam_size=1, num_captions=1).confidence is None
+    assert load(pair[1], pair[1]).caption(photos()[0]).confidence is None
+
+
+def test_attention_times_the_gate_is_that_of_torch(pair) -> None:
+    one, other = load(pair[0], precision="fp32"), load(pair[1])
+
+    for photo in photos():
+        left, right = (model.caption(photo, method="attention_gate") for model in (one, other))
+        np.testing.assert_allclose(left.alphas, right.alphas, atol=1e-5)
+        assert right.method == "attention_gate"
+        assert not np.allclose(right.alphas.sum(axis=(1, 2)), 1)
 
 
 def test_exported_folders_form_an_ensemble(pair) -> None:
@@ -247,12 +310,29 @@ def test_what_the_runtime_lacks_is_refused(pair, options, problem) -> None:
         lambda model, folder: model.save(folder / "copy"),
         lambda model, folder: model.model,
         lambda model, folder: model.caption_features(np.zeros((1, 4, 96)), [], model.options()),
+        lambda model, folder: model.save_pretrained(folder / "copy"),
+        lambda model, folder: model.push_to_hub("user/name"),
+        *(
+            lambda model, folder, method=method: model.caption(photos()[0], method=method)
+            for method in ("gradient_input", "grad_cam", "occlusion")
+        ),
+        lambda model, folder: measure(
+            model, {folder: None}, FaithfulnessOptions(), model.options(), on_error=print
+        ),
     ],
-    ids=["save", "gradients", "features"],
-)
-def test_what_needs_torch_is_refused(pair, use, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"use the model folder|needs the model folder"):
+    ids=[
+        "save", "module", "features", "save_pretrained", "push_to_hub", "gradient_input",
+        "grad_cam", "occlusion", "faithfulness",
+    ],
+)  # fmt: skip
+def test_what_needs_the_weights_is_refused(pair, use, tmp_path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"(give|use|needs) the model folder|, or the model folder"
+    ) as refused:
         use(load(pair[1]), tmp_path)
+
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_graph_is_one_line(pair, tmp_path) -> None:
