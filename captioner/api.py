@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
@@ -115,6 +116,13 @@ def load(
 def _read_model(path: Path) -> StoredModel | ExportedModel:
     if is_exported(path):
         return read_exported(path)
+    try:
+        import_module("torch")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{path} needs torch, which is not installed; run: pip install torch (or give an "
+            "exported folder, see captioner export)"
+        ) from None
     from captioner.model_folder import load_model
 
     return load_model(path)

@@ -177,7 +177,7 @@ def measure_photo(
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
     engine = ensemble.engines[0]
-    assert isinstance(engine, TorchEngine)  # checked by the caller
+    assert isinstance(engine, TorchEngine)  # see `measure`
     photo = _Photo(ensemble, image)
     start = vocabulary.start(search.style)
     grids = [photo.grid.unsqueeze(0)]
@@ -237,7 +237,7 @@ def measure(
     """Measure the content words of the captions of several photos.
 
     Args:
-        model: A single model.
+        model: A single model, not an exported one.
         photos: The photos, with a caption to measure instead of the model's, or None.
         options: How to measure; ``max_photos`` of the photos are used.
         search: How to caption.
@@ -245,16 +245,11 @@ def measure(
         progress: Wraps the photos, such as a progress bar.
 
     Raises:
-        ConfigError: The model is an ensemble, or exported.
+        ConfigError: The model is an ensemble.
         DataError: There are no photos.
     """
     if len(model.ensemble.engines) > 1:
         raise OptionError("{faithfulness} is that of a single model, not of an ensemble; give one")
-    if not isinstance(model.engine, TorchEngine):
-        raise OptionError(
-            "{faithfulness} needs the weights, and the model is exported; give the model folder it "
-            "was exported from"
-        )
     if not photos:
         raise DataError("there are no photos to measure; give a folder with photos")
     chosen = list(photos)

@@ -45,9 +45,13 @@ def exported(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def without_torch(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_without_torch(*arguments: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _WITHOUT_TORCH, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def without_torch(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    done = run_without_torch(*arguments)
     assert done.returncode == OK, done.stderr
     return done
 
@@ -68,6 +72,20 @@ def test_caption_writes_what_the_model_does(tiny, exported, capsys) -> None:
     assert [[c["text"] for c in e["captions"]] for e in one] == [
         [c["text"] for c in e["captions"]] for e in other
     ]
+
+
+def test_what_needs_torch_is_one_line_where_it_is_missing(tiny, exported) -> None:
+    photo = tiny.photos / "1.png"
+
+    for arguments, problem in (
+        (("caption", photo, "--model", tiny.model), "needs torch, which is not installed"),
+        (("evaluate", "--images", tiny.photos, "--model", exported, "--faithfulness"), "weights"),
+    ):
+        done = run_without_torch(*arguments)
+
+        assert done.returncode == USAGE, done.stderr
+        assert problem in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
 
 
 def test_an_output_file_is_written_and_resumed(tiny, exported, tmp_path) -> None:

@@ -21,7 +21,6 @@ from captioner.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, 
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ModelError
-from captioner.evaluation.faithfulness import FaithfulnessOptions, measure
 from captioner.export import folder as export_folder
 from captioner.export.folder import export
 from captioner.export.graphs import OPSET
@@ -316,13 +315,10 @@ def test_what_the_runtime_lacks_is_refused(pair, options, problem) -> None:
             lambda model, folder, method=method: model.caption(photos()[0], method=method)
             for method in ("gradient_input", "grad_cam", "occlusion")
         ),
-        lambda model, folder: measure(
-            model, {folder: None}, FaithfulnessOptions(), model.options(), on_error=print
-        ),
     ],
     ids=[
         "save", "module", "features", "save_pretrained", "push_to_hub", "gradient_input",
-        "grad_cam", "occlusion", "faithfulness",
+        "grad_cam", "occlusion",
     ],
 )  # fmt: skip
 def test_what_needs_the_weights_is_refused(pair, use, tmp_path) -> None:
