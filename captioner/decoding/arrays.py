@@ -31,8 +31,12 @@ def on_device(values: Any, dtype: Any, xp: Any, device: Any) -> Array:
 
 
 def to_numpy(array: Array) -> NDArray[Any]:
-    """Copy an array from its device; no copy if it is on the CPU."""
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+    """Copy an array from its device, in float32 if NumPy lacks its type; no copy on the CPU."""
+    if isinstance(array, np.ndarray):
+        return array
+    if array.is_floating_point() and array.element_size() < 4:  # bfloat16
+        array = array.float()
+    return np.asarray(array.cpu())
 
 
 def top_k(values: Array, count: int) -> tuple[Array, Array]:
