@@ -13,35 +13,35 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox, join_words
 from captioner.confidence import Observation, no_confidence
 from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.images import Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead, reader_threads
+from captioner.decoding.arrays import Array, top_k
 from captioner.decoding.search import Hypothesis
 from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError, OptionError
-from captioner.hardware import Precision, pick_precision
+from captioner.hardware import Precision
 from captioner.hub import PREFIX, is_hub_name, parse
-from captioner.inference import Ensemble, Prepared
-from captioner.model_config import SHIPPED_MODEL, find_model
-from captioner.model_folder import StoredModel, load_model, save_model
-from captioner.models.attention import Memory
-from captioner.models.explanations import as_map
+from captioner.inference import ATTENTION_METHODS, Engine, Ensemble, Prepared, as_map
+from captioner.model_config import SHIPPED_MODEL, find_model, is_exported
+from captioner.onnx_engine import ExportedModel, OnnxEngine, read_exported
 from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
 
-if TYPE_CHECKING:  # not needed to caption
+if TYPE_CHECKING:  # torch and the hub are imported when they are needed
+    from captioner.model_folder import StoredModel
+    from captioner.models.captioner import CaptionModel
     from captioner.sharing import Picture
 
 P = TypeVar("P", bound=Photo)
@@ -82,8 +82,9 @@ def load(
     """Load a model, or several models as an ensemble.
 
     Args:
-        *folders: Model or run folders, or models of the Hugging Face hub (``hf:user/name`` or
-            ``hf:user/name@revision``); none: the model included in the package.
+        *folders: Model, run or exported folders, or models of the Hugging Face hub
+            (``hf:user/name`` or ``hf:user/name@revision``); none: the model included in the
+            package. Exported folders run with ONNX Runtime, and torch is not imported.
         revision: Branch, tag or commit of a single model of the hub.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
         precision: ``auto`` (bf16 if the hardware supports it natively), ``fp32``, ``bf16``.
@@ -96,15 +97,35 @@ def load(
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ConfigError(f"a model is {folder!r:.60}; give each folder by its own path")
-    if revision is not None:
-        if len(folders) != 1:
-            raise ConfigError(
-                f"revision is {revision!r}, but there are {len(folders)} models; write "
-                "hf:user/name@revision"
-            )
-        folders = (find_model(folders[0], revision),)
-    stored = [load_model(folder) for folder in folders or (SHIPPED_MODEL,)]
+    if revision is not None and len(folders) != 1:
+        raise ConfigError(
+            f"revision is {revision!r}, but there are {len(folders)} models; write "
+            "hf:user/name@revision"
+        )
+    paths = [find_model(folder, revision) for folder in folders or (SHIPPED_MODEL,)]
+    exported = [is_exported(path) for path in paths]
+    if any(exported) and not all(exported):
+        raise ConfigError(
+            f"{folders[exported.index(True)]} is exported and "
+            f"{folders[exported.index(False)]} is not; give folders of one kind"
+        )
+    stored = [_read_model(path) for path in paths]
     return Captioner(*stored, device=device, precision=precision)
+
+
+def _read_model(path: Path) -> StoredModel | ExportedModel:
+    if is_exported(path):
+        return read_exported(path)
+    try:
+        import_module("torch")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{path} needs torch, which is not installed; run: pip install torch (or give an "
+            "exported folder, see captioner export)"
+        ) from None
+    from captioner.model_folder import load_model
+
+    return load_model(path)
 
 
 class Captioner:
@@ -116,15 +137,15 @@ class Captioner:
 
     def __init__(
         self,
-        stored: StoredModel,
-        *others: StoredModel,
+        stored: StoredModel | ExportedModel,
+        *others: StoredModel | ExportedModel,
         device: str = "auto",
         precision: Precision = "auto",
     ) -> None:
         """Prepare models for inference.
 
         Args:
-            stored: A model in memory, e.g. from ``load_model``.
+            stored: A model in memory, from ``load_model`` or ``read_exported``.
             *others: More models with the same vocabulary, for an ensemble.
             device: See ``load``.
             precision: See ``load``.
@@ -141,29 +162,48 @@ class Captioner:
                 )
         self.stored = stored
         """The (first) model as stored: network in float32, vocabulary, search options."""
-        self.ensemble = Ensemble([one.model for one in (stored, *others)], device, precision)
-        self.model = self.ensemble.models[0]
-        self.device = self.ensemble.device
+        self.ensemble = Ensemble([_engine(one, device, precision) for one in (stored, *others)])
+        self.engine = self.ensemble.engines[0]
+        self.device = self.engine.device
         """Where the models run."""
-        self.precision = precision
-        """As given to ``load``."""
+        self.precision = self.engine.precision
+        """In use: fp32, bf16 or int8."""
 
     def __repr__(self) -> str:
-        vocabulary, models = self.stored.vocabulary, self.ensemble.models
+        vocabulary, engines = self.stored.vocabulary, self.ensemble.engines
         facts: dict[str, object] = {
-            "encoder": self.model.encoder.name,
-            "grid": self.model.grid,
+            "encoder": self.engine.name,
+            "grid": self.engine.grid,
             "words": len(vocabulary.words),
             "styles": list(vocabulary.styles),
             "device": str(self.device),
-            "precision": pick_precision(self.precision, self.device),
+            "precision": self.precision,
         }
-        if len(models) > 1:
-            facts = {"models": len(models), **facts}
+        if len(engines) > 1:
+            facts = {"models": len(engines), **facts}
         return f"<Captioner {', '.join(f'{name} {value}' for name, value in facts.items())}>"
 
     def __dir__(self) -> list[str]:
         return list(PUBLIC)
+
+    @property
+    def model(self) -> CaptionModel:
+        """The (first) model as a module of torch, copied for inference.
+
+        Raises:
+            ConfigError: It is exported.
+        """
+        self._with_weights()
+        return cast("CaptionModel", self.engine.model)  # type: ignore[attr-defined]
+
+    def _with_weights(self) -> StoredModel:
+        """The (first) model in memory; raises ConfigError if it is exported."""
+        if isinstance(self.stored, ExportedModel):
+            raise ConfigError(
+                f"{self.stored.folder} is exported; this needs the model folder that it was "
+                "exported from"
+            )
+        return self.stored
 
     @property
     def info(self) -> dict[str, Any]:
@@ -171,8 +211,15 @@ class Captioner:
         return self.stored.info
 
     def save(self, folder: str | Path) -> None:
-        """Write the (first) model as a model folder."""
-        save_model(folder, self.stored)
+        """Write the (first) model as a model folder.
+
+        Raises:
+            ConfigError: It is exported.
+        """
+        stored = self._with_weights()
+        from captioner.model_folder import save_model
+
+        save_model(folder, stored)
 
     @classmethod
     def from_pretrained(
@@ -210,7 +257,7 @@ class Captioner:
         if is_hub_name(name):
             options = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
             options["local_files_only"] = local_files_only
-        stored = load_model(find_model(name, revision, **options))
+        stored = _read_model(find_model(name, revision, **options))
         return cls(stored, device=device, precision=precision)
 
     def save_pretrained(
@@ -275,12 +322,13 @@ class Captioner:
             The address of the commit.
 
         Raises:
-            ConfigError: There are several models, or an argument is invalid.
+            ConfigError: There are several models, the model is exported, or an argument is invalid.
             ImageError: The photo of ``picture`` cannot be read.
             ModelError: The hub refuses or cannot be reached.
         """
-        if len(self.ensemble.models) > 1:
+        if len(self.ensemble.engines) > 1:
             raise ConfigError("an ensemble cannot be pushed; push each model on its own")
+        self._with_weights()
         from captioner.model_card import CardOptions
         from captioner.sharing import files_to_push, push
 
@@ -517,7 +565,8 @@ class Captioner:
         method: ExplanationMethod,
     ) -> Iterator[Result]:
         # While one batch is captioned, the next one is read.
-        threads = 2 if self.device.type == "cpu" else reader_threads()  # a CPU is busy encoding
+        on_cpu = str(self.device).startswith("cpu")  # which is busy encoding
+        threads = 2 if on_cpu else reader_threads()
         ahead = batch_size + threads - 1
         read_photos = read_ahead(self._try_read, photos, ahead=ahead, threads=threads)
         with closing(read_photos):
@@ -547,7 +596,6 @@ class Captioner:
         """
         return self.ensemble.prepare(image)
 
-    @torch.inference_mode()
     def caption_batch(
         self,
         photos: Sequence[Prepared],
@@ -580,10 +628,9 @@ class Captioner:
             grids, crop_boxes, options, seeds, alternatives=alternatives, method=method
         )
 
-    @torch.inference_mode()
     def caption_features(
         self,
-        features: Tensor,
+        features: Array,
         crop_boxes: Sequence[CropBox],
         options: SearchOptions,
         seeds: Sequence[int] | None = None,
@@ -607,11 +654,10 @@ class Captioner:
 
     def no_confidence(self, options: SearchOptions) -> str | None:
         """Why captions found with these options have no confidence; None: they have one."""
-        if len(self.ensemble.models) > 1:
+        if len(self.ensemble.engines) > 1:
             return "an ensemble of models is not calibrated; use a single model"
         return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
 
-    @torch.inference_mode()
     def observe_batch(
         self, photos: Sequence[Prepared], options: SearchOptions
     ) -> list[Observation]:
@@ -628,15 +674,10 @@ class Captioner:
         found = self.ensemble.search(memories, options, words, start, seeds, evidence=True)
         return self._observations(memories, found)
 
-    @torch.inference_mode()
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
-        (grids, *_) = self.ensemble.encode(photos)
-        summary = self.ensemble.memories([grids])[0].summary.squeeze(1)
-        vectors: NDArray[np.float32] = summary.float().cpu().numpy()
-        return vectors
+        return self.ensemble.summary(self.ensemble.memories(self.ensemble.encode(photos)))
 
-    @torch.inference_mode()
     def explain_batch(
         self,
         photos: Sequence[Prepared],
@@ -664,12 +705,12 @@ class Captioner:
         explained = []
         for row, (photo, tokens) in enumerate(zip(photos, captions, strict=True)):
             length = len(tokens)
-            log_probs = scores.log_probs[row, 0, torch.arange(length + 1), [*tokens, END]].cpu()
+            log_probs = scores.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
             hypothesis = Hypothesis(
                 tokens=tokens,
                 token_log_probs=log_probs[:-1],
-                alphas=scores.alphas[row, 0, :length].cpu(),
-                gates=scores.gates[row, 0, :length].cpu(),
+                alphas=scores.alphas[row, 0, :length],
+                gates=scores.gates[row, 0, :length],
                 log_prob=float(log_probs.sum()),
                 ended=True,
             )
@@ -681,7 +722,7 @@ class Captioner:
 
     def _search(
         self,
-        grids: Sequence[Tensor],
+        grids: Sequence[Any],
         crop_boxes: Sequence[CropBox],
         options: SearchOptions,
         seeds: Sequence[int],
@@ -721,52 +762,50 @@ class Captioner:
             for row, (crop_box, hypotheses) in enumerate(zip(crop_boxes, found, strict=True))
         ]
 
-    def _alternatives(self, log_probs: Tensor, count: int) -> Alternatives:
+    def _alternatives(self, log_probs: NDArray[np.float32], count: int) -> Alternatives:
         """The ``count`` most probable words at every position of (T, V)."""
         if type(count) is not int or count < 0:
             raise ConfigError(f"alternatives is {count!r}; give a whole number, 0 (none) or more")
         if count == 0:
             return ()
-        allowed = log_probs.clone()
+        allowed = log_probs.copy()
         allowed[:, list(NEVER_GENERATED)] = -math.inf
-        best = allowed.topk(min(count, allowed.shape[-1] - len(NEVER_GENERATED)), dim=-1)
+        best = top_k(allowed, min(count, allowed.shape[-1] - len(NEVER_GENERATED)))
         shown = self.stored.vocabulary.shown
         return tuple(
             tuple(
                 Alternative(END_NAME if token == END else shown([token])[0], value)
                 for token, value in zip(tokens, values, strict=True)
             )
-            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for tokens, values in zip(best[1].tolist(), best[0].tolist(), strict=True)
         )
 
     def _maps(
         self,
         method: ExplanationMethod,
-        grids: Sequence[Tensor],
+        grids: Sequence[Any],
         row: int,
         start: int,
         hypothesis: Hypothesis,
-    ) -> Tensor:
+    ) -> NDArray[np.float32]:
         """The maps of a caption as ``Caption.alphas`` describes them, (T, L)."""
-        if method == "attention":
-            return hypothesis.alphas
         found = self.ensemble.explain(method, grids, row, start, hypothesis)
-        return found if method == "attention_gate" else as_map(found)
+        return found if method in ATTENTION_METHODS else as_map(found)
 
     def _observations(
-        self, memories: Sequence[Memory], found: Sequence[Sequence[Hypothesis]]
+        self, memories: Sequence[Any], found: Sequence[Sequence[Hypothesis]]
     ) -> list[Observation]:
         """What is known of the best caption of every photo."""
-        photos = memories[0].summary.squeeze(1).float().cpu().numpy()
+        photos = self.ensemble.summary(memories)
         observed = []
         for (best, *_), photo in zip(found, photos, strict=True):
             assert best.evidence is not None  # collected on request
             observed.append(
                 Observation(
                     text=self._text(best),
-                    log_probs=best.token_log_probs.float().numpy(),
+                    log_probs=best.token_log_probs,
                     log_prob=best.log_prob,
-                    entropies=best.evidence.entropies.float().numpy(),
+                    entropies=best.evidence.entropies,
                     share=best.evidence.share,
                     overlap=best.evidence.overlap,
                     photo=photo,
@@ -777,24 +816,23 @@ class Captioner:
     def _caption(
         self,
         hypothesis: Hypothesis,
-        maps: Tensor,
+        maps: NDArray[np.float32],
         crop_box: CropBox,
         alternatives: Alternatives,
         *,
         method: ExplanationMethod,
         confidence: float | None = None,
     ) -> Caption:
-        alphas = maps.float().numpy()
         return Caption(
             words=self.stored.vocabulary.shown(hypothesis.tokens),
-            log_probs=hypothesis.token_log_probs.float().numpy(),
-            alphas=alphas.reshape(len(alphas), *self.model.grid),
-            gates=hypothesis.gates.float().numpy(),
+            log_probs=hypothesis.token_log_probs,
+            alphas=maps.reshape(len(maps), *self.engine.grid),
+            gates=hypothesis.gates,
             log_prob=hypothesis.log_prob,
             crop_box=crop_box,
-            alternatives=alternatives[: len(alphas)],
+            alternatives=alternatives[: len(maps)],
             pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
-            geometry=self.model.geometry.placed(self.model.preprocessing.image_size, *crop_box),
+            geometry=self.engine.geometry.placed(self.engine.preprocessing.image_size, *crop_box),
             method=method,
             confidence=confidence,
         )
@@ -815,6 +853,14 @@ class Captioner:
             return photo, self._read(photo)
         except ImageError as error:
             return photo, error
+
+
+def _engine(stored: StoredModel | ExportedModel, device: str, precision: Precision) -> Engine:
+    if isinstance(stored, ExportedModel):
+        return OnnxEngine(stored, device, precision)
+    from captioner.torch_engine import TorchEngine
+
+    return TorchEngine(stored.model, device, precision)
 
 
 def _captions_of(result: Result, number: int) -> list[PhotoCaption]:

@@ -16,6 +16,7 @@ EXTRAS = {
         "uvicorn",
     ),
     "train": ("accelerate", "pycocoevalcap"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
     "evaluate": ("pycocoevalcap",),
     "hub": ("huggingface_hub",),
 }

@@ -74,20 +74,20 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and bool(capabilities.get("amx_bf16", False))
 
 
-def pick_precision(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
+def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "bf16"]:
     """Resolve ``auto`` to bf16 where the hardware supports it natively, else to fp32.
 
     Raises:
         ConfigError: The precision is unknown.
     """
-    if precision not in ("auto", "fp32", "bf16"):
-        raise ConfigError(f"precision is {precision!r}; give auto, fp32 or bf16")
     if precision == "auto":
         return "bf16" if multiplies_bf16(device) else "fp32"
-    return precision
+    if precision not in ("fp32", "bf16"):
+        raise ConfigError(f"precision is {precision!r}; give auto, fp32 or bf16")
+    return precision  # type: ignore[return-value]
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """A context that runs matrix products and convolutions in this precision."""
     if pick_precision(precision, device) == "fp32":
         return nullcontext()

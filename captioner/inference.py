@@ -1,35 +1,32 @@
-"""Inference with one model or an ensemble: from photos to hypotheses, in batches, on a device."""
+"""Inference with one model or an ensemble: from photos to hypotheses, in batches.
+
+An ``Engine`` runs one model: ``TorchEngine`` with torch, ``OnnxEngine`` with ONNX Runtime. This
+module knows neither and does not import torch.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
 
 from captioner.caption import CropBox
 from captioner.config import ExplanationMethod, SearchOptions, check_method
 from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.search import Hypothesis, search
-from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
+from captioner.decoding.arrays import Array, to_numpy
+from captioner.decoding.ensemble import EnsembleStepper, mean, mean_probability
+from captioner.decoding.search import Hypothesis, Stepper, search
 from captioner.decoding.words import SearchTokens
 from captioner.errors import ConfigError, OptionError
-from captioner.hardware import Precision, autocast, pick_device, pick_precision, upload
-from captioner.models.attention import Memory, widen
-from captioner.models.captioner import CaptionModel
-from captioner.models.decoder import Decoder, Unrolled
-from captioner.models.explanations import WordScorer, relevance
+from captioner.geometry import Geometry
 from captioner.vocabulary import PAD
 
-ENCODED_TOGETHER = 8
-"""Photos that a CPU encodes at a time, whatever the batch: the activations of 32 take half a
-gigabyte, and of 8 they are nearer to the cache."""
+ATTENTION_METHODS = ("attention", "attention_gate")
+"""Methods of explanation that need no more than what the decoder gives with each word."""
 
 
 class Prepared(NamedTuple):
@@ -44,87 +41,114 @@ class Prepared(NamedTuple):
 class CaptionScores(NamedTuple):
     """Teacher-forced results of given captions: T steps, V words, L regions."""
 
-    log_probs: Tensor
+    log_probs: Array
     """(B, R, T, V)."""
-    alphas: Tensor
+    alphas: Array
     """(B, R, T, L)."""
-    gates: Tensor
+    gates: Array
     """(B, R, T)."""
 
 
+class Engine(Protocol):
+    """Runs one model. Its arrays are of its own library, on its own device."""
+
+    name: str
+    """The encoder's name."""
+    preprocessing: Preprocessing
+    grid: tuple[int, int]
+    geometry: Geometry
+    device: Any
+    precision: str
+    """``fp32``, ``bf16`` or ``int8``."""
+    computes_relevance: bool
+    """Whether it has ``relevance``, which needs the weights."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """The context in which the other methods, and the search, are called."""
+
+    def encode(self, pixels: NDArray[np.uint8]) -> Any:
+        """The features of photos (B, H, W, 3): their grids, an opaque object."""
+
+    def encode_features(self, features: Any) -> Any:
+        """The grids of cached features, (B, L, D)."""
+
+    def memory(self, grids: Any) -> Any:
+        """What the decoder needs of photos: their memory, an opaque object."""
+
+    def summary(self, memory: Any) -> NDArray[np.float32]:
+        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
+
+    def stepper(self, memory: Any, start: int) -> Any:
+        """A new ``Stepper`` for the search, from the start token."""
+
+    def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
+        """Score given captions: start token, words, then padding, (B, R, T)."""
+
+    def relevance(
+        self, method: ExplanationMethod, grids: Any, row: int, start: int, tokens: list[int]
+    ) -> NDArray[np.float32]:
+        """Relevance of a photo's regions for a caption, (T, L); not of the attention methods."""
+
+
 class Ensemble:
-    """One model or several of the same vocabulary, ready for inference on a device.
+    """One model or several of the same vocabulary, ready for inference.
 
     Word probabilities are averaged. Attention is averaged if all models see a photo through the
     same grid; otherwise it is the first model's.
     """
 
-    def __init__(self, models: Sequence[CaptionModel], device: str, precision: Precision) -> None:
-        """Copy the models to a device.
-
-        Raises:
-            ConfigError: The device or the precision is not available.
-        """
-        self.device = pick_device(device)
-        self.precision: Precision = precision
-        for model in models:
-            _ = model.geometry  # computed before the copies, which cannot be differentiated
-        self.models = [_inference_copy(model, self.device, precision) for model in models]
-        self.one_grid = all(_same_view(self.models[0], model) for model in self.models[1:])
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = list(engines)
+        self.one_grid = all(_same_view(self.engines[0], other) for other in self.engines[1:])
 
     @property
     def image_size(self) -> int:
         """Height and width of the largest encoder input (pixels)."""
-        return max(model.preprocessing.image_size for model in self.models)
+        return max(engine.preprocessing.image_size for engine in self.engines)
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Resize an RGB image for every model; models with the same input share the pixels."""
         by_kind: dict[tuple[object, ...], NDArray[np.uint8]] = {}
         pixels = []
-        for model in self.models:
-            kind = _pixel_format(model.preprocessing)
+        for engine in self.engines:
+            kind = _pixel_format(engine.preprocessing)
             if kind not in by_kind:
-                by_kind[kind] = model.preprocessing.pixels(image)
+                by_kind[kind] = engine.preprocessing.pixels(image)
             pixels.append(by_kind[kind])
-        return Prepared(tuple(pixels), self.models[0].preprocessing.crop_box(*image.size))
+        return Prepared(tuple(pixels), self.engines[0].preprocessing.crop_box(*image.size))
 
-    def encode(self, photos: Sequence[Prepared]) -> list[Tensor]:
-        """Encode photos: one grid of features (B, L, D) per model."""
-        grids = []
-        with autocast(self.precision, self.device):
-            for number, model in enumerate(self.models):
-                pixels = torch.from_numpy(np.stack([photo.pixels[number] for photo in photos]))
-                grids.append(self._encode(model, pixels))
-        return grids
+    def encode(self, photos: Sequence[Prepared]) -> list[Any]:
+        """Encode photos: the grids of features of every model."""
+        with self.engines[0].running():
+            return [
+                engine.encode(np.stack([photo.pixels[number] for photo in photos]))
+                for number, engine in enumerate(self.engines)
+            ]
 
-    def _encode(self, model: CaptionModel, pixels: Tensor) -> Tensor:
-        """Features (B, L, D) of pixels (B, H, W, 3)."""
-        if self.device.type != "cpu":
-            return model.encode(upload(pixels, self.device))
-        return torch.cat([model.encode(part) for part in torch.split(pixels, ENCODED_TOGETHER)])
-
-    def encode_features(self, features: Tensor) -> list[Tensor]:
+    def encode_features(self, features: Any) -> list[Any]:
         """Continue from cached features, (B, L, D); one model only.
 
         Raises:
-            ConfigError: There are several models.
+            ConfigError: There are several models, or the model is exported.
         """
-        if len(self.models) > 1:
+        if len(self.engines) > 1:
             raise ConfigError("cached features belong to one encoder; use a single model")
-        model = self.models[0]
-        with autocast(self.precision, self.device):
-            return [model.to_features(upload(features, self.device))]
+        with self.engines[0].running():
+            return [self.engines[0].encode_features(features)]
 
-    def memories(self, grids: Sequence[Tensor]) -> list[Memory]:
+    def memories(self, grids: Sequence[Any]) -> list[Any]:
         """What the decoders need of encoded photos: one memory per model."""
-        with autocast(self.precision, self.device):
-            return [
-                model.decoder.memory(grid) for model, grid in zip(self.models, grids, strict=True)
-            ]
+        with self.engines[0].running():
+            return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
+
+    def summary(self, memories: Sequence[Any]) -> NDArray[np.float32]:
+        """The first model's vector of each photo, (B, D); see ``Engine.summary``."""
+        with self.engines[0].running():
+            return self.engines[0].summary(memories[0])
 
     def search(
         self,
-        memories: Sequence[Memory],
+        memories: Sequence[Any],
         options: SearchOptions,
         words: SearchTokens,
         start: int,
@@ -137,13 +161,13 @@ class Ensemble:
         Raises:
             ConfigError: No caption satisfies the options.
         """
-        with autocast(self.precision, self.device):
+        with self.engines[0].running():
             steppers = [
-                DecoderStepper(model.decoder, memory, start)
-                for model, memory in zip(self.models, memories, strict=True)
+                engine.stepper(memory, start)
+                for engine, memory in zip(self.engines, memories, strict=True)
             ]
             ensemble = EnsembleStepper(steppers, one_grid=self.one_grid)
-            stepper = ensemble if len(steppers) > 1 else steppers[0]
+            stepper: Stepper = ensemble if len(steppers) > 1 else steppers[0]
             found = search(stepper, options, words, seeds, evidence=evidence)
         if not all(found):
             raise OptionError(
@@ -153,7 +177,7 @@ class Ensemble:
         return found
 
     def score(
-        self, memories: Sequence[Memory], captions: Sequence[Sequence[list[int]]], start: int
+        self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
     ) -> CaptionScores:
         """Score given captions.
 
@@ -161,27 +185,27 @@ class Ensemble:
             memories: The photos, from ``memories``.
             captions: Token ids of each photo's captions.
             start: Start token.
+
+        Returns:
+            NumPy arrays.
         """
         count = max(len(group) for group in captions)
         longest = max(len(tokens) for group in captions for tokens in group)
-        inputs = torch.full((len(captions), count, longest + 1), PAD)
+        inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)
         for row, group in enumerate(captions):
             for column, tokens in enumerate(group):
-                inputs[row, column, : len(tokens) + 1] = torch.tensor([start, *tokens])
-        log_probs: list[Tensor] = []
-        unrolls: list[Unrolled] = []
-        with autocast(self.precision, self.device):
-            for model, memory in zip(self.models, memories, strict=True):
-                unrolled = model.decoder(memory, inputs)
-                logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
-                log_probs.append(widen(logits).log_softmax(dim=-1))
-                if self.one_grid or not unrolls:
-                    unrolls.append(unrolled)
-        return CaptionScores(
-            mean_probability(log_probs),
-            torch.stack([unrolled.alphas for unrolled in unrolls]).mean(dim=0),
-            torch.stack([unrolled.gates for unrolled in unrolls]).mean(dim=0),
-        )
+                inputs[row, column, : len(tokens) + 1] = [start, *tokens]
+        with self.engines[0].running():
+            scores = [
+                engine.score(memory, inputs)
+                for engine, memory in zip(self.engines, memories, strict=True)
+            ]
+            mapped = scores if self.one_grid else scores[:1]
+            return CaptionScores(
+                to_numpy(mean_probability([one.log_probs for one in scores])),
+                to_numpy(mean([one.alphas for one in mapped])),
+                to_numpy(mean([one.gates for one in mapped])),
+            )
 
     def check_method(self, method: object) -> None:
         """Check that these models support a method of explanation.
@@ -190,31 +214,29 @@ class Ensemble:
             ConfigError: They do not.
         """
         check_method(method)
-        if len(self.models) > 1 and method not in ("attention", "attention_gate"):
+        if method in ATTENTION_METHODS:
+            return
+        if len(self.engines) > 1:
             raise OptionError(
                 "{method} {given} needs a single model, not an ensemble; give attention or "
                 "attention_gate, or one model",
                 given=method,
             )
-
-    @cached_property
-    def exact_decoder(self) -> Decoder:
-        """The first model's decoder in float32: bf16 would round away the effect of a region."""
-        decoder = self.models[0].decoder
-        weight = decoder.word_output.weight
-        if weight.dtype == torch.float32 and not weight.is_inference():
-            return decoder
-        with torch.inference_mode(False):
-            return copy.deepcopy(decoder).float()
+        if not self.engines[0].computes_relevance:
+            raise OptionError(
+                "{method} {given} needs the weights, and the model is exported; give attention or "
+                "attention_gate, or the model folder it was exported from",
+                given=method,
+            )
 
     def explain(
         self,
         method: ExplanationMethod,
-        grids: Sequence[Tensor],
+        grids: Sequence[Any],
         row: int,
         start: int,
         hypothesis: Hypothesis,
-    ) -> Tensor:
+    ) -> NDArray[np.float32]:
         """Relevance of the regions of a photo for the words of a caption.
 
         Args:
@@ -225,21 +247,33 @@ class Ensemble:
             hypothesis: The caption.
 
         Returns:
-            (T, L), see ``models.explanations.relevance``; on the CPU.
+            (T, L), see ``models.explanations``: shares for attention, nats for the others; negative
+            where a region counts against the word.
         """
-        # The caller is in inference mode, whose tensors have no gradients.
-        with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
-            grid = grids[0][row].float().clone()
-            scorer = WordScorer(self.exact_decoder, start, hypothesis.tokens)
-            found = relevance(method, scorer, grid, hypothesis.alphas, hypothesis.gates)
-            return found.detach().cpu()
+        if method == "attention":
+            return hypothesis.alphas
+        if method == "attention_gate":
+            shares: NDArray[np.float32] = hypothesis.alphas * hypothesis.gates[:, None]
+            return shares
+        return self.engines[0].relevance(method, grids[0], row, start, hypothesis.tokens)
+
+
+def as_map(relevance: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What supports each word, as shares: the positive part of (T, L), whose rows sum to 1.
+
+    A row without a positive value becomes 0.
+    """
+    positive = relevance.clip(min=0)
+    total = positive.sum(axis=-1, keepdims=True)
+    shares: NDArray[np.float32] = positive / np.where(total > 0, total, np.float32(1))
+    return shares
 
 
 def _pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
     return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
 
 
-def _same_view(one: CaptionModel, other: CaptionModel) -> bool:
+def _same_view(one: Engine, other: Engine) -> bool:
     """Whether region l is the same part of every photo for both models, within 0.1 of a region."""
     if (one.grid, one.preprocessing.resize) != (other.grid, other.preprocessing.resize):
         return False
@@ -249,23 +283,3 @@ def _same_view(one: CaptionModel, other: CaptionModel) -> bool:
         if max(abs(a.first - b.first), abs(a.pitch - b.pitch)) > 0.1 * a.pitch:
             return False
     return True
-
-
-def _inference_copy(
-    model: CaptionModel, device: torch.device, precision: Precision
-) -> CaptionModel:
-    """A copy optimised for inference; the original keeps its float32 weights.
-
-    For bf16 the weights of products are converted once: without gradients, autocast would convert
-    them again at every word.
-    """
-    copied = copy.deepcopy(model).to(device).eval().requires_grad_(False)
-    copied.encoder.fold_norms()
-    copied.encoder.to(memory_format=torch.channels_last)
-    if pick_precision(precision, device) == "bf16":
-        for module in copied.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                module.to(torch.bfloat16)
-    with autocast(precision, device):
-        copied.decoder.cache_word_gates()
-    return copied

@@ -1,4 +1,8 @@
-"""Reads a model folder's ``config.json`` without torch, so that wrong options fail at once."""
+"""Reads a model folder's ``config.json`` without torch, so that wrong options fail at once.
+
+An exported folder has the same config with one more entry, ``exported``, and graphs in place of the
+weights.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,9 @@ CARD = "README.md"
 MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
 """Everything that a model folder holds: weights as safetensors, JSON, and the model card. Nothing
 else is read from it, downloaded or pushed."""
+EXPORTED = "exported"
+"""Entry of the config of an exported folder: opset, precision and special tokens."""
+ENCODER_GRAPH, DECODER_GRAPH = "encoder.onnx", "decoder.onnx"
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
@@ -111,9 +118,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}, or "
             "hf:user/name for a model of the Hugging Face hub"
         )
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
+    _require(path, CONFIG)
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -128,7 +133,28 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             f"{path} was written by a newer captioner (format {version}, supported up to "
             f"{FORMAT_VERSION}); pip install --upgrade captioner"
         )
+    _require(path, *weight_files(config))
     return dict(config)
+
+
+def _require(path: Path, *names: str) -> None:
+    for name in names:
+        if not (path / name).is_file():
+            raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
+
+
+def weight_files(config: dict[str, Any]) -> tuple[str, ...]:
+    """The names of the files beside the config that hold a model's weights."""
+    return (ENCODER_GRAPH, DECODER_GRAPH) if EXPORTED in config else (WEIGHTS,)
+
+
+def is_exported(folder: str | Path) -> bool:
+    """Whether this is an exported folder, which runs without torch.
+
+    Raises:
+        ModelError: See `read_config`.
+    """
+    return EXPORTED in read_config(folder)
 
 
 def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
@@ -194,9 +220,9 @@ def fingerprint(folder: str | Path) -> str:
         ModelError: See `read_config`.
     """
     path = find_model(folder)
-    read_config(path)  # checks that the files are there
+    config = read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS, CONFIDENCE):
+    for name in (CONFIG, *weight_files(config), CONFIDENCE):
         if not (path / name).exists():  # without confidence
             continue
         with (path / name).open("rb") as file:

@@ -35,6 +35,7 @@ from captioner.geometry import Geometry
 from captioner.model_config import (
     CONFIDENCE,
     CONFIG,
+    EXPORTED,
     FORMAT_VERSION,
     TOKENIZER,
     WEIGHTS,
@@ -154,6 +155,11 @@ def load_model(folder: str | Path) -> StoredModel:
     """
     path = find_model(folder)
     config = read_config(path)
+    if EXPORTED in config:
+        raise ModelError(
+            f"{path} is an exported model, which can caption but has no weights for torch; give "
+            "the model folder it was exported from"
+        )
     try:
         _check_required(path, config)
         preprocessing = Preprocessing.from_dict(config["preprocessing"])

@@ -13,6 +13,7 @@ from captioner.model_card import PICTURE, CardOptions, has_header, header, is_ge
 from captioner.model_config import (
     CARD,
     CONFIG,
+    EXPORTED,
     MODEL_FILES,
     read_config,
     require_captioner_model,
@@ -46,11 +47,14 @@ def files_to_push(
         Content, or its path, by file name.
 
     Raises:
-        ConfigError: A report cannot be read, or cannot be added to a card that was edited.
+        ConfigError: The model is exported, or a report cannot be read or added to a card that was
+            edited.
         ModelError: The model folder cannot be read.
     """
     options = options or CardOptions()
     config = read_config(folder)
+    if EXPORTED in config:
+        raise ConfigError(f"{folder} is exported; push the model folder that it was exported from")
     files: dict[str, bytes | Path] = {
         name: folder / name for name in MODEL_FILES if (folder / name).is_file()
     }

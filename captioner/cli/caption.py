@@ -254,25 +254,19 @@ class _Run:
 
     def _settings(self) -> dict[str, Any]:
         """All that the captions depend on, besides the photos; by the name for messages."""
-        import torch
-
         from captioner import __version__
-        from captioner.hardware import pick_device, pick_precision
         from captioner.model_config import SHIPPED_MODEL, fingerprint
 
         options = self.options
-        device = pick_device(options.device)
         return {
             "--format": options.format,
             "--annotations": options.annotations,
             "--min-confidence": options.min_confidence,
             "--model": [fingerprint(folder) for folder in options.model or [SHIPPED_MODEL]],
-            "--device": device.type,
-            "--precision": pick_precision(options.precision, device),
+            **_library(options),
             "--batch-size": options.batch_size,
             **{flag(name): value for name, value in dataclasses.asdict(self.search).items()},
             "captioner's version": __version__,
-            "torch's version": torch.__version__,
         }
 
     @contextmanager
@@ -418,3 +412,24 @@ def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
         return int(match[1]) if match else None
 
     return digits
+
+
+def _library(options: Any) -> dict[str, Any]:
+    """What the model runs with, by the name for messages; torch only if the model needs it."""
+    from captioner.model_config import SHIPPED_MODEL, is_exported
+
+    if is_exported((options.model or [SHIPPED_MODEL])[0]):
+        from importlib.metadata import version
+
+        given = {"--device": options.device, "--precision": options.precision}
+        return {**given, "onnxruntime's version": version("onnxruntime")}
+    import torch
+
+    from captioner.hardware import pick_device, pick_precision
+
+    device = pick_device(options.device)
+    return {
+        "--device": device.type,
+        "--precision": pick_precision(options.precision, device),
+        "torch's version": torch.__version__,
+    }

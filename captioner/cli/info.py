@@ -6,10 +6,14 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import OK
 from captioner.cli.parser import Parser, new_parser
+
+if TYPE_CHECKING:
+    from captioner.confidence import Calibrator
 
 
 @functools.cache
@@ -35,15 +39,39 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
 
     from captioner.model_card import readable
-    from captioner.model_config import CARD, SHIPPED_MODEL, WEIGHTS, find_model
-    from captioner.model_folder import load_model
+    from captioner.model_config import (
+        CARD,
+        EXPORTED,
+        SHIPPED_MODEL,
+        find_model,
+        read_config,
+        weight_files,
+    )
 
     folder = find_model(options.model or SHIPPED_MODEL)
+    config = read_config(folder)
+    size = sum((folder / name).stat().st_size for name in weight_files(config))
+    facts = {"folder": str(folder), "size_mb": round(size / 1e6, 1)}
+    facts |= _exported(folder, config) if EXPORTED in config else _stored(folder)
+    if options.format == "json":
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return OK
+    for name, value in facts.items():
+        for line in _lines(name, value):
+            print(line)
+    card = folder / CARD
+    if card.is_file():
+        print("\n" + readable(card.read_text(encoding="utf-8", errors="replace")))
+    return OK
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """The facts of a model folder."""
+    from captioner.model_folder import load_model
+
     stored = load_model(folder)
     model = stored.model
-    facts = {
-        "folder": str(folder),
-        "size_mb": round((folder / WEIGHTS).stat().st_size / 1e6, 1),
+    return {
         "encoder": model.encoder.name,
         "grid": list(model.grid),
         "parameters": {
@@ -57,18 +85,32 @@ def main(argv: Sequence[str]) -> int:
         "tokenizer": stored.vocabulary.tokenizer,
         "styles": list(stored.vocabulary.styles),
         **stored.info,
-        "confidence": dict(stored.calibrator.report) if stored.calibrator else "not calibrated",
+        "confidence": _confidence(stored.calibrator),
     }
-    if options.format == "json":
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-        return OK
-    for name, value in facts.items():
-        for line in _lines(name, value):
-            print(line)
-    card = folder / CARD
-    if card.is_file():
-        print("\n" + readable(card.read_text(encoding="utf-8", errors="replace")))
-    return OK
+
+
+def _exported(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The facts of an exported folder."""
+    from captioner.onnx_engine import read_exported
+
+    exported = read_exported(folder)
+    return {
+        "exported": {name: config["exported"][name] for name in ("opset", "precision")},
+        "encoder": exported.encoder,
+        "grid": list(exported.grid),
+        "preprocessing": dataclasses.asdict(exported.preprocessing),
+        "decoder": config["decoder"],
+        "search": dataclasses.asdict(exported.search),
+        "vocabulary": len(exported.vocabulary),
+        "tokenizer": exported.vocabulary.tokenizer,
+        "styles": list(exported.vocabulary.styles),
+        **exported.info,
+        "confidence": _confidence(exported.calibrator),
+    }
+
+
+def _confidence(calibrator: Calibrator | None) -> Any:
+    return "not calibrated" if calibrator is None else dict(calibrator.report)
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:

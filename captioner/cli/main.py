@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": "score captions against references",
     "calibrate": "fit the confidence of a model's captions",
     "train": "train a model",
+    "export": "write a model as ONNX graphs, which run without torch",
     "prepare": "prepare data for training and evaluation",
     "info": "show a model's architecture, training data and scores",
     "push": "upload a model with its card to the Hugging Face hub",

@@ -7,17 +7,18 @@ trained with. A ``Preprocessing`` is therefore saved in the model folder and use
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from captioner.caption import CropBox
 from captioner.errors import ConfigError
 from captioner.hardware import upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -96,6 +97,8 @@ class Preprocessing:
         Returns:
             (B, 3, H, W) float32, (pixels / 255 - mean) / std, channels last in memory.
         """
+        import torch  # not at the top: exported models run without it
+
         mean, std = (
             upload(torch.tensor(part) * 255, pixels.device) for part in (self.mean, self.std)
         )

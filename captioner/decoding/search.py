@@ -21,29 +21,30 @@ returned captions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from captioner.config import SearchOptions
+from captioner.decoding.arrays import Array, namespace, on_device, to_numpy
 from captioner.decoding.rules import Rules
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
 from captioner.decoding.words import SearchTokens
-from captioner.hardware import upload
 
 
 class Advance(NamedTuple):
     """Result of one step."""
 
-    log_probs: Tensor
+    log_probs: Array
     """(B, K, V) log-probabilities of the next word, float32; -inf for forbidden words. The search
     may modify it in place."""
-    alphas: Tensor
+    alphas: Array
     """(B, K, L) attention when the word is chosen."""
-    gates: Tensor
+    gates: Array
     """(B, K) context gate."""
 
 
@@ -53,8 +54,11 @@ class Stepper(Protocol):
     A new stepper has one beam per photo.
     """
 
-    device: torch.device
-    start_token: int | Tensor
+    xp: Any
+    """Namespace of its arrays: ``array_api_compat.torch`` or ``array_api_compat.numpy``."""
+    device: Any
+    """Of its arrays; "cpu" for NumPy."""
+    start_token: int | Array
     """One for all photos, or one per photo, (B,)."""
     end_token: int
 
@@ -62,20 +66,20 @@ class Stepper(Protocol):
     def batch_size(self) -> int:
         """B, the number of photos still searched."""
 
-    def advance(self, tokens: Tensor) -> Advance:
+    def advance(self, tokens: Array) -> Advance:
         """Feed the last word of each beam, (B, K), and score the next."""
 
-    def reorder(self, parents: Tensor) -> None:
+    def reorder(self, parents: Array) -> None:
         """Let beam k of each photo continue beam ``parents[b, k]`` of the last step, (B, K)."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Array) -> None:
         """Continue with these photos only, (B',)."""
 
 
 class Evidence(NamedTuple):
     """What the search knew of a caption besides its words, for its confidence."""
 
-    entropies: Tensor
+    entropies: NDArray[np.float32]
     """(T,) entropy of the distribution that each word was chosen from, in nats."""
     share: float
     """The caption's probability as a share of all captions in the last beam, 0 to 1."""
@@ -86,14 +90,14 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One caption of T tokens, without start and end. Tensors are on the CPU."""
+    """One caption of T tokens, without start and end."""
 
     tokens: list[int]
-    token_log_probs: Tensor
+    token_log_probs: NDArray[np.float32]
     """(T,)."""
-    alphas: Tensor
+    alphas: NDArray[np.float32]
     """(T, L)."""
-    gates: Tensor
+    gates: NDArray[np.float32]
     """(T,)."""
     log_prob: float
     """Of the whole caption, including its end token if it has one."""
@@ -106,25 +110,24 @@ class Hypothesis:
 class _StepRecord(NamedTuple):
     """What one step produced, for tracing captions back."""
 
-    rows: Tensor  # (N,) row of each photo in the batch; undefined for photos that have left
-    parents: Tensor  # (B, K)
-    log_probs: Tensor  # (B, K) of the chosen words
-    alphas: Tensor  # (B, parents, L)
-    gates: Tensor  # (B, parents)
-    entropies: Tensor  # (B, parents)
+    rows: Array  # (N,) row of each photo in the batch; undefined for photos that have left
+    parents: Array  # (B, K)
+    log_probs: Array  # (B, K) of the chosen words
+    alphas: Array  # (B, parents, L)
+    gates: Array  # (B, parents)
+    entropies: Array  # (B, parents)
 
 
 class _Finished(NamedTuple):
     """The captions of the photos that finished at one step."""
 
-    photos: Tensor  # (B,)
-    beams: Tensor  # (B, n) best first
-    scores: Tensor  # (B, n)
-    tokens: Tensor  # (B, n, T)
+    photos: Array  # (B,)
+    beams: Array  # (B, n) best first
+    scores: Array  # (B, n)
+    tokens: Array  # (B, n, T)
     candidates: Beams  # all that the beam holds
 
 
-@torch.inference_mode()
 def search(
     stepper: Stepper,
     options: SearchOptions,
@@ -146,21 +149,23 @@ def search(
         For each photo the best ``options.num_captions`` captions, best first; fewer if there are
         not as many different ones.
     """
-    count, device = stepper.batch_size, stepper.device
+    count, xp, device = stepper.batch_size, stepper.xp, stepper.device
     if not count:
         return []
-    rules = Rules(options, words, stepper.end_token, device)
+    rules = Rules(options, words, stepper.end_token, xp, device)
     seeds = range(count) if seeds is None else seeds
-    strategy = build_strategy(options, words, seeds, stepper.end_token, device)
-    photos = torch.arange(count, device=device)  # the photo in each row of the batch
-    beams = _start(count, device)
-    last = upload(torch.as_tensor(stepper.start_token), device).expand(count).unsqueeze(1)
+    end = stepper.end_token
+    strategy = build_strategy(options, words, seeds, end_token=end, xp=xp, device=device)
+    photos = xp.arange(count, device=device)  # the photo in each row of the batch
+    beams = _start(count, xp, device)
+    last = on_device(stepper.start_token, xp.int64, xp, device)
+    last = xp.broadcast_to(last, (count,))[:, None]
     records: list[_StepRecord] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
         advance = stepper.advance(last)
         # Before words are forbidden.
-        entropies = entropy(advance.log_probs) if evidence else torch.zeros_like(advance.gates)
+        entropies = entropy(advance.log_probs) if evidence else xp.zeros_like(advance.gates)
         rules.forbid(advance.log_probs, beams.tokens)
         choice = strategy.choose(_totals(beams, advance, stepper.end_token), beams, photos)
         records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
@@ -168,11 +173,12 @@ def search(
         if t == options.max_length - 1:
             finished.append(_collect(strategy, beams, photos))
             break
-        done = strategy.finished(beams).cpu()  # the only synchronization of a step
+        done = to_numpy(strategy.finished(beams))  # the only synchronization of a step
         stepper.reorder(choice.parents)
         if done.any():
-            order = upload(done.int().argsort(descending=True, stable=True), device)
-            ready, remaining = order.tensor_split([int(done.sum())])
+            ready, remaining = (
+                on_device(np.flatnonzero(rows), xp.int64, xp, device) for rows in (done, ~done)
+            )
             finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
             if done.all():
                 break
@@ -188,27 +194,28 @@ def search(
     return [hypotheses[: options.num_captions] for hypotheses in results]
 
 
-def _start(batch: int, device: torch.device) -> Beams:
+def _start(batch: int, xp: Any, device: Any) -> Beams:
     """One empty caption per photo."""
-    zeros = torch.zeros(batch, 1, device=device)
-    return Beams(zeros, zeros, zeros.bool(), zeros.long().new_zeros(batch, 1, 0))
+    zeros = xp.zeros((batch, 1), dtype=xp.float32, device=device)
+    tokens = xp.zeros((batch, 1, 0), dtype=xp.int64, device=device)
+    return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens)
 
 
-def _totals(beams: Beams, advance: Advance, end_token: int) -> Tensor:
+def _totals(beams: Beams, advance: Advance, end_token: int) -> Array:
     """Log-probability of every caption with every next word, (B, K, V).
 
     A finished caption has one continuation, another end token at no cost.
     """
-    unfinished = beams.scores.masked_fill(beams.ended, -torch.inf)
-    totals = advance.log_probs + unfinished.unsqueeze(2)
-    ends = totals[..., end_token]
-    ends.copy_(torch.where(beams.ended, beams.scores, ends))
+    xp = namespace(beams.scores)
+    unfinished = xp.where(beams.ended, -xp.inf, beams.scores)
+    totals = advance.log_probs + unfinished[..., None]
+    totals[..., end_token] = xp.where(beams.ended, beams.scores, totals[..., end_token])
     return totals
 
 
-def _take(part: Tensor, index: Tensor) -> Tensor:
+def _take(part: Array, index: Array) -> Array:
     """``part[b, index[b, k]]`` for every b and k: (B, K, ...) and (B, n) to (B, n, ...)."""
-    rows = torch.arange(len(index), device=index.device).unsqueeze(1)
+    rows = namespace(index).arange(len(index), device=index.device)[:, None]
     return part[rows, index]
 
 
@@ -220,42 +227,49 @@ def _extend(beams: Beams, choice: Choice, end_token: int) -> Beams:
         scores=choice.scores,
         lengths=_take(beams.lengths, choice.parents) + ~ended,
         ended=ended | (choice.words == end_token),
-        tokens=torch.cat([tokens, choice.words.unsqueeze(2)], dim=2),
+        tokens=namespace(tokens).concat([tokens, choice.words[..., None]], axis=2),
     )
 
 
-def _select(beams: Beams, rows: Tensor) -> Beams:
+def _select(beams: Beams, rows: Array) -> Beams:
     """Select photos."""
     return Beams(*(part[rows] for part in beams))
 
 
-def _collect(strategy: Strategy, beams: Beams, photos: Tensor) -> _Finished:
+def _collect(strategy: Strategy, beams: Beams, photos: Array) -> _Finished:
     """The captions to return of finished photos."""
     best = strategy.best(beams)
-    scores = beams.scores.masked_fill(strategy.ranks(beams) == -torch.inf, -torch.inf)
-    return _Finished(photos, best, scores.gather(1, best), _take(beams.tokens, best), beams)
+    xp = namespace(beams.scores)
+    scores = xp.where(strategy.ranks(beams) == -xp.inf, -xp.inf, beams.scores)
+    return _Finished(photos, best, _take(scores, best), _take(beams.tokens, best), beams)
 
 
-def _agreement(finished: _Finished, end_token: int) -> Tensor:
+def _agreement(finished: _Finished, end_token: int) -> Array:
     """Share and overlap of the captions to return, see ``Evidence``: (B, n, 2)."""
     beams, best = finished.candidates, finished.beams
-    shares = beams.scores.softmax(dim=1).nan_to_num()  # (B, K); NaN: no caption has a probability
+    xp = namespace(best)
+    highest = xp.max(beams.scores, axis=1, keepdims=True)
+    shares = xp.exp(beams.scores - xp.where(highest == -xp.inf, 0.0, highest))  # (B, K)
+    total = xp.sum(shares, axis=1, keepdims=True)
+    shares = shares / xp.where(total > 0, total, 1.0)  # 0: no caption has a probability
     words = beams.tokens != end_token  # (B, K, T)
     overlaps = []
-    for column in best.unbind(dim=1):  # one by one: n K T T numbers could be too many
-        own = _take(beams.tokens, column.unsqueeze(1))  # (B, 1, T)
-        found = (own.unsqueeze(3) == beams.tokens.unsqueeze(2)).any(dim=3)  # (B, K, T)
-        counted = _take(words, column.unsqueeze(1))
-        overlap = (found & counted).sum(dim=2) / counted.sum(dim=2).clamp(min=1)
-        overlaps.append((shares * overlap).sum(dim=1))
-    return torch.stack([shares.gather(1, best), torch.stack(overlaps, dim=1)], dim=2)
+    for n in range(best.shape[1]):  # one by one: n K T T numbers could be too many
+        column = best[:, n : n + 1]
+        own, counted = _take(beams.tokens, column), _take(words, column)  # (B, 1, T)
+        found = xp.any(own[..., None] == beams.tokens[:, :, None, :], axis=3)  # (B, K, T)
+        common = xp.astype(xp.sum(found & counted, axis=2), shares.dtype)
+        length = xp.astype(xp.sum(counted, axis=2), shares.dtype)
+        overlap = common / xp.where(length > 0, length, 1.0)  # (B, K)
+        overlaps.append(xp.sum(shares * overlap, axis=1))
+    return xp.stack([_take(shares, best), xp.stack(overlaps, axis=1)], axis=2)
 
 
-def entropy(log_probs: Tensor) -> Tensor:
+def entropy(log_probs: Array) -> Array:
     """Entropy of distributions over the last dimension, in nats."""
-    finite = log_probs.clamp(min=-1e4)  # 0 * -inf is NaN
-    products: Tensor = torch.linalg.vecdot(log_probs.exp(), finite)
-    return -products
+    xp = namespace(log_probs)
+    finite = xp.where(log_probs < -1e4, -1e4, log_probs)  # 0 * -inf is NaN
+    return -xp.linalg.vecdot(xp.exp(log_probs), finite)
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -267,18 +281,20 @@ def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _record(
-    rows: Tensor, beams: Beams, choice: Choice, advance: Advance, entropies: Tensor
+    rows: Array, beams: Beams, choice: Choice, advance: Advance, entropies: Array
 ) -> _StepRecord:
-    each = torch.arange(len(choice.words), device=rows.device).unsqueeze(1)
+    xp = namespace(rows)
+    each = xp.arange(len(choice.words), device=rows.device)[:, None]
     chosen = advance.log_probs[each, choice.parents, choice.words]
-    chosen = chosen.masked_fill(_take(beams.ended, choice.parents), 0.0)
+    chosen = xp.where(_take(beams.ended, choice.parents), 0.0, chosen)
     return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates, entropies)
 
 
-def _rows(photos: Tensor, count: int) -> Tensor:
+def _rows(photos: Array, count: int) -> Array:
     """The row of each of all photos in the batch, (N,); undefined for photos that have left."""
-    rows = photos.new_zeros(count)
-    rows[photos] = torch.arange(len(photos), device=photos.device)
+    xp = namespace(photos)
+    rows = xp.zeros((count,), dtype=photos.dtype, device=photos.device)
+    rows[photos] = xp.arange(len(photos), device=photos.device)
     return rows
 
 
@@ -286,15 +302,16 @@ def _trace(
     records: list[_StepRecord], finished: list[_Finished], end_token: int, evidence: bool
 ) -> Iterator[tuple[int, Hypothesis]]:
     """Trace the finished captions back through the steps; best first for each photo."""
-    photos = torch.cat([f.photos.repeat_interleave(f.beams.shape[1]) for f in finished])  # (M,)
-    beams = torch.cat([f.beams.flatten() for f in finished])
-    lengths = [f.tokens.shape[2] for f in finished for _ in range(f.beams.numel())]
-    steps = upload(torch.tensor(lengths), photos.device)
+    xp = namespace(finished[0].photos)
+    photos = xp.concat([xp.repeat(f.photos, f.beams.shape[1]) for f in finished])  # (M,)
+    beams = xp.concat([f.beams.reshape(-1) for f in finished])
+    lengths = [f.tokens.shape[2] for f in finished for _ in range(math.prod(f.beams.shape))]
+    steps = on_device(lengths, xp.int64, xp, photos.device)
     traced = []
     for t in reversed(range(len(records))):
         rows, step = records[t].rows[photos], records[t]
         present = t < steps  # the others finished earlier
-        beam = torch.where(present, beams, 0)
+        beam = xp.where(present, beams, 0)
         parents = step.parents[rows, beam]
         traced.append(
             (
@@ -304,18 +321,25 @@ def _trace(
                 step.entropies[rows, parents],
             )
         )
-        beams = torch.where(present, parents, beams)
-    parts = [torch.stack(part[::-1], dim=1).cpu() for part in zip(*traced, strict=True)]
-    scores = torch.cat([f.scores.flatten() for f in finished]).tolist()
-    captions = [tokens for f in finished for tokens in f.tokens.flatten(0, 1).tolist()]
+        beams = xp.where(present, parents, beams)
+    parts = [to_numpy(xp.stack(part[::-1], axis=1)) for part in zip(*traced, strict=True)]
+    scores = to_numpy(xp.concat([f.scores.reshape(-1) for f in finished])).tolist()
+    captions = [
+        tokens for f in finished for of_photo in to_numpy(f.tokens).tolist() for tokens in of_photo
+    ]
     agreements: list[list[float]] = [[]] * len(captions)
     if evidence:
-        both = [_agreement(f, end_token).flatten(0, 1) for f in finished]
-        agreements = torch.cat(both).tolist()
+        both = [_agreement(f, end_token).reshape(-1, 2) for f in finished]
+        agreements = to_numpy(xp.concat(both)).tolist()
     for photo, score, tokens, agreement, own in zip(
-        photos.tolist(), scores, captions, agreements, zip(*parts, strict=True), strict=True
+        to_numpy(photos).tolist(),
+        scores,
+        captions,
+        agreements,
+        zip(*parts, strict=True),
+        strict=True,
     ):
-        if score == -torch.inf:  # only forbidden words were left
+        if score == -np.inf:  # only forbidden words were left
             continue
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
         log_probs, alphas, gates, entropies = (part[:length] for part in own)

@@ -11,38 +11,36 @@ Notation: B photos, K beams, V vocabulary, T words so far, C forced words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from captioner.config import SearchOptions
+from captioner.decoding.arrays import Array, namespace, on_device, top_k
 from captioner.decoding.words import SearchTokens
-from captioner.hardware import upload
 
 
 class Beams(NamedTuple):
     """The captions so far."""
 
-    scores: Tensor
+    scores: Array
     """(B, K) summed log-probabilities; -inf marks an unused beam."""
-    lengths: Tensor
+    lengths: Array
     """(B, K) scored tokens, end token included."""
-    ended: Tensor
+    ended: Array
     """(B, K)."""
-    tokens: Tensor
+    tokens: Array
     """(B, K, T); finished captions are padded with end tokens."""
 
 
 class Choice(NamedTuple):
     """The continuations to keep."""
 
-    scores: Tensor
+    scores: Array
     """(B, K) summed log-probabilities."""
-    parents: Tensor
+    parents: Array
     """(B, K) the beam that each continues."""
-    words: Tensor
+    words: Array
     """(B, K) the next word of each."""
 
 
@@ -52,7 +50,7 @@ class Strategy:
     def __init__(self, options: SearchOptions) -> None:
         self.options = options
 
-    def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """Choose the continuations to keep, for all photos together.
 
         Args:
@@ -63,46 +61,47 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def finished(self, beams: Beams) -> Tensor:
+    def finished(self, beams: Beams) -> Array:
         """Photos whose best captions can no longer be beaten, (B,)."""
         return self._settled(beams.scores, beams.lengths, beams.ended, self.options.num_captions)
 
-    def best(self, beams: Beams) -> Tensor:
+    def best(self, beams: Beams) -> Array:
         """The beams to return, best first, (B, n); ties keep their order."""
-        order = self.ranks(beams).sort(dim=1, descending=True, stable=True).indices
+        ranks = self.ranks(beams)
+        order = namespace(ranks).argsort(ranks, axis=1, descending=True, stable=True)
         return order[:, : self.options.num_captions]
 
-    def ranks(self, beams: Beams) -> Tensor:
+    def ranks(self, beams: Beams) -> Array:
         """Length-normalised scores, log-probability / length ** penalty, (B, K)."""
         return _rank(beams.scores, beams.lengths, self.options.length_penalty)
 
-    def _settled(self, scores: Tensor, lengths: Tensor, ended: Tensor, count: int) -> Tensor:
+    def _settled(self, scores: Array, lengths: Array, ended: Array, count: int) -> Array:
         """Whether the ``count`` best of a row of beams are final: (..., K) to (...).
 
         Log-probabilities only decrease, so the rank of an unfinished caption is bounded by that of
         its present score at the maximum length.
         """
+        xp = namespace(scores)
         penalty = self.options.length_penalty
-        bounds = _rank(scores, self.options.max_length, penalty).masked_fill(ended, -torch.inf)
+        bounds = xp.where(ended, -xp.inf, _rank(scores, self.options.max_length, penalty))
         if ended.shape[-1] < count:
-            return ended.all(dim=-1)
-        ranks = _rank(scores, lengths, penalty).masked_fill(~ended, -torch.inf)
-        worst_returned = ranks.topk(count, dim=-1).values[..., -1]
-        bound = bounds.amax(dim=-1)
+            return xp.all(ended, axis=-1)
+        ranks = xp.where(ended, _rank(scores, lengths, penalty), -xp.inf)
+        worst_returned = top_k(ranks, count)[0][..., -1]
+        bound = xp.max(bounds, axis=-1)
         # Strictly: at equal ranks an unfinished caption could be returned as a finished one.
-        settled: Tensor = (worst_returned > bound) | (bound == -torch.inf)
-        return settled
+        return (worst_returned > bound) | (bound == -xp.inf)
 
 
 class BeamSearch(Strategy):
     """Keep the most probable captions."""
 
-    def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """See ``Strategy.choose``."""
         del beams, photos
         vocabulary = totals.shape[2]
         size = min(self.options.beam_size, totals.shape[1] * vocabulary)
-        scores, index = totals.flatten(1).topk(size, dim=1)
+        scores, index = top_k(totals.reshape(len(totals), -1), size)
         return Choice(scores, index // vocabulary, index % vocabulary)
 
 
@@ -113,46 +112,53 @@ class DiverseBeams(Strategy):
     penalty applies within a step and affects the choice of words, not the captions' scores.
     """
 
-    def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """See ``Strategy.choose``; one group after the other, all photos together."""
         del photos
+        xp = namespace(totals)
         batch, width, vocabulary = totals.shape
         groups = self.options.beam_groups
         first = beams.tokens.shape[2] == 0  # all groups continue the one empty caption
         own = width if first else width // groups
         size = min(self.options.beam_size // groups, own * vocabulary)
-        taken = totals.new_zeros(batch, vocabulary)
+        taken = xp.zeros((batch, 1, vocabulary), dtype=totals.dtype, device=totals.device)
+        vocabulary_tokens = xp.arange(vocabulary, device=totals.device)
         choices = []
         for group in range(groups):
             start = 0 if first else group * own
             part, ended = totals[:, start : start + own], beams.ended[:, start : start + own]
             # Finished captions choose no word: they pay no penalty and cause none.
-            cost = (self.options.diversity * taken.unsqueeze(1)) * ~ended.unsqueeze(-1)
-            index = (part - cost).flatten(1).topk(size, dim=1).indices
+            cost = (self.options.diversity * taken) * ~ended[..., None]
+            _, index = top_k((part - cost).reshape(batch, -1), size)
             parents, words = index // vocabulary, index % vocabulary
-            scores = part.flatten(1).gather(1, index)
-            counted = ~ended.gather(1, parents) & scores.isfinite()
-            taken.scatter_add_(1, words, counted.to(taken.dtype))
+            scores = xp.take_along_axis(part.reshape(batch, -1), index, axis=1)
+            counted = ~xp.take_along_axis(ended, parents, axis=1) & xp.isfinite(scores)
+            chosen = (words[..., None] == vocabulary_tokens) & counted[..., None]  # (B, size, V)
+            taken = taken + xp.astype(xp.sum(chosen, axis=1, keepdims=True), taken.dtype)
             choices.append(Choice(scores, parents + start, words))
-        return Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True)))
+        return Choice(*(xp.concat(parts, axis=1) for parts in zip(*choices, strict=True)))
 
-    def finished(self, beams: Beams) -> Tensor:
+    def finished(self, beams: Beams) -> Array:
         """Photos whose groups are all final, (B,)."""
         groups = self.options.beam_groups
-        scores, lengths, ended = (part.view(len(part), groups, -1) for part in beams[:3])
+        scores, lengths, ended = (part.reshape(len(part), groups, -1) for part in beams[:3])
         # Groups may have found the same captions, so each must have enough of its own.
         count = min(self.options.num_captions, self.options.beam_size // groups)
-        return self._settled(scores, lengths, ended, count).all(dim=1)
+        settled = self._settled(scores, lengths, ended, count)
+        return namespace(settled).all(settled, axis=1)
 
-    def best(self, beams: Beams) -> Tensor:
+    def best(self, beams: Beams) -> Array:
         """The best caption of every group, then the second of every group, ..., (B, K)."""
         ranks = self.ranks(beams)
-        ranks = ranks.view(len(ranks), self.options.beam_groups, -1)
-        ranks, inside = ranks.sort(dim=2, descending=True, stable=True)  # (B, groups, own)
-        starts = torch.arange(ranks.shape[1], device=ranks.device) * ranks.shape[2]
-        index = inside + starts.unsqueeze(1)
-        among = ranks.sort(dim=1, descending=True, stable=True).indices
-        return index.gather(1, among).transpose(1, 2).flatten(1)
+        xp = namespace(ranks)
+        ranks = ranks.reshape(len(ranks), self.options.beam_groups, -1)  # (B, groups, own)
+        inside = xp.argsort(ranks, axis=2, descending=True, stable=True)
+        ranks = xp.take_along_axis(ranks, inside, axis=2)
+        starts = xp.arange(ranks.shape[1], device=ranks.device) * ranks.shape[2]
+        index = inside + starts[:, None]
+        among = xp.argsort(ranks, axis=1, descending=True, stable=True)
+        index = xp.take_along_axis(index, among, axis=1)
+        return xp.permute_dims(index, (0, 2, 1)).reshape(len(ranks), -1)
 
 
 class ForcedWords(Strategy):
@@ -166,47 +172,54 @@ class ForcedWords(Strategy):
     """
 
     def __init__(
-        self, options: SearchOptions, words: SearchTokens, end_token: int, device: torch.device
+        self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
     ) -> None:
         super().__init__(options)
-        self.forced = upload(torch.tensor(words.forced), device)  # (C,)
+        self.forced = on_device(words.forced, xp.int64, xp, device)  # (C,)
         self.end_token = end_token
 
-    def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """See ``Strategy.choose``; beams are ordered by bank."""
         del photos
+        xp = namespace(totals)
         batch, _, vocabulary = totals.shape
         forced = self.forced
         banks = len(forced) + 1
         used = self._used(beams)  # (B, K, C)
-        may_end = used.all(dim=2)
-        move = totals[..., forced].masked_fill(used, -torch.inf)  # (B, K, C), to the next bank
-        stay = totals.index_copy(2, forced, totals[..., forced].masked_fill(~used, -torch.inf))
-        stay[..., self.end_token].masked_fill_(~may_end, -torch.inf)
+        may_end = xp.all(used, axis=2)
+        of_forced = totals[..., forced]  # (B, K, C)
+        move = xp.where(used, -xp.inf, of_forced)  # to the next bank
+        stay = xp.asarray(totals, copy=True)
+        stay[..., forced] = xp.where(used, of_forced, -xp.inf)
+        stay[..., self.end_token] = xp.where(may_end, stay[..., self.end_token], -xp.inf)
         first = beams.tokens.shape[2] == 0
         if first:  # the one empty caption is in the first bank
             stay, move = (_with_empty_banks(part, banks) for part in (stay, move))
         own = stay.shape[1] // banks
         stay = stay.reshape(batch, banks, -1)  # (B, banks, own V)
         move = move.reshape(batch, banks, -1)
-        move = torch.cat([torch.full_like(move[:, :1], -torch.inf), move[:, :-1]], dim=1)
+        nothing = xp.full_like(move[:, :1], -xp.inf)
+        move = xp.concat([nothing, move[:, :-1]], axis=1)
         size = min(self.options.beam_size, stay.shape[2] + move.shape[2])
-        scores, index = torch.cat([stay, move], dim=2).topk(size, dim=2)  # (B, banks, size)
+        scores, index = top_k(xp.concat([stay, move], axis=2), size)  # (B, banks, size)
         moved = index >= own * vocabulary
-        jump = (index - own * vocabulary).clamp(min=0)
-        parents = torch.where(moved, jump // len(forced), index // vocabulary)
-        words = torch.where(moved, forced[jump % len(forced)], index % vocabulary)
-        bank = torch.arange(banks, device=totals.device).unsqueeze(1) - moved.long()
-        parents = (bank * own + parents).clamp(min=0) * (not first)
-        return Choice(scores.flatten(1), parents.flatten(1), words.flatten(1))
+        jump = xp.where(moved, index - own * vocabulary, 0)
+        parents = xp.where(moved, jump // len(forced), index // vocabulary)
+        words = xp.where(moved, forced[jump % len(forced)], index % vocabulary)
+        bank = xp.arange(banks, device=totals.device)[:, None] - xp.astype(moved, index.dtype)
+        parents = bank * own + parents
+        parents = xp.where(parents < 0, 0, parents) * (not first)
+        return Choice(*(part.reshape(batch, -1) for part in (scores, parents, words)))
 
-    def ranks(self, beams: Beams) -> Tensor:
+    def ranks(self, beams: Beams) -> Array:
         """See ``Strategy.ranks``; captions that lack a forced word rank -inf."""
-        return super().ranks(beams).masked_fill(~self._used(beams).all(dim=2), -torch.inf)
+        ranks = super().ranks(beams)
+        xp = namespace(ranks)
+        return xp.where(xp.all(self._used(beams), axis=2), ranks, -xp.inf)
 
-    def _used(self, beams: Beams) -> Tensor:
+    def _used(self, beams: Beams) -> Array:
         """Which forced words each caption contains, (B, K, C)."""
-        return (beams.tokens.unsqueeze(-1) == self.forced).any(dim=2)
+        return namespace(beams.tokens).any(beams.tokens[..., None] == self.forced, axis=2)
 
 
 class Sampling(Strategy):
@@ -216,71 +229,82 @@ class Sampling(Strategy):
     2018 (arXiv:1805.04833). If both are set, top-k applies first.
     """
 
-    def __init__(self, options: SearchOptions, seeds: Sequence[int], device: torch.device) -> None:
+    def __init__(self, options: SearchOptions, seeds: Sequence[int], xp: Any, device: Any) -> None:
         """Generate the uniform random numbers of every photo from its own seed."""
         super().__init__(options)
         shape = (options.num_captions, options.max_length)
         uniform = [np.random.default_rng([options.seed, seed]).random(shape) for seed in seeds]
-        numbers = torch.from_numpy(np.array(uniform, dtype=np.float32))
-        self.uniform = upload(numbers, device)  # (N, K, T)
+        self.uniform = on_device(np.array(uniform), xp.float32, xp, device)  # (N, K, T)
 
-    def choose(self, totals: Tensor, beams: Beams, photos: Tensor) -> Choice:
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
         """See ``Strategy.choose``; one continuation per caption."""
+        xp = namespace(totals)
+        batch, _, vocabulary = totals.shape
         width, length = self.options.num_captions, beams.tokens.shape[2]
-        totals = totals.expand(-1, width, -1)  # at the first word all samples share one caption
+        # At the first word all samples share one caption.
+        totals = xp.broadcast_to(totals, (batch, width, vocabulary))
         # Relative to the best word, so that no small temperature makes all words underflow. If no
-        # word is left, -inf - -inf is NaN and becomes probability 0.
-        below = totals - totals.amax(dim=2, keepdim=True)
-        shares = (below / max(self.options.temperature, 1e-30)).softmax(dim=2).nan_to_num()
-        index = torch.arange(totals.shape[2], device=totals.device).expand_as(totals)
+        # word is left, all shares are 0.
+        best = xp.max(totals, axis=2, keepdims=True)
+        below = totals - xp.where(best == -xp.inf, 0.0, best)
+        shares = xp.exp(below / max(self.options.temperature, 1e-30))
+        index = xp.arange(vocabulary, device=totals.device)
+        index = xp.broadcast_to(index, (batch, width, vocabulary))
         if self.options.top_k:
-            shares, index = shares.topk(min(self.options.top_k, shares.shape[2]), dim=2)
+            shares, index = top_k(shares, min(self.options.top_k, vocabulary))
         if self.options.top_p < 1:
-            shares, order = shares.sort(dim=2, descending=True, stable=True)
-            index = index.gather(2, order)
-            before = shares.cumsum(dim=2) - shares
+            order = xp.argsort(shares, axis=2, descending=True, stable=True)
+            shares = xp.take_along_axis(shares, order, axis=2)
+            index = xp.take_along_axis(index, order, axis=2)
+            before = xp.cumulative_sum(shares, axis=2) - shares
             # Always keeps the first word, even for a top_p that rounds to 0.
-            keep = before < self.options.top_p * shares.sum(dim=2, keepdim=True)
+            keep = before < self.options.top_p * xp.sum(shares, axis=2, keepdims=True)
             shares = shares * keep
-        mass = shares.cumsum(dim=2)  # (B, K, candidate words)
-        threshold = self.uniform[photos, :, length].unsqueeze(-1) * mass[..., -1:]
-        sampled = (mass <= threshold).sum(dim=2, keepdim=True)
-        last = (mass < mass[..., -1:]).sum(dim=2, keepdim=True)  # rounding must not exceed it
-        words = index.gather(2, torch.minimum(sampled, last))
-        parents = torch.arange(width, device=totals.device).expand(len(totals), -1)
+        mass = xp.cumulative_sum(shares, axis=2)  # (B, K, candidate words)
+        threshold = self.uniform[photos][:, :, length, None] * mass[..., -1:]
+        sampled = xp.sum(mass <= threshold, axis=2, keepdims=True)
+        last = xp.sum(mass < mass[..., -1:], axis=2, keepdims=True)  # rounding must not exceed it
+        words = xp.take_along_axis(index, xp.where(sampled < last, sampled, last), axis=2)
+        parents = xp.arange(width, device=totals.device)
+        if beams.scores.shape[1] < width:
+            parents = parents * 0
         return Choice(
-            totals.gather(2, words).squeeze(2),
-            parents.clamp(max=beams.scores.shape[1] - 1),
-            words.squeeze(2),
+            xp.take_along_axis(totals, words, axis=2)[..., 0],
+            xp.broadcast_to(parents, (batch, width)),
+            words[..., 0],
         )
 
-    def finished(self, beams: Beams) -> Tensor:
+    def finished(self, beams: Beams) -> Array:
         """Photos whose samples have all ended or have no possible next word, (B,)."""
-        return (beams.ended | ~beams.scores.isfinite()).all(dim=1)
+        xp = namespace(beams.scores)
+        return xp.all(beams.ended | ~xp.isfinite(beams.scores), axis=1)
 
 
 def build_strategy(
     options: SearchOptions,
     words: SearchTokens,
     seeds: Sequence[int],
+    *,
     end_token: int,
-    device: torch.device,
+    xp: Any,
+    device: Any,
 ) -> Strategy:
     """Build the strategy that the options select; see ``search`` for the arguments."""
     if options.temperature > 0:
-        return Sampling(options, seeds, device)
+        return Sampling(options, seeds, xp, device)
     if options.beam_groups > 1:
         return DiverseBeams(options)
     if words.forced:
-        return ForcedWords(options, words, end_token, device)
+        return ForcedWords(options, words, end_token, xp, device)
     return BeamSearch(options)
 
 
-def _with_empty_banks(part: Tensor, banks: int) -> Tensor:
+def _with_empty_banks(part: Array, banks: int) -> Array:
     """(B, 1, n) to (B, banks, n), with -inf in the other banks."""
-    empty = part.new_full((part.shape[0], banks - 1, part.shape[2]), -torch.inf)
-    return torch.cat([part, empty], dim=1)
+    xp = namespace(part)
+    empty = (part.shape[0], banks - 1, part.shape[2])
+    return xp.concat([part, xp.full(empty, -xp.inf, dtype=part.dtype, device=part.device)], axis=1)
 
 
-def _rank(scores: Tensor, lengths: Tensor | int, penalty: float) -> Tensor:
+def _rank(scores: Array, lengths: Array | int, penalty: float) -> Array:
     return scores / lengths**penalty

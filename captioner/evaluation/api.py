@@ -395,7 +395,6 @@ def _faithfulness(
 
     from captioner.data.coco import read_dataset
     from captioner.data.folders import find_images
-    from captioner.evaluation.faithfulness import measure
 
     assert inputs.images is not None
     photos: dict[Path, str | None]
@@ -405,6 +404,13 @@ def _faithfulness(
         dataset = read_dataset([inputs.annotations], [inputs.images])
         photos = {image.path: image.captions[0] for image in dataset if image.captions}
     model, name = _load(inputs)
+    if not model.engine.computes_relevance:
+        raise OptionError(
+            "{faithfulness} needs the weights, and the model is exported; give the model folder it "
+            "was exported from"
+        )
+    from captioner.evaluation.faithfulness import measure  # imports torch
+
     search = model.options(**inputs.search)
     hide = None if progress else True  # None: hidden unless stderr is a terminal
     found = measure(
@@ -422,12 +428,10 @@ def _faithfulness(
 
 
 def _about_model(model: Captioner, name: Any, search: SearchOptions) -> Report:
-    from captioner.hardware import pick_precision
-
     return {
         "model": name,
         "search": ", ".join(f"{k} {v}" for k, v in _summary(search).items()),
-        "precision": pick_precision(model.precision, model.device),
+        "precision": model.precision,
     }
 
 

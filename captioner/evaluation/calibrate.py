@@ -161,7 +161,7 @@ def _rounded(value: Any) -> Any:
 def _prepare(model: Captioner, inputs: Inputs) -> tuple[DocumentFrequencies, list[_Task]]:
     """Document frequencies, and the photos of each file."""
     stored = model.stored
-    if len(model.ensemble.models) > 1:
+    if len(model.ensemble.engines) > 1:
         raise ConfigError("an ensemble cannot be calibrated; give a single model")
     if stored.frequencies is None:
         raise ConfigError(

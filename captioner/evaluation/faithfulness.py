@@ -12,6 +12,7 @@ Notation: W content words, L regions, N scored versions of a photo.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ from captioner.evaluation.deletion import (
 from captioner.evaluation.faithfulness_report import Faithfulness, Word
 from captioner.inference import Ensemble, Prepared
 from captioner.models.explanations import WordScorer, rows_per_block
+from captioner.torch_engine import TorchEngine
 from captioner.vocabulary import FUNCTION_WORDS, UNKNOWN
 
 ENCODED_TOGETHER = 16
@@ -54,10 +56,10 @@ class _Photo:
     """One photo with its blurred copy, and the versions of it that are scored."""
 
     def __init__(self, ensemble: Ensemble, image: Image.Image) -> None:
-        self.ensemble, model = ensemble, ensemble.models[0]
+        self.ensemble, engine = ensemble, ensemble.engines[0]
         prepared = ensemble.prepare(image)
         (self.pixels,) = prepared.pixels
-        y, x = model.geometry
+        y, x = engine.geometry
         # As wide as a region, so that a blurred region has lost its content.
         blur = ImageFilter.GaussianBlur((x.pitch, y.pitch))
         blurred = np.asarray(Image.fromarray(self.pixels).filter(blur))
@@ -69,18 +71,19 @@ class _Photo:
     def _encode(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Features (N, L, D) of several versions."""
         photos = [Prepared((one,), CropBox()) for one in pixels]
-        return self.ensemble.encode(photos)[0].float()
+        features: Tensor = self.ensemble.encode(photos)[0]
+        return features.float()
 
     def region_of_pixels(self) -> NDArray[np.intp]:
         """Index of the region of each pixel, (H, W); -1 where the encoder sees nothing."""
-        model, (height, width) = self.ensemble.models[0], self.pixels.shape[:2]
-        size = model.preprocessing.image_size
-        axes = model.geometry.placed(size, 0.0, 0.0, 1.0, 1.0)
+        engine, (height, width) = self.ensemble.engines[0], self.pixels.shape[:2]
+        size = engine.preprocessing.image_size
+        axes = engine.geometry.placed(size, 0.0, 0.0, 1.0, 1.0)
         (rows, seen_rows), (columns, seen_columns) = (
             axis.samples(pixels, count, smooth=False)
-            for axis, pixels, count in zip(axes, (height, width), model.grid, strict=True)
+            for axis, pixels, count in zip(axes, (height, width), engine.grid, strict=True)
         )
-        regions = rows[:, None].astype(np.intp) * model.grid[1] + columns.astype(np.intp)
+        regions = rows[:, None].astype(np.intp) * engine.grid[1] + columns.astype(np.intp)
         return np.where(seen_rows[:, None] & seen_columns, regions, -1)
 
     def score_grids(self, scorer: WordScorer, positions: Indices) -> Score:
@@ -173,6 +176,8 @@ def measure_photo(
         name: Its file name.
     """
     ensemble, vocabulary = model.ensemble, model.stored.vocabulary
+    engine = ensemble.engines[0]
+    assert isinstance(engine, TorchEngine)  # see `measure`
     photo = _Photo(ensemble, image)
     start = vocabulary.start(search.style)
     grids = [photo.grid.unsqueeze(0)]
@@ -188,12 +193,12 @@ def measure_photo(
     positions = content_words(words, caption.tokens, options.max_words)
     if not len(positions):
         return []
-    scorer = WordScorer(ensemble.exact_decoder, start, caption.tokens)
+    scorer = WordScorer(engine.exact_decoder, start, caption.tokens)
     relevances = {
-        method: ensemble.explain(method, grids, 0, start, caption).double().numpy()[positions]
+        method: ensemble.explain(method, grids, 0, start, caption).astype(np.float64)[positions]
         for method in METHODS
     }
-    orders = region_orders(relevances, model.model.geometry, model.model.grid, number)
+    orders = region_orders(relevances, engine.geometry, engine.grid, number)
     whole = scorer.every_word(grids[0])[0].cpu().double().numpy()[positions]
     curves = {}
     for level in ("grid", "pixels") if options.level == "both" else (options.level,):
@@ -215,8 +220,8 @@ def _given(ensemble: Ensemble, memories: Any, tokens: list[int], start: int) -> 
     """A given caption with its attention."""
     scores = ensemble.score(memories, [[tokens]], start)
     length = len(tokens)
-    log_probs = scores.log_probs[0, 0, range(length), tokens].cpu()
-    alphas, gates = scores.alphas[0, 0, :length].cpu(), scores.gates[0, 0, :length].cpu()
+    log_probs = scores.log_probs[0, 0, range(length), tokens]
+    alphas, gates = scores.alphas[0, 0, :length], scores.gates[0, 0, :length]
     return Hypothesis(tokens, log_probs, alphas, gates, float(log_probs.sum()), ended=True)
 
 
@@ -232,7 +237,7 @@ def measure(
     """Measure the content words of the captions of several photos.
 
     Args:
-        model: A single model.
+        model: A single model, not an exported one.
         photos: The photos, with a caption to measure instead of the model's, or None.
         options: How to measure; ``max_photos`` of the photos are used.
         search: How to caption.
@@ -243,7 +248,7 @@ def measure(
         ConfigError: The model is an ensemble.
         DataError: There are no photos.
     """
-    if len(model.ensemble.models) > 1:
+    if len(model.ensemble.engines) > 1:
         raise OptionError("{faithfulness} is that of a single model, not of an ensemble; give one")
     if not photos:
         raise DataError("there are no photos to measure; give a folder with photos")
@@ -269,4 +274,4 @@ def measure(
             number=number,
             name=path.name,
         )
-    return Faithfulness(options, read, tuple(words), model.model.grid[0] * model.model.grid[1])
+    return Faithfulness(options, read, tuple(words), math.prod(model.engine.grid))

@@ -465,7 +465,7 @@ class FixedVector(OneMap):
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """The summary, and a uniform map over the regions."""
-        scores = torch.zeros(len(features), 1, features.shape[1], device=features.device)
+        scores = features.new_zeros(features.shape[0], 1, features.shape[1])
         return Memory(summary, _softmax(scores.to(widen(summary).dtype), mask), summary, mask)
 
 
@@ -490,7 +490,7 @@ class PhotoAttention(OneMap):
         if self.source == "self":
             # Score each region as a photo of one region.
             regions, own = features.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).unsqueeze(1)
-            scores = self.scorer(regions, own).view(len(features), 1, -1)  # (B, 1, L)
+            scores = self.scorer(regions, own).view(features.shape[0], 1, -1)  # (B, 1, L)
         else:
             scores = self.scorer(masked_mean(features, mask), keys)
         alphas = _softmax(scores, mask)

@@ -141,26 +141,18 @@ def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
     return torch.cat(drops).T
 
 
-def relevance(
-    method: ExplanationMethod, scorer: WordScorer, grid: Tensor, alphas: Tensor, gates: Tensor
-) -> Tensor:
-    """Relevance of every region for every word of a caption.
+def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Tensor:
+    """Relevance of every region for every word of a caption, in nats.
 
     Args:
-        method: The method.
+        method: One that the attention does not give: ``gradient_input``, ``grad_cam`` or
+            ``occlusion``.
         scorer: The caption.
         grid: The encoder's output for the photo, (L, D), float32.
-        alphas: The caption's attention, (T, L).
-        gates: Its gates, (T,).
 
     Returns:
-        (T, L), float32: shares for attention, nats for the others; negative where a region counts
-        against the word.
+        (T, L), float32; negative where a region counts against the word.
     """
-    if method == "attention":
-        return alphas.float()
-    if method == "attention_gate":
-        return alphas.float() * gates.float().unsqueeze(1)
     if len(scorer) == 0:
         return grid.new_zeros(0, len(grid))
     if method == "occlusion":
@@ -171,16 +163,6 @@ def relevance(
     for positions, gradients in word_gradients(scorer.one_word, grid, len(scorer)):
         found[positions] = combine(gradients, grid)
     return found
-
-
-def as_map(relevance: Tensor) -> Tensor:
-    """What supports each word, as shares: the positive part of (T, L), whose rows sum to 1.
-
-    A row without a positive value becomes 0.
-    """
-    positive = relevance.clamp(min=0)
-    total = positive.sum(dim=-1, keepdim=True)
-    return positive / total.where(total > 0, 1)
 
 
 def _blocks(indices: Tensor, grid: Tensor) -> Iterator[Tensor]:

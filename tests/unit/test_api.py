@@ -293,7 +293,7 @@ def test_occlusion_of_an_encoded_photo_by_hand(captioner: Captioner, photos: lis
         occluded = grid.clone()
         occluded[0, region] = grid[0].mean(dim=0)
         scores = captioner.ensemble.score([model.decoder.memory(occluded)], [[tokens]], start)
-        drops.append(caption.log_probs - scores.log_probs[0, 0, range(len(tokens)), tokens].numpy())
+        drops.append(caption.log_probs - scores.log_probs[0, 0, range(len(tokens)), tokens])
     expected = np.maximum(np.array(drops).T, 0)
     expected /= np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
 
@@ -1066,7 +1066,7 @@ def test_folders_are_loaded_together(photos: list[Path], tmp_path: Path):
     for number, model in enumerate(models):
         together(model).save(tmp_path / str(number))
     loaded = load(tmp_path / "0", tmp_path / "1", device="cpu", precision="fp32")
-    assert len(loaded.ensemble.models) == 2
+    assert len(loaded.ensemble.engines) == 2
     assert loaded.caption(photos[0]).words == together(*models).caption(photos[0]).words
     loaded.save(tmp_path / "first")
     assert load(tmp_path / "first", device="cpu").options() == loaded.options()

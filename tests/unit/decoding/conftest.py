@@ -1,7 +1,29 @@
-"""The helpers beside the tests of the search explain their asserts as the tests do."""
+"""The search runs with torch tensors and with NumPy arrays; its tests run with both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import array_api_compat.numpy
+import array_api_compat.torch
 import pytest
+import torch
 
 pytest.register_assert_rewrite("table_stepper")
+
+LIBRARIES: dict[str, tuple[Any, Any]] = {
+    "torch": (array_api_compat.torch, torch.device("cpu")),
+    "numpy": (array_api_compat.numpy, "cpu"),
+}
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def array_library(request: pytest.FixtureRequest) -> Iterator[None]:
+    from table_stepper import TableStepper
+
+    xp, device = LIBRARIES[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableStepper, "xp", xp)
+        patch.setattr(TableStepper, "device", device)
+        yield

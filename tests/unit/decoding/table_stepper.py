@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
+import array_api_compat.torch
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
+from captioner.decoding.arrays import Array
 from captioner.decoding.search import Advance, Hypothesis
 
 START, END = 99, 0  # the start token need not be a word
@@ -69,7 +71,8 @@ def code(prefix: Prefix) -> list[float]:
 class TableStepper:
     """A stepper over tables, one a photo; it checks what it is asked as it goes."""
 
-    device = torch.device("cpu")
+    xp: Any = array_api_compat.torch
+    device: Any = torch.device("cpu")
     start_token, end_token = START, END
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -82,7 +85,7 @@ class TableStepper:
     def batch_size(self) -> int:
         return len(self.tables)
 
-    def advance(self, tokens: Tensor) -> Advance:
+    def advance(self, tokens: Array) -> Advance:
         assert tokens.shape == (len(self.tables), len(self.prefixes[0]))
         if self.started:
             grown = zip(self.prefixes, tokens.tolist(), strict=True)
@@ -98,19 +101,19 @@ class TableStepper:
             for table, prefixes in zip(self.tables, self.prefixes, strict=True)
         ]
         codes = [[code(prefix) for prefix in beams] for beams in self.prefixes]
-        alphas = torch.tensor(codes, dtype=torch.float64)
-        return Advance(torch.from_numpy(np.array(log_probs)), alphas, alphas[..., 1] / 2)
+        alphas = self.xp.asarray(codes, dtype=self.xp.float64)
+        return Advance(self.xp.asarray(np.array(log_probs)), alphas, alphas[..., 1] / 2)
 
     def _tell(self, table: Table, prefix: Prefix) -> np.ndarray:
         if END in prefix:  # nonsense after the end must not matter
             return np.full_like(table(()), 7.0)
         return table(prefix)
 
-    def reorder(self, parents: Tensor) -> None:
+    def reorder(self, parents: Array) -> None:
         rows = zip(self.prefixes, parents.tolist(), strict=True)
         self.prefixes = [[prefixes[k] for k in row] for prefixes, row in rows]
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Array) -> None:
         self.kept.append(len(rows))
         self.tables = [self.tables[row] for row in rows.tolist()]
         self.prefixes = [self.prefixes[row] for row in rows.tolist()]
@@ -136,4 +139,4 @@ def assert_identical(one: Sequence[Hypothesis], other: Sequence[Hypothesis]) -> 
     assert [(h.log_prob, h.ended) for h in one] == [(h.log_prob, h.ended) for h in other]
     for left, right in zip(one, other, strict=True):
         for name in ("token_log_probs", "alphas", "gates"):
-            assert torch.equal(getattr(left, name), getattr(right, name))
+            assert np.array_equal(getattr(left, name), getattr(right, name))

@@ -10,6 +10,8 @@ from table_stepper import TableStepper, constant_table, random_table
 from captioner.config import SearchOptions
 from captioner.decoding.search import entropy, search
 
+pytestmark = pytest.mark.usefixtures("array_library")
+
 
 def test_evidence_is_collected_on_request_only() -> None:
     options = SearchOptions(beam_size=2, max_length=4)
@@ -78,4 +80,18 @@ def test_evidence_does_not_depend_on_the_other_photos() -> None:
         assert one.evidence is not None
         assert alone.evidence is not None
         assert alone.evidence[1:] == pytest.approx(one.evidence[1:])
-        torch.testing.assert_close(alone.evidence.entropies, one.evidence.entropies)
+        np.testing.assert_allclose(alone.evidence.entropies, one.evidence.entropies, rtol=1e-5)
+
+
+def test_evidence_of_a_search_in_bf16() -> None:
+    """Autocast computes the entropies in bfloat16, which NumPy lacks."""
+    options = SearchOptions(beam_size=2, max_length=4)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        [[found]] = search(TableStepper([random_table(0, 4)]), options, evidence=True)
+
+    [[exact]] = search(TableStepper([random_table(0, 4)]), options, evidence=True)
+    assert found.evidence is not None
+    assert exact.evidence is not None
+    assert found.evidence.entropies.dtype in (np.float32, np.float64)
+    np.testing.assert_allclose(found.evidence.entropies, exact.evidence.entropies, rtol=0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import array_api_compat.torch
 import numpy as np
 import pytest
 import torch
@@ -43,6 +44,8 @@ PAIRS = [(one,) for one in RULES] + [
     for pair in itertools.combinations(RULES, 2)
     if not set(RULES[pair[0]][0]) & set(RULES[pair[1]][0])
 ]
+
+pytestmark = pytest.mark.usefixtures("array_library")
 
 
 def task_of(names: tuple[str, ...], **given: object) -> Task:
@@ -150,7 +153,9 @@ def test_a_rule_changes_no_other_number() -> None:
     log_probs = torch.randn(2, 3, 5).log_softmax(dim=-1)
     tokens = torch.tensor([[[1, 2, 1], [2, 2, 2], [3, 4, 1]], [[4, 4, 3], [1, 3, 3], [2, 1, 4]]])
     options = SearchOptions(min_length=2, max_length=9, block_ngrams=2, guard_endings=True)
-    rules = Rules(options, SearchTokens((), (3,), (1,)), END, torch.device("cpu"))
+    rules = Rules(
+        options, SearchTokens((), (3,), (1,)), END, array_api_compat.torch, torch.device("cpu")
+    )
 
     ruled = log_probs.clone()
     rules.forbid(ruled, tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import pairwise
 
+import array_api_compat.torch
 import numpy as np
 import pytest
 import torch
@@ -40,6 +41,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from captioner.config import SearchOptions
 from captioner.decoding.search import Advance, search
 from captioner.decoding.words import SearchTokens
+
+pytestmark = pytest.mark.usefixtures("array_library")
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
@@ -463,7 +466,7 @@ class Recorder(TorchDispatchMode):
 class TensorStepper:
     """Three photos of tensors alone; one of them leaves after three words, if any does."""
 
-    device = torch.device("cpu")
+    xp, device = array_api_compat.torch, torch.device("cpu")
     start_token, end_token = START, END
 
     def __init__(self, recorder: Recorder, *, leaves: bool) -> None:

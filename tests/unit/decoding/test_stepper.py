@@ -22,8 +22,9 @@ from table_stepper import (
 from torch import Tensor
 
 from captioner.config import DecoderConfig, SearchOptions
+from captioner.decoding.ensemble import EnsembleStepper, mean_probability
 from captioner.decoding.search import Advance, Hypothesis, search
-from captioner.decoding.stepper import DecoderStepper, EnsembleStepper, mean_probability
+from captioner.decoding.stepper import DecoderStepper
 from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
@@ -70,8 +71,8 @@ def test_what_is_said_is_what_teacher_forcing_gives(decoder, features) -> None:
             said = log_probs[torch.arange(len(words)), torch.tensor(words)]
             length = len(found.tokens)
             ended += found.ended
-            torch.testing.assert_close(found.token_log_probs, said[:length])
-            torch.testing.assert_close(found.alphas, unrolled.alphas[0, 0, :length])
+            torch.testing.assert_close(torch.tensor(found.token_log_probs), said[:length])
+            torch.testing.assert_close(torch.tensor(found.alphas), unrolled.alphas[0, 0, :length])
             assert found.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
             assert ((found.gates > 0) & (found.gates < 1)).all()
     assert 0 < ended < 9  # both kinds were compared
@@ -317,8 +318,8 @@ def test_what_two_decoders_say_is_the_mean_of_what_teacher_forcing_gives(
             mean = ((tables[0] + tables[1]) / 2).log()
             said = mean[torch.arange(len(words)), torch.tensor(words)]
             length = len(hypothesis.tokens)
-            torch.testing.assert_close(hypothesis.token_log_probs, said[:length])
-            torch.testing.assert_close(hypothesis.alphas, alphas[0][:length])
+            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), said[:length])
+            torch.testing.assert_close(torch.tensor(hypothesis.alphas), alphas[0][:length])
             assert hypothesis.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
 
 

@@ -36,6 +36,8 @@ from captioner.config import SearchOptions
 from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.words import SearchTokens
 
+pytestmark = pytest.mark.usefixtures("array_library")
+
 
 def said(found: list[Hypothesis]) -> list[tuple[int, ...]]:
     return [tuple(hypothesis.tokens) for hypothesis in found]

@@ -163,7 +163,7 @@ def test_versions_by_hand(captioner, image) -> None:
     """Mean and blur, in features and in pixels, each against one version made here."""
     photo = faithfulness._Photo(captioner.ensemble, image)
     tokens = captioner.stored.vocabulary.encode(["a", "dog", "runs"])
-    scorer = WordScorer(captioner.ensemble.exact_decoder, 1, tokens)
+    scorer = WordScorer(captioner.engine.exact_decoder, 1, tokens)
     positions = np.array([1, 2])
     fills, words = np.array([MEAN, BLUR, BLUR, MEAN]), np.array([0, 1, 0, 1])
     masks = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=bool)
@@ -285,6 +285,6 @@ def test_photos_are_spread_evenly_and_broken_ones_reported(
     assert (found.photos, len(errors)) == (2, 1)
     with pytest.raises(DataError, match="no photos to measure"):
         measure(captioner, {}, options, captioner.options(), on_error=errors.append)
-    monkeypatch.setattr(captioner.ensemble, "models", captioner.ensemble.models * 2)
+    monkeypatch.setattr(captioner.ensemble, "engines", captioner.ensemble.engines * 2)
     with pytest.raises(ConfigError, match="faithfulness is that of a single model"):
         measure(captioner, photos, options, captioner.options(), on_error=errors.append)

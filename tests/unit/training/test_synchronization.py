@@ -23,6 +23,7 @@ from captioner.data.batches import Batch
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
+from captioner.decoding.words import SearchTokens
 from captioner.hardware import upload
 from captioner.training.build import prepare
 from captioner.training.loop import Trainer, _TaskLosses
@@ -207,20 +208,28 @@ def test_normalizing_does_not_wait(device: PretendedDevice):
         SearchOptions(beam_size=3, max_length=6),
         SearchOptions(beam_size=1, max_length=6, temperature=1.0, num_captions=2),
         SearchOptions(beam_size=4, beam_groups=2, max_length=6, block_repeats=True),
+        SearchOptions(beam_size=3, max_length=6, min_length=2, block_ngrams=2, guard_endings=True),
+        SearchOptions(beam_size=2, max_length=6, forced_words=("dog",)),
+        SearchOptions(
+            beam_size=1, max_length=6, temperature=1.0, num_captions=2, top_k=6, top_p=0.9
+        ),
     ],
     ids=str,
 )
 def test_search_waits_once_a_step(tiny_model: Any, device: PretendedDevice, options: SearchOptions):
+    words = SearchTokens(
+        forced=(6,) if options.forced_words else (), banned=(9,), repeatable=(5,), bad_endings=(7,)
+    )
     features = torch.rand(5, 4, 96)
     expected = search(
-        DecoderStepper(tiny_model.decoder, tiny_model.decoder.memory(features)), options
+        DecoderStepper(tiny_model.decoder, tiny_model.decoder.memory(features)), options, words
     )
     with torch.inference_mode(False), torch.no_grad():
         decoder = tiny_model.decoder.to(DEVICE)
         starts = upload(torch.full((5,), START), DEVICE)
         stepper = DecoderStepper(decoder, decoder.memory(upload(features, DEVICE)), starts)
         device.waits.clear()
-        found = search.__wrapped__(stepper, options)  # type: ignore[attr-defined]
+        found = search(stepper, options, words, evidence=True)
     assert [[h.tokens for h in photo] for photo in found] == [
         [h.tokens for h in photo] for photo in expected
     ]

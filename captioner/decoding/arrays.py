@@ -1,0 +1,53 @@
+"""Arrays of torch or of NumPy: the search is written once for both.
+
+The search uses what both libraries share (operators, indexing) and the functions of the Python
+array API standard (https://data-apis.org/array-api), which ``array-api-compat`` gives for both
+under the same names. Importing it does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.hardware import upload
+
+Array: TypeAlias = Any
+"""A torch tensor on any device, or a NumPy array."""
+
+
+def namespace(*arrays: Array) -> Any:
+    """The functions of the array API standard for these arrays."""
+    return array_api_compat.array_namespace(*arrays)
+
+
+def on_device(values: Any, dtype: Any, xp: Any, device: Any) -> Array:
+    """Values as an array of a library on its device, without waiting for the work queued there."""
+    array = xp.asarray(values, dtype=dtype)
+    return array if isinstance(array, np.ndarray) else upload(array, device)
+
+
+def to_numpy(array: Array) -> NDArray[Any]:
+    """Copy an array from its device, in float32 if NumPy lacks its type; no copy on the CPU."""
+    if isinstance(array, np.ndarray):
+        return array
+    if array.is_floating_point() and array.element_size() < 4:  # bfloat16
+        array = array.float()
+    return np.asarray(array.cpu())
+
+
+def top_k(values: Array, count: int) -> tuple[Array, Array]:
+    """The ``count`` largest values of every row and their indices, largest first: (..., count).
+
+    The standard has no such function. Which of several equal values is chosen is not defined.
+    """
+    if not isinstance(values, np.ndarray):
+        found = values.topk(count, dim=-1)
+        return found.values, found.indices
+    index = np.argpartition(values, -count, axis=-1)[..., -count:]
+    order = np.argsort(-np.take_along_axis(values, index, axis=-1), axis=-1, kind="stable")
+    index = np.take_along_axis(index, order, axis=-1)
+    return np.take_along_axis(values, index, axis=-1), index

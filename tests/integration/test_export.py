@@ -1,0 +1,287 @@
+"""``captioner export``, and the commands that run an exported folder without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.api import load
+from captioner.cli.main import FAILED, OK, USAGE, main
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data" / "coco_val"
+
+# Runs the command line where torch cannot be imported.
+_WITHOUT_TORCH = """
+import sys
+class NotInstalled:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "torchvision", "timm"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NotInstalled())
+from captioner.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "tiny"
+    assert main(["export", str(tiny.model), "-o", str(folder)]) == OK
+    return folder
+
+
+def run_without_torch(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _WITHOUT_TORCH, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def without_torch(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    done = run_without_torch(*arguments)
+    assert done.returncode == OK, done.stderr
+    return done
+
+
+def with_torch(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    assert main([*map(str, arguments)]) == OK
+    return capsys.readouterr().out
+
+
+def test_caption_writes_what_the_model_does(tiny, exported, capsys) -> None:
+    photos = sorted(tiny.photos.iterdir())
+    options = ("--num-captions", "2", "--format", "json")
+
+    done = without_torch("caption", *photos, "--model", exported, *options)
+
+    out = with_torch(capsys, "caption", *photos, "--model", tiny.model, *options)
+    one, other = json.loads(done.stdout), json.loads(out)
+    assert [[c["text"] for c in e["captions"]] for e in one] == [
+        [c["text"] for c in e["captions"]] for e in other
+    ]
+
+
+def test_what_needs_torch_is_one_line_where_it_is_missing(tiny, exported) -> None:
+    photo = tiny.photos / "1.png"
+
+    for arguments, problem in (
+        (("caption", photo, "--model", tiny.model), "needs torch, which is not installed"),
+        (("evaluate", "--images", tiny.photos, "--model", exported, "--faithfulness"), "weights"),
+    ):
+        done = run_without_torch(*arguments)
+
+        assert done.returncode == USAGE, done.stderr
+        assert problem in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+
+def test_an_output_file_is_written_and_resumed(tiny, exported, tmp_path) -> None:
+    output = tmp_path / "captions.jsonl"
+    options = ("--model", exported, "--format", "jsonl", "-o", output)
+
+    without_torch("caption", tiny.photos, *options)
+
+    assert len(output.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("words", [(), ("--words", "a dog runs")], ids=["own", "given"])
+def test_attend_draws(tiny, exported, tmp_path, words) -> None:
+    output = tmp_path / "attention.svg"
+
+    without_torch("attend", tiny.photos / "1.png", "--model", exported, "-o", output, *words)
+
+    assert "<svg" in output.read_text()
+
+
+@pytest.mark.slow
+def test_evaluate_reports_the_scores_of_the_model(tiny, exported, tmp_path) -> None:
+    reports = []
+    for model, run in ((exported, without_torch), (tiny.model, _in_process)):
+        report = tmp_path / f"{model.name}.json"
+        run(
+            "evaluate", "--annotations", tiny.captions, "--instances", tiny.instances,
+            "--images", tiny.photos, "--model", model, "-o", report,
+        )  # fmt: skip
+        reports.append(json.loads(report.read_text()))
+
+    one, other = reports
+    assert one["metrics"] == other["metrics"]
+    assert dict(_numbers(one["attention"])) == pytest.approx(
+        dict(_numbers(other["attention"])), rel=1e-4, abs=1e-5
+    )
+
+
+def _numbers(report: Any, *place: str | int) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The numbers in nested lists and dicts, by place."""
+    if isinstance(report, dict | list):
+        parts = report.items() if isinstance(report, dict) else enumerate(report)
+        for name, part in parts:
+            yield from _numbers(part, *place, name)
+    elif isinstance(report, int | float):
+        yield place, report
+
+
+def _in_process(*arguments: Any) -> None:
+    assert main([*map(str, arguments)]) == OK
+
+
+def test_info_describes_an_exported_folder(exported) -> None:
+    facts = json.loads(without_torch("info", "--model", exported, "--format", "json").stdout)
+
+    assert facts["exported"] == {"opset": 18, "precision": "fp32"}
+    assert (facts["encoder"], facts["grid"]) == ("timm/test_resnet", [2, 2])
+    assert facts["size_mb"] > 0
+
+
+@pytest.mark.slow
+def test_serve_answers_without_torch(tiny, exported) -> None:
+    command = [sys.executable, "-c", _WITHOUT_TORCH, "serve", "--port", "0", "--model", exported]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        found = None
+        while found is None:
+            line = server.stderr.readline()
+            assert line, "the server ended"
+            found = re.search(r"http://\S+", line)
+        photo = (tiny.photos / "1.png").read_bytes()
+        answer = httpx.post(f"{found[0]}/v1/captions", files={"image": photo}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["captions"][0]["text"]
+    finally:
+        os.kill(server.pid, signal.SIGINT)
+        server.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_an_8_bit_folder_captions(tiny, tmp_path, capsys) -> None:
+    folder = tmp_path / "int8"
+
+    out = with_torch(
+        capsys, "export", tiny.model, "-o", folder, "--int8", "--calibration", tiny.photos
+    )
+
+    assert re.search(r"int8: the same caption as float32 for \d of 4 calibration photos", out)
+    done = without_torch("caption", tiny.photos / "1.png", "--model", folder)
+    assert done.stdout
+    assert load(folder).precision == "int8"
+    facts = json.loads(without_torch("info", "--model", folder, "--format", "json").stdout)
+    assert facts["exported"]["precision"] == "int8"
+
+
+def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsys) -> None:
+    """With nothing but ONNX Runtime; a square photo, which is not cropped."""
+    noise = np.random.default_rng(2).integers(256, size=(50, 50, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "photo.jpg")
+    (tmp_path / "small").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # json.load(open(...))
+        exec(program, {})
+
+    assert (
+        tuple(capsys.readouterr().out.split())
+        == load(exported).caption("photo.jpg", beam_size=1).words
+    )
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["export"], USAGE, "--output"),
+        (["export", "{model}", "-o", "{exported}"], USAGE, "exists; give --force to replace it"),
+        (["export", "{exported}", "-o", "new"], FAILED, "is an exported model"),
+        (["export", "{model}", "-o", "new", "--int8"], USAGE, "--int8 and --calibration go toge"),
+        (["export", "{model}", "-o", "new", "--calibration", "{photo}"], USAGE, "go together"),
+        (
+            ["export", "{model}", "-o", "new", "--int8", "--calibration", "no.jpg"],
+            FAILED,
+            "no.jpg: no such file",
+        ),
+        (["export", "nowhere", "-o", "new"], FAILED, "does not exist"),
+        (["export", "{model}", "-o", "no/such/folder"], USAGE, "does not exist; create it first"),
+        (["caption", "{photo}", "--model", "{exported}", "--model", "{model}"], USAGE, "one kind"),
+        (["caption", "{photo}", "--model", "{exported}", "--precision", "bf16"], USAGE, "in fp32"),
+        (["attend", "{photo}", "--model", "{exported}", "--method", "grad_cam"], USAGE, "weights"),
+        (["push", "{exported}", "hf:user/name"], USAGE, "push the model folder that it was"),
+        (
+            ["evaluate", "--images", "{photos}", "--model", "{exported}", "--faithfulness"],
+            USAGE,
+            "--faithfulness needs the weights",
+        ),
+    ],
+)
+def test_what_is_refused_is_one_line(  # noqa: PLR0917
+    tiny, exported, tmp_path, monkeypatch, capsys, arguments, code, problem
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "model": tiny.model,
+        "exported": exported,
+        "photo": tiny.photos / "1.png",
+        "photos": tiny.photos,
+    }
+
+    assert main([word.format(**names) for word in arguments]) == code
+
+    said = capsys.readouterr().err
+    assert problem in said
+    assert said.count("\n") == 1
+
+
+def test_force_replaces_the_folder(tiny, exported, tmp_path, monkeypatch) -> None:
+    from captioner.export import folder
+
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes").write_text("old")
+
+    def copied(model: Any, attention: str, *files: Path) -> None:
+        for file in files:
+            file.write_bytes((exported / file.name).read_bytes())
+
+    monkeypatch.setattr(folder, "write_graphs", copied)
+
+    assert main(["export", str(tiny.model), "-o", str(tmp_path / "old"), "--force"]) == OK
+
+    assert {path.name for path in (tmp_path / "old").iterdir()} == {
+        "config.json",
+        "decoder.onnx",
+        "encoder.onnx",
+    }
+
+
+# --- the shipped model ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data/coco_val is not there")
+def test_the_shipped_model_captions_coco_val_as_with_torch(tmp_path) -> None:
+    assert main(["export", "-o", str(tmp_path / "shipped")]) == OK
+    photos = sorted((DATA / "images").rglob("*.jpg"))
+    models = load(precision="fp32"), load(tmp_path / "shipped")
+
+    for one, other in zip(*(model.stream(photos, batch_size=16) for model in models), strict=True):
+        (left,), (right,) = one.captions, other.captions
+        assert left.text == right.text, one.photo
+        assert abs(left.log_probs - right.log_probs).max() < 1e-4, one.photo
+        assert abs(left.alphas - right.alphas).max() < 1e-4, one.photo
