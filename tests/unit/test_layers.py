@@ -28,6 +28,8 @@ FLOORS = [
     ["model_folder"],
     ["inference"],
     ["api"],
+    ["bulk"],
+    ["ray"],
     ["evaluation"],
     ["training"],
     ["prepare"],
