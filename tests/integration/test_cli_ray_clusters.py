@@ -175,3 +175,35 @@ def test_callable_class_in_a_pipeline(photos, tiny) -> None:
     columns = "['caption', 'captions', 'error', 'path']"
     assert lines[:-1] == [f"{columns} {number}.png False None" for number in range(9)]
     assert lines[-1].startswith(f"{columns} broken True broken: not a supported image")
+
+
+FATAL_PHOTO = """
+import os, sys
+import captioner.ray
+from captioner.cli.main import main
+
+class Dies(captioner.ray._PartWriter):
+    def _write(self, part):
+        if part.number == 1:
+            os._exit(1)
+        return super()._write(part)
+
+captioner.ray._PartWriter, captioner.ray.RETRIES = Dies, 1
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, tmp_path) -> None:
+    """As a crash in a decoder would; otherwise the part would be tried without end."""
+    out = tmp_path / "out"
+
+    done = run(
+        FATAL_PHOTO, "caption", photos, "--engine", "ray", "--workers", 1, "--part-photos", 5,
+        "--model", tiny.model, "-o", out,
+    )  # fmt: skip
+
+    assert done.returncode == FAILED, done.stderr
+    assert "a worker died again and again" in done.stderr
+    assert "1 parts are missing, first part-00001.jsonl" in done.stderr
+    assert (out / "part-00000.jsonl").exists()
