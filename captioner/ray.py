@@ -262,7 +262,7 @@ def caption_parts(
 
 def _reason(error: Exception) -> str:
     """What went wrong, from one of Ray's long messages."""
-    if "ActorDied" in str(error) or isinstance(error, ray.exceptions.ActorError):
+    if isinstance(error, ray.exceptions.RayActorError) or "ActorDied" in str(error):
         return f"a worker died again and again, {RETRIES} times were allowed"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
