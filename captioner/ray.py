@@ -34,7 +34,7 @@ from captioner.bulk.inputs import Part, RemoteFile, part_from_json, read_part
 from captioner.bulk.job import JOB, Job, Output, Row, decode_rows, encode_rows, row_schema
 from captioner.config import SearchOptions
 from captioner.errors import CaptionerError, DataError
-from captioner.hardware import Precision
+from captioner.hardware import Precision, keep_freed_memory
 from captioner.model_config import SHIPPED_MODEL, fingerprint
 
 RETRIES = 20
@@ -339,6 +339,7 @@ class _PartWriter:
 
     def _load(self) -> Captioner:
         """Load the model, and work in the driver's folder, which relative names start at."""
+        keep_freed_memory(threads=True)  # as the command line does
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
         if self.model.fingerprints() != self.fingerprints:
