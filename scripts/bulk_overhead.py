@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Overhead of ``captioner caption --engine ray`` with one worker over the plain command.
 
-    python scripts/bulk_overhead.py assets/examples --photos 384 --pairs 3
+    python scripts/bulk_overhead.py assets/examples --photos 960 --pairs 3
 
-Copies of the photos are captioned by both, in turns. The time between the 192nd photo and the last
+Copies of the photos are captioned by both, in turns. The time between the 480th photo and the last
 is compared, so that starting Python, Ray and the model, which a large job does once, is left out
 and printed apart. On a shared machine only the ratio of neighbouring runs means something: the
 median of the pairs is printed, with their range.
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PART = 192
+PART = 480
 COMMAND = [sys.executable, "-m", "captioner", "caption"]
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Time both in turns and print the ratio of each pair."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--photos", type=int, default=384, help="a multiple of 192, at least 384")
+    parser.add_argument("--photos", type=int, default=960, help="a multiple of 480, at least 960")
     parser.add_argument("--pairs", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def copies(source: Path, folder: Path, count: int) -> Path:
 
 
 def time_plain(photos: Path, count: int) -> tuple[float, float]:
-    """Seconds from photo 192 to the last, and until photo 192."""
+    """Seconds from photo 480 to the last, and until photo 480."""
     start = time.monotonic()
     arguments = [str(photos), "--format", "jsonl"]
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE) as process:
