@@ -19,6 +19,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "evaluate": ("pycocoevalcap",),
     "hub": ("huggingface_hub",),
+    "ray": ("ray", "pyarrow", "fsspec"),
 }
 """Modules that are not always needed, by the extra that installs them. An extra that only one
 command needs has the command's name."""

@@ -17,6 +17,8 @@ from tqdm import tqdm
 
 from captioner.cli.caption_formats import WRITERS, Entry, choose_format, entry
 from captioner.cli.caption_journal import Journal, Plan, journal_path, open_journal, unfinished
+from captioner.cli.caption_ray import add_ray_options, refuse_ray_options
+from captioner.cli.caption_ray import run as run_on_ray
 from captioner.cli.caption_sidecars import Store, check_photos, choose_store
 from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
@@ -54,7 +56,9 @@ def parser() -> Parser:
         "standard output, or -)",
     )
     written.add_argument(
-        "--format", choices=list(WRITERS), help="output format (default: by the extension, or text)"
+        "--format",
+        choices=[*WRITERS, "parquet"],
+        help="output format (default: by the extension, or text; --engine ray: jsonl or parquet)",
     )
     written.add_argument(
         "--min-confidence",
@@ -87,12 +91,16 @@ def parser() -> Parser:
     )
     add_search_options(new)
     add_model_options(new)
+    add_ray_options(new)
     return new
 
 
 def main(argv: Sequence[str]) -> int:
     """Caption all photos; report those that failed."""
     options = parser().parse(argv)
+    if options.engine == "ray":
+        return _main_on_ray(options, argv)
+    refuse_ray_options(options)
     store = choose_store(options)
     target = _check(options)
     search = checked_search(options)
@@ -125,6 +133,13 @@ def main(argv: Sequence[str]) -> int:
             failures += len(failed)
     photos.report_skipped()
     return FAILED if failures else OK
+
+
+def _main_on_ray(options: Any, argv: Sequence[str]) -> int:
+    search = checked_search(options)
+    again = _Run(options, search, argv).command("--resume")
+    with _terminate_as_interrupt():
+        return run_on_ray(options, search, again)
 
 
 def _check(options: Any) -> Path | None:
@@ -280,7 +295,7 @@ class _Run:
                 warn(
                     f"{journal.saved} of {journal.total} photos are finished and kept in "
                     f"{journal_path(target)}; to continue{again}, run:\n  "
-                    f"{self._command('--resume')}"
+                    f"{self.command('--resume')}"
                 )
             raise
 
@@ -318,12 +333,12 @@ class _Run:
             if written and not self.options.force:
                 warn(
                     f"{written} captions are written; to continue, run:\n  "
-                    f"{self._command('--skip-existing')}"
+                    f"{self.command('--skip-existing')}"
                 )
             raise
         return len(photos) - len(usable) + len(failed)
 
-    def _command(self, option: str) -> str:
+    def command(self, option: str) -> str:
         """The command that was run, with one more option."""
         more = [] if option in self.argv else [option]
         return shlex.join(["captioner", "caption", *self.argv, *more])

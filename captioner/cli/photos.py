@@ -100,7 +100,7 @@ def find_photos(options: Any) -> Photos:
             "--from-file - reads names from standard input, so it cannot be a photo too; leave "
             "out one of them"
         )
-    listed = [] if options.from_file is None else _read_names(options.from_file)
+    listed = [] if options.from_file is None else read_names(options.from_file)
     photos = Photos()
     for argument in given:
         try:
@@ -179,7 +179,7 @@ def _add(photos: Photos, names: list[str], recursive: bool) -> None:
 # --- lists of names ------------------------------------------------------------------------------
 
 
-def _read_names(source: str) -> list[tuple[str, str]]:
+def read_names(source: str) -> list[tuple[str, str]]:
     """Return every name in a list, and its position for messages (``list.txt:3``)."""
     if format_by_name(source) is not None:
         raise ConfigError(

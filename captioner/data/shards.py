@@ -190,13 +190,24 @@ class HashedFile:
 
 
 def read_samples(file: HashedFile) -> Iterator[tuple[str, bytes, bytes]]:
-    """Name and bytes of each photo, and its JSON, in one pass."""
-    name, photo = "", b""
+    """Name and bytes of each photo, and its JSON, in one pass.
+
+    A sample's files may come in any order; WebDataset's own writer sorts them by extension. A
+    sample that lacks one of the two is left out.
+    """
+    key, name = "", ""
+    photo = fields = None
     with tarfile.open(fileobj=file, mode="r|", bufsize=_BLOCK) as tar:  # type: ignore[call-overload]
         for member in tar:
             content = tar.extractfile(member)
             data = b"" if content is None else content.read()
+            if (its_key := member.name.partition(".")[0]) != key:
+                if photo is not None and fields is not None:
+                    yield name, photo, fields
+                key, photo, fields = its_key, None, None
             if member.name.endswith(".json"):
-                yield name, photo, data
+                fields = data
             else:
                 name, photo = member.name, data
+    if photo is not None and fields is not None:
+        yield name, photo, fields

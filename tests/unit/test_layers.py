@@ -32,6 +32,8 @@ FLOORS = [
     ["onnx_engine", "torch_engine"],
     ["api"],
     ["export"],
+    ["bulk"],
+    ["ray"],
     ["evaluation"],
     ["training"],
     ["prepare"],

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import tarfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from toy_shards import PER_SHARD, PHOTOS, contents, copied, grey_photos
 
 from captioner.data.coco import CaptionedImage
-from captioner.data.shards import MANIFEST, read_manifest
+from captioner.data.shards import MANIFEST, Shard, read_manifest, read_shard
 from captioner.errors import ConfigError, DataError
 from captioner.prepare.shards import write_shards
 
@@ -59,6 +60,60 @@ def test_a_shard_is_what_webdataset_reads(images: list[CaptionedImage], folder: 
             seen.append(image.image_id)
     assert sorted(seen) == sorted(by_id)
     assert seen != sorted(seen)  # shuffled
+
+
+@pytest.fixture(scope="module")
+def webdataset() -> Any:
+    """The library itself; its imports warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("webdataset")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it closes nothing
+def test_webdataset_reads_our_shards(
+    images: list[CaptionedImage], folder: Path, webdataset: Any
+) -> None:
+    paths = [str(path) for path in sorted(folder.glob("*.tar"))]
+    by_id = {one.image_id: one for one in images}
+
+    samples = list(webdataset.WebDataset(paths, shardshuffle=False, empty_check=False))
+
+    assert sorted(int(sample["__key__"]) for sample in samples) == sorted(by_id)
+    for sample in samples:
+        image = by_id[int(sample["__key__"])]
+        assert sample["png"] == image.path.read_bytes()
+        assert json.loads(sample["json"])["captions"] == list(image.captions)
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png"])  # its members are sorted: .json is between
+def test_we_read_the_shards_of_webdataset(
+    images: list[CaptionedImage], extension: str, tmp_path: Path, webdataset: Any
+) -> None:
+    """A shard of its TarWriter, with the manifest that our own command would write."""
+    path = tmp_path / "shard-000000.tar"
+    with webdataset.TarWriter(str(path)) as writer:
+        for image in images:
+            about = {
+                "image_id": image.image_id,
+                "file_name": image.path.name,
+                "captions": list(image.captions),
+            }
+            writer.write(
+                {
+                    "__key__": f"{image.image_id:012d}",
+                    extension: image.path.read_bytes(),
+                    "json": about,
+                }
+            )
+    content = path.read_bytes()
+    shard = Shard(path.name, len(images), len(content), hashlib.sha256(content).hexdigest())
+
+    found = list(read_shard(path, shard))
+
+    assert [one.image_id for one in found] == [one.image_id for one in images]
+    assert [one.data for one in found] == [one.path.read_bytes() for one in images]
+    assert [one.file_name for one in found] == [one.path.name for one in images]
 
 
 def test_the_members_keep_the_file_s_own_extension(folder: Path):

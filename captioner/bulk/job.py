@@ -1,0 +1,287 @@
+"""The output folder of a bulk job: numbered parts, each written completely or not at all.
+
+    FOLDER/job.json          written first: settings, and a digest of the inputs and their parts
+    FOLDER/part-00000.jsonl  one row per photo of part 0, with captions or an error
+    FOLDER/done.json         written last: number of photos, and of those that failed
+
+A part is renamed into place on a disk, and put in one request into object storage; both are atomic.
+What a part holds is fixed by ``job.json``, so a part that exists is finished, and one that is
+computed twice, after a worker or the driver was killed, replaces itself. The result has each photo
+exactly once.
+
+Two drivers: on a disk the second one is refused (a lock). In object storage only one can create
+``job.json``; if both resume the same job, they do the same work twice, with the same result. A
+worker writes only while ``job.json`` is its own, so one left over from a job that was started over
+(``--force``) writes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fsspec.core import url_to_fs
+
+from captioner.bulk.inputs import Part, digest, local_folder
+from captioner.errors import ConfigError, DataError
+from captioner.files import atomic_write, write_lock
+
+JOB, DONE = "job.json", "done.json"
+VERSION = 1
+_PART = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
+
+Row = dict[str, Any]
+"""``{"image": name, "captions": [...]}`` or ``{"image": name, "error": message}``."""
+
+
+class Output:
+    """A folder on a disk or in object storage; picklable."""
+
+    def __init__(self, url: str, format: str) -> None:  # noqa: A002
+        """Take the folder, and the parts' format: ``jsonl`` or ``parquet``."""
+        self.url, self.format = url.rstrip("/"), format
+
+    def part_name(self, number: int) -> str:
+        """File name of a part."""
+        return f"part-{number:05d}.{self.format}"
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a file; None if it does not exist."""
+        fs, folder = url_to_fs(self.url, use_listings_cache=False)
+        try:
+            data: bytes = fs.cat_file(f"{folder}/{name}")
+        except FileNotFoundError:
+            return None
+        return data
+
+    def write(self, name: str, data: bytes, *, new: bool = False) -> None:
+        """Write a file atomically.
+
+        Args:
+            name: File name.
+            data: Its content.
+            new: Fail if it exists.
+
+        Raises:
+            FileExistsError: It exists.
+        """
+        folder = local_folder(self.url)
+        if folder is not None:
+            if new and Path(folder, name).exists():
+                raise FileExistsError(17, "File exists", name)
+            atomic_write(Path(folder, name), data)
+            return
+        fs, path = url_to_fs(self.url, use_listings_cache=False)
+        fs.pipe_file(f"{path}/{name}", data, mode="create" if new else "overwrite")
+
+    def names(self) -> list[str]:
+        """Names of the files; empty if there is no folder."""
+        fs, folder = url_to_fs(self.url, use_listings_cache=False)
+        try:
+            listed = fs.ls(folder, detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(one).rstrip("/").rpartition("/")[2] for one in listed]
+
+    def finished(self) -> set[int]:
+        """Numbers of the finished parts."""
+        found = (_PART.fullmatch(name) for name in self.names())
+        return {int(match[1]) for match in found if match}
+
+    def clear(self) -> None:
+        """Remove a job; ``job.json`` last, so that an interruption leaves what can be resumed."""
+        fs, folder = url_to_fs(self.url, use_listings_cache=False)
+        names = self.names()
+        parts = [name for name in names if _PART.fullmatch(name)]
+        for name in (*(one for one in (DONE,) if one in names), *parts):
+            fs.rm_file(f"{folder}/{name}")
+        if JOB in names:
+            fs.rm_file(f"{folder}/{JOB}")
+
+
+class Job(NamedTuple):
+    """A job that this process may work on."""
+
+    output: Output
+    id: str
+    """Changes when a job is started over."""
+    parts: Sequence[Part]
+    missing: Sequence[Part]
+    """Parts that are not finished."""
+
+    def finish(self, counts: Mapping[int, tuple[int, int]]) -> dict[str, int]:
+        """Write ``done.json`` once all parts exist; return what it holds.
+
+        Args:
+            counts: For the parts of this run, the number of photos and of those that failed;
+                other parts are read.
+
+        Raises:
+            DataError: Parts are missing.
+        """
+        done = self.output.finished()
+        missing = [part.number for part in self.parts if part.number not in done]
+        if missing:
+            raise DataError(
+                f"{self.output.url}: {len(missing)} parts are missing (first: "
+                f"{self.output.part_name(missing[0])}); give --resume to continue"
+            )
+        photos = failed = 0
+        for part in self.parts:
+            counted = counts.get(part.number) or self._count(part.number)
+            photos, failed = photos + counted[0], failed + counted[1]
+        totals = {"parts": len(self.parts), "photos": photos, "failed": failed}
+        self.output.write(DONE, json.dumps(totals).encode() + b"\n")
+        return totals
+
+    def _count(self, number: int) -> tuple[int, int]:
+        data = self.output.read(self.output.part_name(number)) or b""
+        rows = decode_rows(data, self.output.format)
+        return len(rows), sum(row.get("error") is not None for row in rows)
+
+
+@contextmanager
+def open_job(
+    output: Output,
+    parts: Sequence[Part],
+    settings: Mapping[str, Any],
+    *,
+    resume: bool,
+    force: bool,
+) -> Iterator[Job]:
+    """Start a job, or continue an interrupted one.
+
+    Args:
+        output: Where the parts go.
+        parts: The inputs.
+        settings: All that the captions depend on besides the photos; by option name.
+        resume: Continue, if there is something to continue.
+        force: Remove what the folder holds of another job.
+
+    Raises:
+        ConfigError: The folder has a job and neither was given, or the job had other inputs or
+            settings.
+        DataError: Another process works on it.
+    """
+    folder = local_folder(output.url)
+    if folder is None:
+        yield _opened(output, parts, settings, resume=resume, force=force)
+        return
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ConfigError(f"-o {output.url} is a file; give a folder")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with write_lock(folder):
+        yield _opened(output, parts, settings, resume=resume, force=force)
+
+
+def _opened(
+    output: Output, parts: Sequence[Part], settings: Mapping[str, Any], *, resume: bool, force: bool
+) -> Job:
+    now = {
+        "version": VERSION,
+        "settings": json.loads(json.dumps(dict(settings))),
+        "inputs": digest(parts),
+        "parts": len(parts),
+    }
+    held = output.read(JOB)
+    if held is not None and not force:
+        before = json.loads(held)
+        if not resume:
+            raise ConfigError(
+                f"{output.url} has a job ({len(output.finished())} of {before.get('parts')} parts "
+                "are finished); give --resume to continue it, --force to start over, or another "
+                "folder"
+            )
+        _check_same(output.url, before, now)
+        done = output.finished()
+        missing = [part for part in parts if part.number not in done]
+        return Job(output, before["id"], parts, missing)
+    if force:
+        output.clear()
+    elif strangers := output.finished():
+        raise ConfigError(
+            f"{output.url} has {len(strangers)} parts but no {JOB}; give another folder, or "
+            "--force to replace them"
+        )
+    now["id"] = secrets.token_hex(8)
+    try:
+        output.write(JOB, json.dumps(now, indent=1).encode() + b"\n", new=True)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{output.url}: another process has just started a job there; wait for it, or give "
+            "another folder"
+        ) from error
+    return Job(output, now["id"], parts, parts)
+
+
+def _check_same(url: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    start_over = "or start over with --force"
+    if before.get("version") != VERSION:
+        raise ConfigError(f"{url} is not from this version of captioner; {start_over[3:]}")
+    for name, value in now["settings"].items():
+        if before["settings"].get(name) != value:
+            raise ConfigError(
+                f"cannot resume {url}: {name} was {before['settings'].get(name)} and is now "
+                f"{value}; give the same options, {start_over}"
+            )
+    if before["inputs"] != now["inputs"]:
+        raise ConfigError(
+            f"cannot resume {url}: the inputs have changed ({before['parts']} parts then, "
+            f"{now['parts']} now); give the same photos in the same order, {start_over}"
+        )
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def encode_rows(rows: Sequence[Row], format: str) -> bytes:  # noqa: A002
+    """The bytes of a part."""
+    if format == "jsonl":
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        # Names that are not valid Unicode become JSON's own escapes.
+        return "".join(lines).encode("utf-8", "backslashreplace")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{**row, "image": _valid(row["image"])} for row in rows]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=row_schema()), buffer)
+    return buffer.getvalue()
+
+
+def _valid(name: str) -> str:
+    """A name as valid Unicode."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def decode_rows(data: bytes, format: str) -> list[Row]:  # noqa: A002
+    """The rows of a part."""
+    if format == "jsonl":
+        return [json.loads(line) for line in data.split(b"\n") if line]
+    import pyarrow.parquet as pq
+
+    rows: list[Row] = pq.read_table(io.BytesIO(data)).to_pylist()
+    return rows
+
+
+def row_schema() -> Any:
+    """The columns of a Parquet part: ``image``, ``captions``, ``error``."""
+    import pyarrow as pa
+
+    caption = pa.struct(
+        [
+            ("text", pa.string()),
+            ("words", pa.list_(pa.string())),
+            ("log_prob", pa.float64()),
+            ("log_probs", pa.list_(pa.float64())),
+        ]
+    )
+    return pa.schema(
+        [("image", pa.string()), ("captions", pa.list_(caption)), ("error", pa.string())]
+    )

@@ -1,0 +1,361 @@
+"""``captioner caption --engine ray``: the same captions, each photo once, whatever is killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.cli.main import FAILED, USAGE, main
+
+pytest.importorskip("ray")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+PHOTOS = 23
+
+
+def make_photos(folder: Path, count: int) -> Path:
+    """Tiny photos, one of them broken."""
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(256, size=(count, 12, 16, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "7.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be written to."""
+    return make_photos(tmp_path_factory.mktemp("ray") / "photos", PHOTOS)
+
+
+def command(model: Path, *arguments: object) -> list[str]:
+    options = ["--engine", "ray", "--workers", "1", "--model", model, "--batch-size", "4"]
+    return ["caption", *map(str, [*arguments, *options])]
+
+
+@pytest.fixture
+def caption(tiny: SimpleNamespace, capsys: Any) -> Callable[..., tuple[int, str, str]]:
+    """``caption("photos", "-o", "out")`` on Ray: exit code, standard output and error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main(command(tiny.model, *arguments))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of all parts in order, as JSON Lines have them."""
+    parts = sorted(folder.glob("part-*"))
+    if parts and parts[0].suffix == ".jsonl":
+        return [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def plain_rows(model: Path, *inputs: object) -> list[dict[str, Any]]:
+    """What the plain command writes."""
+    options = ["--format", "jsonl", "--model", str(model), "--batch-size", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "captioner", "caption", *map(str, inputs), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# --- without a cluster ---
+
+
+def test_the_plain_engine_refuses_the_options(tiny, capsys) -> None:
+    code = main(["caption", str(tiny.photos), "--workers", "2"])
+    assert (code, capsys.readouterr().err) == (
+        USAGE,
+        "captioner: --workers is for --engine ray; add it, or leave this option out\n",
+    )
+    assert main(["caption", str(tiny.photos), "--format", "parquet", "-o", "x"]) == USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--engine ray writes a folder of parts; give -o FOLDER"),
+        (("-o", "x.jsonl"), "--engine ray writes a folder of parts; -o x.jsonl is a file"),
+        (("-o", "x", "--format", "csv"), "--engine ray writes jsonl or parquet, not csv"),
+        (("-o", "x", "--sidecar", "txt"), "--sidecar cannot be combined with --engine ray"),
+        (("-o", "x", "--part-photos", "0"), "--part-photos is 0; give 1 or more"),
+        (("-o", "x", "--worker-cpus", "-1"), "--worker-cpus is -1.0; give 0 or more"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    arguments, message, caption, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert caption("photos", *arguments) == (USAGE, "", f"captioner: {message}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_input_that_does_not_exist_stops_the_job(caption, tmp_path) -> None:
+    code, _, err = caption(tmp_path / "no*.tar", "-o", tmp_path / "out")
+    assert code == FAILED
+    assert "no file matches this pattern" in err
+
+
+def test_without_ray_the_error_names_the_extra(photos, caption, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("captioner.extras.EXTRAS", {"ray": ("no_such_ray",)})
+    code, _, err = caption(photos, "-o", tmp_path / "out")
+    assert (code, err) == (
+        USAGE,
+        "captioner: --engine ray needs no_such_ray; run: pip install 'captioner[ray]'\n",
+    )
+
+
+# --- with a cluster of this machine ---
+
+
+@pytest.mark.slow
+def test_captions_equal_the_plain_command_s(photos, tiny, caption, tmp_path, monkeypatch) -> None:
+    """A folder with relative names; JSON Lines, then Parquet; refusals and a job that is done."""
+    monkeypatch.chdir(photos.parent)
+    out = tmp_path / "out"
+    expected = plain_rows(tiny.model, "photos")
+
+    code, printed, err = caption("photos", "-o", out, "--part-photos", "8")
+
+    rows = read_rows(out)
+    assert (code, printed) == (FAILED, "")
+    assert f"{out}: 23 photos in 3 parts; 1 failed, their rows have an error" in err
+    assert "part-00000.jsonl: photos/7.png: " in err
+    assert [row["image"] for row in rows] == [f"photos/{number}.png" for number in range(PHOTOS)]
+    assert [row for row in rows if "error" not in row] == expected
+    assert json.loads((out / "done.json").read_text()) == {"parts": 3, "photos": 23, "failed": 1}
+    assert {path.name for path in out.iterdir()} == {
+        "job.json", "done.json", *(f"part-0000{number}.jsonl" for number in range(3)),
+    }  # fmt: skip
+
+    # What is there is neither overwritten nor mixed with another job.
+    same = ("photos", "-o", out, "--part-photos", "8")
+    assert "give --resume to continue it, --force to start over" in caption(*same)[2]
+    code, _, err = caption(*same, "--resume")
+    assert (code, err) == (
+        FAILED,
+        f"captioner: {out} is complete; --force captions the photos again\n",
+    )
+    (out / "done.json").unlink()
+    (out / "part-00001.jsonl").unlink()
+    for changed, problem in (
+        (("--beam-size", "1"), "--beam-size was 2 and is now 1"),
+        (("--model", tiny.twin), "--model was"),
+        ((photos / "1.png",), "the inputs have changed (3 parts then, 3 now)"),
+    ):
+        code, _, err = caption(*changed, *same, "--resume")
+        assert (code, problem in err) == (USAGE, True), err
+    first = (out / "part-00000.jsonl").stat().st_mtime_ns
+    assert caption(*same, "--resume")[0] == FAILED
+    assert read_rows(out) == rows
+    assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
+
+    assert caption(*same, "--force", "--format", "parquet")[0] == FAILED
+    assert read_rows(out) == rows
+    assert not list(out.glob("*.jsonl"))
+
+
+@pytest.mark.slow
+def test_parquet_tars_and_lists(photos, tiny, caption, tmp_path) -> None:
+    names = [photos / f"{number}.png" for number in range(PHOTOS)]
+    expected = [row["captions"] for row in plain_rows(tiny.model, photos)]
+    rows = [{"id": f"photo {n}", "image": name.read_bytes()} for n, name in enumerate(names)]
+    data = tmp_path / "data"
+    data.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), data / "a.parquet", row_group_size=5)
+    write_tar(data / "b.tar", names)
+    cut = (data / "b.tar").read_bytes()
+    (data / "c.tar").write_bytes(cut[: len(cut) // 3])
+    (tmp_path / "list.txt").write_text("".join(f"{name}\n" for name in [*names, "missing.png"]))
+    out = tmp_path / "out"
+
+    code, _, err = caption(
+        data, "--from-file", tmp_path / "list.txt", "-o", out,
+        "--part-photos", "10", "--key-column", "id",
+    )  # fmt: skip
+
+    assert code == FAILED, err
+    found = [read_rows_of(part) for part in sorted(out.glob("part-*"))]
+    assert [len(part) for part in found[:4]] == [10, 10, 3, 23]
+    parquet, tar, torn, listed = found[0] + found[1] + found[2], found[3], found[4], found[5:]
+    assert [row["image"] for row in parquet] == [f"photo {number}" for number in range(PHOTOS)]
+    assert [row["image"] for row in tar] == [f"{data}/b.tar/{n:06}.png" for n in range(PHOTOS)]
+    all_listed = [row for part in listed for row in part]
+    for part in (parquet, tar, all_listed):
+        assert [row["captions"] for row in part if "captions" in row] == expected
+    assert [row["image"] for row in all_listed] == [*map(str, names), "missing.png"]
+    assert "no such file" in all_listed[-1]["error"]
+    assert "the tar file is damaged here" in torn[-1]["error"]
+    whole = [row.get("captions") for row in tar]
+    assert len(torn) > 4
+    assert [row.get("captions") for row in torn[:-1]] == whole[: len(torn) - 1]
+
+
+def read_rows_of(part: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in part.read_text().splitlines()]
+
+
+def write_tar(path: Path, photos: list[Path]) -> None:
+    """As WebDataset writes them: a photo and its JSON under one key."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, photo in enumerate(photos):
+            for suffix, content in (("png", photo.read_bytes()), ("json", b"{}")):
+                info = tarfile.TarInfo(f"{number:06}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+# --- kills ---
+
+
+def start(model: Path, photos: Path, out: Path) -> subprocess.Popen[str]:
+    """The command as a process of its own, one photo to a part."""
+    arguments = command(model, photos, "-o", out, "--part-photos", "1", "--resume")
+    return subprocess.Popen(
+        [sys.executable, "-m", "captioner", *arguments], stderr=subprocess.PIPE, text=True
+    )
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and theirs."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(folder.name))
+    found, waiting = [], [pid]
+    while waiting:
+        new = children.get(waiting.pop(), [])
+        found += new
+        waiting += new
+    return found
+
+
+def workers(driver: int) -> list[int]:
+    """The actors that caption."""
+    found = []
+    for pid in descendants(driver):
+        try:
+            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if name.startswith(b"ray::") and b"_PartWriter" in name:
+            found.append(pid)
+    return found
+
+
+def wait_until(condition: Callable[[], Any], driver: subprocess.Popen[str]) -> Any:
+    """Wait for a condition; None if the driver ended before."""
+    until = time.monotonic() + 240
+    while time.monotonic() < until:
+        if found := condition():
+            return found
+        if driver.poll() is not None:
+            return None
+        time.sleep(0.02)
+    raise AssertionError("timeout")
+
+
+def kill(driver: subprocess.Popen[str], victim: str, out: Path, rng: random.Random) -> list[int]:
+    """Kill the driver or a worker a random time after the next part was finished.
+
+    Returns:
+        The processes that Ray has to end itself.
+    """
+    before = len(list(out.glob("part-*")))
+    wait_until(lambda: len(list(out.glob("part-*"))) > before, driver)
+    time.sleep(rng.uniform(0, 0.1))
+    started = descendants(driver.pid)
+    found = wait_until(lambda: workers(driver.pid), driver)
+    assert found, "the job was done before the kill"
+    if victim == "worker":
+        os.kill(rng.choice(found), signal.SIGKILL)
+        return []
+    driver.kill()
+    driver.communicate()
+    return started
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def run_with_kills(victims: list[str], model: Path, photos: Path, out: Path) -> None:
+    """Run the job; restart a killed driver at once, while its workers may still run."""
+    rng = random.Random(0)
+    driver = start(model, photos, out)
+    started: list[int] = []
+    try:
+        for victim in victims:
+            started += kill(driver, victim, out, rng)
+            if victim == "driver":
+                driver = start(model, photos, out)
+        started += descendants(driver.pid)
+        err = driver.communicate(timeout=300)[1]
+        assert driver.returncode == FAILED, err
+    finally:
+        if driver.poll() is None:
+            driver.send_signal(signal.SIGINT)
+            driver.communicate(timeout=60)
+        until = time.monotonic() + 180  # Ray's agents notice after a minute that the driver is gone
+        while remaining := [pid for pid in started if alive(pid)]:
+            assert time.monotonic() < until, remaining
+            time.sleep(0.2)
+
+
+def check_complete(out: Path, photos: Path, model: Path) -> None:
+    rows = read_rows(out)
+    assert Counter(row["image"] for row in rows) == Counter(str(one) for one in photos.iterdir())
+    assert texts(row for row in rows if "error" not in row) == texts(plain_rows(model, photos))
+    assert sum("error" in row for row in rows) == 1
+    assert json.loads((out / "done.json").read_text())["photos"] == len(rows)
+
+
+def texts(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    return {row["image"]: row["captions"][0]["text"] for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "driver"])
+def test_a_kill_loses_and_repeats_nothing(victim, tiny, tmp_path) -> None:
+    photos, out = make_photos(tmp_path / "photos", 60), tmp_path / "out"
+    run_with_kills([victim], tiny.model, photos, out)
+    check_complete(out, photos, tiny.model)
+
+
+@pytest.mark.stress
+def test_ten_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
+    photos, out = make_photos(tmp_path / "photos", 400), tmp_path / "out"
+    victims = ["worker", "driver"] * 5
+    random.Random(1).shuffle(victims)
+    run_with_kills(victims, tiny.model, photos, out)
+    check_complete(out, photos, tiny.model)

@@ -1,0 +1,209 @@
+"""``captioner caption --engine ray`` with object storage and with two machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.cli.main import FAILED, OK, USAGE, main
+
+ray = pytest.importorskip("ray")
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+server = pytest.importorskip("moto.server")
+pytest.importorskip("s3fs")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clusters") / "photos"
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(256, size=(9, 12, 16, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty bucket on an S3 server of this process."""
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3 = fsspec.filesystem("s3", skip_instance_cache=True)
+    s3.mkdir("bucket")
+    yield "s3://bucket"
+    running.stop()
+
+
+def put(url: str, photos: Path) -> None:
+    for photo in photos.iterdir():
+        with fsspec.open(f"{url}/{photo.name}", "wb") as file:
+            file.write(photo.read_bytes())
+
+
+def rows(url: str) -> list[dict[str, object]]:
+    fs, folder = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    fs.invalidate_cache()
+    parts = sorted(name for name in fs.ls(folder, detail=False) if "/part-" in name)
+    return [json.loads(line) for part in parts for line in fs.cat_file(part).splitlines()]
+
+
+@pytest.mark.slow
+def test_object_storage(bucket, photos, tiny, monkeypatch, capsys) -> None:
+    """Photos from S3 to S3; a job that continues, and one that another driver has just started."""
+    put(f"{bucket}/photos", photos)
+    with fsspec.open(f"{bucket}/photos/notes.txt", "wb") as file:
+        file.write(b"no photo")
+    out = f"{bucket}/captions"
+    command = [
+        "caption", f"{bucket}/photos", f"{bucket}/gone.jpg", "--engine", "ray", "--workers", "1",
+        "--model", str(tiny.model), "-o", out, "--part-photos", "4",
+    ]  # fmt: skip
+
+    assert main(command) == FAILED, capsys.readouterr().err
+
+    found = rows(out)
+    names = [f"{bucket}/photos/{number}.png" for number in range(9)] + [f"{bucket}/gone.jpg"]
+    assert [row["image"] for row in found] == names
+    assert [row["image"] for row in found if "error" in row] == [f"{bucket}/gone.jpg"]
+    assert main(["caption", str(photos), "--model", str(tiny.model), "--format", "jsonl"]) == OK
+    plain = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    texts = [[one["text"] for one in row["captions"]] for row in plain]
+    assert [[one["text"] for one in row["captions"]] for row in found[:-1]] == texts  # type: ignore[attr-defined]
+
+    # Continued: the part that is missing is written again, and nothing else.
+    fs, folder = fsspec.core.url_to_fs(out, use_listings_cache=False)
+    fs.rm_file(f"{folder}/done.json")
+    fs.rm_file(f"{folder}/part-00001.jsonl")
+    times = {name: fs.info(f"{folder}/{name}")["LastModified"] for name in ("part-00000.jsonl",)}
+    assert main([*command, "--resume"]) == FAILED
+    assert rows(out) == found
+    fs.invalidate_cache()
+    assert fs.info(f"{folder}/part-00000.jsonl")["LastModified"] == times["part-00000.jsonl"]
+
+    # Two drivers: only one can create job.json.
+    from captioner.bulk.job import Output
+
+    monkeypatch.setattr(Output, "read", lambda *_: None)
+    monkeypatch.setattr(Output, "finished", lambda *_: set())
+    capsys.readouterr()
+    assert main(command) == USAGE
+    assert "another process has just started a job there" in capsys.readouterr().err
+
+
+TWO_MACHINES = """
+import os, sys
+from ray.cluster_utils import Cluster
+from captioner.cli.main import main
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+)
+cluster.add_node(num_cpus=1)
+try:
+    code = main([*sys.argv[1:], "--ray-address", cluster.address])
+finally:
+    cluster.shutdown()
+sys.exit(code)
+"""
+
+PIPELINE = """
+import sys
+import ray, ray.data, captioner.ray
+folder, model = sys.argv[1:]
+ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
+photos = ray.data.read_binary_files(folder, include_paths=True)
+photos = photos.union(ray.data.from_items([{"bytes": b"no photo", "path": "broken"}]))
+done = photos.map_batches(
+    captioner.ray.Captions,
+    fn_constructor_args=(model,),
+    batch_size=4,
+    compute=ray.data.ActorPoolStrategy(size=1),
+)
+for row in sorted(done.take_all(), key=lambda row: row["path"]):
+    print(sorted(row), row["path"].rpartition("/")[2], row["caption"] is None, row["error"])
+"""
+
+
+def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A script as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "RAY_worker_niceness": "0"},
+    )
+
+
+@pytest.mark.slow
+def test_two_machines(photos, tiny, tmp_path) -> None:
+    """Two raylets with one CPU each; both workers are needed for the CPUs of two."""
+    out = tmp_path / "out"
+
+    done = run(
+        TWO_MACHINES, "caption", photos, "--engine", "ray", "--workers", 2, "--part-photos", 1,
+        "--model", tiny.model, "-o", out,
+    )  # fmt: skip
+
+    assert done.returncode == OK, done.stderr
+    found = rows(str(out))
+    assert [row["image"] for row in found] == [str(photos / f"{n}.png") for n in range(9)]
+    assert all("captions" in row for row in found)
+
+
+@pytest.mark.slow
+def test_callable_class_in_a_pipeline(photos, tiny) -> None:
+    """`captioner.ray.Captions` in ``map_batches``, with a photo that fails."""
+    done = run(PIPELINE, photos, tiny.model)
+
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    columns = "['caption', 'captions', 'error', 'path']"
+    assert lines[:-1] == [f"{columns} {number}.png False None" for number in range(9)]
+    assert lines[-1].startswith(f"{columns} broken True broken: not a supported image")
+
+
+FATAL_PHOTO = """
+import os, sys
+import captioner.ray
+from captioner.cli.main import main
+
+class Dies(captioner.ray._PartWriter):
+    def _write(self, part):
+        if part.number == 1:
+            os._exit(1)
+        return super()._write(part)
+
+captioner.ray._PartWriter, captioner.ray.RETRIES = Dies, 1
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, tmp_path) -> None:
+    """As a crash in a decoder would; otherwise the part would be tried without end."""
+    out = tmp_path / "out"
+
+    done = run(
+        FATAL_PHOTO, "caption", photos, "--engine", "ray", "--workers", 1, "--part-photos", 5,
+        "--model", tiny.model, "-o", out,
+    )  # fmt: skip
+
+    assert done.returncode == FAILED, done.stderr
+    assert "a worker died again and again" in done.stderr
+    assert "1 parts are missing, first part-00001.jsonl" in done.stderr
+    assert (out / "part-00000.jsonl").exists()

@@ -1,0 +1,176 @@
+"""Dividing inputs into parts, and the folder that parts are written to; without a cluster."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fsspec")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+from captioner.bulk.inputs import Columns, digest, divide, part_from_json, read_part  # noqa: E402
+from captioner.bulk.job import Output, decode_rows, encode_rows, open_job  # noqa: E402
+from captioner.errors import ConfigError, DataError  # noqa: E402
+
+
+def names(parts: list[Any]) -> list[list[str]]:
+    return [[photo.name for photo in read_part(part)] for part in parts]
+
+
+def test_folders_lists_and_patterns(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("p/10.jpg", "p/2.jpg", "p/notes.txt", "p/.hidden.jpg", "p/sub/1.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(b"x")
+
+    assert names(divide(["p/"], size=5)) == [["p/2.jpg", "p/10.jpg"]]
+    assert names(divide(["p"], size=2, recursive=True)) == [
+        ["p/2.jpg", "p/10.jpg"],
+        ["p/sub/1.png"],
+    ]
+    assert names(divide(["p/*.jpg", "gone.jpg"], size=9)) == [["p/2.jpg", "p/10.jpg", "gone.jpg"]]
+    with pytest.raises(DataError, match="no photos, Parquet or tar files; subfolders are not"):
+        divide([str(tmp_path)], size=1)
+
+
+def test_the_same_inputs_give_the_same_parts(tmp_path) -> None:
+    parts = divide([f"{number}.jpg" for number in range(7)], size=3)
+
+    assert [part.photos for part in parts] == [3, 3, 1]
+    assert [part_from_json(part.to_json()) for part in parts] == parts
+    assert digest(parts) == digest(divide([f"{number}.jpg" for number in range(7)], size=3))
+    assert digest(parts) != digest(divide([f"{number}.jpg" for number in range(7)], size=4))
+
+
+@pytest.mark.parametrize("group", [2, 5, 100])
+def test_rows_of_parquet_do_not_depend_on_row_groups(group, tmp_path) -> None:
+    path = str(tmp_path / "a.parquet")
+    rows = [{"id": n, "photo": b"%d" % n if n != 4 else None} for n in range(11)]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group)
+
+    parts = divide([path], size=3)
+    photos = [photo for part in parts for photo in read_part(part)]
+
+    assert [part.photos for part in parts] == [3, 3, 3, 2]
+    assert [photo.name for photo in photos] == [f"{path}/{n}" for n in range(11)]
+    assert [photo.source.read() for photo in photos if not photo.name.endswith("/4")] == [
+        b"%d" % n for n in range(11) if n != 4
+    ]
+    with pytest.raises(OSError, match="no image in this row"):
+        photos[4].source.read()
+    keyed = divide([path], size=99, columns=Columns("photo", "id"))
+    assert names(keyed) == [[str(n) for n in range(11)]]
+
+
+def test_columns_of_parquet(tmp_path) -> None:
+    def write(rows: list[dict[str, Any]]) -> str:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+        return str(tmp_path / "a.parquet")
+
+    hugging_face = write([{"image": {"bytes": b"x", "path": "x.jpg"}, "label": 1}])
+    assert names(divide([hugging_face], size=9)) == [[f"{hugging_face}/0"]]
+    paths = write([{"file_name": "x.jpg", "text": "a dog"}])
+    assert names(divide([paths], size=9)) == [["x.jpg"]]
+    two = write([{"left": b"x", "right": b"y"}])
+    with pytest.raises(ConfigError, match="could be left or right; give --image-column"):
+        divide([two], size=9)
+    with pytest.raises(ConfigError, match="no column middle; it has left, right"):
+        divide([two], size=9, columns=Columns("middle"))
+    Path(two).write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="cannot be read"):
+        divide([two], size=9)
+
+
+def test_samples_of_tars(tmp_path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("x/1.json", "x/1.jpg", "x/1.seg.png", "2.jpg", "2.txt", "notes", "3.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+
+    [part] = divide([str(tmp_path)], size=1)
+
+    assert part.photos is None
+    assert names([part]) == [[f"{tmp_path}/a.tar/x/1.jpg", f"{tmp_path}/a.tar/2.jpg"]]
+
+
+# --- the folder ---
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_are_read_as_written(kind) -> None:
+    caption = {"text": "a dog", "words": ["a", "dog"], "log_prob": -1.5, "log_probs": [-1.0, -0.5]}
+    rows = [{"image": "é.jpg", "captions": [caption]}, {"image": "\udcff.jpg", "error": "broken"}]
+
+    read = decode_rows(encode_rows(rows, kind), kind)
+
+    assert read[0]["captions"] == [caption]
+    assert [row.get("error") for row in read] == [None, "broken"]
+    assert read[0]["image"] == "é.jpg"
+    assert read[1]["image"] in ("\udcff.jpg", "\\udcff.jpg")
+
+
+def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
+    output = Output(str(tmp_path / "out"), "jsonl")
+    parts = divide(["a.jpg", "b.jpg"], size=1)
+    settings = {"--beam-size": 3}
+
+    with open_job(output, parts, settings, resume=False, force=False) as job:
+        output.write(output.part_name(0), b"{}\n")
+        with (
+            pytest.raises(DataError, match="another process is writing"),
+            open_job(output, parts, settings, resume=True, force=False),
+        ):
+            pass
+        with pytest.raises(DataError, match="1 parts are missing"):
+            job.finish({})
+    with open_job(output, parts, settings, resume=True, force=False) as again:
+        assert again.id == job.id
+        assert [part.number for part in again.missing] == [1]
+    for other, changed in ((parts, {"--beam-size": 4}), (parts[:1], settings)):
+        with (
+            pytest.raises(ConfigError, match="cannot resume"),
+            open_job(output, other, changed, resume=True, force=False),
+        ):
+            pass
+    with open_job(output, parts, settings, resume=True, force=True) as new:
+        assert new.id != job.id
+        assert output.finished() == set()
+
+
+def test_parts_without_a_job_are_not_mixed_with_new_ones(tmp_path) -> None:
+    (tmp_path / "part-00000.jsonl").write_text("{}\n")
+    with (
+        pytest.raises(ConfigError, match=r"1 parts but no job\.json"),
+        open_job(
+            Output(str(tmp_path), "jsonl"), divide(["a.jpg"], size=1), {}, resume=True, force=False
+        ),
+    ):
+        pass
+
+
+def test_a_worker_left_from_a_job_that_was_started_over_writes_nothing(tmp_path) -> None:
+    pytest.importorskip("ray")
+    from captioner.ray import Model, _PartWriter
+
+    output = Output(str(tmp_path), "jsonl")
+    parts = divide(["missing.jpg"], size=1)
+    options: dict[str, Any] = {"fingerprints": Model().fingerprints(), "options": {}, "folder": "."}
+    with open_job(output, parts, {}, resume=False, force=False) as old:
+        pass
+    with open_job(output, parts, {}, resume=False, force=True) as new:
+        pass
+
+    [problem] = _PartWriter(output, old.id, Model(), **options)({"part": [parts[0].to_json()]})[
+        "problem"
+    ]
+    assert "another process has started over with --force" in problem
+    assert output.finished() == set()
+    done = _PartWriter(output, new.id, Model(), **options)({"part": [parts[0].to_json()]})
+    assert (done["photos"], done["failed"], done["problem"]) == ([1], [1], [""])
+    assert output.finished() == {0}
