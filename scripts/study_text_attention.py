@@ -205,7 +205,7 @@ def draw_alignment(model: TextModel, number: int, path: Path) -> None:
 
     (found,) = read(model, [number])
     words, digits = spell(number), TARGET.decode(found.tokens)
-    alphas = found.alphas.float().numpy()  # (T, L)
+    alphas = found.alphas  # (T, L)
     figure, axes = plt.subplots(
         figsize=(0.34 * len(words) + 1.2, 0.28 * len(digits) + 1.6), layout="constrained"
     )

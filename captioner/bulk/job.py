@@ -280,6 +280,8 @@ def row_schema() -> Any:
             ("words", pa.list_(pa.string())),
             ("log_prob", pa.float64()),
             ("log_probs", pa.list_(pa.float64())),
+            ("confidence", pa.float64()),
+            ("doubtful", pa.list_(pa.int64())),
         ]
     )
     return pa.schema(

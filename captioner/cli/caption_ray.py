@@ -25,7 +25,7 @@ _OWN = (
     "ray_address",
 )  # fmt: skip
 """Options for this engine only."""
-_NOT_YET = ("annotations", "sidecar", "embed", "in_place", "skip_existing")
+_NOT_YET = ("annotations", "sidecar", "embed", "in_place", "skip_existing", "min_confidence")
 """Options for the plain command only."""
 
 

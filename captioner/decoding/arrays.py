@@ -36,7 +36,7 @@ def to_numpy(array: Array) -> NDArray[Any]:
         return array
     if array.is_floating_point() and array.element_size() < 4:  # bfloat16
         array = array.float()
-    return np.asarray(array.cpu())
+    return np.asarray(array.detach().cpu())
 
 
 def top_k(values: Array, count: int) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fsspec")
@@ -15,6 +16,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 from captioner.bulk.inputs import Columns, digest, divide, part_from_json, read_part  # noqa: E402
 from captioner.bulk.job import Output, decode_rows, encode_rows, open_job  # noqa: E402
+from captioner.caption import Caption  # noqa: E402
 from captioner.errors import ConfigError, DataError  # noqa: E402
 
 
@@ -104,7 +106,13 @@ def test_samples_of_tars(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_rows_are_read_as_written(kind) -> None:
-    caption = {"text": "a dog", "words": ["a", "dog"], "log_prob": -1.5, "log_probs": [-1.0, -0.5]}
+    caption = Caption(
+        words=("a", "dog"),
+        log_probs=np.array([-1.0, -0.5]),
+        alphas=np.full((2, 1, 1), 1.0),
+        gates=np.ones(2),
+        log_prob=-1.5,
+    ).as_dict()  # a column for every key
     rows = [{"image": "é.jpg", "captions": [caption]}, {"image": "\udcff.jpg", "error": "broken"}]
 
     read = decode_rows(encode_rows(rows, kind), kind)
