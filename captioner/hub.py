@@ -62,7 +62,9 @@ def parse(name: str | Path, revision: str | None = None) -> HubModel:
     """
     repo, at, own = str(name).removeprefix(PREFIX).partition("@")
     if not _REPO.fullmatch(repo) or (at and not own):
-        raise ConfigError(f"{str(name)!r} is not a model of the hub; give hf:user/name@revision")
+        raise ConfigError(
+            f"{str(name)!r} is not a model of the hub; give hf:user/name or hf:user/name@revision"
+        )
     if revision and own and revision != own:
         raise ConfigError(f"{name} and revision {revision!r} contradict each other; give one")
     return HubModel(repo, own or revision)
@@ -188,7 +190,7 @@ def _errors(model: HubModel, *, offline: bool = False) -> Iterator[None]:
 
     Args:
         model: What is read or written.
-        offline: The caller asked for the cache only.
+        offline: Only the cache is used.
     """
     from huggingface_hub import constants, errors
 

@@ -41,7 +41,7 @@ _PRIVATE = (
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What a card says that the model folder does not hold."""
+    """Contents of a card that the model folder does not hold."""
 
     license: str | None = None
     """Identifier of the license, as the hub spells it: ``apache-2.0``."""
@@ -61,13 +61,13 @@ def write_card(folder: Path) -> None:
 
 
 def make_card(folder: Path, repo: str | None = None, options: CardOptions | None = None) -> str:
-    """The card of a model; its last line tells it from cards that were edited.
+    """The card of a model; its last line marks it as generated and not edited since.
 
     Args:
         folder: Model folder; if it is in its run folder, the settings of the run are listed. A copy
             keeps those that its generated card lists.
         repo: ``user/name`` of the model on the hub.
-        options: What else to say.
+        options: What the model folder does not hold.
 
     Raises:
         ConfigError: A report cannot be read.
@@ -255,7 +255,7 @@ _LIMITS = """## Limits
 The model describes photos like those that it was trained on; of other images it writes a sentence
 all the same. It repeats the biases of its training captions. Do not use it to describe, identify
 or judge people where it matters who they are, where a wrong caption does harm, or for alternative
-texts that nobody reviews.
+texts without review.
 
 Attention shows where the decoder looked, on a coarse grid of {grid} regions; it does not explain
 why a word was chosen. If the gate of a word is near 0, its map was hardly used."""

@@ -134,7 +134,7 @@ _LABELS = {"size_mb": "size (MB)", "vocabulary": "vocabulary (words)"}
 
 
 def _empty(value: Any) -> bool:
-    """Whether a value says that nothing was set, such as no style."""
+    """Whether a value means that nothing was set, such as no style."""
     return value is None or value in ("", (), [])
 
 

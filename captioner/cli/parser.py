@@ -268,7 +268,7 @@ def _elements(value: str, kind: Any) -> list[str]:
 
 
 class HelpFormatter(jsonargparse.DefaultHelpFormatter):
-    """Options with dashes, short names for values, and defaults that say something."""
+    """Options with dashes, short names for values, and no empty defaults."""
 
     options: Container[str] = ()
     """Names in Python of all options, which help texts may mention."""
@@ -314,7 +314,7 @@ class HelpFormatter(jsonargparse.DefaultHelpFormatter):
 
 
 def _value_name(action: Any) -> str:
-    """What stands for an option's value in the help, unless it has a ``metavar``."""
+    """Placeholder of an option's value in the help, unless it has a ``metavar``."""
     if action.choices is not None:
         return f"{{{','.join(map(str, action.choices))}}}"
     name = str(action.dest).rpartition(".")[2].upper()

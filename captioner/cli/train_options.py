@@ -136,7 +136,7 @@ _VALUES = {
     "search.forced_words": "WORDS",
     "search.banned_words": "WORDS",
 }
-"""What stands for a setting's value in the help, where the name does not say it."""
+"""Placeholders of values in the help, where the name of the setting is not clear enough."""
 
 
 def parse_with_model(parser: Parser, argv: Sequence[str]) -> jsonargparse.Namespace:

@@ -4,7 +4,7 @@
     colour   brightness, contrast and saturation, each by a random factor (Howard 2013,
              arXiv:1312.5402)
 
-Deviation: a caption describes the whole photo, so crops should be large (say 75% of the area, where
+Deviation: a caption describes the whole photo, so crops should be large (75% of the area, where
 classification uses 8%), and hue is kept: "a red shirt" must not turn green.
 
 The result depends only on seed, epoch and photo, so a run can be resumed anywhere.

@@ -26,7 +26,7 @@ from captioner.evaluation.bootstrap import interval, resample_weights
 _Floats = NDArray[np.float64]
 
 MIN_PHOTOS = 100
-"""Fewest photos to calibrate with: fewer say little about probabilities."""
+"""Fewest photos to calibrate with: from fewer, probabilities cannot be estimated."""
 
 BINS = 10
 """Bins of equal width for the calibration error and the diagram, as in Guo et al."""

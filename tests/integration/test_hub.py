@@ -190,9 +190,18 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
         ("hf:me/none", "hf:me/none does not exist, or is private; check the name, or log in with"),
         ("hf:other/secret", "hf:other/secret does not exist, or is private; check the name"),
         ("hf:me/pets@v9", "hf:me/pets has no revision 'v9'; give one of its branches, tags or"),
-        ("hf:pets", "'hf:pets' is not a model of the hub; give hf:user/name@revision"),
-        ("hf://me/pets", "'hf://me/pets' is not a model of the hub; give hf:user/name@revision"),
-        ("hf:me/pets@", "'hf:me/pets@' is not a model of the hub; give hf:user/name@revision"),
+        (
+            "hf:pets",
+            "'hf:pets' is not a model of the hub; give hf:user/name or hf:user/name@revision",
+        ),
+        (
+            "hf://me/pets",
+            "'hf://me/pets' is not a model of the hub; give hf:user/name or hf:user/name@revision",
+        ),
+        (
+            "hf:me/pets@",
+            "'hf:me/pets@' is not a model of the hub; give hf:user/name or hf:user/name@revision",
+        ),
         ("me/pets", "the model folder me/pets does not exist; give a folder with config.json and"),
     ],
 )
@@ -231,7 +240,7 @@ def test_a_token_without_the_right_to_write(hub, model, monkeypatch, capsys):
 
 
 def test_no_connection_and_not_in_the_cache(hub, monkeypatch, capsys):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # no server there
 
     assert main(["caption", str(PHOTO), "--model", "hf:me/pets"]) == FAILED
 

@@ -17,11 +17,11 @@ def test_evidence_is_collected_on_request_only() -> None:
     options = SearchOptions(beam_size=2, max_length=4)
 
     [[plain]] = search(TableStepper([random_table(0, 4)]), options)
-    [[told]] = search(TableStepper([random_table(0, 4)]), options, evidence=True)
+    [[with_evidence]] = search(TableStepper([random_table(0, 4)]), options, evidence=True)
 
     assert plain.evidence is None
-    assert told.tokens == plain.tokens
-    assert told.evidence is not None
+    assert with_evidence.tokens == plain.tokens
+    assert with_evidence.evidence is not None
 
 
 def test_entropies_are_those_of_the_distributions_that_the_words_came_from() -> None:
