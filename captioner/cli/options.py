@@ -48,7 +48,7 @@ SEARCH_GROUPS = {
     ),
     "sampling": ("temperature", "top_k", "top_p", "seed"),
     "constraints": (
-        "min_length", "max_length", "block_ngrams", "block_repeats", "banned_words",
+        "min_length", "max_length", "rare_words", "block_ngrams", "block_repeats", "banned_words",
         "guard_endings", "style",
     ),
 }  # fmt: skip

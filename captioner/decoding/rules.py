@@ -1,6 +1,7 @@
-"""Rules on the next word: length limits, repeated n-grams and words, banned words, bad endings.
+"""Rules on the next word: length limits, repetition, banned words, bad endings, rare words.
 
-A rule only sets log-probabilities to -inf, so that every other word keeps the model's probability.
+A rule sets log-probabilities to -inf, so that every other word keeps the model's probability. Only
+the preference for rare words gives the search other probabilities; captions keep the model's.
 
 Notation: B photos, K beams, V vocabulary, T words so far.
 """
@@ -35,6 +36,24 @@ class Rules:
             on_device(tokens, xp.int64, xp, device)
             for tokens in (words.banned, words.repeatable, words.bad_endings)
         )
+        self.rarity = on_device(words.rarity, xp.float32, xp, device)
+
+    def favour_rare_words(self, log_probs: Array) -> Array:
+        """Log-probabilities, (B, K, V), that the search should use in place of the model's.
+
+        The same array unless ``rare_words`` is set.
+
+        Source: Menon et al. 2021 (arXiv:2007.07314), section 4.2, logit adjustment after training.
+        Deviation: frequencies follow from the ranks of the words.
+        """
+        if not self.options.rare_words:
+            return log_probs
+        xp = namespace(log_probs)
+        favoured = log_probs + self.options.rare_words * self.rarity
+        highest = xp.max(favoured, axis=-1, keepdims=True)
+        highest = xp.where(highest == -xp.inf, 0.0, highest)  # of a caption that cannot continue
+        total = xp.sum(xp.exp(favoured - highest), axis=-1, keepdims=True)
+        return favoured - highest - xp.log(xp.where(total > 0, total, 1.0))
 
     def forbid(self, log_probs: Array, tokens: Array) -> None:
         """Set the log-probabilities of forbidden words to -inf, in place.

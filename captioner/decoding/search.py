@@ -3,6 +3,7 @@
     beams = one empty caption per photo
     until every photo is finished:
         advance   the stepper scores every next word of every caption
+        favour    the scores of rare words rise, if the options require it
         forbid    the rules mask words that must not follow
         choose    the strategy keeps some of the continuations
 
@@ -94,7 +95,7 @@ class Hypothesis:
 
     tokens: list[int]
     token_log_probs: NDArray[np.float32]
-    """(T,)."""
+    """(T,) the model's, whatever the search preferred."""
     alphas: NDArray[np.float32]
     """(T, L)."""
     gates: NDArray[np.float32]
@@ -123,7 +124,7 @@ class _Finished(NamedTuple):
 
     photos: Array  # (B,)
     beams: Array  # (B, n) best first
-    scores: Array  # (B, n)
+    scores: Array  # (B, n) that the search used
     tokens: Array  # (B, n, T)
     candidates: Beams  # all that the beam holds
 
@@ -166,8 +167,9 @@ def search(
         advance = stepper.advance(last)
         # Before words are forbidden.
         entropies = entropy(advance.log_probs) if evidence else xp.zeros_like(advance.gates)
-        rules.forbid(advance.log_probs, beams.tokens)
-        choice = strategy.choose(_totals(beams, advance, stepper.end_token), beams, photos)
+        scores = rules.favour_rare_words(advance.log_probs)
+        rules.forbid(scores, beams.tokens)
+        choice = strategy.choose(_totals(beams, scores, stepper.end_token), beams, photos)
         records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
         beams = _extend(beams, choice, stepper.end_token)
         if t == options.max_length - 1:
@@ -186,7 +188,8 @@ def search(
             stepper.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    for photo, hypothesis in _trace(records, finished, stepper.end_token, evidence):
+    rescored = options.rare_words > 0
+    for photo, hypothesis in _trace(records, finished, stepper.end_token, evidence, rescored):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.
     if options.temperature == 0:
@@ -201,14 +204,14 @@ def _start(batch: int, xp: Any, device: Any) -> Beams:
     return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens)
 
 
-def _totals(beams: Beams, advance: Advance, end_token: int) -> Array:
+def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
     """Log-probability of every caption with every next word, (B, K, V).
 
     A finished caption has one continuation, another end token at no cost.
     """
     xp = namespace(beams.scores)
     unfinished = xp.where(beams.ended, -xp.inf, beams.scores)
-    totals = advance.log_probs + unfinished[..., None]
+    totals = log_probs + unfinished[..., None]
     totals[..., end_token] = xp.where(beams.ended, beams.scores, totals[..., end_token])
     return totals
 
@@ -299,9 +302,16 @@ def _rows(photos: Array, count: int) -> Array:
 
 
 def _trace(
-    records: list[_StepRecord], finished: list[_Finished], end_token: int, evidence: bool
+    records: list[_StepRecord],
+    finished: list[_Finished],
+    end_token: int,
+    evidence: bool,
+    rescored: bool,
 ) -> Iterator[tuple[int, Hypothesis]]:
-    """Trace the finished captions back through the steps; best first for each photo."""
+    """Trace the finished captions back through the steps; best first for each photo.
+
+    If the search was rescored, the probabilities that it used are not the model's.
+    """
     xp = namespace(finished[0].photos)
     photos = xp.concat([xp.repeat(f.photos, f.beams.shape[1]) for f in finished])  # (M,)
     beams = xp.concat([f.beams.reshape(-1) for f in finished])
@@ -342,8 +352,9 @@ def _trace(
         if score == -np.inf:  # only forbidden words were left
             continue
         length = tokens.index(end_token) if end_token in tokens else len(tokens)
-        log_probs, alphas, gates, entropies = (part[:length] for part in own)
         ended = length < len(tokens)
+        log_prob = float(own[0][: length + ended].sum(dtype=np.float64)) if rescored else score
+        log_probs, alphas, gates, entropies = (part[:length] for part in own)
         yield (
             photo,
             Hypothesis(
@@ -351,7 +362,7 @@ def _trace(
                 log_probs,
                 alphas,
                 gates,
-                score,
+                log_prob,
                 ended,
                 Evidence(entropies, *agreement) if evidence else None,
             ),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from captioner.config import SearchOptions
 from captioner.errors import OptionError
-from captioner.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, Vocabulary
+from captioner.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
 
 
 class SearchTokens(NamedTuple):
-    """Token ids of the words in the search options."""
+    """What the search options refer to in a vocabulary: token ids, and how rare each token is."""
 
     forced: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
     bad_endings: tuple[int, ...] = ()
     repeatable: tuple[int, ...] = ()
     """Words that may repeat if ``block_repeats`` is set."""
+    rarity: Sequence[float] = ()
+    """(V,) negative log-frequency of each token up to a constant, if ``rare_words`` is set."""
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
@@ -45,4 +49,16 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
         tuple(vocabulary.whole_words(endings)),
         tuple(vocabulary.whole_words(FUNCTION_WORDS if options.block_repeats else ())),
+        _rarity(len(vocabulary)) if options.rare_words else (),
     )
+
+
+def _rarity(size: int) -> tuple[float, ...]:
+    """Negative log-frequency of every token up to a constant, from its rank alone.
+
+    Words are sorted by frequency, so the law of Zipf and Mandelbrot, frequency proportional to
+    1 / (rank + 2.7), replaces counts that model folders do not hold. The end token, which every
+    training caption has, counts as the most frequent word.
+    """
+    first_word = len(SPECIAL_NAMES)
+    return tuple(math.log(max(token - first_word, 0) + 1 + 2.7) for token in range(size))

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from slow_search import Task, assert_same, brute_force, puzzles, slow_beam_search
 from table_stepper import (
     END,
+    Prefix,
+    Table,
     TableStepper,
     assert_true_to_its_path,
     constant_table,
@@ -24,6 +26,7 @@ from captioner.decoding.search import search
 from captioner.decoding.words import SearchTokens, encode_search_words
 from captioner.errors import ConfigError
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
+from captioner.vocabulary import END as END_OF_VOCABULARY
 
 # What each rule asks, in options and numbers of words.
 RULES = {
@@ -240,3 +243,60 @@ def test_what_is_no_single_word_is_refused(name, given, problem) -> None:
 def test_a_special_token_is_no_word(name) -> None:
     with pytest.raises(ConfigError):
         numbers_of(forced_words=[name])
+
+
+# --- Rare words ----------------------------------------------------------------------------------
+
+
+def favoured(table: Table, strength: float, rarity: np.ndarray) -> Table:
+    """The table that a search with ``rare_words`` sees, normalised in float64."""
+
+    def favoured_table(prefix: Prefix) -> np.ndarray:
+        scores = table(prefix).astype(np.float64) + strength * rarity
+        total = np.exp(scores).sum()
+        return (scores - np.log(total) if total > 0 else scores).astype(np.float32)
+
+    return favoured_table
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"beam_size": 1},
+        {"beam_size": 3, "num_captions": 3},
+        {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
+        {"beam_size": 3, "length_penalty": 1.0, "block_ngrams": 2, "min_length": 2},
+        {"temperature": 0.7, "top_p": 0.9, "num_captions": 3, "beam_size": 1},
+    ],
+)
+def test_rare_words_search_another_table_and_return_the_probabilities_of_the_model(more) -> None:
+    tables = [random_table(seed, 5, forbidden) for seed, forbidden in ((3, 0), (4, 0.3), (5, 0))]
+    rarity = np.log(np.array([3.7, 3.7, 4.7, 5.7, 6.7]))
+    options = SearchOptions(max_length=6, rare_words=0.8, **more)
+    words = SearchTokens(rarity=tuple(rarity))
+
+    found = search(TableStepper(tables), options, words)
+
+    expected = search(
+        TableStepper([favoured(table, 0.8, rarity) for table in tables]),
+        SearchOptions(max_length=6, **more),
+    )
+    plain = search(TableStepper(tables), SearchOptions(max_length=6, **more))
+    assert [own[0].tokens for own in found] != [own[0].tokens for own in plain]
+    for table, captions, others in zip(tables, found, expected, strict=True):
+        assert [own.tokens for own in captions] == [other.tokens for other in others]
+        for own in captions:
+            steps = [*own.tokens, END] if own.ended else own.tokens
+            log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
+            np.testing.assert_allclose(own.token_log_probs, log_probs[: len(own.tokens)], atol=1e-6)
+            np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
+
+
+def test_rarity_follows_the_rank_of_a_word_and_the_end_counts_as_the_most_frequent() -> None:
+    rarity = numbers_of(rare_words=0.1).rarity
+
+    assert len(rarity) == len(VOCABULARY)
+    first, second, *_ = VOCABULARY.encode(VOCABULARY.words)
+    assert rarity[END_OF_VOCABULARY] == rarity[first] == pytest.approx(np.log(3.7))
+    assert rarity[second] == pytest.approx(np.log(4.7))
+    assert numbers_of().rarity == ()
