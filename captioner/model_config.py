@@ -214,7 +214,7 @@ def not_a_config(folder: Path, error: Exception) -> ModelError:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A short hash of a model folder's config, weights and confidence.
+    """A short hash of a model folder's config, tokenizer, weights and confidence.
 
     Raises:
         ModelError: See `read_config`.
@@ -222,8 +222,8 @@ def fingerprint(folder: str | Path) -> str:
     path = find_model(folder)
     config = read_config(path)  # checks that the files are there
     digest = hashlib.sha256()
-    for name in (CONFIG, *weight_files(config), CONFIDENCE):
-        if not (path / name).exists():  # without confidence
+    for name in (CONFIG, TOKENIZER, *weight_files(config), CONFIDENCE):
+        if not (path / name).exists():  # without sub-words, without confidence
             continue
         with (path / name).open("rb") as file:
             while block := file.read(1 << 20):
