@@ -13,7 +13,7 @@ from torch import Tensor
 from toy_features import (
     BLOCK,
     PHOTOS,
-    SEEN,
+    PREPROCESSING,
     Plan,
     contents_of,
     encode,
@@ -164,7 +164,7 @@ def test_incomplete_features_of_another_fingerprint_are_refused(tmp_path, plan) 
 
 @pytest.mark.skipif(os.name == "nt", reason="no locks")
 def test_two_processes_do_not_fill_one_folder(tmp_path, plan) -> None:
-    first = FeatureWriter(tmp_path / "f", plan()).fill(encode, SEEN, BLOCK)
+    first = FeatureWriter(tmp_path / "f", plan()).fill(encode, PREPROCESSING, BLOCK)
     next(first)
 
     with pytest.raises(DataError, match="another process"):
@@ -187,7 +187,7 @@ def test_missing_bytes_shrink_as_rows_are_written(tmp_path, plan) -> None:
         return encode(pixels).repeat(1, 1, 1024)
 
     assert FeatureWriter(tmp_path / "f", large).missing_bytes == large.bytes
-    filling = FeatureWriter(tmp_path / "f", large).fill(wide, SEEN, BLOCK)
+    filling = FeatureWriter(tmp_path / "f", large).fill(wide, PREPROCESSING, BLOCK)
     next(filling)
     filling.close()
 
