@@ -35,7 +35,7 @@ def augmented(
 
 
 def edges(image: Image.Image) -> NDArray[np.float64]:
-    """Left, upper, right and lower edge of a crop of ``gradient``, as fractions of the photo's size."""
+    """Left, upper, right and lower edge of a crop of ``gradient``, as fractions of the photo."""
     pixels = np.asarray(image).astype(np.float64) / 255
     middle = pixels[HEIGHT // 2, :, 0], pixels[:, WIDTH // 2, 1]
     return np.array([middle[0][0], middle[1][0], middle[0][-1], middle[1][-1]])

@@ -1,4 +1,4 @@
-"""Attention grounding: known answers, slow oracles and invalid files.
+"""Attention grounding: known answers, brute force and invalid files.
 
 Most photos here are 12 x 8 pixels with a grid of 2 x 3, so a region is 4 x 4 pixels.
 """
@@ -283,7 +283,7 @@ grids = st.tuples(st.integers(1, 5), st.integers(1, 4))
 
 @given(masks(), regions(), grids)
 def test_coverage_is_the_common_area_of_pixels_and_regions(mask, region, grid) -> None:
-    """Compared with a slow loop over all pairs of a region and a pixel."""
+    """Compared with a loop over all pairs of a region and a pixel."""
     height, width = mask.shape
     expected = np.zeros(grid)
     tall = (region.bottom - region.top) * height / grid[0]
@@ -589,17 +589,17 @@ def test_entropy_covers_all_words(read) -> None:
 @pytest.mark.parametrize("text", ["a cat", "grass", ""])
 def test_nothing_to_measure(read, text: str) -> None:
     found = measure({1: caption(text, np.zeros((len(text.split()), *GRID)) + UNIFORM)}, read(DOG))
-    _nothing(found.summary(), names=int("cat" in text))
+    assert_nothing_measured(found.summary(), names=int("cat" in text))
 
 
 def test_no_captions(read) -> None:
     found = measure({}, read(DOG)).summary()
-    _nothing(found, names=0)
+    assert_nothing_measured(found, names=0)
     assert found["photos"] == 0
     assert found["entropy"] is found["entropy_even"] is found["movement"] is None
 
 
-def _nothing(found: dict[str, Any], names: int) -> None:
+def assert_nothing_measured(found: dict[str, Any], names: int) -> None:
     assert (found["names"], found["absent"], found["measured"]) == (names, names, 0)
     for key in ("correctness", "uniform", "centre", "shuffled", "ratio", "pointing",
                 "pointing_uniform", "pointing_centre", "gate"):  # fmt: skip
