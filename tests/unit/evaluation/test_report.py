@@ -95,12 +95,12 @@ def test_a_report_contains_scores_and_intervals() -> None:
 
 
 def test_new_captions_are_not_among_the_training_captions() -> None:
-    said = {FEW.good[i] for i in range(10)}
-    known = [text.upper() + "." for text in said]
+    captions = {FEW.good[i] for i in range(10)}
+    known = [text.upper() + "." for text in captions]
 
     report, _ = build(FEW.good, evaluator(), known)
 
-    new = sum(text not in said for text in FEW.good.values()) / 40
+    new = sum(text not in captions for text in FEW.good.values()) / 40
     assert 0 < report["statistics"]["new"] == new < 1
     assert build(FEW.good, evaluator(), [])[0]["statistics"]["new"] == 1
 

@@ -182,8 +182,10 @@ def plain(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Arra
 
 REFERENCES: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]]] = {
     "bahdanau": bahdanau,
-    "luong": lambda weights, regions, words: luong(weights, regions, words, fed=True),
-    "luong, not fed": lambda weights, regions, words: luong(weights, regions, words, fed=False),
+    "luong": lambda weights, regions, words: luong(weights, regions, words, input_feeding=True),
+    "luong, not fed": lambda weights, regions, words: luong(
+        weights, regions, words, input_feeding=False
+    ),
     "plain": plain,
 }
 REFERENCES |= {f"{kind}, norms": REFERENCES[kind] for kind in ("bahdanau", "luong", "plain")}
@@ -624,8 +626,8 @@ def test_initial_output_follows_word_frequencies(kind) -> None:
 
     decoder.init_output_bias(counts)
 
-    said = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
-    torch.testing.assert_close(said, (counts + 1) / (96 + V))
+    found = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
+    torch.testing.assert_close(found, (counts + 1) / (96 + V))
 
 
 # --- Norms ---------------------------------------------------------------------------------------

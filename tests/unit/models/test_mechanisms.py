@@ -223,15 +223,15 @@ def test_search_agrees_with_teacher_forcing(config: DecoderConfig, features: Ten
             words = [*found.tokens, END] if found.ended else found.tokens
             unrolled = decoder(memory, torch.tensor([[[START, *words[:-1]]]]))
             table = log_probs_of(decoder, unrolled)[0, 0]
-            said = table[torch.arange(len(words)), torch.tensor(words)]
+            expected = table[torch.arange(len(words)), torch.tensor(words)]
             length = len(found.tokens)
             for array, expected in (
-                (found.token_log_probs, said[:length]),
+                (found.token_log_probs, expected[:length]),
                 (found.alphas, unrolled.alphas[0, 0, :length]),
                 (found.gates, unrolled.gates[0, 0, :length]),
             ):
                 torch.testing.assert_close(torch.from_numpy(array), expected)
-            assert found.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
+            assert found.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
             assert not set(found.tokens) & {PAD, START, UNKNOWN}
 
 
@@ -251,20 +251,20 @@ def test_searching_a_batch_equals_single_photos(config: DecoderConfig, features:
 
 @with_photo_query
 def test_photo_queries_are_scored_once_per_photo(config: DecoderConfig, features: Tensor) -> None:
-    decoder, asked = build(config).eval(), []
+    decoder, scored = build(config).eval(), []
     assert isinstance(decoder.attention, OneMap)
     if config.query != "hidden":  # fixed vectors have no scorer
         decoder.attention.scorer.register_forward_pre_hook(
-            lambda _, args: asked.append(args[0].shape[0] * args[0].shape[1])
+            lambda _, args: scored.append(args[0].shape[0] * args[0].shape[1])
         )
     questions = {"self": [B * L], "mean": [B], "hidden": []}[config.query]
 
     memory = decoder.memory(features)
-    assert asked == questions
+    assert scored == questions
     caption_losses(decoder, memory, CAPTIONS)
     search(DecoderStepper(decoder, memory), OPTIONS)
 
-    assert asked == questions
+    assert scored == questions
 
 
 # --- Saving --------------------------------------------------------------------------------------

@@ -109,10 +109,10 @@ def test_fixed_context_depends_only_on_the_summary() -> None:
         unrolled = new.decoder(memory, TARGET[..., :-1])
         return new.decoder.readout(unrolled.embedded, *unrolled.outputs)
 
-    said = logits(text.features, text.summary)
+    expected = logits(text.features, text.summary)
 
-    torch.testing.assert_close(logits(torch.randn_like(text.features), text.summary), said)
-    assert not torch.allclose(logits(text.features, torch.randn_like(text.summary)), said)
+    torch.testing.assert_close(logits(torch.randn_like(text.features), text.summary), expected)
+    assert not torch.allclose(logits(text.features, torch.randn_like(text.summary)), expected)
 
 
 @pytest.mark.slow

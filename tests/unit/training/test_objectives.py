@@ -356,19 +356,20 @@ def test_rewards_use_the_photos_own_captions(monkeypatch: pytest.MonkeyPatch) ->
     """A batch is sorted by length, the photos are not."""
     photos = photos_of(WORDS)
     batch = batch_of(photos)
-    said = {photo.image.image_id: tuple(max(photo.tokens, key=len)[:-1]) for photo in photos}
+    own_caption = {photo.image.image_id: tuple(max(photo.tokens, key=len)[:-1]) for photo in photos}
     monkeypatch.setattr(
         objectives,
         "search",
         lambda stepper, options, **_: [
-            [hypothesis(said[number], True), hypothesis((11,), True)] for number in batch.image_ids
+            [hypothesis(own_caption[number], True), hypothesis((11,), True)]
+            for number in batch.image_ids
         ],
     )
     objective = objective_of(photos, samples=2, cider=0.0, bleu=1.0)
 
     weights = objective.tasks(model_of(WORDS), batch, batch.images, 0)[0].advantages()
 
-    assert batch.image_ids != tuple(said)
+    assert batch.image_ids != tuple(own_caption)
     assert weights[:, 0].min() > 0.9  # all n-grams match, against almost none
     torch.testing.assert_close(weights[:, 0], -weights[:, 1])
 

@@ -75,8 +75,8 @@ def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_pat
     assert model.stored.vocabulary.styles == ("plain", "loud")
     photos = sorted(Path(config.data.images[0]).glob("*.png"))
     for style, pattern in (("plain", "a {} square"), ("loud", "look {}")):
-        said = [model.caption(photo, style=style).text for photo in photos]
-        assert said == [pattern.format(photo.stem) for photo in photos]
+        captions = [model.caption(photo, style=style).text for photo in photos]
+        assert captions == [pattern.format(photo.stem) for photo in photos]
     assert model.caption(photos[0]).text == model.caption(photos[0], style="plain").text
     with pytest.raises(ConfigError, match="no style 'shy'"):
         model.caption(photos[0], style="shy")
