@@ -223,15 +223,15 @@ def test_search_agrees_with_teacher_forcing(config: DecoderConfig, features: Ten
             words = [*found.tokens, END] if found.ended else found.tokens
             unrolled = decoder(memory, torch.tensor([[[START, *words[:-1]]]]))
             table = log_probs_of(decoder, unrolled)[0, 0]
-            expected = table[torch.arange(len(words)), torch.tensor(words)]
+            log_probs = table[torch.arange(len(words)), torch.tensor(words)]
             length = len(found.tokens)
             for array, expected in (
-                (found.token_log_probs, expected[:length]),
+                (found.token_log_probs, log_probs[:length]),
                 (found.alphas, unrolled.alphas[0, 0, :length]),
                 (found.gates, unrolled.gates[0, 0, :length]),
             ):
                 torch.testing.assert_close(torch.from_numpy(array), expected)
-            assert found.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
+            assert found.log_prob == pytest.approx(log_probs.sum().item(), rel=1e-4)
             assert not set(found.tokens) & {PAD, START, UNKNOWN}
 
 
