@@ -21,6 +21,7 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.confidence import read_calibrator
 from captioner.errors import ModelError
 from captioner.model_config import CONFIDENCE, fingerprint
+from captioner.visualization.fonts import percent
 
 COUNT = 120
 
@@ -348,7 +349,7 @@ def test_unsure_in_python(own) -> None:
 def test_the_figure_and_the_page_show_the_confidence(own, tmp_path) -> None:
     model = load(own.calibrated, precision="fp32")
     caption = model.caption(own.photos[0])
-    shown = f"{100 * caption.confidence:.0f}%" if caption.confidence >= 0.0995 else "%"
+    shown = percent(caption.confidence)
     for name in ("figure.svg", "page.html"):
         assert (
             run("attend", own.photos[0], "--model", own.calibrated, "-o", tmp_path / name,
@@ -356,5 +357,5 @@ def test_the_figure_and_the_page_show_the_confidence(own, tmp_path) -> None:
             == OK
         )  # fmt: skip
 
-    assert f"confidence {shown}" in (tmp_path / "figure.svg").read_text() or shown == "%"
+    assert f"confidence {shown}" in (tmp_path / "figure.svg").read_text()
     assert f'"confidence":{round(caption.confidence, 4)}' in (tmp_path / "page.html").read_text()

@@ -109,7 +109,7 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(
     ]
 
 
-def test_a_folder_of_camera_raw_alone_says_so(folder, caption, capsys):
+def test_a_folder_with_only_camera_raw_is_an_error(folder, caption, capsys):
     (folder / "raw").mkdir()
     (folder / "raw" / "1.cr3").write_bytes(b"x")
 

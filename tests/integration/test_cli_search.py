@@ -112,10 +112,13 @@ def test_unbalanced_brackets_are_ignored_or_an_error(given: str, tiny, capsys) -
 
 
 def test_guard_endings(caption) -> None:
-    guarded = caption("--guard-endings", "--min-length", 2)
-    free = caption("--no-guard-endings", "--min-length", 2)
+    wide = ("--beam-size", 8, "--num-captions", 8, "--min-length", 4, "--max-length", 5)
 
-    assert free == caption("--min-length", 2)
+    guarded = caption("--guard-endings", *wide)
+    free = caption("--no-guard-endings", *wide)
+
+    assert free == caption(*wide)
+    assert any(words[-1] in BAD_ENDINGS for words in free)
     assert not any(words[-1] in BAD_ENDINGS for words in guarded)
 
 

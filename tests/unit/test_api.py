@@ -319,9 +319,9 @@ def test_invalid_methods_raise(captioner: Captioner, photos: list[Path]):
 
 
 def test_a_caption_keeps_a_small_copy_of_its_photo(captioner: Captioner, tmp_path: Path):
-    bgr = Image.Exif()
-    bgr[0x0112] = 6
-    Image.new("RGB", (900, 300), "blue").save(tmp_path / "x.jpg", exif=bgr)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (900, 300), "blue").save(tmp_path / "x.jpg", exif=exif)
 
     for caption in (
         captioner.caption(tmp_path / "x.jpg"),

@@ -95,6 +95,7 @@ MODULES = modules()
 
 def test_every_package_has_a_layer() -> None:
     assert {name.split(".")[0] for name in MODULES} == set(LAYER)
+    assert set(MODULES) >= FORBIDDEN.keys()
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -214,7 +214,7 @@ def indices(sampler: EpochSampler) -> list[list[int]]:
 
 @any_bucket
 @pytest.mark.parametrize(("size", "batch_size"), [(10, 4), (8, 4), (3, 5), (1, 1), (50, 4)])
-def test_an_epoch_holds_every_photo_once(size: int, batch_size: int, bucket: int):
+def test_an_epoch_has_every_photo_once(size: int, batch_size: int, bucket: int):
     sampler = sampler_of(size, batch_size, bucket=bucket)
     batches = indices(sampler)
     assert len(batches) == len(sampler) == sampler.batches == -(-size // batch_size)
@@ -225,7 +225,7 @@ def test_an_epoch_holds_every_photo_once(size: int, batch_size: int, bucket: int
         assert batches[: len(full)] == full
 
 
-def test_with_buckets_the_incomplete_batch_can_come_anywhere():
+def test_with_buckets_the_incomplete_batch_can_be_anywhere():
     sampler, places = sampler_of(10, 4, bucket=2), set()
     for sampler.epoch in range(30):
         places.add([len(batch) for batch in indices(sampler)].index(2))

@@ -94,7 +94,7 @@ SPLITS = [
 
 
 @pytest.mark.parametrize(("world", "workers", "batch_size"), SPLITS)
-def test_an_epoch_holds_every_photo_once(make: Make, world: int, workers: int, batch_size: int):
+def test_an_epoch_has_every_photo_once(make: Make, world: int, workers: int, batch_size: int):
     for epoch in (0, 1):
         ranks = [
             make(rank=r, world=world, workers=workers, batch_size=batch_size, epoch=epoch)

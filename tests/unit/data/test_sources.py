@@ -108,7 +108,7 @@ def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> N
 
 @each_kind
 @any_bucket
-def test_an_epoch_holds_every_photo_once_and_epochs_differ(
+def test_an_epoch_has_every_photo_once_and_epochs_differ(
     make: Make, kind: str, bucket: int
 ) -> None:
     source, orders = make(kind, bucket=bucket), []

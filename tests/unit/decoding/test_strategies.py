@@ -368,10 +368,10 @@ def test_top_k_and_top_p_keep_the_likeliest_words(sampling, kept) -> None:
 )
 def test_sampling_from_one_word_is_greedy(sampling) -> None:
     tables = [random_table(seed, 5) for seed in range(6)]
-    drawn = SearchOptions(beam_size=1, num_captions=2, max_length=6, **sampling)
+    sampled = SearchOptions(beam_size=1, num_captions=2, max_length=6, **sampling)
     (greedy, found) = (
         search(TableStepper(tables), SearchOptions(beam_size=1, max_length=6)),
-        search(TableStepper(tables), drawn),
+        search(TableStepper(tables), sampled),
     )
 
     for (one,), two in zip(greedy, found, strict=True):
@@ -390,13 +390,13 @@ def test_sampling_depends_on_both_seeds() -> None:
     table = random_table(2, 5)
     options = SearchOptions(beam_size=1, num_captions=8, max_length=5, temperature=1.0)
 
-    def drawn(seed: int, photo_seed: int) -> list[Hypothesis]:
+    def resample(seed: int, photo_seed: int) -> list[Hypothesis]:
         other = dataclasses.replace(options, seed=seed)
         return search(TableStepper([table]), other, seeds=[photo_seed])[0]
 
-    assert_identical(drawn(1, 2), drawn(1, 2))
+    assert_identical(resample(1, 2), resample(1, 2))
     different = {
-        str(tokens_of(drawn(seed, photo_seed))) for seed in range(4) for photo_seed in range(4)
+        str(tokens_of(resample(seed, photo_seed))) for seed in range(4) for photo_seed in range(4)
     }
     assert len(different) == 16  # (1, 2) is not (2, 1) either
 

@@ -128,7 +128,7 @@ def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = 
 
 
 def spot(**shares: float) -> Array:
-    """A map with the given shares, e.g. ``spot(r0c0=0.7)``; the last region gets the rest."""
+    """A map with the given weights, e.g. ``spot(r0c0=0.7)``; the last region gets the rest."""
     alpha = np.zeros(GRID)
     for place, share in shares.items():
         alpha[int(place[1]), int(place[3])] = share
@@ -415,7 +415,7 @@ def test_the_centre_by_hand(read) -> None:
 
 
 def test_only_the_part_that_was_seen_counts(read) -> None:
-    """The model saw the right two thirds, x from 4 to 12, as a grid of 1 x 2."""
+    """The crop is the right two thirds, x from 4 to 12, with a grid of 1 x 2."""
     region = CropBox(1 / 3, 0, 1, 1)
     one = caption("dog", [[[0.75, 0.25]]], crop_box=region)
 
@@ -552,7 +552,7 @@ def test_a_category_with_crowd_regions_only(read) -> None:
     assert (found.ignored, found.unseen, found.occurrences) == (1, 0, ())
 
 
-# --- The whole set -------------------------------------------------------------------------------
+# --- Summary -------------------------------------------------------------------------------------
 
 
 def test_every_name_is_counted_once(read) -> None:

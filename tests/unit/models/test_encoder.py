@@ -352,7 +352,7 @@ def test_a_model_whose_pooling_cannot_be_disabled() -> None:
     assert not any(name.startswith("head") for name, _ in encoder.named_parameters())
 
 
-def test_several_token_sets_are_no_grid() -> None:
+def test_models_with_several_token_sets_raise() -> None:
     name = "timm/crossvit_tiny_240"
     with pytest.raises(ConfigError, match="not one feature grid; use another encoder") as caught:
         Encoder(name, image_size=240).measure(240)

@@ -46,7 +46,7 @@ MUST_MATCH = {
     ),
     "training.batch_size",
     "training.seed",
-    # What is learned and saved.
+    # Objective, schedule and saved models.
     "training.objective",
     "training.ema_decay",
     *(

@@ -64,17 +64,17 @@ def one_hot(grid: tuple[int, int], *cells: tuple[int, int]) -> Caption:
 
 def positions_of(page: Image.Image, panel: Image.Image) -> list[tuple[int, int]]:
     """Upper left corners of all exact copies of a panel on a page."""
-    pixels, wanted = np.asarray(page), np.asarray(panel)
-    height, width = wanted.shape[:2]
+    pixels, expected = np.asarray(page), np.asarray(panel)
+    height, width = expected.shape[:2]
     across, down = pixels.shape[1] - width + 1, pixels.shape[0] - height + 1
     starts = np.ones((down, across), dtype=bool)
     for x in range(min(width, 8)):  # compare whole panels only where the first pixels match
-        starts &= (pixels[:down, x : x + across] == wanted[0, x]).all(axis=2)
+        starts &= (pixels[:down, x : x + across] == expected[0, x]).all(axis=2)
     rows, columns = np.nonzero(starts)
     return [
         (int(x), int(y))
         for y, x in zip(rows, columns, strict=True)
-        if (pixels[y : y + height, x : x + width] == wanted).all()
+        if (pixels[y : y + height, x : x + width] == expected).all()
     ]
 
 

@@ -20,7 +20,7 @@ from picture_helpers import (
     make_caption,
     noisy,
     one_hot,
-    places_of,
+    positions_of,
 )
 from PIL import Image, ImageSequence
 
@@ -69,8 +69,8 @@ def test_every_frame_interpolates_between_two_words_maps() -> None:
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
         alpha = interpolate(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
-        wanted = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
-        assert panel_of(frame, animation, photo.size).tobytes() == wanted.tobytes()
+        expected = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
+        assert panel_of(frame, animation, photo.size).tobytes() == expected.tobytes()
         assert frame.size == animation.size
         assert frame.mode == "RGB"
 
@@ -79,9 +79,9 @@ def test_every_frame_interpolates_between_two_words_maps() -> None:
 def test_a_one_hot_map_moves_between_regions_of_a_rotated_photo(
     tmp_path: Path, smooth: bool
 ) -> None:
-    turned = Image.Exif()
-    turned[0x112] = 6
-    flat((150, 60)).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "p.jpg", exif=turned)
+    exif = Image.Exif()
+    exif[0x112] = 6
+    flat((150, 60)).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "p.jpg", exif=exif)
     animation = animate(tmp_path / "p.jpg", one_hot(GRID, *CELLS), smooth=smooth)
     frames = list(animation.frames())
     for end, cell in zip(still_frames(animation), CELLS, strict=False):
@@ -185,8 +185,8 @@ def test_the_duration_follows_the_options(seconds: float, rate: int) -> None:
         frames_per_second=rate,
     )
     assert all(shot.frames > 0 for shot in animation._shots)
-    wanted = max(count * seconds, count / rate) + 2.0
-    assert animation.duration == pytest.approx(wanted, abs=1.5 / rate)
+    expected = max(count * seconds, count / rate) + 2.0
+    assert animation.duration == pytest.approx(expected, abs=1.5 / rate)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_an_empty_caption_is_the_photo_and_a_note(tmp_path: Path) -> None:
     photo = noisy((60, 40))
     animation = animate(photo, make_caption([]))
     frames = list(animation.frames())
-    assert len(places_of(frames[0], photo)) == 1
+    assert len(positions_of(frames[0], photo)) == 1
     assert (luma(frames[0])[45:] < 200).any()
     for ending in (".gif", ".webp", ".mp4"):
         animation.save(tmp_path / f"animation{ending}")

@@ -160,12 +160,14 @@ def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
-    wanted = attention_image(photo, by_hand, scale_max=shared_scale(caption.alphas, caption.gates))
+    expected = attention_image(
+        photo, by_hand, scale_max=shared_scale(caption.alphas, caption.gates)
+    )
 
     figure = overlay(photo, caption, only=["brown dog"], combine=combine)  # type: ignore[arg-type]
 
     (panel,) = maps_of(figure)
-    assert panel.image.tobytes() == wanted.tobytes()
+    assert panel.image.tobytes() == expected.tobytes()
     assert panel.title == "attention: brown dog"
     texts = texts_of(figure)
     assert f"{'mean' if combine == 'mean' else 'greatest'} of 2 words" in texts
@@ -191,13 +193,13 @@ def test_each_method_has_its_own_scale_and_an_explanation() -> None:
 
     figure = overlay(photo, [attention, cam], labels=["attention", "Grad-CAM"])
 
-    wanted = [
+    expected = [
         attention_image(photo, alpha, scale_max=shared_scale(one.alphas, gates))
         for one, gates in ((attention, attention.gates), (cam, None))
         for alpha in one.alphas
     ]
     drawn = [one for one in embedded(figure) if one.title.startswith(("attention: ", "Grad-CAM: "))]
-    assert [one.image.tobytes() for one in drawn] == [one.tobytes() for one in wanted]
+    assert [one.image.tobytes() for one in drawn] == [one.tobytes() for one in expected]
     texts = " ".join(texts_of(figure))
     assert "each method on its own scale" in texts
     assert "Grad-CAM: features of the region that raise the word's log p" in texts
@@ -348,9 +350,9 @@ def test_maps_are_drawn_at_the_regions_positions() -> None:
     figure = overlay(photo, moved)
 
     top = shared_scale(caption.alphas, caption.gates)
-    wanted = attention_image(photo, caption.alphas[0], scale_max=top, regions=moved.regions)
+    expected = attention_image(photo, caption.alphas[0], scale_max=top, regions=moved.regions)
     shown = [item.image for item in figure._drawing.items if isinstance(item, Picture)]
-    assert wanted.tobytes() in [image.tobytes() for image in shown]
+    assert expected.tobytes() in [image.tobytes() for image in shown]
     assert any("hatched" in text for text in texts_of(figure))
 
 
@@ -367,8 +369,8 @@ def test_the_uniform_tick_can_be_drawn_at_any_position() -> None:
         ticks = [i for i in figure._drawing.items if isinstance(i, Box) and i.top >= bar.y]
         (tick,) = ticks
         middle = (tick.left + tick.right) / 2
-        wanted = bar.x + bar.image.width * uniform_over_top
-        assert middle == pytest.approx(wanted, abs=1.5)
+        expected = bar.x + bar.image.width * uniform_over_top
+        assert middle == pytest.approx(expected, abs=1.5)
 
 
 # --- alternatives --------------------------------------------------------------------------------
@@ -554,7 +556,7 @@ def test_matplotlib_settings_are_ignored_and_kept() -> None:
         drawing = overlay(photo, caption, alternatives=2)._drawing
         return drawing.image().tobytes(), drawing.svg().encode(), drawing.pdf()
 
-    wanted = all_formats()
+    expected = all_formats()
     strange = {
         "figure.dpi": 300, "savefig.dpi": 33, "font.family": "serif", "font.size": 40,
         "text.hinting": "force_autohint", "pdf.fonttype": 3, "pdf.compression": 9,
@@ -564,7 +566,7 @@ def test_matplotlib_settings_are_ignored_and_kept() -> None:
     }  # fmt: skip
     with mpl.rc_context(strange):
         before = dict(mpl.rcParams)
-        assert all_formats() == wanted
+        assert all_formats() == expected
         assert dict(mpl.rcParams) == before
 
 
@@ -576,9 +578,9 @@ def test_threads_draw_equal_figures() -> None:
         drawing = overlay(photo, make_caption(["a", "dog"]))._drawing
         return drawing.image().tobytes(), drawing.pdf()
 
-    wanted = [draw(photo) for photo in photos]
+    expected = [draw(photo) for photo in photos]
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(draw, photos)) == wanted
+        assert list(pool.map(draw, photos)) == expected
 
 
 def test_the_svg_has_text_with_an_embedded_font_and_no_requests() -> None:
@@ -792,8 +794,8 @@ def test_the_dark_theme_changes_only_the_background() -> None:
 def test_every_mode_becomes_rgb(mode: str) -> None:
     photo, caption = noisy((60, 40)).convert("RGB" if mode == "LA" else mode), make_caption(["a"])
     photo = photo.convert("L").convert("LA") if mode == "LA" else photo
-    wanted = overlay(photo.convert("RGB"), caption).image().tobytes()
-    assert overlay(photo, caption).image().tobytes() == wanted
+    expected = overlay(photo.convert("RGB"), caption).image().tobytes()
+    assert overlay(photo, caption).image().tobytes() == expected
 
 
 def test_the_inputs_are_not_changed() -> None:
@@ -815,9 +817,9 @@ def test_the_returned_image_is_a_copy() -> None:
 def test_a_path_and_an_image_give_the_same_picture(tmp_path: Path) -> None:
     photo, caption = noisy((60, 40)), make_caption(["a", "dog"])
     photo.save(tmp_path / "photo.png")
-    wanted = overlay(photo, caption).image().tobytes()
-    assert overlay(tmp_path / "photo.png", caption).image().tobytes() == wanted
-    assert overlay(str(tmp_path / "photo.png"), [caption]).image().tobytes() == wanted
+    expected = overlay(photo, caption).image().tobytes()
+    assert overlay(tmp_path / "photo.png", caption).image().tobytes() == expected
+    assert overlay(str(tmp_path / "photo.png"), [caption]).image().tobytes() == expected
 
 
 # --- errors --------------------------------------------------------------------------------------

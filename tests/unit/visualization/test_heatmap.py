@@ -45,8 +45,8 @@ def test_one_hot_block_is_exactly_its_region(
         down = (np.arange(rows) + 0.5) / rows * height
         # Pixel centres on a border between regions may be rounded to either side.
         clear = np.ix_(np.abs(down - down.round()) > 1e-6, np.abs(across - across.round()) > 1e-6)
-        wanted = np.outer(np.floor(down) == row, np.floor(across) == column)
-        np.testing.assert_array_equal(result[clear], wanted[clear].astype(np.float32))
+        expected = np.outer(np.floor(down) == row, np.floor(across) == column)
+        np.testing.assert_array_equal(result[clear], expected[clear].astype(np.float32))
 
 
 @pytest.mark.parametrize("smooth", [True, False])
@@ -72,8 +72,8 @@ def test_smooth_map_is_bilinear_between_centres_and_constant_outside() -> None:
     # Centres of the regions lie between pixels 1 and 2 and between 5 and 6.
     along = np.clip((np.arange(8) - 1.5) / 4, 0, 1)
     y, x = np.meshgrid(along, along, indexing="ij")
-    wanted = 0.4 * x * (1 - y) + 0.2 * (1 - x) * y + 0.4 * x * y
-    np.testing.assert_allclose(result, wanted, atol=1e-6)
+    expected = 0.4 * x * (1 - y) + 0.2 * (1 - x) * y + 0.4 * x * y
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -167,7 +167,7 @@ def test_photo_stays_recognisable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "panel_size", "wanted"),
+    ("size", "panel_size", "expected"),
     [
         ((5000, 4000), 640, (640, 512)),
         ((1, 5000), 640, (1, 640)),
@@ -179,9 +179,9 @@ def test_photo_stays_recognisable() -> None:
     ],
 )
 def test_fit_photo_scales_down_only(
-    size: tuple[int, int], panel_size: int, wanted: tuple[int, int]
+    size: tuple[int, int], panel_size: int, expected: tuple[int, int]
 ) -> None:
-    assert fit_photo(flat(size), panel_size).size == wanted
+    assert fit_photo(flat(size), panel_size).size == expected
 
 
 def test_transparent_pixels_are_blended_with_white() -> None:
