@@ -11,7 +11,7 @@ Stores the search options and the history of the runs with the model and measure
 ``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
 and attention on instance masks. Calibrates its confidence on the same photos with ``captioner
 calibrate``. The scores are written to config.json and, through scripts/model_card.md, to the model
-card. --to is replaced at the end, once everything has been measured.
+card. --to is replaced at the end, when everything is measured.
 """
 
 from __future__ import annotations

@@ -152,12 +152,12 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
 
 # --- the browser ---------------------------------------------------------------------------------
 
-PATIENCE = 60_000  # timeout in milliseconds
+PATIENCE = 60_000  # milliseconds until a test that waits for the page gives up
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium; without it tests are skipped, except in CI."""
+    """Headless Chromium; where it is missing the test is left out, but not in CI."""
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=PATIENCE)
@@ -166,7 +166,7 @@ def browser() -> Iterator[Any]:
         assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
         pytest.skip("Chromium is not installed (apt-get install chromium)")
     with sync_playwright() as playwright:
-        # CI runs as root, for whom Chromium's sandbox does not work.
+        # CI runs as root, for whom Chromium has no sandbox of its own.
         made = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield made
         made.close()
@@ -174,7 +174,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """``visit(page or address, **context options)``: a tab; fails on any error or request."""
+    """``visit(page or address, **context options)``: a tab that allows no word of complaint."""
     complaints: list[str] = []
     contexts = []
 
@@ -183,7 +183,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         contexts.append(browser.new_context(**settings))
         tab = contexts[-1].new_page()
         tab.set_default_timeout(PATIENCE)
-        tab.on("console", lambda message: complaints.append(f"console: {message.text}"))
+        tab.on("console", lambda said: complaints.append(f"console: {said.text}"))
         tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         tab.on(
             "request",
@@ -198,7 +198,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
             what = (tmp_path / "page.html").as_uri()
         tab.goto(what)
         if '<main class="single">' in tab.content():
-            tab.locator(".viewer").wait_for()  # shown once the photo is decoded
+            tab.locator(".viewer").wait_for()  # it waits for the photo to be decoded
         return tab
 
     open_tab.complaints = complaints  # type: ignore[attr-defined]

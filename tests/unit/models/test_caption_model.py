@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from toy_encoder import PatchEncoder
 
 from captioner.config import DecoderConfig
 from captioner.data.preprocessing import Preprocessing
@@ -26,25 +27,10 @@ CAPTIONS = torch.tensor(
 WORDS = 4 + 2 + 3
 
 
-class Patches(nn.Module):
-    """A minimal encoder: one region per 16 x 16 patch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, D, 16, 16)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        grid = self.conv(images)
-        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
-
-    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        return D, (image_size // 16, image_size // 16)
-
-
 @pytest.fixture
 def model() -> CaptionModel:
     config = DecoderConfig(embed_dim=2, hidden_dim=4, attention_dim=5, dropout=0.0)
-    return CaptionModel(Patches(), config, Preprocessing(image_size=32), V)
+    return CaptionModel(PatchEncoder(D), config, Preprocessing(image_size=32), V)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from toy_encoder import PatchEncoder
 
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.data.preprocessing import Preprocessing
@@ -270,21 +271,13 @@ def test_photo_queries_are_scored_once_per_photo(config: DecoderConfig, features
 # --- Saving --------------------------------------------------------------------------------------
 
 
-class Patches(nn.Module):
-    """Replaces the encoder by a minimal one: one region per 16 x 16 patch."""
+class NamedEncoder(PatchEncoder):
+    """Replaces ``Encoder``, which model folders build by name."""
 
     def __init__(self, name: str, *, image_size: int | None = None) -> None:
-        super().__init__()
+        super().__init__(D)
         del image_size
         self.name = name
-        self.conv = nn.Conv2d(3, D, 16, 16)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        grid = self.conv(images)
-        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
-
-    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        return D, (image_size // 16, image_size // 16)
 
 
 @each
@@ -292,8 +285,8 @@ class Patches(nn.Module):
 def test_saved_models_load_back_up_to_rounding(
     config: DecoderConfig, features: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captioner.model_folder.Encoder", Patches)
-    model = CaptionModel(Patches("patches"), config, Preprocessing(image_size=32), V).eval()
+    monkeypatch.setattr("captioner.model_folder.Encoder", NamedEncoder)
+    model = CaptionModel(NamedEncoder("patches"), config, Preprocessing(image_size=32), V).eval()
     if config.selection == "hard":
         model.decoder.attention.baseline.fill_(-1.7)  # it is part of the state
     vocabulary = Vocabulary([f"word{number}" for number in range(4, V)])

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from toy_encoder import PatchEncoder
 
 from captioner.config import (
     DecoderConfig,
@@ -40,24 +41,9 @@ WORDS = Vocabulary(["a", "dog", "runs", "on", "grass", "the", "man", "hat"])
 CAPTIONS = ("A dog runs.", "The man on the grass.", "A dog on the grass runs.")
 
 
-class Patches(nn.Module):
-    """A minimal encoder: one region for each 16 x 16 patch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, D, 16, 16)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        grid = self.conv(images)
-        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
-
-    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        return D, (image_size // 16, image_size // 16)
-
-
 def model_of(vocabulary: Vocabulary, dropout: float = 0.0) -> CaptionModel:
     config = DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6, dropout=dropout)
-    model = CaptionModel(Patches(), config, Preprocessing(image_size=32), len(vocabulary))
+    model = CaptionModel(PatchEncoder(D), config, Preprocessing(image_size=32), len(vocabulary))
     with torch.no_grad():  # larger than initialized: captions differ from photo to photo
         for parameter in model.decoder.parameters():
             parameter.normal_(std=0.7)
