@@ -121,7 +121,7 @@ def test_a_real_full_disk_leaves_the_old_content(tmp_path: Path):
     except FileNotFoundError:
         pytest.skip("no unshare command")
     if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"no file system of one's own here: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount a file system: {done.stderr.strip()}")
     assert (done.returncode, done.stdout.strip()) == (0, "['a', 'model']"), done.stderr
 
 

@@ -143,7 +143,7 @@ def test_one_saturated_dimension_leaves_other_gradients_intact() -> None:
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
     for one, other in zip(found[1:3], expected[1:3], strict=True):
         torch.testing.assert_close(one[..., 2:].double(), other[..., 2:], rtol=1e-4, atol=1e-4)
-        assert one[..., :2].abs().max() < 1e-20  # both clamped at LARGEST
+        assert one[..., :2].abs().max() < 1e-20  # key or query is clamped
     torch.testing.assert_close(found[3].double(), expected[3], rtol=1e-4, atol=1e-4)
 
 

@@ -44,7 +44,7 @@ B, R, L, D, N, A, HEADS = 2, 3, 5, 4, 6, 14, 7
 Array = NDArray[np.float64]
 Settings = dict[str, str]
 
-# Masked regions in the middle and at the end, different for each photo.
+# Masked regions in the middle or at the end, different for each photo.
 MASK = torch.tensor([[True, True, False, True, False], [True, True, True, False, True]])
 
 HIDDEN_QUERY: list[Settings] = [{"attention": name} for name in (*SCORERS, "multi_head")]

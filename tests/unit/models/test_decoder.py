@@ -363,7 +363,7 @@ def test_losses_do_not_depend_on_the_order_of_photos_and_captions(decoder) -> No
 
 
 def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor]:
-    """Gradients of the losses for every parameter."""
+    """The losses, and their gradients for every parameter."""
     losses = caption_losses(decoder, decoder.memory(features), tokens)
     decoder.zero_grad()
     losses.objective(TrainingConfig(attention_penalty=0.5)).backward()
