@@ -125,8 +125,8 @@ def test_photos_without_references_are_ignored(tiny, tmp_path) -> None:
     content = json.loads(tiny.captions.read_text())
     content["images"].append({"id": 9, "file_name": "9.png"})
     captions = written(tmp_path / "captions.json", content)
-    captions = [*json.loads(tiny.results.read_text()), {"image_id": 9, "caption": "a hat"}]
-    results = written(tmp_path / "results.json", captions)
+    entries = [*json.loads(tiny.results.read_text()), {"image_id": 9, "caption": "a hat"}]
+    results = written(tmp_path / "results.json", entries)
 
     report = reported(tmp_path, "--annotations", captions, "--results", results)
 

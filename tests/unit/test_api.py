@@ -440,14 +440,14 @@ def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Pa
     assert all(hasattr(captioner, name) for name in dir(captioner))
 
 
-@pytest.mark.parametrize("kind", ["bgr", "transparent", "16 bit", "palette"])
+@pytest.mark.parametrize("kind", ["rotated", "transparent", "16 bit", "palette"])
 def test_an_image_gives_the_same_caption_as_its_file(
     captioner: Captioner, tmp_path: Path, kind: str
 ):
     """``Image.open`` neither applies EXIF rotation nor blends transparency; captioning must."""
     ramp = np.linspace(0, 255, 64 * 48).reshape(48, 64)
     path = tmp_path / "photo.png"
-    if kind == "bgr":
+    if kind == "rotated":
         exif = Image.Exif()
         exif[0x0112] = 6
         Image.fromarray(ramp.astype(np.uint8)).convert("RGB").save(path, exif=exif)
