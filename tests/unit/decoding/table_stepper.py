@@ -65,7 +65,7 @@ def ending_after(words: int, vocabulary: int = 4) -> Table:
 
 def encode_prefix(prefix: Prefix) -> list[float]:
     """Two numbers unique to the prefix, which the stepper reports as its attention weights."""
-    return [len(prefix), sum((word + 1) * 10**place for place, word in enumerate(prefix))]
+    return [len(prefix), sum((word + 1) * 10**position for position, word in enumerate(prefix))]
 
 
 class TableStepper:

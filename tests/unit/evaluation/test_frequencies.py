@@ -183,10 +183,10 @@ def test_every_truncation_is_refused(kept: int) -> None:
         DocumentFrequencies.from_bytes(SAMPLE.to_bytes()[:kept])
 
 
-@given(place=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))
-def test_a_damaged_byte_is_detected_or_harmless(place: int, mask: int) -> None:
+@given(index=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))
+def test_a_damaged_byte_is_detected_or_harmless(index: int, mask: int) -> None:
     data = bytearray(SAMPLE.to_bytes())
-    data[place] ^= mask
+    data[index] ^= mask
 
     with suppress(DataError):
         assert (

@@ -130,8 +130,8 @@ def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = 
 def spot(**shares: float) -> Array:
     """A map with the given weights, e.g. ``spot(r0c0=0.7)``; the last region gets the rest."""
     alpha = np.zeros(GRID)
-    for place, share in shares.items():
-        alpha[int(place[1]), int(place[3])] = share
+    for region, share in shares.items():
+        alpha[int(region[1]), int(region[3])] = share
     alpha[-1, -1] += 1 - alpha.sum()
     return alpha
 

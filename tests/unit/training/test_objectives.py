@@ -109,7 +109,7 @@ def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
 
 def toy_reward(words: tuple[int, ...], ended: bool) -> float:
     """Different for every sentence; exact in float32."""
-    return sum((word - 3) * 3**place for place, word in enumerate(words)) / 8 - 1.5 * ended
+    return sum((word - 3) * 3**position for position, word in enumerate(words)) / 8 - 1.5 * ended
 
 
 class ToyReward:

@@ -181,8 +181,8 @@ def test_only_keeps_the_scale_and_the_given_order() -> None:
     chosen = maps_of(overlay(photo, caption, only=["cat", "a", "2", "2-3", "brown"]))
     titles = [picture.title.partition(": ")[2] for picture in chosen]
     assert titles == ["cat", "a", "a", "brown", "brown dog"]  # "2" and "brown" are the same
-    for picture, place in zip(chosen, (5, 0, 4, 1), strict=False):
-        assert picture.image.tobytes() == whole[place].image.tobytes()
+    for picture, index in zip(chosen, (5, 0, 4, 1), strict=False):
+        assert picture.image.tobytes() == whole[index].image.tobytes()
 
 
 def test_each_method_has_its_own_scale_and_an_explanation() -> None:
@@ -668,8 +668,8 @@ def test_nothing_overlaps_or_leaves_the_figure(
         boxes, (width, height) = boxes_of(figure), figure.size
         for left, top, right, bottom, what in boxes:
             assert left >= 0 and top >= 0 and right <= width and bottom <= height, what  # noqa: PT018
-        for place, one in enumerate(boxes):
-            for other in boxes[:place]:
+        for index, one in enumerate(boxes):
+            for other in boxes[:index]:
                 apart_x = one[0] >= other[2] - 0.5 or other[0] >= one[2] - 0.5
                 apart_y = one[1] >= other[3] - 0.5 or other[1] >= one[3] - 0.5
                 assert apart_x or apart_y, (one, other)
