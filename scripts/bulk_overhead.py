@@ -3,10 +3,10 @@
 
     python scripts/bulk_overhead.py assets/examples --photos 960 --pairs 3
 
-Both caption copies of the photos, alternately. The time from the 480th photo to the last is
-compared; starting Python, Ray and the model, which a large job does once, is printed separately. On
-a shared machine only the ratio of consecutive runs is meaningful: the median over the pairs is
-printed, with their range.
+Copies of the photos are captioned by both, in turns. The time between the 480th photo and the last
+is compared, so that starting Python, Ray and the model, which a large job does once, is left out
+and printed apart. On a shared machine only the ratio of neighbouring runs means something: the
+median of the pairs is printed, with their range.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "captioner", "caption"]
 
 
 def main() -> None:
-    """Time both alternately and print the ratio of each pair."""
+    """Time both in turns and print the ratio of each pair."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--photos", type=int, default=960, help="a multiple of 480, at least 960")
@@ -85,7 +85,7 @@ def time_ray(photos: Path, out: Path, count: int) -> tuple[float, float, int]:
 
 
 def worker_memory() -> int:
-    """Peak resident memory of the largest running worker (bytes)."""
+    """Peak resident memory of the largest worker that runs now (bytes)."""
     found = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
