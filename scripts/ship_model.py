@@ -128,7 +128,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--coco128", type=Path, required=True, help="images/ and annotations/instances.json"
     )
-    parser.add_argument("--to", type=Path, required=True, help="folder to replace")
+    parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--block-repeats", action="store_true")
@@ -143,7 +143,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--note", default="", help="further remarks on the training")
     given = parser.parse_args()
     if given.failures and not given.failures.is_file():
-        parser.error(f"{given.failures} is not there; give a Markdown file")
+        parser.error(f"{given.failures} does not exist; give a Markdown file")
     return given
 
 
