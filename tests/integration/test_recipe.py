@@ -208,7 +208,7 @@ def test_coco_photos_are_added_to_flickr8k_except_those_used_for_evaluation(
         (
             "ship_model",
             "nowhere --runs r --flickr8k f --coco m --coco128 c --to t --failures nowhere.md",
-            "nowhere.md is not there",
+            "nowhere.md does not exist",
         ),
         (
             "ship_model",
