@@ -44,7 +44,7 @@ class Row(NamedTuple):
     description: str
     options: str = ""
     encoder: str = "--encoder.image-size 256"
-    """Options that the features depend on, besides the photos."""
+    """Options that the features depend on, in addition to the photos."""
     photos: str = PHOTOS
     """Training data; names in capitals are replaced by the script's arguments."""
     from_photos: bool = False
@@ -129,7 +129,7 @@ def write_coco(options: Any) -> None:
 
 
 def train(row: Row, run: Path, options: Any) -> None:
-    """Train a row or resume it, and measure its attention."""
+    """Train or resume a row, and measure its attention."""
     chosen = f"{SHORT} {row.encoder} {row.photos} {VALIDATION}".split()
     shared = [CONFIG, *(_with_paths(option, options) for option in chosen)]
     own = ["--run-folder", str(run), *row.options.split()]

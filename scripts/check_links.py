@@ -1,9 +1,9 @@
-"""List the links to other sites in README, docs and the other pages, and optionally follow them.
+"""List the external links in README, docs and the other pages, and optionally check them.
 
 python scripts/check_links.py            list them, with the pages they are on
-python scripts/check_links.py --follow   request each once; needs a network
+python scripts/check_links.py --follow   request each once; needs network access
 
-The exit code is 1 if a link leads nowhere. Links within the site are checked when it is built.
+The exit code is 1 if a link is broken. Links within the site are checked when it is built.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOCAL = ("http://127.0.0.1", "http://localhost")
 
 
 def links() -> dict[str, set[str]]:
-    """The pages on which each link is."""
+    """Pages by the links that they contain."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for page in (page for pattern in PAGES for page in ROOT.glob(pattern)):
         for link in URL.findall(page.read_text("utf-8")):
@@ -33,20 +33,20 @@ def links() -> dict[str, set[str]]:
 
 
 def problem(link: str, timeout: float = 30.0) -> str | None:
-    """Request a link; None if it answers."""
+    """Request a link; return the problem, or None."""
     request = urllib.request.Request(link, method="HEAD", headers={"User-Agent": "Mozilla/5.0"})
     try:
         with urllib.request.urlopen(request, timeout=timeout):
             return None
     except urllib.error.HTTPError as error:
-        # Exists, but not for programs (403, 429), or not for HEAD (405).
+        # The page exists but refuses programs (403, 429) or HEAD requests (405).
         return None if error.code in (403, 405, 429) else f"HTTP {error.code}"
     except (urllib.error.URLError, TimeoutError) as error:
         return str(getattr(error, "reason", error))
 
 
 def main() -> int:
-    """List the links, or follow them."""
+    """List the links, or check them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--follow", action="store_true", help="request each link once")
     follow = parser.parse_args().follow

@@ -291,7 +291,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(options: argparse.Namespace, models: dict[str, Captioner]) -> None:
-    """Draw the maps of all mechanisms for one photo and caption, a row each."""
+    """Draw the maps of all mechanisms for one photo and caption, one row each."""
     from matplotlib import pyplot as plt
 
     photo = open_image(options.photo)

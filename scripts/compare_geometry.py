@@ -1,7 +1,7 @@
-"""Attention on COCO masks with and without the geometry of the regions, paired by name.
+"""Compare attention on COCO masks with and without the regions' geometry, paired by name.
 
-Captions every photo once and measures the maps twice: with equal cells, as most projects draw them,
-and where the encoder's regions lie. See docs/regions.md.
+Captions every photo once and measures the maps twice: on equal cells, as most projects draw them,
+and at the positions of the encoder's regions. See docs/regions.md.
 
     python scripts/compare_geometry.py coco128/images coco128/annotations/instances.json
 """
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _report(captions: Mapping[int, Caption], before: Grounding, after: Grounding) -> None:
-    # A region may lie on an object under one geometry only: the same names for both.
+    # Keep names measured under both: a region may cover an object under one geometry only.
     both = [{(o.image_id, o.start): o for o in one.occurrences} for one in (before, after)]
     shared = sorted(both[0].keys() & both[1].keys())
     photos = sorted(captions)
@@ -57,14 +57,14 @@ def _report(captions: Mapping[int, Caption], before: Grounding, after: Grounding
     photo = np.array([column[image_id] for image_id, _ in shared])
 
     def resampled(values: Array) -> Array:
-        """Sums over the names of every photo, of the sample itself and of every resample."""
+        """Sums over the names of all photos, for the sample itself and for each resample."""
         sums = np.bincount(photo, values, len(photos))
         return np.concatenate([[sums.sum()], weights @ sums])
 
     rows: dict[str, list[Array]] = {}
     for key in KEYS:
         values = [np.array([getattr(one[name], key) for name in shared]) for one in both]
-        # A pointing of NaN (a middle in a crowd region) leaves the pair out.
+        # Leave out pairs whose pointing is NaN (the centre is in a crowd region).
         valid = ~np.isnan(values).any(axis=0)
         number = resampled(valid.astype(float))
         rows[key] = [resampled(np.where(valid, v, 0.0)) / number for v in values]

@@ -4,8 +4,8 @@
     python scripts/compare_with_java.py CAPTIONS.json results.json
 
 Scores the file and four variants of it: entries in another order, captions assigned to other
-photos, captions cut after four words, and the first third of the photos. Prints both scores, the
-largest difference over corpus and per-image scores, and the time of each.
+photos, captions truncated after four words, and the first third of the photos. Prints both scores,
+the largest difference over corpus and per-image scores, and the time of each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
 
     _, references = read_captions([options.annotations])
-    print(f"| file | scored by | {' | '.join(METRICS)} | greatest difference | seconds |")
+    print(f"| file | scored by | {' | '.join(METRICS)} | largest difference | seconds |")
     print("|---" * (len(METRICS) + 4) + "|")
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def variants(captions: Mapping[int, str]) -> dict[str, list[dict[str, object]]]:
-    """COCO results by the name of the variant."""
+    """COCO results by name of the variant."""
     generator = random.Random(0)
     ids = list(captions)
     order = generator.sample(ids, len(ids))
@@ -106,7 +106,7 @@ def difference(one: Scores, other: Scores) -> float:
 
 
 def timed(job):  # type: ignore[no-untyped-def]
-    """Result of a job and its time in seconds."""
+    """Return the result of a job and its time in seconds."""
     started = time.perf_counter()
     return job(), time.perf_counter() - started
 

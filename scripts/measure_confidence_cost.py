@@ -1,9 +1,9 @@
-"""What confidence costs: processor time of captioning with it, as a ratio to without.
+"""Measure the cost of confidence: processor time of captioning with it relative to without.
 
     python scripts/measure_confidence_cost.py [--rounds 20]
 
-Captions the example photos in both ways alternately, in one process with one thread, and checks
-that the captions are the same. Prints the median ratio and its quartiles.
+Captions the example photos alternately with and without, in one process with one thread, and checks
+that the captions are equal. Prints the median ratio and its quartiles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where regions lie against where they are drawn, for many encoders, as a Markdown table.
+"""Measure how far regions are from where they are drawn, for many encoders.
 
-Offsets are shares of a region: the centroid of the input gradient's energy minus the drawn centre,
-at the middle of the input, mean of both axes. See docs/regions.md.
+Prints a Markdown table. Offsets are fractions of a region: the centroid of the input gradient's
+energy minus the drawn centre, at the middle of the input, mean of both axes. See docs/regions.md.
 
     python scripts/measure_region_offsets.py                       # twenty encoders, random weights
     python scripts/measure_region_offsets.py resnet18:160 timm/convnext_tiny:230

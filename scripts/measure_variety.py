@@ -3,10 +3,10 @@
     python scripts/measure_variety.py --annotations COCO/captions_val.json --images COCO/val \
         [--train-annotations COCO/captions_train.json] [--model FOLDER] [--style coco]
 
-Prints a table: distinct words of the best captions, the share of best captions that are not in the
-training captions, and mBLEU-4 of five samples per photo (each against the other four, averaged;
-lower is more varied; Shetty et al. 2017, arXiv:1703.10476). People: the same for the reference
-captions of photos with five or more.
+Prints a table: distinct words of the best captions, the fraction of best captions that are not
+among the training captions, and mBLEU-4 of five samples per photo (each against the other four,
+averaged; lower is more varied; Shetty et al. 2017, arXiv:1703.10476). The row for people is the
+same for the reference captions of photos with five or more.
 """
 
 from __future__ import annotations

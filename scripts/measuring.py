@@ -1,12 +1,12 @@
-"""What the benchmarks share: paired rounds, medians, peak memory, tables and stored runs.
+"""Shared by the benchmarks: paired rounds, medians, peak memory, tables and stored runs.
 
     times = measure({"ours": step, "textbook": other}, rounds=5)
     report = Report("training", "step")
     report.add("ours", {"captions/s": 160 / median(times["ours"])}, seconds=times["ours"])
     report.finish(options)           # prints the table; --json and --compare
 
-All jobs of a round run one after the other in one process, and the order rotates, so that a load of
-the machine hits all of them. Ratios are taken within a round; medians are over the rounds.
+The jobs of a round run one after another in one process, in rotating order, so that other load on
+the machine affects all of them. Ratios are taken within a round; medians are over the rounds.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def measure(
 
     Args:
         jobs: Jobs by name.
-        rounds: Number of rounds, apart from the warm-up.
-        warm_up: Run every job once before.
+        rounds: Number of rounds, excluding the warm-up.
+        warm_up: Run every job once first.
         wait: Called after each job; waits for a device.
     """
     times: Times = {name: [] for name in jobs}
@@ -61,27 +61,27 @@ def median(values: Sequence[float]) -> float:
 
 
 def ratio(times: Times, name: str, base: str, counts: Mapping[str, int] | None = None) -> float:
-    """How many times as fast as ``base`` a job is: the median of the ratios within a round.
+    """Speed of a job relative to ``base``: the median over rounds of the ratio within a round.
 
     Args:
         times: From `measure`.
         name: The job.
         base: The job to compare with.
-        counts: Items that each job handles; None: all handle the same.
+        counts: Number of items that each job processes; None: equal for all.
     """
     share = 1.0 if counts is None else counts[name] / counts[base]
     return share * median([b / a for a, b in zip(times[name], times[base], strict=True)])
 
 
 def in_child(script: str, *arguments: object) -> Any:
-    """Run a script in a process of its own; returns the JSON in its last line."""
+    """Run a script in a separate process; return the JSON in its last line."""
     command = [sys.executable, script, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak_memory() -> float:
-    """Peak memory of this process so far in MB; does not import torch."""
+    """Peak memory of this process in MB; does not import torch."""
     status = Path("/proc/self/status")
     if status.exists():  # the maximum of getrusage is inherited from the parent process
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
@@ -93,7 +93,7 @@ def peak_memory() -> float:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What must be equal for two runs to be comparable."""
+    """Properties of the machine that must match for two runs to be comparable."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -137,7 +137,7 @@ class Report:
     def add(
         self, name: str, figures: Mapping[str, float | None], seconds: Sequence[float] = ()
     ) -> None:
-        """Add a row; a figure that is None is left out."""
+        """Add a row; figures that are None are omitted."""
         self.rows[name] = {key: value for key, value in figures.items() if value is not None}
         if seconds:
             self.seconds[name] = list(seconds)

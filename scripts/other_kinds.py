@@ -1,10 +1,10 @@
-"""Twenty images of other kinds than the training photos, with their captions and confidence.
+"""Caption twenty images unlike the training photos, and print the confidence.
 
     pip install scikit-image
     python scripts/other_kinds.py [--model FOLDER] [--save FOLDER]
 
-Documents, drawings, screens, textures, noise, medical and astronomical images, and a few photos to
-compare with: from scikit-image, matplotlib and assets/, or generated. Prints a Markdown table.
+Documents, drawings, screens, textures, noise, medical and astronomical images, and a few photos for
+comparison: from scikit-image, matplotlib and assets/, or generated. Prints a Markdown table.
 """
 
 from __future__ import annotations

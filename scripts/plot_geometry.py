@@ -1,4 +1,4 @@
-"""The figure of docs/regions.md: the same maps as equal cells and where the regions lie.
+"""Draw the figure of docs/regions.md: maps on equal cells and at the regions' positions.
 
 python scripts/plot_geometry.py assets/examples/astronaut.jpg docs/regions.jpg
 """

@@ -42,7 +42,7 @@ def main() -> None:
         name: title
         for name, title in PANELS.items()
         if any(name in row for found in runs.values() for row in found)
-        and not (self_critical and name == "loss")  # weighted by advantages, so not informative
+        and not (self_critical and name == "loss")  # weighted by advantages, so not meaningful
     }
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure = Figure(figsize=(3.2 * len(panels), 2.8), layout="constrained")

@@ -1,4 +1,4 @@
-"""Turn a trained model into the one that ships: its folder, its scores, its card.
+"""Turn a trained model into the one that ships: model folder, scores and card.
 
     python scripts/ship_model.py runs/everyday_self_critical/best \
         --runs runs/everyday runs/everyday_continued runs/everyday_self_critical \
@@ -49,17 +49,17 @@ KINDS = {
     "dogs": "dog dogs puppy puppies",
     "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
 }
-"""Words that are counted in captions."""
+"""Groups of words counted in captions."""
 UNSEEN = "Nobody has looked at the captions of this model yet."
 
 
 def main() -> None:
-    """Measure, then write the folder with its numbers and its card."""
+    """Measure the model, then write its folder with scores and card."""
     options = _parse()
     failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     stored = load_model(options.best)
     first = options.runs[0] / "best"
-    if first.is_dir():  # trained on all photos; a later stage may leave some out
+    if first.is_dir():  # trained on all photos; later stages may skip some
         stored.frequencies = load_model(first).frequencies
     stored.search = SearchOptions(
         beam_size=options.beam_size,
@@ -117,7 +117,9 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("best", type=Path, help="model folder")
-    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="its stages, in order")
+    parser.add_argument(
+        "--runs", type=Path, nargs="+", required=True, help="run folders of its stages, in order"
+    )
     parser.add_argument("--flickr8k", type=Path, required=True, help="folder with images/")
     parser.add_argument("--validation", type=Path, default="data/flickr8k/captions_val.json")
     parser.add_argument(
@@ -134,12 +136,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--skip-confidence", action="store_true", help="do not calibrate the confidence"
     )
-    parser.add_argument("--commit", default="", help="that the stages were trained at")
-    parser.add_argument("--failures", type=Path, help="Markdown: what was found by looking")
-    parser.add_argument("--note", default="", help="what else is to be known of the training")
+    parser.add_argument("--commit", default="", help="commit at which the stages were trained")
+    parser.add_argument(
+        "--failures", type=Path, help="Markdown file with failures found by inspection"
+    )
+    parser.add_argument("--note", default="", help="further remarks on the training")
     given = parser.parse_args()
     if given.failures and not given.failures.is_file():
-        parser.error(f"{given.failures} is not there; give a Markdown file")
+        parser.error(f"{given.failures} does not exist; give a Markdown file")
     return given
 
 
@@ -186,7 +190,7 @@ def _calibrate(model: Path, options: argparse.Namespace, with_styles: bool) -> C
 
 
 def confidence_table(calibrator: Calibrator | None) -> str:
-    """What the card says of the confidence."""
+    """The confidence section of the card."""
     if calibrator is None:
         return "This model is not calibrated: captions have no confidence."
     rows = [
@@ -204,7 +208,7 @@ def confidence_table(calibrator: Calibrator | None) -> str:
 
 
 def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Numbers, or intervals, as far as they are there, in four digits."""
+    """The available scores or intervals, rounded to four digits."""
     return {name: _rounded(found[name]) for name in names if name in found}
 
 
@@ -215,18 +219,18 @@ def _rounded(value: Any) -> Any:
 
 
 def _biases(report: Report, references: Mapping[int, Sequence[str]]) -> dict[str, float]:
-    """Shares of captions that hold words of a kind, of people's captions, and of mistakes.
+    """Fractions of captions with words of each group, for the model and people, and of mistakes.
 
-    A mistake: the caption names a man (or boy ...) and no woman, where of the photo's annotators
-    somebody names a woman (or girl ...) and nobody a man; and the other way round.
+    A mistake: the caption mentions a man (or boy ...) but no woman, while at least one reference
+    mentions a woman (or girl ...) and none mentions a man; and vice versa.
     """
-    said = {row["image_id"]: set(tokenize(row["caption"])) for row in report["per_image"]}
-    true = {image: [set(tokenize(text)) for text in references[image]] for image in said}
+    captions = {row["image_id"]: set(tokenize(row["caption"])) for row in report["per_image"]}
+    true = {image: [set(tokenize(text)) for text in references[image]] for image in captions}
     people = [words for texts in true.values() for words in texts]
     kinds = {name: set(words.split()) for name, words in KINDS.items()}
     found: dict[str, float] = {}
     for name, kind in kinds.items():
-        found[name] = sum(bool(words & kind) for words in said.values()) / len(said)
+        found[name] = sum(bool(words & kind) for words in captions.values()) / len(captions)
         found[f"people_{name}"] = sum(bool(words & kind) for words in people) / len(people)
     for own, other in (("women", "men"), ("men", "women")):
         clear = [
@@ -235,7 +239,9 @@ def _biases(report: Report, references: Mapping[int, Sequence[str]]) -> dict[str
             if any(words & kinds[own] for words in texts)
             and not any(words & kinds[other] for words in texts)
         ]
-        wrong = sum(bool(said[i] & kinds[other]) and not said[i] & kinds[own] for i in clear)
+        wrong = sum(
+            bool(captions[i] & kinds[other]) and not captions[i] & kinds[own] for i in clear
+        )
         found[f"{own}_as_{other}"] = wrong / max(1, len(clear))
         found[f"{own}_as_{other}_of"] = len(clear)
     return found

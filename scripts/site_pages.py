@@ -1,11 +1,11 @@
-"""The pages of the site that are not in docs/, made while ``mkdocs build`` runs (see mkdocs.yml).
+"""Generates the pages of the site that are not in docs/ during ``mkdocs build`` (see mkdocs.yml).
 
-- README, changelog, contributing guide and model card, which live elsewhere in the repository;
-- notebooks, executed, so that their output is always that of the current code and model;
-- the reference of the commands from their ``--help``, and of Python from the docstrings;
+- README, changelog, contributing guide and model card, which are elsewhere in the repository;
+- executed notebooks, so that their output is always that of the current code and model;
+- the command reference from ``--help``, and the Python reference from docstrings;
 - source files that a page links to.
 
-Pages keep the relative links that work on GitHub; here they are translated to pages of the site.
+Pages keep relative links that work on GitHub; they are translated to links within the site.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The navigation names notebooks by the files that are in docs/."""
+    """Use the generated pages of notebooks in the navigation."""
     for section in config.nav or []:
         for entries in section.values():
             for entry in entries if isinstance(entries, list) else []:
@@ -117,13 +117,13 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def repository_path(uri: str) -> str:
-    """Where a page of the site comes from."""
+    """Path in the repository of a page of the site."""
     moved = {page: source for source, page in MOVED.items()}
     return moved.get(uri, f"docs/{uri}")
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository is in the site."""
+    """Path in the site of a file of the repository."""
     if path in MOVED:
         return MOVED[path]
     if path.startswith("docs/"):
@@ -132,7 +132,7 @@ def site_path(path: str) -> str:
 
 
 def target(source: str, link: str) -> str | None:
-    """The file of the repository that a relative link leads to; None: there is none."""
+    """The file of the repository that a relative link points to, or None."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     return path if (ROOT / path).is_file() and not path.startswith("..") else None
 
@@ -149,7 +149,7 @@ def linked(source: str, markdown: str) -> Iterator[str]:
 
 
 def source_page(path: str, content: str) -> str:
-    """A source file as a page, which the search leaves out."""
+    """A source file as a page that is excluded from the search."""
     language = LANGUAGES.get(Path(path).suffix, "text")
     return (
         f"---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n"
@@ -158,7 +158,7 @@ def source_page(path: str, content: str) -> str:
 
 
 def commands() -> str:
-    """The reference of the command line."""
+    """The command reference."""
     parts = ["# Commands", "Every command with its `--help`.", f"```text\n{_help()}```"]
     for name, summary in COMMANDS.items():
         parts += [f"## captioner {name}", f"{summary[0].upper()}{summary[1:]}."]
@@ -180,7 +180,7 @@ def _help(*words: str) -> str:
 
 
 def api() -> str:
-    """The reference of Python; every public name is in it."""
+    """The Python reference, with every public name."""
     names = [name for section in API.values() for name in section]
     missing = set(captioner.__all__) - {"__version__"} - set(names)
     if missing:
@@ -194,11 +194,11 @@ def api() -> str:
     return "\n\n".join(parts)
 
 
-@cache  # mkdocs serve builds the site again after every change
+@cache  # mkdocs serve rebuilds the site after every change
 def executed(notebook: str, name: str) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown with its output, and its pictures by their path in the site."""
+    """A notebook as Markdown with its output, and its images by path in the site."""
     parsed = nbformat.reads(notebook, as_version=4)
-    # Notebooks run this checkout with this environment, activated or not.
+    # Run notebooks with this checkout and environment, activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:

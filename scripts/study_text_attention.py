@@ -1,4 +1,4 @@
-"""Attention over text compared with a vector of fixed length: numbers in words to digits.
+"""Compare attention over text with a vector of fixed length: numbers in words to digits.
 
     python scripts/study_text_attention.py --out docs [--steps 2500]
 
@@ -6,7 +6,7 @@
 
 Examples are generated, so their number and length are unlimited. Two models train on the same
 examples in the same order and differ in one setting: one attends over the source, the other gets
-the source as one vector at every step. Test numbers are never trained on. Writes to --out:
+a single vector for the source at every step. Test numbers are never trained on. Writes to --out:
 text_accuracy.png (accuracy by input length), text_alignment.png (attention of the first model for
 each digit) and text_attention.json (results and mistakes). Trained models are kept in --work and
 reused.
@@ -96,7 +96,7 @@ def random_number(generator: random.Random, *, test: bool) -> int:
 
 
 def batch_of(numbers: list[int]) -> tuple[Tensor, Tensor]:
-    """Source (B, L) and target (B, 1, T + 1)."""
+    """Source (B, L) and target (B, 1, T + 1) tokens."""
     sources = [SOURCE.encode(spell(number)) for number in numbers]
     targets = [[START, *TARGET.encode(str(number)), END] for number in numbers]
     return _padded(sources), _padded(targets).unsqueeze(1)
@@ -108,7 +108,7 @@ def _padded(rows: list[list[int]]) -> Tensor:
 
 
 def build(attention: str, seed: int = 0) -> TextModel:
-    """Build a model; models differ in ``attention`` only."""
+    """Build a model; models differ only in ``attention``."""
     torch.manual_seed(seed)
     encoder = TextEncoder(len(SOURCE), embed_dim=64, hidden_dim=64)
     config = DecoderConfig(
@@ -167,7 +167,7 @@ def test_numbers(count: int) -> list[int]:
 
 
 def accuracy_by_length(model: TextModel, numbers: list[int], width: int = 5) -> dict[str, Any]:
-    """Share of numbers decoded correctly, in bins of the number of source words."""
+    """Fraction of numbers decoded correctly, in bins of the number of source words."""
     right: dict[int, list[bool]] = defaultdict(list)
     mistakes = []
     for number, found in zip(numbers, read(model, numbers), strict=True):
@@ -248,7 +248,7 @@ def main() -> None:
             model = train(attention, options.steps)
             atomic_write(kept, save(model.state_dict()))
         results[attention] = accuracy_by_length(model, numbers)
-        print(f"{attention}: {100 * results[attention]['overall']:.1f}% right", file=sys.stderr)
+        print(f"{attention}: {100 * results[attention]['overall']:.1f}% correct", file=sys.stderr)
         if attention == options.attention[0]:
             draw_alignment(model, example, options.out / "text_alignment.png")
     atomic_write(options.out / "text_attention.json", json.dumps(results, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Captions of invented words with the lengths and the repetition of COCO's, for benchmarks."""
+"""Captions of made-up words with the length and word statistics of COCO's, for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LENGTHS = {7: 29, 8: 563, 9: 754, 10: 721, 11: 518, 12: 367, 13: 185, 14: 106, 1
            17: 33, 18: 10, 19: 12, 20: 5, 21: 7, 22: 6, 23: 3, 24: 3, 25: 4, 26: 1}  # fmt: skip
 
 CAPTIONS = 5
-"""Captions of each photo."""
+"""Captions per photo."""
 
 WORDS = 25_000
-"""Different words, as in COCO; their frequencies follow Zipf's law."""
+"""Vocabulary size, as in COCO; frequencies follow Zipf's law."""
 
 FOLLOWERS = 300
-"""Different words that may follow a word."""
+"""Number of words that may follow a given word."""
 
 
 def captions(photos: int, seed: int = 0) -> Iterator[str]:
-    """Captions of the photos, ``CAPTIONS`` each, one after the other."""
+    """Yield ``CAPTIONS`` captions for each photo in turn."""
     generator = np.random.default_rng(seed)
     names = ["".join(letters) for letters in itertools.product("bdfgklmn", "aeiou", repeat=3)]
     names = [f"{name}{'s' if n >= len(names) // 2 else ''}" for n, name in enumerate(names)][:WORDS]

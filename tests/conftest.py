@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests, and the three tiers of the suite.
+"""Fixtures shared by all tests, and the three test tiers.
 
 ``pytest`` runs the quick tests, ``pytest --slow`` the slow ones as well (as CI does), and
 ``pytest --stress`` adds soak, kill and fuzz tests.
@@ -10,10 +10,10 @@ import os
 from collections import Counter
 from typing import Any
 
-# Two tests run at a time, and some start processes: on two cores more threads only wait for each
-# other. Before torch is imported, and for the processes too.
+# Tests run in parallel and some start processes, so more threads would only compete for cores. Set
+# before torch is imported, and inherited by the processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# On the CPU on every machine: device "auto" would take a GPU.
+# Run on the CPU on every machine: device "auto" would select a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import pytest
@@ -27,13 +27,13 @@ from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 
-# fsync guards against a loss of power, which no test simulates.
+# fsync protects against power loss, which no test simulates.
 os.fsync = lambda descriptor: None
 torch.set_num_threads(1)  # the tests' tensors are so small that threads only cost time
-# Precision "auto" is fp32 on every machine; a test of bf16 gives bf16.
+# Make precision "auto" mean fp32 on every machine; tests of bf16 request it explicitly.
 _capabilities = getattr(torch.cpu, "get_capabilities", dict)  # torch >= 2.12
 torch.cpu.get_capabilities = lambda: {**_capabilities(), "amx_bf16": False}
-# The same examples on every run and every machine, however long one takes.
+# The same examples on every run and machine, without deadlines.
 settings.register_profile("captioner", deadline=None, derandomize=True, database=None)
 settings.load_profile("captioner")
 
@@ -42,9 +42,9 @@ WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
 # --- the three tiers -----------------------------------------------------------------------------
 
 TIERS = {"slow": "--slow", "stress": "--stress"}
-"""The marker of a tier and the option that adds it; a test without either marker always runs."""
+"""Marker and option of each tier; tests without a marker always run."""
 NOT_RUN = pytest.StashKey[Counter[str]]()
-"""How many tests of each tier were left out."""
+"""Number of deselected tests by tier."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,20 +56,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def tier_of(item: pytest.Item) -> str | None:
-    """Return the marker of the test's tier: stress if it has both."""
+    """Return the marker of the test's tier; stress takes precedence."""
     return next((tier for tier in reversed(TIERS) if item.get_closest_marker(tier)), None)
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m: what they exclude is not counted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, left_out = [], []
+    kept, deselected = [], []
     for item in items:
         tier = tier_of(item)
-        (kept if tier is None or config.getoption(TIERS[tier]) else left_out).append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
+        (kept if tier is None or config.getoption(TIERS[tier]) else deselected).append(item)
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
         items[:] = kept
-    config.stash[NOT_RUN] = Counter(tier_of(item) for item in left_out)
+    config.stash[NOT_RUN] = Counter(tier_of(item) for item in deselected)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -96,8 +96,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    # torch.manual_seed also seeds accelerators, and without one records the stack for later:
-    # milliseconds, before each of thousands of tests.
+    # torch.manual_seed also seeds accelerators, and without one records the stack for later, which
+    # takes milliseconds before each of thousands of tests.
     torch.default_generator.manual_seed(0)
 
 
@@ -108,13 +108,13 @@ def vocabulary() -> Vocabulary:
 
 @pytest.fixture
 def tiny_config() -> DecoderConfig:
-    """Sizes that all differ, so that a swapped axis cannot pass."""
+    """Sizes that all differ, so that a swapped axis fails."""
     return DecoderConfig(embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0)
 
 
 @pytest.fixture
 def tiny_model(vocabulary: Vocabulary, tiny_config: DecoderConfig) -> CaptionModel:
-    """A whole model with random weights in eval mode: 64 pixels, a grid of 2 x 2, D = 96."""
+    """A complete model with random weights in eval mode: 64 pixels, a grid of 2 x 2, D = 96."""
     preprocessing = Preprocessing(image_size=64)
     encoder = Encoder("timm/test_resnet")
     return CaptionModel(encoder, tiny_config, preprocessing, len(vocabulary)).eval()
@@ -124,6 +124,6 @@ def tiny_model(vocabulary: Vocabulary, tiny_config: DecoderConfig) -> CaptionMod
 def stored_model(
     tiny_model: CaptionModel, tiny_config: DecoderConfig, vocabulary: Vocabulary
 ) -> StoredModel:
-    """The tiny model with all that a model folder holds."""
+    """The tiny model with everything that a model folder contains."""
     search = SearchOptions(beam_size=2, max_length=4)
     return StoredModel(tiny_model, tiny_config, vocabulary, search, {"dataset": "none"})

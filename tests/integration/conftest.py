@@ -1,4 +1,4 @@
-"""A set of photos that fits in a hand, with everything that the commands ask for."""
+"""A tiny data set and model for the commands, and a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from captioner.models.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 
 WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
-SAID = {
+CAPTIONS = {
     1: ["A dog runs on grass.", "The dog runs."],
     2: ["A man runs.", "A man's hat on the grass."],
     3: ["The hat of a man.", "A hat.", "A dog's hat"],
@@ -37,7 +37,7 @@ PHOTOS = 4
 def write_model(folder: Path, seed: int, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
     """A model with random weights: 64 pixels, a grid of 2 x 2.
 
-    The weights of its decoder are large, so that it says something else of every photo.
+    The weights of its decoder are large, so that captions differ between photos.
     """
     torch.manual_seed(seed)
     decoder = DecoderConfig(embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0)
@@ -72,14 +72,14 @@ def script() -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def make_model() -> Callable[..., Path]:
-    """``make_model(folder, seed, beam_size=3)``: a model of its own search options."""
+    """``make_model(folder, seed, beam_size=3)``: write a model with these search options."""
     return write_model
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Paths: ``photos``, ``captions`` and ``instances`` (COCO), ``results``, ``others``; ``model``,
-    ``twin`` (the same words, other weights) and ``stranger`` (other words). Not to be written to.
+    ``twin`` (same words, other weights) and ``stranger`` (other words). Do not write to them.
 
     The dog fills the left half of photos 1, 2 and 3; photo 4 is empty.
     """
@@ -92,12 +92,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     (folder / "photos").mkdir()
     noise = np.random.default_rng(0).integers(256, size=(PHOTOS, 32, 40, 3), dtype=np.uint8)
     for number, pixels in enumerate(noise, 1):
-        colour = [number % 2, number // 2 % 2, number // 4 % 2]  # each photo has its own
+        colour = [number % 2, number // 2 % 2, number // 4 % 2]  # different for every photo
         Image.fromarray(pixels * np.array(colour, dtype=np.uint8)).save(
             folder / "photos" / f"{number}.png"
         )
-    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in SAID]
-    said = [{"image_id": i, "caption": text} for i, texts in SAID.items() for text in texts]
+    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in CAPTIONS]
+    annotations = [
+        {"image_id": i, "caption": text} for i, texts in CAPTIONS.items() for text in texts
+    ]
     half = [[0, 0, 20, 0, 20, 32, 0, 32]]
     dogs = [
         {"id": i, "image_id": i, "category_id": 18, "iscrowd": 0, "segmentation": half}
@@ -111,7 +113,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         photos=folder / "photos",
         captions=write(
             "captions.json",
-            {"images": images, "annotations": [{"id": n, **one} for n, one in enumerate(said)]},
+            {
+                "images": images,
+                "annotations": [{"id": n, **one} for n, one in enumerate(annotations)],
+            },
         ),
         instances=write(
             "instances.json", {"images": images, "annotations": dogs, "categories": kinds}
@@ -130,7 +135,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.fixture
 def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
-    """What a run on the tiny photos needs, but for the length of the training."""
+    """A complete config for the tiny photos, except for the length of the training."""
     return {
         "data": {
             "train_annotations": [str(tiny.captions)],

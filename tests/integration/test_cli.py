@@ -1,4 +1,4 @@
-"""The commands as a user types them, with the shipped model."""
+"""The commands as a user runs them, with the shipped model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHELSEA = ASSETS / "chelsea.jpg"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two good photos and the kinds of bad ones that people have."""
+    """Two good photos and several kinds of broken ones."""
     photos = tmp_path / "my photos"
     photos.mkdir()
     good = Image.open(sorted(ASSETS.glob("*.jpg"))[0])
@@ -65,7 +65,7 @@ def test_good_photos_are_captioned_and_bad_ones_named(folder, capsys):
 
 
 @pytest.mark.slow
-def test_formats_say_the_same(capsys):
+def test_formats_agree(capsys):
     photo = str(sorted(ASSETS.glob("*.jpg"))[0])
     printed = {}
     for kind in ("text", "json", "jsonl", "csv"):
@@ -83,7 +83,7 @@ def test_formats_say_the_same(capsys):
     assert tokenize(caption["text"]) == caption["words"]
 
 
-def test_several_captions_come_best_first(capsys):
+def test_captions_are_sorted_best_first(capsys):
     photo = str(sorted(ASSETS.glob("*.jpg"))[0])
     assert main(["caption", photo, "--format", "json", "--num-captions", "3"]) == OK
     captions = json.loads(capsys.readouterr().out)[0]["captions"]
@@ -122,7 +122,7 @@ def test_standard_input(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("-: ")
 
 
-def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
+def test_output_file_is_overwritten_only_with_force(tmp_path, capsys):
     photo = str(sorted(ASSETS.glob("*.jpg"))[0])
     target = tmp_path / "captions.json"
     assert main(["caption", photo, "--format", "json", "-o", str(target)]) == OK
@@ -180,7 +180,7 @@ def test_output_file_is_whole_and_never_overwritten_unasked(tmp_path, capsys):
         (["train", "--decoder.query", "x"], ["decoder.query is x", "self or mean"]),
     ],
 )
-def test_wrong_use_gets_one_clear_line(arguments, words, tmp_path, monkeypatch, capsys):
+def test_usage_errors_are_one_line(arguments, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "EMPTY").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(arguments) in (FAILED, USAGE)
@@ -197,7 +197,7 @@ def test_wrong_use_gets_one_clear_line(arguments, words, tmp_path, monkeypatch, 
     [(command, name) for command in sorted(COMMANDS.keys() & EXTRAS) for name in EXTRAS[command]],
 )
 def test_a_missing_extra_is_named_with_its_pip_command(command, module, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, module, None)  # what an import finds if it is not installed
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
 
     assert main([command]) == USAGE
 
@@ -217,7 +217,7 @@ def test_help_needs_no_extra(command, monkeypatch, capsys):
     assert f"captioner {command}" in capsys.readouterr().out
 
 
-def test_attend_draws_the_photo_and_every_word(tmp_path, capsys):
+def test_attend_draws_the_photo_and_each_word(tmp_path, capsys):
     photo = sorted(ASSETS.glob("*.jpg"))[0]
     target = tmp_path / "attention.png"
     assert main(["attend", str(photo), "-o", str(target)]) == OK
@@ -225,35 +225,35 @@ def test_attend_draws_the_photo_and_every_word(tmp_path, capsys):
     picture, original = Image.open(target), Image.open(photo)
     panels = 1 + len(tokenize(text))
     assert picture.width * picture.height > panels * original.width * original.height
-    # The first panel is the photo itself, at its own size.
-    wanted = np.asarray(original.convert("RGB"), dtype=int)
+    # The first panel is the photo at its original size.
+    expected = np.asarray(original.convert("RGB"), dtype=int)
     page = np.asarray(picture.convert("RGB"), dtype=int)
-    height, width = wanted.shape[:2]
+    height, width = expected.shape[:2]
     assert any(
-        np.array_equal(page[top : top + height, left : left + width], wanted)
-        for top, left in np.argwhere((page[:400, :200] == wanted[0, 0]).all(axis=2))
+        np.array_equal(page[top : top + height, left : left + width], expected)
+        for top, left in np.argwhere((page[:400, :200] == expected[0, 0]).all(axis=2))
     )
 
 
-def test_attend_looks_for_the_words_it_is_given(tmp_path, capsys):
+def test_attend_explains_given_words(tmp_path, capsys):
     target = tmp_path / "given.png"
 
     assert main(["attend", str(CHELSEA), "-o", str(target), "--words", "A dog runs."]) == OK
 
-    said, log_probs = capsys.readouterr().out.splitlines()
-    assert said == f"{CHELSEA}: a dog runs"
+    caption, log_probs = capsys.readouterr().out.splitlines()
+    assert caption == f"{CHELSEA}: a dog runs"
     each = r"a (\S+), dog (\S+), runs (\S+), <end> (\S+)"
     found = re.fullmatch(rf"  log-probability (\S+) \({each}\)", log_probs)
     assert found is not None
     whole, *parts = map(float, found.groups())
-    assert max(parts) <= 0  # of a word that is certain, 0
+    assert max(parts) <= 0  # 0 if the word is certain
     assert whole == pytest.approx(sum(parts), abs=0.03)  # each is rounded
     with Image.open(target) as picture:
         assert picture.width > 300
 
 
 @pytest.mark.slow
-def test_attend_fills_a_folder_and_names_what_failed(folder, tmp_path, capsys):
+def test_attend_writes_a_folder_and_names_photos_that_failed(folder, tmp_path, capsys):
     target = tmp_path / "pictures"
     assert main(["attend", str(folder), "-o", str(target)]) == FAILED
     assert sorted(p.name for p in target.iterdir()) == [
@@ -263,7 +263,7 @@ def test_attend_fills_a_folder_and_names_what_failed(folder, tmp_path, capsys):
     assert "empty.jpg" in capsys.readouterr().err
 
 
-def test_info_tells_what_the_model_is(capsys):
+def test_info_describes_the_model(capsys):
     assert main(["info", "--format", "json"]) == OK
     facts = json.loads(capsys.readouterr().out)
     assert facts["encoder"].startswith("timm/")
@@ -272,7 +272,7 @@ def test_info_tells_what_the_model_is(capsys):
     assert "Flickr8k" in capsys.readouterr().out
 
 
-def test_info_prints_values_for_people(capsys):
+def test_info_is_readable(capsys):
     assert main(["info"]) == OK
     out = capsys.readouterr().out.partition("\n\n")[0]  # without the model card
     assert re.search(r"^styles +coco, flickr8k$", out, re.MULTILINE)
@@ -283,7 +283,7 @@ def test_info_prints_values_for_people(capsys):
     assert not re.search(r"style,|[\[\]]|'\w+'|\(\)|True|False|None", out)
 
 
-def test_every_command_takes_a_run_folder_as_the_model(tiny, tmp_path, capsys):
+def test_every_command_accepts_a_run_folder_as_the_model(tiny, tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("run_folder: run")
@@ -308,8 +308,8 @@ def test_every_command_takes_a_run_folder_as_the_model(tiny, tmp_path, capsys):
     assert "has no model yet" in capsys.readouterr().err
 
 
-def test_windows_is_named_as_unsupported_and_gets_utf8():
-    """A pipe on Windows has the encoding cp1252."""
+def test_windows_is_unsupported_and_output_is_utf8():
+    """A pipe on Windows has cp1252 as its encoding."""
     code = (
         "import sys; sys.platform = 'win32'; from captioner.cli.main import main; "
         "sys.exit(main(['собака.jpg']))"
@@ -326,7 +326,7 @@ def test_windows_is_named_as_unsupported_and_gets_utf8():
     assert second.startswith("captioner: Unknown command 'собака.jpg'")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there it is printed")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows prints it")
 def test_nothing_is_printed_about_windows_elsewhere(capsys):
     assert main(["--version"]) == OK
     assert capsys.readouterr().err == ""
@@ -358,7 +358,7 @@ def test_evaluate_results_file(tmp_path, capsys):
     metrics = json.loads(report.read_text())["metrics"]
     assert metrics["Bleu_4"] == pytest.approx(1.0)
     assert metrics["ROUGE_L"] == pytest.approx(1.0)
-    assert metrics["CIDEr"] == pytest.approx(10.0)  # every n-gram right: 10 by definition
+    assert metrics["CIDEr"] == pytest.approx(10.0)  # the maximum: all n-grams match
     results.write_text(json.dumps([{"image_id": 9, "caption": "a dog"}]))
     assert main(arguments) == FAILED
     assert "9" in capsys.readouterr().err
@@ -373,7 +373,7 @@ def test_an_empty_folder_does_not_stop_the_others(tmp_path, capsys):
     assert "empty" in err
 
 
-def test_attend_replaces_none_of_several_pictures_unasked(folder, tmp_path, capsys):
+def test_attend_overwrites_no_picture_without_force(folder, tmp_path, capsys):
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     (pictures / "собака_attention.png").write_bytes(b"mine")
@@ -383,7 +383,7 @@ def test_attend_replaces_none_of_several_pictures_unasked(folder, tmp_path, caps
     assert kept == [("собака_attention.png", b"mine")]
 
 
-def test_train_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
+def test_train_refuses_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "thesis.txt").write_text("mine")
     assert main(["train", "--run-folder", str(tmp_path)]) == USAGE
@@ -391,7 +391,7 @@ def test_train_leaves_a_folder_with_other_files_alone(tmp_path, capsys):
     assert (tmp_path / "best" / "thesis.txt").read_text() == "mine"
 
 
-def test_two_sets_of_ones_own_are_learned_from_together(tmp_path, capsys):
+def test_two_data_sets_can_be_combined(tmp_path, capsys):
     files = []
     for name in ("cats", "dogs"):
         photos = tmp_path / name

@@ -1,4 +1,4 @@
-"""`captioner attend`: figures, animations, pages; what is drawn and what does not go together."""
+"""``captioner attend``: figures, animations, pages, and contradicting options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def photo(tiny) -> Path:
 
 
 @pytest.fixture
-def said(tiny, photo) -> Caption:
+def caption(tiny, photo) -> Caption:
     return load(tiny.model).caption(photo, alternatives=5)
 
 
@@ -50,13 +50,13 @@ def same(path: Path, figure: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_every_option_of_a_figure_reaches_the_picture(tiny, photo, said, tmp_path) -> None:
-    """Each alone changes the picture into the one that Python draws."""
-    word = said.words[1]
+def test_every_figure_option_has_its_effect(tiny, photo, caption, tmp_path) -> None:
+    """Each option gives the same picture as in Python, different from all others."""
+    word = caption.words[1]
     options: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {
         "plain": ((), {}),
         "only": (("--only", word), {"only": [word]}),
-        "places": (("--only", "1", "--only", "2-3"), {"only": ["1", "2-3"]}),
+        "positions": (("--only", "1", "--only", "2-3"), {"only": ["1", "2-3"]}),
         "max": (("--only", "2-3", "--combine", "max"), {"only": ["2-3"], "combine": "max"}),
         "coverage": (("--coverage",), {"coverage": True}),
         "alternatives": (("--alternatives", 3), {"alternatives": 3}),
@@ -66,10 +66,10 @@ def test_every_option_of_a_figure_reaches_the_picture(tiny, photo, said, tmp_pat
         "columns": (("--columns", 2), {"columns": 2}),
         "size": (("--panel-size", 20), {"panel_size": 20}),
     }
-    for name, (given, meant) in options.items():
+    for name, (arguments, keywords) in options.items():
         target = tmp_path / f"{name}.png"
-        assert attend(photo, "-o", target, "--model", tiny.model, *given) == OK
-        assert same(target, overlay(photo, said, **meant)), name
+        assert attend(photo, "-o", target, "--model", tiny.model, *arguments) == OK
+        assert same(target, overlay(photo, caption, **keywords)), name
     pictures = {path.read_bytes() for path in tmp_path.iterdir()}
     assert len(pictures) == len(options)
 
@@ -78,13 +78,13 @@ def test_every_option_of_a_figure_reaches_the_picture(tiny, photo, said, tmp_pat
 @pytest.mark.parametrize(
     ("name", "starts"), [("x.svg", b"<?xml"), ("x.pdf", b"%PDF"), ("x.JPG", b"\xff\xd8")]
 )
-def test_a_figure_is_what_its_name_says(name, starts, tiny, photo, tmp_path) -> None:
+def test_the_extension_selects_the_format(name, starts, tiny, photo, tmp_path) -> None:
     assert attend(photo, "-o", tmp_path / name, "--model", tiny.model) == OK
 
     assert (tmp_path / name).read_bytes().startswith(starts)
 
 
-def test_several_sentences_stand_beside_each_other(tiny, photo, tmp_path, capsys) -> None:
+def test_several_sentences_are_drawn_side_by_side(tiny, photo, tmp_path, capsys) -> None:
     words = ("--words", "a dog runs", "--words", "The man's hat.")
 
     assert attend(photo, "-o", tmp_path / "x.png", "--model", tiny.model, *words) == OK
@@ -96,7 +96,7 @@ def test_several_sentences_stand_beside_each_other(tiny, photo, tmp_path, capsys
     assert same(tmp_path / "x.png", overlay(photo, explained))
 
 
-def test_two_models_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsys) -> None:
+def test_two_models_are_drawn_side_by_side_with_labels(tiny, photo, tmp_path, capsys) -> None:
     models = ("--model", tiny.model, "--compare", tiny.stranger)
 
     assert attend(photo, "-o", tmp_path / "x.png", *models) == OK
@@ -111,7 +111,7 @@ def test_two_models_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsy
     assert same(tmp_path / "x.png", overlay(photo, captions, labels=labels))
 
 
-def test_methods_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsys) -> None:
+def test_methods_are_drawn_side_by_side_with_labels(tiny, photo, tmp_path, capsys) -> None:
     options = ("--method", "attention", "--method", "grad_cam", "--method", "grad_cam")
 
     assert attend(photo, "-o", tmp_path / "x.png", "--model", tiny.model, *options) == OK
@@ -123,7 +123,7 @@ def test_methods_stand_beside_each_other_by_name(tiny, photo, tmp_path, capsys) 
 
 
 @pytest.mark.slow
-def test_one_method_names_itself_everywhere(tiny, photo, tmp_path, capsys) -> None:
+def test_the_method_is_named_in_every_format(tiny, photo, tmp_path, capsys) -> None:
     common = ("--method", "occlusion", "--words", "a dog runs", "--words", "a man")
     models = ("--model", tiny.model, "--compare", tiny.twin)
 
@@ -151,7 +151,7 @@ def test_one_method_names_itself_everywhere(tiny, photo, tmp_path, capsys) -> No
         (("--method", "grad_cam", "--model", "MODEL"), "--method grad_cam needs a single model"),
     ],
 )
-def test_methods_that_cannot_be_drawn(options, message, tiny, tmp_path, capsys) -> None:
+def test_invalid_methods(options, message, tiny, tmp_path, capsys) -> None:
     options = [tiny.twin if word == "MODEL" else word for word in options]
     options = [tmp_path / word if word == "x.gif" else word for word in options]
 
@@ -160,8 +160,8 @@ def test_methods_that_cannot_be_drawn(options, message, tiny, tmp_path, capsys) 
     assert message in only_line(capsys)
 
 
-def test_outlines_of_what_words_name(tiny, tmp_path, capsys) -> None:
-    """Photo 1 holds a dog in its left half."""
+def test_outlines_of_named_objects(tiny, tmp_path, capsys) -> None:
+    """Photo 1 has a dog in its left half."""
     photo, words = tiny.photos / "1.png", ("--words", "a dog runs")
     common = (photo, "--model", tiny.model, *words)
 
@@ -182,7 +182,7 @@ def test_a_photo_whose_words_have_no_masks_is_reported(tiny, photo, tmp_path, ca
     assert "1.png: the caption names no object that" in only_line(capsys)
 
 
-def test_a_photo_is_never_replaced_by_its_picture(tiny, photo, tmp_path, capsys) -> None:
+def test_a_picture_never_replaces_its_photo(tiny, photo, tmp_path, capsys) -> None:
     mine = tmp_path / "mine.png"
     mine.write_bytes(photo.read_bytes())
 
@@ -204,27 +204,27 @@ def test_a_photo_without_masks_is_drawn_and_named(tiny, photo, tmp_path, capsys)
 
 def test_a_word_that_one_photo_lacks_does_not_stop_the_others(tiny, tmp_path, capsys) -> None:
     model = load(tiny.model)
-    said = {photo.name: model.caption(photo).words for photo in tiny.photos.iterdir()}
-    everywhere = set.intersection(*map(set, said.values()))
-    word = next(w for words in said.values() for w in words if w not in everywhere)
-    having = [name for name, words in said.items() if word in words]
-    lacking = [name for name, words in said.items() if word not in words]
-    assert having
-    assert lacking
+    captions = {photo.name: model.caption(photo).words for photo in tiny.photos.iterdir()}
+    everywhere = set.intersection(*map(set, captions.values()))
+    word = next(w for words in captions.values() for w in words if w not in everywhere)
+    present = [name for name, words in captions.items() if word in words]
+    missing = [name for name, words in captions.items() if word not in words]
+    assert present
+    assert missing
 
     code = attend(tiny.photos, "-o", tmp_path / "out", "--model", tiny.model, "--only", word)
 
     assert code == FAILED
     drawn = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert drawn == sorted(f"{Path(name).stem}_attention.png" for name in having)
-    complaints = capsys.readouterr().err
-    assert all(f"{name}: {word!r} is not in the caption" in complaints for name in lacking)
+    assert drawn == sorted(f"{Path(name).stem}_attention.png" for name in present)
+    errors = capsys.readouterr().err
+    assert all(f"{name}: {word!r} is not in the caption" in errors for name in missing)
 
 
 # --- animations ----------------------------------------------------------------------------------
 
 
-def test_an_animation_can_be_slow(tiny, photo, tmp_path) -> None:
+def test_seconds_per_word(tiny, photo, tmp_path) -> None:
     common = (photo, "--model", tiny.model, "--panel-size", 32, "--words", "a dog runs")
 
     def milliseconds(name: str, *options: object) -> int:
@@ -234,12 +234,12 @@ def test_an_animation_can_be_slow(tiny, photo, tmp_path) -> None:
                 (picture.seek(n), picture.info["duration"])[1] for n in range(picture.n_frames)
             )
 
-    usual, slow = milliseconds("x.gif"), milliseconds("y.gif", "--seconds-per-word", 2)
-    assert 2000 < slow - usual < 4000  # a second more for each of three words, or two
+    default, slow = milliseconds("x.gif"), milliseconds("y.gif", "--seconds-per-word", 2)
+    assert 2000 < slow - default < 4000  # one second more for each of two or three words
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x.webp"])
-def test_an_animation_moves(name, tiny, photo, tmp_path) -> None:
+def test_animations_have_several_frames(name, tiny, photo, tmp_path) -> None:
     assert attend(photo, "-o", tmp_path / name, "--model", tiny.model, "--panel-size", 32) == OK
 
     with Image.open(tmp_path / name) as picture:
@@ -250,12 +250,12 @@ def test_an_animation_moves(name, tiny, photo, tmp_path) -> None:
 # --- pages ---------------------------------------------------------------------------------------
 
 
-def test_a_page_holds_the_captions_with_alternatives(tiny, photo, said, tmp_path) -> None:
+def test_a_page_contains_captions_with_alternatives(tiny, photo, caption, tmp_path) -> None:
     assert attend(photo, "-o", tmp_path / "x.html", "--model", tiny.model) == OK
 
     (entry,) = data_of(tmp_path / "x.html")["entries"]
     assert entry["title"] == "1.png"
-    assert entry["captions"] == [said.as_dict(attention=True)]
+    assert entry["captions"] == [caption.as_dict(attention=True)]
 
 
 def test_a_folder_becomes_a_gallery(tiny, tmp_path, capsys) -> None:
@@ -265,14 +265,14 @@ def test_a_folder_becomes_a_gallery(tiny, tmp_path, capsys) -> None:
     assert attend(*given, "-o", tmp_path / "all.html", "--model", tiny.model) == FAILED
 
     entries = data_of(tmp_path / "all.html")["entries"]
-    printed, complaints = capsys.readouterr()
-    assert "broken.png" in complaints
+    printed, errors = capsys.readouterr()
+    assert "broken.png" in errors
     lines = [f"{tiny.photos / e['title']}: {e['captions'][0]['text']}" for e in entries]
     assert lines == printed.splitlines()
     assert len(entries) == len(list(tiny.photos.iterdir()))
 
 
-def test_photos_of_one_name_are_told_apart_by_their_folders(tiny, photo, tmp_path) -> None:
+def test_photos_with_the_same_name_are_titled_with_their_folders(tiny, photo, tmp_path) -> None:
     (tmp_path / "other").mkdir()
     open_image(photo).save(tmp_path / "other" / photo.name)
     given = (photo, tmp_path / "other" / photo.name, tiny.photos / "2.png")
@@ -283,7 +283,7 @@ def test_photos_of_one_name_are_told_apart_by_their_folders(tiny, photo, tmp_pat
     assert titles == ["photos/1.png", "other/1.png", "2.png"]
 
 
-def test_a_page_shows_models_and_sentences_of_ones_own(tiny, photo, tmp_path) -> None:
+def test_a_page_shows_several_models_with_given_words(tiny, photo, tmp_path) -> None:
     arguments = ("--model", tiny.model, "--compare", tiny.twin, "--words", "a dog runs")
 
     assert attend(photo, "-o", tmp_path / "x.html", *arguments, "--alternatives", 2) == OK
@@ -292,10 +292,10 @@ def test_a_page_shows_models_and_sentences_of_ones_own(tiny, photo, tmp_path) ->
     assert entry["labels"] == [str(tiny.model), str(tiny.twin)]
     assert [caption["text"] for caption in entry["captions"]] == ["a dog runs"] * 2
     assert entry["captions"][0]["log_prob"] != entry["captions"][1]["log_prob"]
-    assert all(len(place) == 2 for place in entry["captions"][0]["alternatives"])
+    assert all(len(words) == 2 for words in entry["captions"][0]["alternatives"])
 
 
-def test_a_folder_of_files_of_a_kind(tiny, tmp_path) -> None:
+def test_format_writes_a_folder_of_pages(tiny, tmp_path) -> None:
     target = tmp_path / "pages"
 
     assert attend(tiny.photos, "-o", target, "--format", "html", "--model", tiny.model) == OK
@@ -305,10 +305,13 @@ def test_a_folder_of_files_of_a_kind(tiny, tmp_path) -> None:
     assert data_of(target / names[0])["entries"][0]["captions"][0]["alternatives"]
 
 
-def test_a_photo_may_have_any_name_that_a_file_may_have(tiny, photo, tmp_path) -> None:
+def test_pictures_of_photos_with_very_long_names(tiny, photo, tmp_path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
-    for name in ("写" * 83 + ".png", "写" * 82 + "x.png"):  # 253, 251 bytes; alike in the first 220
+    for name in (
+        "写" * 83 + ".png",
+        "写" * 82 + "x.png",
+    ):  # 253 and 251 bytes; the first 220 are equal
         (folder / name).write_bytes(photo.read_bytes())
 
     assert attend(folder, "--model", tiny.model, "-o", tmp_path / "made") == OK
@@ -326,7 +329,7 @@ def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch) -> None
     assert entry["captions"][0]["text"] == load(tiny.model).caption(photo).text
 
 
-# --- what does not go together -------------------------------------------------------------------
+# --- contradictions ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -367,7 +370,7 @@ def test_contradictions_are_one_line(  # noqa: PLR0917
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_caption_of_each_compared_model(tiny, photo, tmp_path, capsys) -> None:
+def test_compare_needs_one_caption_per_model(tiny, photo, tmp_path, capsys) -> None:
     models = ("--model", tiny.model, "--compare", tiny.twin)
 
     assert attend(photo, "-o", tmp_path / "x.png", *models, "--num-captions", 2) == USAGE
@@ -375,7 +378,7 @@ def test_one_caption_of_each_compared_model(tiny, photo, tmp_path, capsys) -> No
     assert "--compare" in only_line(capsys)
 
 
-def test_several_photos_are_no_single_picture(tiny, tmp_path, capsys) -> None:
+def test_several_photos_need_more_than_one_picture(tiny, tmp_path, capsys) -> None:
     assert attend(tiny.photos, "-o", tmp_path / "x.png", "--model", tiny.model) == USAGE
 
     assert ".html" in only_line(capsys)

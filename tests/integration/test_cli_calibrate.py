@@ -1,4 +1,4 @@
-"""``captioner calibrate`` and the confidence of captions, with a model of random weights."""
+"""``captioner calibrate`` and the confidence of captions, with a random model."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.confidence import read_calibrator
 from captioner.errors import ModelError
 from captioner.model_config import CONFIDENCE, fingerprint
+from captioner.visualization.fonts import percent
 
 COUNT = 120
 
@@ -31,7 +32,7 @@ def run(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def own(tiny: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Photos whose references are the model's own captions for every other photo."""
+    """Photos; for every second one, the references are the model's own captions."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "photos").mkdir()
     random = np.random.default_rng(0)
@@ -95,7 +96,7 @@ def test_the_report_and_the_diagram(own) -> None:
         assert diagram.width > diagram.height
 
 
-def test_captions_stay_and_get_a_confidence(own) -> None:
+def test_captions_are_unchanged_but_have_a_confidence(own) -> None:
     before = load(own.model, precision="fp32").caption(own.photos[:8])
     after = load(own.calibrated, precision="fp32").caption(own.photos[:8])
 
@@ -105,7 +106,7 @@ def test_captions_stay_and_get_a_confidence(own) -> None:
     assert len({one.confidence for one in after}) > 1
 
 
-def test_one_photo_has_the_confidence_that_it_has_in_a_batch(own) -> None:
+def test_confidence_does_not_depend_on_the_batch(own) -> None:
     model = load(own.calibrated, precision="fp32")
 
     together = model.caption(own.photos[:8])
@@ -125,7 +126,7 @@ def test_a_saved_model_keeps_its_confidence(own, tmp_path) -> None:
     assert read_calibrator(tmp_path / "copy").report == model.stored.calibrator.report
 
 
-def test_a_search_option_newer_than_the_file_has_its_default(own, tmp_path) -> None:
+def test_search_options_missing_from_the_file_have_their_defaults(own, tmp_path) -> None:
     model = load(own.calibrated, precision="fp32")
     calibrator = model.stored.calibrator
     older = {name: v for name, v in calibrator.search.items() if name != "guard_endings"}
@@ -138,7 +139,7 @@ def test_a_search_option_newer_than_the_file_has_its_default(own, tmp_path) -> N
     assert "guard_endings off" in older_model.no_confidence(older_model.options(guard_endings=True))
 
 
-def test_check_measures_what_captions_have(own, capsys, tmp_path) -> None:
+def test_check_measures_the_confidence_of_captions(own, capsys, tmp_path) -> None:
     target = tmp_path / "check.json"
     before = fingerprint(own.calibrated)
 
@@ -164,7 +165,7 @@ def test_calibrating_again_needs_force_and_gives_the_same(own, capsys, tmp_path)
     assert (model / CONFIDENCE).read_bytes() == (own.calibrated / CONFIDENCE).read_bytes()
 
 
-def test_training_photos_are_those_that_it_does_not_calibrate_with(own, tmp_path, capsys) -> None:
+def test_training_photos_are_not_used_for_calibration(own, tmp_path, capsys) -> None:
     model = tmp_path / "model"
     shutil.copytree(own.model, model)
 
@@ -190,7 +191,7 @@ def test_training_photos_are_those_that_it_does_not_calibrate_with(own, tmp_path
         (["--check", "--model", "MODEL", "ABC"], "the model is not calibrated; run captioner"),
     ],
 )
-def test_mistakes_are_one_line(own, arguments, expected, capsys) -> None:
+def test_errors_are_one_line(own, arguments, expected, capsys) -> None:
     given: list[object] = []
     for word in arguments:
         if word in ("A", "ABC"):
@@ -216,7 +217,7 @@ def test_a_model_without_document_frequencies(tiny, own, capsys, tmp_path) -> No
     assert "captioner prepare frequencies CAPTIONS.json -o MODEL" in capsys.readouterr().err
 
 
-def test_a_broken_photo_is_reported_and_left_out(own, capsys, tmp_path) -> None:
+def test_a_broken_photo_is_reported_and_skipped(own, capsys, tmp_path) -> None:
     photos, model = tmp_path / "photos", tmp_path / "model"
     shutil.copytree(own.folder / "photos", photos)
     shutil.copytree(own.model, model)
@@ -317,7 +318,7 @@ def test_options_without_a_confidence(caption, arguments, expected) -> None:
     assert error.count("\n") == 1
 
 
-def test_other_searches_have_no_confidence_but_wider_beams_do(own) -> None:
+def test_only_beam_searches_have_a_confidence(own) -> None:
     model = load(own.calibrated, precision="fp32")
     photo = own.photos[0]
 
@@ -348,7 +349,7 @@ def test_unsure_in_python(own) -> None:
 def test_the_figure_and_the_page_show_the_confidence(own, tmp_path) -> None:
     model = load(own.calibrated, precision="fp32")
     caption = model.caption(own.photos[0])
-    shown = f"{100 * caption.confidence:.0f}%" if caption.confidence >= 0.0995 else "%"
+    shown = percent(caption.confidence)
     for name in ("figure.svg", "page.html"):
         assert (
             run("attend", own.photos[0], "--model", own.calibrated, "-o", tmp_path / name,
@@ -356,5 +357,5 @@ def test_the_figure_and_the_page_show_the_confidence(own, tmp_path) -> None:
             == OK
         )  # fmt: skip
 
-    assert f"confidence {shown}" in (tmp_path / "figure.svg").read_text() or shown == "%"
+    assert f"confidence {shown}" in (tmp_path / "figure.svg").read_text()
     assert f'"confidence":{round(caption.confidence, 4)}' in (tmp_path / "page.html").read_text()

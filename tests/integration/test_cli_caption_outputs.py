@@ -1,4 +1,4 @@
-"""Where captions go: output files, interrupted and resumed runs, sidecars, photo descriptions."""
+"""Output of ``captioner caption``: files, resumed runs, sidecars and photo descriptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from captioner.metadata.xmp import read_description, set_description
 
 
 def make_photos(folder: Path, count: int) -> Path:
-    """Tiny photos, and a broken one in the middle."""
+    """Tiny photos with a broken one among them."""
     folder.mkdir()
     noise = np.random.default_rng(0).integers(256, size=(count, 12, 16, 3), dtype=np.uint8)
     for number, pixels in enumerate(noise):
@@ -126,7 +126,7 @@ def test_a_hyphen_is_standard_output(tiny, tmp_path, monkeypatch, caption) -> No
         ("--batch-size 0", "--batch-size is 0; give 1 or more"),
     ],
 )
-def test_wrong_use_is_refused(arguments, problem, *, tiny, tmp_path, monkeypatch, caption) -> None:
+def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, caption) -> None:
     monkeypatch.chdir(tmp_path)
 
     code, out, err = caption(tiny.photos / "1.png", *arguments.split())
@@ -155,7 +155,7 @@ def test_wrong_use_is_refused(arguments, problem, *, tiny, tmp_path, monkeypatch
         ("--style haiku", "no style 'haiku'"),
     ],
 )
-def test_wrong_search_options_are_reported_before_a_model_is_loaded(
+def test_invalid_search_options_raise_before_loading_a_model(
     command, more, option, problem, *, tiny, tmp_path, monkeypatch, caption
 ) -> None:
     def load(*folders: object, **options: object) -> None:
@@ -178,10 +178,10 @@ def test_wrong_search_options_are_reported_before_a_model_is_loaded(
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl", "x.txt"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_killed_again_and_again_gives_the_same_file(
+def test_a_run_killed_repeatedly_gives_the_same_file(
     seed, name, *, photos, tmp_path, monkeypatch, caption
 ) -> None:
-    """A killed process leaves the lines written so far, the last one perhaps torn."""
+    """A killed process leaves the lines written so far; the last one may be incomplete."""
     arguments = (photos, "--batch-size", 3, "--num-captions", 2, "-o")
     assert caption(*arguments, tmp_path / name)[0] == FAILED  # one photo is broken
     expected = (tmp_path / name).read_bytes()
@@ -202,7 +202,7 @@ def test_a_run_killed_again_and_again_gives_the_same_file(
 
     assert kills >= 2
     assert code == FAILED
-    assert "6.png" in err  # also if an earlier run has found it
+    assert "6.png" in err  # even if found by an earlier run
     assert (tmp_path / name).read_bytes() == expected
     assert not part.exists()
 
@@ -232,7 +232,7 @@ def test_the_command_to_continue_is_printed(photos, tmp_path, monkeypatch, capti
     assert sorted(p.name for p in tmp_path.iterdir()) == ["many", "my captions.csv", "whole.csv"]
 
 
-def test_an_interruption_before_the_first_batch_leaves_nothing(
+def test_an_interruption_before_the_first_batch_leaves_no_file(
     photos, tmp_path, monkeypatch, caption
 ) -> None:
     interrupt_after(monkeypatch, 2)
@@ -247,7 +247,7 @@ def test_an_interruption_before_the_first_batch_leaves_nothing(
 def test_a_run_that_reads_standard_input_is_not_resumed(
     photos, tmp_path, monkeypatch, caption
 ) -> None:
-    # Nothing is kept: --resume could not read the photo again.
+    # Nothing is stored, as --resume could not read the photo again.
     image = io.BytesIO((photos / "1.png").read_bytes())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=image))
     monkeypatch.setattr(Journal, "add", lambda *_: pytest.fail("a journal was written"))
@@ -312,7 +312,7 @@ def test_force_starts_over(interrupted, tiny, caption) -> None:
     assert not journal_path(interrupted).exists()
 
 
-def test_resume_overwrites_no_file_of_somebody_else(interrupted, photos, caption) -> None:
+def test_resume_does_not_overwrite_other_files(interrupted, photos, caption) -> None:
     interrupted.write_text("mine")
 
     code, _, err = caption(photos, "-o", interrupted, "--resume", "--batch-size", 4)
@@ -324,7 +324,7 @@ def test_resume_overwrites_no_file_of_somebody_else(interrupted, photos, caption
     assert interrupted.read_text() != "mine"
 
 
-def test_resume_starts_a_run_and_has_nothing_to_do_after_it(tiny, tmp_path, caption) -> None:
+def test_resume_starts_a_new_run_and_accepts_a_finished_one(tiny, tmp_path, caption) -> None:
     arguments = (tiny.photos, "-o", tmp_path / "x.csv", "--resume")
     assert caption(*arguments) == (OK, "", "")
     written = (tmp_path / "x.csv").read_bytes()
@@ -337,7 +337,7 @@ def test_resume_starts_a_run_and_has_nothing_to_do_after_it(tiny, tmp_path, capt
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_two_runs_do_not_write_the_same_file(photos, tmp_path, monkeypatch, caption) -> None:
+def test_two_runs_cannot_write_the_same_file(photos, tmp_path, monkeypatch, caption) -> None:
     arguments = (photos, "-o", tmp_path / "x.csv", "--batch-size", 4)
     add, codes = Journal.add, []
 
@@ -355,7 +355,7 @@ def test_two_runs_do_not_write_the_same_file(photos, tmp_path, monkeypatch, capt
 
 
 def run_command(arguments: list[str], log: str, stall: int | None = None) -> None:
-    """Run a command in a process of its own; with ``stall``, hang after this number of photos."""
+    """Run a command in its own process; with ``stall``, hang after this number of photos."""
     with Path(log).open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 2)
     if stall is not None:
@@ -465,7 +465,7 @@ def test_text_sidecars(album, caption) -> None:
         assert (album / name).with_suffix(".txt").read_text() == f"{text}\n"
 
 
-def test_files_beside_a_photo_are_replaced_with_force_only(album, caption) -> None:
+def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
     (album / "b.txt").write_text("mine")
 
     code, out, err = caption(album, "--sidecar", "txt")
@@ -508,7 +508,7 @@ def test_skipping_keeps_the_batches(album, monkeypatch, caption) -> None:
 def test_xmp_sidecars_are_merged(album, caption) -> None:
     empty = set_description(None, "")
     (album / "a.xmp").write_bytes(empty.replace(b"<rdf:RDF", b"<!-- mine --><rdf:RDF"))
-    (album / "b.jpg.xmp").write_bytes(empty)  # as darktable and digiKam name it
+    (album / "b.jpg.xmp").write_bytes(empty)  # as named by darktable and digiKam
 
     code, out, _ = caption(album, "--sidecar", "xmp")
 
@@ -520,7 +520,7 @@ def test_xmp_sidecars_are_merged(album, caption) -> None:
     assert not (album / "b.xmp").exists()
 
 
-def test_a_description_of_ones_own_is_kept(album, caption) -> None:
+def test_existing_descriptions_are_kept(album, caption) -> None:
     (album / "a.xmp").write_bytes(set_description(None, "my words"))
 
     assert caption(album, "--sidecar", "xmp")[0] == USAGE
@@ -539,7 +539,7 @@ def test_a_damaged_sidecar_fails_alone(album, caption) -> None:
     assert sorted(printed(out)) == ["b.jpg", "c.jpg", "d.png", "e.gif"]
 
 
-def test_two_photos_do_not_share_a_sidecar(album, caption) -> None:
+def test_photos_with_the_same_sidecar_are_refused(album, caption) -> None:
     shutil.copy(album / "a.jpg", album / "a.jpeg")
 
     code, _, err = caption(album, "--sidecar", "txt")
@@ -566,7 +566,7 @@ def test_copies_have_the_description(album, tmp_path, caption) -> None:
     assert caption(album, "--embed", album)[0] == USAGE
 
 
-def test_originals_change_with_in_place_only(album, caption) -> None:
+def test_originals_change_only_with_in_place(album, caption) -> None:
     (album / "e.gif").unlink()
     pixels = {path.name: Image.open(path).tobytes() for path in album.iterdir()}
 

@@ -60,7 +60,9 @@ def captioned(tiny: SimpleNamespace) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def both(tiny: SimpleNamespace, captioned: tuple[object, ...]) -> tuple[object, ...]:
+def captioned_and_scored(
+    tiny: SimpleNamespace, captioned: tuple[object, ...]
+) -> tuple[object, ...]:
     """A model that captions the photos, and the references."""
     return *captioned, "--annotations", tiny.captions
 
@@ -123,8 +125,8 @@ def test_photos_without_references_are_ignored(tiny, tmp_path) -> None:
     content = json.loads(tiny.captions.read_text())
     content["images"].append({"id": 9, "file_name": "9.png"})
     captions = written(tmp_path / "captions.json", content)
-    said = [*json.loads(tiny.results.read_text()), {"image_id": 9, "caption": "a hat"}]
-    results = written(tmp_path / "results.json", said)
+    entries = [*json.loads(tiny.results.read_text()), {"image_id": 9, "caption": "a hat"}]
+    results = written(tmp_path / "results.json", entries)
 
     report = reported(tmp_path, "--annotations", captions, "--results", results)
 
@@ -199,8 +201,8 @@ def test_only_common_photos_are_compared(tiny, scored, tmp_path) -> None:
     assert report["compare"]["images"] == 2
 
 
-def test_a_model_is_compared_with_a_file(tiny, both, tmp_path) -> None:
-    report = reported(tmp_path, *both, "--compare", tiny.results)
+def test_a_model_is_compared_with_a_file(tiny, captioned_and_scored, tmp_path) -> None:
+    report = reported(tmp_path, *captioned_and_scored, "--compare", tiny.results)
 
     for name, one in report["compare"]["metrics"].items():
         assert one["this"] == pytest.approx(report["metrics"][name])
@@ -215,10 +217,12 @@ def test_a_model_is_compared_with_a_file(tiny, both, tmp_path) -> None:
     ],
 )
 @pytest.mark.usefixtures("no_model")
-def test_compare_is_checked_before_a_model_is_loaded(both, tmp_path, capsys, content, line) -> None:
+def test_compare_is_checked_before_a_model_is_loaded(
+    captioned_and_scored, tmp_path, capsys, content, line
+) -> None:
     path = written(tmp_path / "x.json", content)
 
-    assert evaluate(*both, "--compare", path) == FAILED
+    assert evaluate(*captioned_and_scored, "--compare", path) == FAILED
 
     assert re.search(line, only_line(capsys))
 
@@ -336,9 +340,9 @@ def test_unreadable_frequencies_are_a_one_line_error(tiny, scored, tmp_path, cap
         assert words in line
 
 
-@pytest.mark.parametrize("asked", [(), ("--frequencies", "CAPTIONS")], ids=["own", "others"])
+@pytest.mark.parametrize("options", [(), ("--frequencies", "CAPTIONS")], ids=["own", "others"])
 def test_damaged_frequencies_of_a_model_fail_before_captioning(
-    tiny, tmp_path, capsys, monkeypatch, asked
+    tiny, tmp_path, capsys, monkeypatch, options
 ) -> None:
     """Unless other frequencies are given."""
     model = with_frequencies(tiny, tmp_path / "model", b"\x1f\x8b")
@@ -347,12 +351,12 @@ def test_damaged_frequencies_of_a_model_fail_before_captioning(
     monkeypatch.setattr(
         api.Captioner, "stream", lambda *args, **more: streams.append(1) or whole(*args, **more)
     )
-    asked = tuple(tiny.captions if word == "CAPTIONS" else word for word in asked)
+    options = tuple(tiny.captions if word == "CAPTIONS" else word for word in options)
     arguments = ("--images", tiny.photos, "--annotations", tiny.captions, "--model", model)
 
-    code = evaluate(*arguments, *asked)
+    code = evaluate(*arguments, *options)
 
-    assert (code, streams) == ((OK, [1]) if asked else (FAILED, []))
+    assert (code, streams) == ((OK, [1]) if options else (FAILED, []))
 
 
 def test_attention_is_measured_with_damaged_frequencies(tiny, tmp_path) -> None:
@@ -420,7 +424,7 @@ def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
         (("--faithfulness", "--model", "TWIN"), "--faithfulness is that of a single model"),
     ],
 )
-def test_faithfulness_names_what_is_wrong(options, message, tiny, captioned, capsys) -> None:
+def test_faithfulness_errors(options, message, tiny, captioned, capsys) -> None:
     options = tuple(tiny.twin if word == "TWIN" else word for word in options)
 
     assert evaluate(*captioned, *options) == USAGE
@@ -433,7 +437,7 @@ def test_faithfulness_needs_photos(scored, capsys) -> None:
     assert "--faithfulness is measured on photos; give --images" in capsys.readouterr().err
 
 
-def test_faithfulness_goes_on_without_a_broken_photo(tiny, tmp_path, capsys) -> None:
+def test_faithfulness_skips_a_broken_photo(tiny, tmp_path, capsys) -> None:
     shutil.copytree(tiny.photos, tmp_path / "photos")
     (tmp_path / "photos" / "1.png").write_bytes(b"broken")
     target = tmp_path / "x.json"
@@ -464,7 +468,7 @@ def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None
     assert err == ""
 
 
-def test_prepare_frequencies_takes_several_files(tiny, tmp_path) -> None:
+def test_prepare_frequencies_accepts_several_files(tiny, tmp_path) -> None:
     more = {
         "images": [{"id": 50, "file_name": "50.png"}, {"id": 51, "file_name": "51.png"}],
         "annotations": [{"id": 1, "image_id": 50, "caption": "A dog"}],
@@ -477,7 +481,7 @@ def test_prepare_frequencies_takes_several_files(tiny, tmp_path) -> None:
     assert DocumentFrequencies.load(target).documents == 5  # one of the two has no caption
 
 
-def test_prepare_frequencies_keeps_them_in_a_model_folder(tiny, scored, tmp_path) -> None:
+def test_prepare_frequencies_writes_to_a_model_folder(tiny, scored, tmp_path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny.model, model)
     command = ("prepare", "frequencies", tiny.captions, "-o", model)
@@ -491,7 +495,7 @@ def test_prepare_frequencies_keeps_them_in_a_model_folder(tiny, scored, tmp_path
     assert load(model).stored.frequencies == (model / FREQUENCIES).read_bytes()
 
 
-def test_prepare_frequencies_overwrites_with_force_only(tiny, tmp_path, capsys) -> None:
+def test_prepare_frequencies_overwrites_only_with_force(tiny, tmp_path, capsys) -> None:
     (tmp_path / FREQUENCIES).write_text("mine")
     for target in (tmp_path, tmp_path / FREQUENCIES):
         command = ("prepare", "frequencies", tiny.captions, "-o", target)
@@ -590,16 +594,16 @@ def test_unknown_prepare_command(given, capsys) -> None:
     assert "give captioner prepare dataset, frequencies, features or shards" in only_line(capsys)
 
 
-# --- a model captions ----------------------------------------------------------------------------
+# --- generated captions --------------------------------------------------------------------------
 
 
-def test_captions_equal_those_of_caption(tiny, both, tmp_path) -> None:
+def test_captions_equal_those_of_caption(tiny, captioned_and_scored, tmp_path) -> None:
     search = ("--beam-size", "3", "--forced-words", "dog, hat", "--precision", "fp32")
-    report = reported(tmp_path, *both, *search)
+    report = reported(tmp_path, *captioned_and_scored, *search)
 
     target = tmp_path / "results.json"
-    said = ("caption", tiny.photos, "--model", tiny.model, *search)
-    assert run(*said, "--format", "coco", "-o", target) == OK
+    command = ("caption", tiny.photos, "--model", tiny.model, *search)
+    assert run(*command, "--format", "coco", "-o", target) == OK
 
     captions = {one["image_id"]: one["caption"] for one in json.loads(target.read_text())}
     assert {one["image_id"]: one["caption"] for one in report["per_image"]} == captions
@@ -609,10 +613,16 @@ def test_captions_equal_those_of_caption(tiny, both, tmp_path) -> None:
     assert again["signature"] == report["signature"]
 
 
-def test_the_report_contains_search_options(tiny, both, tmp_path) -> None:
-    plain = reported(tmp_path, *both)
+def test_the_report_contains_search_options(tiny, captioned_and_scored, tmp_path) -> None:
+    plain = reported(tmp_path, *captioned_and_scored)
     changed = reported(
-        tmp_path, *both, "--guard-endings", "--banned-words", "hat", "--block-ngrams", "2"
+        tmp_path,
+        *captioned_and_scored,
+        "--guard-endings",
+        "--banned-words",
+        "hat",
+        "--block-ngrams",
+        "2",
     )
 
     assert plain["search"] == "beam_size 2, max_length 6, length_penalty 0.0"
@@ -623,14 +633,14 @@ def test_the_report_contains_search_options(tiny, both, tmp_path) -> None:
     assert not any("hat" in one["caption"].split() for one in changed["per_image"])
 
 
-def test_sampled_captions_are_reproducible(both, tmp_path) -> None:
-    arguments = (*both, "--temperature", "2", "--seed")
+def test_sampled_captions_are_reproducible(captioned_and_scored, tmp_path) -> None:
+    arguments = (*captioned_and_scored, "--temperature", "2", "--seed")
 
-    def said(*more: object) -> list[str]:
+    def captions(*more: object) -> list[str]:
         return [one["caption"] for one in reported(tmp_path, *arguments, *more)["per_image"]]
 
-    assert said(3) == said(3, "--batch-size", "1")
-    assert len({tuple(said(seed)) for seed in range(4)}) > 1
+    assert captions(3) == captions(3, "--batch-size", "1")
+    assert len({tuple(captions(seed)) for seed in range(4)}) > 1
 
 
 def test_an_ensemble(tiny, captioned, tmp_path) -> None:
@@ -981,7 +991,7 @@ def test_meteor_itself(tiny, scored, tmp_path, capsys) -> None:
 
 # --- invalid arguments ---------------------------------------------------------------------------
 
-ANSWERS = ("--annotations", "CAPTIONS")
+REFERENCES = ("--annotations", "CAPTIONS")
 FILE = ("--results", "RESULTS")
 PHOTOS = ("--images", "PHOTOS")
 MASKS = ("--instances", "INSTANCES")
@@ -997,11 +1007,11 @@ def no_captions(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "named"),
     [
         ([], ["--images", "--results"]),
-        (ANSWERS, ["--images", "--results"]),
-        ([*ANSWERS, *FILE, *PHOTOS], ["--images", "--results"]),
+        (REFERENCES, ["--images", "--results"]),
+        ([*REFERENCES, *FILE, *PHOTOS], ["--images", "--results"]),
         (FILE, ["--annotations"]),
         (PHOTOS, ["--annotations", "--instances"]),
-        ([*ANSWERS, *FILE, *MASKS], ["--instances", "--results", "--images"]),
+        ([*REFERENCES, *FILE, *MASKS], ["--instances", "--results", "--images"]),
         ([*FILE, *MASKS], ["--instances", "--results"]),
         ([*PHOTOS, *MASKS, "--compare", "RESULTS"], ["--compare", "--annotations"]),
         ([*PHOTOS, *MASKS, "--frequencies", "CAPTIONS"], ["--frequencies", "--annotations"]),
@@ -1011,16 +1021,16 @@ def no_captions(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ([*PHOTOS, *MASKS, "--meteor"], ["--meteor", "--annotations"]),
         ([*PHOTOS, *MASKS, "--spice"], ["--spice", "--annotations"]),
-        ([*ANSWERS, *FILE, "--beam-size", "3"], ["--results", "--beam-size"]),
-        ([*ANSWERS, *FILE, "--seed", "0"], ["--results", "--seed"]),
-        ([*ANSWERS, *FILE, "--forced-words", "dog"], ["--results", "--forced-words"]),
-        ([*ANSWERS, *FILE, "--no-guard-endings"], ["--results", "guard-endings"]),
-        ([*ANSWERS, *FILE, "--model", "MODEL"], ["--results", "--model"]),
-        ([*ANSWERS, *FILE, "-o", "KEPT"], ["KEPT", "--force"]),
-        ([*ANSWERS, *FILE, "-o", "PHOTOS", "--force"], ["PHOTOS", "folder"]),
-        ([*ANSWERS, *FILE, "--bleu"], ["bleu"]),
-        ([*ANSWERS, *FILE, "extra"], ["extra"]),
-        ([*ANSWERS, *FILE, "--compare"], ["compare"]),
+        ([*REFERENCES, *FILE, "--beam-size", "3"], ["--results", "--beam-size"]),
+        ([*REFERENCES, *FILE, "--seed", "0"], ["--results", "--seed"]),
+        ([*REFERENCES, *FILE, "--forced-words", "dog"], ["--results", "--forced-words"]),
+        ([*REFERENCES, *FILE, "--no-guard-endings"], ["--results", "guard-endings"]),
+        ([*REFERENCES, *FILE, "--model", "MODEL"], ["--results", "--model"]),
+        ([*REFERENCES, *FILE, "-o", "KEPT"], ["KEPT", "--force"]),
+        ([*REFERENCES, *FILE, "-o", "PHOTOS", "--force"], ["PHOTOS", "folder"]),
+        ([*REFERENCES, *FILE, "--bleu"], ["bleu"]),
+        ([*REFERENCES, *FILE, "extra"], ["extra"]),
+        ([*REFERENCES, *FILE, "--compare"], ["compare"]),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list | tuple) else None,
 )
@@ -1050,11 +1060,11 @@ def test_conflicting_options_are_checked_first(arguments, named, tiny, tmp_path,
     ],
 )
 def test_invalid_model_options_are_a_one_line_error(
-    arguments, named, both, tmp_path, capsys
+    arguments, named, captioned_and_scored, tmp_path, capsys
 ) -> None:
     target = tmp_path / "report.json"
 
-    code = evaluate(*both, "-o", target, *arguments)
+    code = evaluate(*captioned_and_scored, "-o", target, *arguments)
 
     assert code in (USAGE, FAILED)
     line = only_line(capsys)
@@ -1063,8 +1073,8 @@ def test_invalid_model_options_are_a_one_line_error(
     assert not target.exists()
 
 
-def test_ensembles_need_one_vocabulary(tiny, both, capsys) -> None:
-    assert evaluate(*both, "--model", tiny.stranger) == USAGE
+def test_ensembles_need_one_vocabulary(tiny, captioned_and_scored, capsys) -> None:
+    assert evaluate(*captioned_and_scored, "--model", tiny.stranger) == USAGE
     assert "vocabularies of model 1 and model 2 differ" in only_line(capsys)
 
 

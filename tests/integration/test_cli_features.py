@@ -1,4 +1,4 @@
-"""``captioner prepare features`` as a user types it."""
+"""``captioner prepare features`` as a user runs it."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ Run = Callable[..., int]
 def run(config: str, tmp_path: Path) -> Run:
     """The command with this config, into ``tmp_path / "f"``."""
 
-    def prepare_them(*arguments: str) -> int:
+    def prepare_features(*arguments: str) -> int:
         options = ("-o", str(tmp_path / "f"), "--dtype", "float32", "--device", "cpu")
         return main(["prepare", "features", config, *options, *arguments])
 
-    return prepare_them
+    return prepare_features
 
 
 def whole(data: dict[str, Any], **encoder: Any) -> TrainConfig:
@@ -106,10 +106,10 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("encoder", FEATURES)
-def test_cached_features_are_the_runs_own(encoder, data, run, tmp_path, capsys) -> None:
-    """The model of the run, with its random weights, makes bit for bit what the cache holds.
+def test_cached_features_equal_those_of_the_run(encoder, data, run, tmp_path, capsys) -> None:
+    """The run's model, with its random weights, gives the cached features bit for bit.
 
-    One photo at a time: the last bit of a photo's features may depend on the size of its batch.
+    One photo at a time, since rounding may depend on the size of the batch.
     """
     assert run("--encoder.name", encoder, "--batch-size", "1") == OK
     out, err = capsys.readouterr()
@@ -134,7 +134,7 @@ def test_cached_features_are_the_runs_own(encoder, data, run, tmp_path, capsys) 
     assert not torch.equal(live[:3], flipped)
 
 
-def test_the_seed_gives_the_weights_of_the_run(data) -> None:
+def test_the_seed_determines_the_encoders_random_weights(data) -> None:
     config = whole(data)
     model = prepare(config).stored.model
     torch.manual_seed(config.training.seed)
@@ -153,13 +153,13 @@ def test_settings_on_the_command_line_apply(run, tmp_path) -> None:
     assert cache.shape == (4, 4, 96)
 
 
-def test_a_second_stage_takes_its_models_encoder(tiny, run, tmp_path) -> None:
+def test_a_second_stage_uses_its_models_encoder(tiny, run, tmp_path) -> None:
     assert run("--init-from", str(tiny.model), "--encoder.image-size", "64") == OK
     assert run("--init-from", str(tiny.twin), "--encoder.image-size", "64") == USAGE
     assert run("--init-from", str(tiny.twin), "--encoder.image-size", "64", "--force") == OK
 
 
-def test_the_same_command_again_changes_nothing(run, tmp_path, capsys) -> None:
+def test_repeating_the_command_changes_nothing(run, tmp_path, capsys) -> None:
     assert run() == OK
     before = contents_of(tmp_path / "f")
     capsys.readouterr()
@@ -190,7 +190,7 @@ def test_a_changed_photo_needs_force(run, tmp_path, capsys) -> None:
     assert run("--force") == OK
 
 
-def test_a_photo_that_cannot_be_read_is_skipped(run, tmp_path, capsys) -> None:
+def test_an_unreadable_photo_is_skipped(run, tmp_path, capsys) -> None:
     (tmp_path / "photos" / "2.png").write_text("no picture")
 
     for _ in range(2):  # the second time, it is still missing
@@ -299,7 +299,7 @@ main(sys.argv[1:])
 
 @pytest.mark.stress
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
-def test_killed_and_run_again_gives_the_same_bytes(config, run, tmp_path) -> None:
+def test_a_killed_run_continues_to_the_same_bytes(config, run, tmp_path) -> None:
     assert run("--batch-size", "1") == OK
     expected = contents_of(tmp_path / "f")
     shutil.rmtree(tmp_path / "f")
@@ -320,7 +320,7 @@ def test_killed_and_run_again_gives_the_same_bytes(config, run, tmp_path) -> Non
     assert sorted(expected) == [ROWS, CONTENTS]
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_has_no_heavy_imports() -> None:
     script = (
         "import sys\nfrom captioner.cli.main import main\n"
         "try:\n    main(['prepare', 'features', '--help'])\nexcept SystemExit as e:\n"

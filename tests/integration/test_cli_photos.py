@@ -1,4 +1,4 @@
-"""The photos that `captioner caption` and `captioner attend` take: folders, lists, patterns."""
+"""Photos given to ``captioner caption`` and ``attend``: folders, lists and patterns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attend(tiny: SimpleNamespace) -> Run:
 
 
 @pytest.fixture
-def here(tmp_path: Path, tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with ``holiday/1.png`` ... ``holiday/4.png``."""
     shutil.copytree(tiny.photos, tmp_path / "holiday")
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def here(tmp_path: Path, tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
 
 
 def captioned(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
-    """The photos with a caption, and the lines on standard error."""
+    """Names of captioned photos, and lines on standard error."""
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     lines = [line for line in out.split("\n") if line and not line.startswith("  ")]
@@ -56,13 +56,13 @@ def pictures(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*_attention.*"))
 
 
-# --- what else folders have ----------------------------------------------------------------------
+# --- other files in folders ----------------------------------------------------------------------
 
 
-def test_files_that_are_not_photos_are_counted(here, caption, capsys):
+def test_files_that_are_not_photos_are_counted(folder, caption, capsys):
     for name in ("a.txt", "b.TXT", "clip.mp4", ".hidden.jpg", ".DS_Store"):
-        (here / "holiday" / name).write_bytes(b"x")
-    (here / "holiday" / "more").mkdir()
+        (folder / "holiday" / name).write_bytes(b"x")
+    (folder / "holiday" / "more").mkdir()
 
     assert caption("holiday") == OK
 
@@ -74,10 +74,10 @@ def test_files_that_are_not_photos_are_counted(here, caption, capsys):
     ]
 
 
-def test_many_extensions_are_summed_up(here, caption, capsys):
+def test_many_extensions_are_summarised(folder, caption, capsys):
     for letter in "abcdefghi":
-        (here / "holiday" / f"1.{letter}{letter}").touch()
-    (here / "holiday" / "README").touch()
+        (folder / "holiday" / f"1.{letter}{letter}").touch()
+    (folder / "holiday" / "README").touch()
 
     assert caption("holiday") == OK
 
@@ -90,11 +90,11 @@ def test_many_extensions_are_summed_up(here, caption, capsys):
 
 @pytest.mark.parametrize("command", ["caption", "attend"])
 def test_photos_that_cannot_be_decoded_make_the_command_fail(
-    command, here, request, monkeypatch, capsys
+    command, folder, request, monkeypatch, capsys
 ):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     for name in ("5.HEIC", "6.heic", "7.CR2", "8.nef", "9.nef", "10.jxl"):
-        (here / "holiday" / name).write_bytes(b"x")
+        (folder / "holiday" / name).write_bytes(b"x")
 
     assert request.getfixturevalue(command)("holiday") == FAILED
 
@@ -109,9 +109,9 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(
     ]
 
 
-def test_a_folder_of_camera_raw_alone_says_so(here, caption, capsys):
-    (here / "raw").mkdir()
-    (here / "raw" / "1.cr3").write_bytes(b"x")
+def test_a_folder_with_only_camera_raw_is_an_error(folder, caption, capsys):
+    (folder / "raw").mkdir()
+    (folder / "raw" / "1.cr3").write_bytes(b"x")
 
     assert caption("raw") == FAILED
 
@@ -121,10 +121,10 @@ def test_a_folder_of_camera_raw_alone_says_so(here, caption, capsys):
     assert "skipped 1 photo (1 .cr3): camera RAW" in notes[1]
 
 
-def test_heic_is_found_and_captioned(here, caption, capsys):
+def test_heic_is_found_and_captioned(folder, caption, capsys):
     pillow_heif = pytest.importorskip("pillow_heif")
-    with Image.open(here / "holiday" / "1.png") as photo:
-        pillow_heif.from_pillow(photo).save(here / "holiday" / "5.heic")
+    with Image.open(folder / "holiday" / "1.png") as photo:
+        pillow_heif.from_pillow(photo).save(folder / "holiday" / "5.heic")
 
     assert caption("holiday") == OK
 
@@ -133,14 +133,14 @@ def test_heic_is_found_and_captioned(here, caption, capsys):
     assert notes == []
 
 
-def test_every_mutated_photo_is_captioned_or_named(here, caption, capsys):
-    """Whole, truncated, with flipped bits, swapped headers and huge sizes; files of no photo."""
-    (here / "mutated").mkdir()
+def test_every_mutated_photo_is_captioned_or_named(folder, caption, capsys):
+    """Undamaged, truncated, with flipped bits, swapped headers and huge sizes, and no photos."""
+    (folder / "mutated").mkdir()
     names = [name for name, _ in mutated_photos(0, 100)]
     for name, content in mutated_photos(0, 100):
-        (here / "mutated" / name).write_bytes(content)
+        (folder / "mutated" / name).write_bytes(content)
     for name in ("a.txt", "b.txt", "c.nef"):
-        (here / "mutated" / name).write_bytes(b"x")
+        (folder / "mutated" / name).write_bytes(b"x")
 
     assert caption("mutated") == FAILED
 
@@ -155,7 +155,7 @@ def test_every_mutated_photo_is_captioned_or_named(here, caption, capsys):
     ]
 
 
-# --- lists, patterns, addresses ------------------------------------------------------------------
+# --- lists, patterns, URLs -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_every_mutated_photo_is_captioned_or_named(here, caption, capsys):
         b"holiday/2.png\0holiday/1.png\0",
         "holiday/2.png\r\nholiday/1.png\r\n".encode("utf-16"),
     ],
-    ids=["lines", "windows", "mark", "nul", "utf-16"],
+    ids=["lines", "windows", "byte order mark", "nul", "utf-16"],
 )
-def test_a_list_of_names(written, here, caption, monkeypatch, capsys):
-    (here / "list.txt").write_bytes(written)
+def test_a_list_of_names(written, folder, caption, monkeypatch, capsys):
+    (folder / "list.txt").write_bytes(written)
     assert caption("--from-file", "list.txt") == OK
     assert captioned(capsys) == (["holiday/2.png", "holiday/1.png"], [])
 
@@ -179,18 +179,18 @@ def test_a_list_of_names(written, here, caption, monkeypatch, capsys):
     assert captioned(capsys)[0] == ["holiday/3.png", "holiday/2.png", "holiday/1.png"]
 
 
-def test_listed_names_may_be_of_any_bytes_and_of_folders(here, caption, capsys):
+def test_lists_may_contain_folders_and_names_that_are_not_utf_8(folder, caption, capsys):
     odd = " odd\u2028name [1] *.png"
-    shutil.copy(here / "holiday" / "1.png", here / odd)
-    (here / "list.txt").write_text(f"{odd}\nholiday\n", encoding="utf-8")
+    shutil.copy(folder / "holiday" / "1.png", folder / odd)
+    (folder / "list.txt").write_text(f"{odd}\nholiday\n", encoding="utf-8")
 
     assert caption("--from-file", "list.txt") == OK
 
     assert captioned(capsys) == ([odd, *(f"holiday/{n}.png" for n in (1, 2, 3, 4))], [])
 
 
-def test_wrong_names_in_a_list_are_named_with_their_line(here, caption, capsys):
-    (here / "list.txt").write_text("nowhere.jpg\nholiday/1.png\n\nhttps://a.b/c.jpg\n-\n")
+def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption, capsys):
+    (folder / "list.txt").write_text("nowhere.jpg\nholiday/1.png\n\nhttps://a.b/c.jpg\n-\n")
 
     assert caption("--from-file", "list.txt") == FAILED
 
@@ -205,7 +205,7 @@ def test_wrong_names_in_a_list_are_named_with_their_line(here, caption, capsys):
     )
 
 
-def test_a_list_given_as_a_photo_is_refused_with_the_option(here, caption, capsys) -> None:
+def test_a_list_given_as_a_photo_suggests_the_option(folder, caption, capsys) -> None:
     Path("list.txt").write_text("holiday/1.png\n")
     shutil.copy("holiday/1.png", "photo.txt")
 
@@ -228,8 +228,8 @@ def test_a_list_given_as_a_photo_is_refused_with_the_option(here, caption, capsy
         (["--from-file", "empty.txt"], ["empty.txt has no names"]),
     ],
 )
-def test_wrong_lists_are_usage_errors(command, given, words, here, request, capsys):  # noqa: PLR0917
-    (here / "empty.txt").write_text("\n\n")
+def test_invalid_lists_are_usage_errors(command, given, words, folder, request, capsys):  # noqa: PLR0917
+    (folder / "empty.txt").write_text("\n\n")
 
     assert request.getfixturevalue(command)(*given) == USAGE
 
@@ -237,9 +237,9 @@ def test_wrong_lists_are_usage_errors(command, given, words, here, request, caps
     assert all(word in line for word in words), line
 
 
-def test_quoted_patterns_are_expanded(here, caption, capsys):
-    shutil.copytree(here / "holiday", here / "holiday" / "more")
-    (here / "holiday" / "10.png").write_bytes((here / "holiday" / "1.png").read_bytes())
+def test_quoted_patterns_are_expanded(folder, caption, capsys):
+    shutil.copytree(folder / "holiday", folder / "holiday" / "more")
+    (folder / "holiday" / "10.png").write_bytes((folder / "holiday" / "1.png").read_bytes())
 
     assert caption("holiday/*.png") == OK
     assert captioned(capsys) == ([f"holiday/{n}.png" for n in (1, 2, 3, 4, 10)], [])
@@ -251,8 +251,8 @@ def test_quoted_patterns_are_expanded(here, caption, capsys):
     assert note == "captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"
 
 
-def test_a_file_may_be_named_like_a_pattern(here, caption, capsys):
-    shutil.copy(here / "holiday" / "1.png", here / "a[1].png")
+def test_a_file_may_be_named_like_a_pattern(folder, caption, capsys):
+    shutil.copy(folder / "holiday" / "1.png", folder / "a[1].png")
 
     assert caption("a[1].png") == OK
 
@@ -260,7 +260,7 @@ def test_a_file_may_be_named_like_a_pattern(here, caption, capsys):
 
 
 @pytest.mark.parametrize("command", ["caption", "attend"])
-def test_an_address_is_refused_as_in_python(command, here, request, capsys):
+def test_urls_are_refused_as_in_python(command, folder, request, capsys):
     assert request.getfixturevalue(command)("https://a.b/c.jpg?x=1") == FAILED
 
     assert captioned(capsys)[1] == [
@@ -271,30 +271,30 @@ def test_an_address_is_refused_as_in_python(command, here, request, capsys):
 # --- attend: where pictures go -------------------------------------------------------------------
 
 
-def test_pictures_are_saved_beside_their_photos(here, attend, capsys):
+def test_pictures_are_saved_beside_their_photos(folder, attend, capsys):
     assert attend("holiday/1.png") == OK
 
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("holiday/1.png: ")
     assert second == "  saved as holiday/1_attention.png"
-    assert pictures(here) == ["holiday/1_attention.png"]
-    assert attend("holiday/1.png") == USAGE  # nothing is overwritten
+    assert pictures(folder) == ["holiday/1_attention.png"]
+    assert attend("holiday/1.png") == USAGE  # never overwritten
     assert "holiday/1_attention.png exists; give --force" in captioned(capsys)[1][0]
     assert attend("holiday/1.png", "--force", "--format", "html") == OK
-    assert pictures(here) == ["holiday/1_attention.html", "holiday/1_attention.png"]
+    assert pictures(folder) == ["holiday/1_attention.html", "holiday/1_attention.png"]
 
 
-def test_the_picture_of_standard_input_is_saved_here(here, attend, monkeypatch):
-    feed(monkeypatch, (here / "holiday" / "1.png").read_bytes())
+def test_the_picture_of_standard_input_is_saved_in_the_current_folder(folder, attend, monkeypatch):
+    feed(monkeypatch, (folder / "holiday" / "1.png").read_bytes())
 
     assert attend("-") == OK
 
-    assert pictures(here) == ["stdin_attention.png"]
+    assert pictures(folder) == ["stdin_attention.png"]
 
 
-def test_pictures_are_not_photos(here, attend, caption, capsys):
+def test_pictures_are_not_photos(folder, attend, caption, capsys):
     assert attend("holiday", "holiday/1.png") == OK
-    assert len(pictures(here)) == 4
+    assert len(pictures(folder)) == 4
     capsys.readouterr()
 
     assert caption("holiday") == OK
@@ -302,22 +302,22 @@ def test_pictures_are_not_photos(here, attend, caption, capsys):
         [f"holiday/{n}.png" for n in (1, 2, 3, 4)],
         ["captioner: skipped 4 pictures made by captioner attend"],
     )
-    assert caption("holiday/1_attention.png") == OK  # alone, it is what was meant
+    assert caption("holiday/1_attention.png") == OK  # captioned if given by name
     assert captioned(capsys) == (["holiday/1_attention.png"], [])
 
 
-def test_subfolders_are_searched_and_kept_apart(here, attend, capsys):
-    shutil.copytree(here / "holiday", here / "holiday" / "more")
-    shutil.copy(here / "holiday" / "1.png", here / "holiday" / "1.bmp")
+def test_subfolders_are_searched_and_kept_apart(folder, attend, capsys):
+    shutil.copytree(folder / "holiday", folder / "holiday" / "more")
+    shutil.copy(folder / "holiday" / "1.png", folder / "holiday" / "1.bmp")
 
     assert attend("holiday", "--recursive", "-o", "out") == OK
 
     names = ["1.bmp", "1.png", "2", "3", "4", "more/1", "more/2", "more/3", "more/4"]
-    assert pictures(here / "out") == [f"{name}_attention.png" for name in names]
+    assert pictures(folder / "out") == [f"{name}_attention.png" for name in names]
 
 
-def test_an_interrupted_run_is_continued(here, attend, monkeypatch, capsys):
-    """Ctrl-C keeps the finished pictures; the second run draws the others, in the same bytes."""
+def test_an_interrupted_run_is_continued(folder, attend, monkeypatch, capsys):
+    """Ctrl-C keeps finished pictures; the second run draws the others, with the same bytes."""
     assert attend("holiday", "-o", "whole") == OK
     draw, left = attend_module.overlay, [1, 1]
 
@@ -331,7 +331,7 @@ def test_an_interrupted_run_is_continued(here, attend, monkeypatch, capsys):
     capsys.readouterr()
     assert attend("holiday", "-o", "out") == INTERRUPTED
 
-    assert len(pictures(here / "out")) == 2
+    assert len(pictures(folder / "out")) == 2
     assert captioned(capsys)[1] == [
         "captioner: 2 of 4 photos are finished; to continue, run the same command with "
         "--skip-existing",
@@ -343,11 +343,11 @@ def test_an_interrupted_run_is_continued(here, attend, monkeypatch, capsys):
         ["holiday/3.png", "holiday/4.png"],
         ["captioner: 2 of 4 photos already have a picture; skipped"],
     )
-    whole, out = here / "whole", here / "out"
+    whole, out = folder / "whole", folder / "out"
     assert pictures(out) == pictures(whole)
     assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in pictures(out))
 
-    monkeypatch.setattr("captioner.api.load", None)  # nothing to do: no model is loaded
+    monkeypatch.setattr("captioner.api.load", None)  # nothing to do, so no model is loaded
     assert attend("holiday", "-o", "out", "--skip-existing") == OK
     assert captioned(capsys) == ([], ["captioner: 4 of 4 photos already have a picture; skipped"])
 
@@ -360,7 +360,7 @@ def test_an_interrupted_run_is_continued(here, attend, monkeypatch, capsys):
         (["-o", "out", "--format", "docx"], [".docx"]),
     ],
 )
-def test_contradictions_of_outputs(given, words, here, attend, capsys):
+def test_contradictions_of_outputs(given, words, folder, attend, capsys):
     assert attend("holiday", *given) == USAGE
 
     (line,) = captioned(capsys)[1]

@@ -1,6 +1,6 @@
-"""The search options on the command line, of ``captioner caption`` and ``captioner attend``.
+"""The search options of ``captioner caption`` and ``captioner attend``.
 
-What each of them does to a search stands in tests/unit/decoding; here they arrive there.
+tests/unit/decoding tests their effects; these tests check that the options are passed on.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def run(*arguments: object) -> int:
 
 
 @pytest.fixture
-def say(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> Any:
-    """``say("--beam-size", 3)``: the words of every caption of the four photos."""
+def caption(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> Any:
+    """``caption("--beam-size", 3)``: the words of every caption of the four photos."""
 
     def captions(*arguments: object, model: Path = tiny.model) -> list[list[str]]:
         capsys.readouterr()
@@ -59,12 +59,12 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     "given", ["man, runs", "man,runs", "man runs", "[man, runs]", "[man,runs]", "runs, man"]
 )
-def test_forced_words_however_they_are_written(given: str, say) -> None:
-    said = say("--forced-words", given)
+def test_spellings_of_a_word_list_are_equivalent(given: str, caption) -> None:
+    found = caption("--forced-words", given)
 
-    assert said == say("--forced-words", "man, runs")
-    assert all({"man", "runs"} <= set(words) for words in said)
-    assert said != say()
+    assert found == caption("--forced-words", "man, runs")
+    assert all({"man", "runs"} <= set(words) for words in found)
+    assert found != caption()
 
 
 @pytest.mark.parametrize(
@@ -78,27 +78,27 @@ def test_forced_words_however_they_are_written(given: str, say) -> None:
         ("['s]", {"'s"}),
     ],
 )
-def test_words_are_words_and_no_yaml(given: str, words: set[str], say) -> None:
-    """In YAML ``on`` is true and ``'`` begins a quotation."""
-    assert all(words <= set(said) for said in say("--forced-words", given))
-    assert not any(words & set(said) for said in say("--banned-words", given))
+def test_word_lists_are_not_parsed_as_yaml(given: str, words: set[str], caption) -> None:
+    """In YAML, ``on`` is true and ``'`` starts a quoted string."""
+    assert all(words <= set(found) for found in caption("--forced-words", given))
+    assert not any(words & set(found) for found in caption("--banned-words", given))
 
 
 @pytest.mark.parametrize("given", ["", "[]", " "])
-def test_an_empty_list_of_words_changes_nothing(given: str, say) -> None:
-    assert say("--forced-words", given, "--banned-words", given) == say()
+def test_empty_word_lists_have_no_effect(given: str, caption) -> None:
+    assert caption("--forced-words", given, "--banned-words", given) == caption()
 
 
-def test_banned_words_are_not_said(say) -> None:
-    usual = {word for words in say() for word in words}
-    banned = sorted(usual)[0]
+def test_banned_words_do_not_occur(caption) -> None:
+    default = {word for words in caption() for word in words}
+    banned = sorted(default)[0]
 
-    assert usual
-    assert not any(banned in words for words in say("--banned-words", banned))
+    assert default
+    assert not any(banned in words for words in caption("--banned-words", banned))
 
 
 @pytest.mark.parametrize("given", ["[dog", "dog]", "[dog, [hat]]", "[dog: hat]", "[", "{dog}"])
-def test_odd_brackets_are_passed_over_or_are_one_line(given: str, tiny, capsys) -> None:
+def test_unbalanced_brackets_are_ignored_or_an_error(given: str, tiny, capsys) -> None:
     command = ("caption", tiny.photos / "1.png", "--model", tiny.model, "--forced-words", given)
 
     code = run(*command)
@@ -111,81 +111,84 @@ def test_odd_brackets_are_passed_over_or_are_one_line(given: str, tiny, capsys) 
 # --- rules ---------------------------------------------------------------------------------------
 
 
-def test_endings_are_guarded_when_asked(say) -> None:
-    guarded = say("--guard-endings", "--min-length", 2)
-    free = say("--no-guard-endings", "--min-length", 2)
+def test_guard_endings(caption) -> None:
+    wide = ("--beam-size", 8, "--num-captions", 8, "--min-length", 4, "--max-length", 5)
 
-    assert free == say("--min-length", 2)
+    guarded = caption("--guard-endings", *wide)
+    free = caption("--no-guard-endings", *wide)
+
+    assert free == caption(*wide)
+    assert any(words[-1] in BAD_ENDINGS for words in free)
     assert not any(words[-1] in BAD_ENDINGS for words in guarded)
 
 
-def test_a_model_s_own_guard_can_be_taken_off(say, make_model, tmp_path) -> None:
+def test_a_models_guard_endings_can_be_disabled(caption, make_model, tmp_path) -> None:
     guarded = make_model(tmp_path / "guarded", 1, guard_endings=True)
 
-    assert say(model=guarded) == say("--guard-endings")
-    assert say("--no-guard-endings", model=guarded) == say()
+    assert caption(model=guarded) == caption("--guard-endings")
+    assert caption("--no-guard-endings", model=guarded) == caption()
 
 
-def test_no_phrase_twice(say) -> None:
-    for words in say("--block-ngrams", 1, "--min-length", 4):
+def test_block_ngrams(caption) -> None:
+    for words in caption("--block-ngrams", 1, "--min-length", 4):
         assert len(set(words)) == len(words) >= 4
 
 
-# --- drawing -------------------------------------------------------------------------------------
+# --- sampling ------------------------------------------------------------------------------------
 
 
-def test_one_word_to_draw_from_is_greedy(say) -> None:
-    assert say("--temperature", 1, "--top-k", 1) == say("--beam-size", 1)
-    assert say("--temperature", 5, "--top-p", 1e-9) == say("--beam-size", 1)
+def test_sampling_from_one_word_is_greedy(caption) -> None:
+    assert caption("--temperature", 1, "--top-k", 1) == caption("--beam-size", 1)
+    assert caption("--temperature", 5, "--top-p", 1e-9) == caption("--beam-size", 1)
 
 
-def test_the_seed_decides_what_is_drawn(say) -> None:
-    drawn = ("--temperature", 2, "--top-k", 5, "--num-captions", 3)
+def test_samples_depend_on_the_seed(caption) -> None:
+    sampling = ("--temperature", 2, "--top-k", 5, "--num-captions", 3)
 
-    first = say(*drawn, "--seed", 7)
+    first = caption(*sampling, "--seed", 7)
 
     assert len(first) == 4 * 3
-    assert first == say(*drawn, "--seed", 7, "--batch-size", 1)
-    assert first != say(*drawn, "--seed", 8)
+    assert first == caption(*sampling, "--seed", 7, "--batch-size", 1)
+    assert first != caption(*sampling, "--seed", 8)
 
 
-def test_a_model_that_draws_is_searched_by_a_beam_size(say, make_model, tmp_path) -> None:
-    drawing = make_model(tmp_path / "drawing", 1, beam_size=1, temperature=1.5, top_k=4)
+def test_beam_size_overrides_a_models_sampling(caption, make_model, tmp_path) -> None:
+    sampling = make_model(tmp_path / "sampling", 1, beam_size=1, temperature=1.5, top_k=4)
 
-    assert say("--beam-size", 2, model=drawing) == say("--beam-size", 2)
-    assert say("--temperature", 1.5, "--top-k", 4) == say(model=drawing)
+    assert caption("--beam-size", 2, model=sampling) == caption("--beam-size", 2)
+    assert caption("--temperature", 1.5, "--top-k", 4) == caption(model=sampling)
 
 
 # --- groups and several models -------------------------------------------------------------------
 
 
-def test_groups_say_different_things(say) -> None:
+def test_beam_groups_give_different_captions(caption) -> None:
     wide = ("--beam-size", 4, "--num-captions", 4)
 
-    groups = say(*wide, "--beam-groups", 4, "--diversity", 50)
+    groups = caption(*wide, "--beam-groups", 4, "--diversity", 50)
 
     first_words = [
         {words[0] if words else "" for words in groups[n : n + 4]} for n in (0, 4, 8, 12)
     ]
     assert all(len(words) == 4 for words in first_words)
-    assert say(*wide, "--beam-groups", 1) == say(*wide)
+    assert caption(*wide, "--beam-groups", 1) == caption(*wide)
 
 
-def test_two_models_caption_as_they_do_in_python(tiny, say) -> None:
-    together = load(tiny.model, tiny.twin, precision="fp32")
+def test_an_ensemble_gives_the_same_captions_as_in_python(tiny, caption) -> None:
+    ensemble = load(tiny.model, tiny.twin, precision="fp32")
 
-    said = say("--model", tiny.twin, "--beam-size", 3, "--num-captions", 3)
+    found = caption("--model", tiny.twin, "--beam-size", 3, "--num-captions", 3)
 
     expected = [
-        list(caption.words)
+        list(one.words)
         for photo in sorted(tiny.photos.iterdir())
-        for caption in together.captions(photo, beam_size=3, num_captions=3)
+        for one in ensemble.captions(photo, beam_size=3, num_captions=3)
     ]
-    assert said == expected
-    assert say("--model", tiny.model) == say()  # a model with itself
+    assert found == expected
+    assert caption("--model", tiny.model) == caption()  # a single model
 
 
-def test_models_of_different_words_are_one_line(tiny, capsys) -> None:
+def test_different_vocabularies_are_one_line(tiny, capsys) -> None:
     models = ("--model", tiny.model, "--model", tiny.stranger)
 
     assert run("caption", tiny.photos, *models) == USAGE
@@ -196,7 +199,7 @@ def test_models_of_different_words_are_one_line(tiny, capsys) -> None:
 # --- pictures ------------------------------------------------------------------------------------
 
 
-def test_attend_draws_what_the_search_options_find(tiny, tmp_path, capsys) -> None:
+def test_attend_uses_the_search_options(tiny, tmp_path, capsys) -> None:
     photo, target = tiny.photos / "1.png", tmp_path / "dog.png"
     search = ("--forced-words", "[dog, hat]", "--precision", "fp32")
 
@@ -210,29 +213,29 @@ def test_attend_draws_what_the_search_options_find(tiny, tmp_path, capsys) -> No
         assert picture.width > 40
 
 
-def test_attend_draws_every_sample_of_two_models_in_one_picture(tiny, tmp_path, capsys) -> None:
+def test_attend_draws_all_samples_of_an_ensemble(tiny, tmp_path, capsys) -> None:
     models = ("--model", tiny.model, "--model", tiny.twin)
-    drawing = ("--temperature", 1, "--top-k", 4, "--num-captions", 3, "--min-length", 1)
+    sampling = ("--temperature", 1, "--top-k", 4, "--num-captions", 3, "--min-length", 1)
 
-    assert run("attend", tiny.photos / "1.png", "-o", tmp_path / "x.png", *models, *drawing) == OK
+    assert run("attend", tiny.photos / "1.png", "-o", tmp_path / "x.png", *models, *sampling) == OK
 
-    said = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    found = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
     model = load(tiny.model, tiny.twin)
     drawn = model.captions(
         tiny.photos / "1.png", temperature=1, top_k=4, num_captions=3, min_length=1
     )
-    assert said == [caption.text for caption in drawn]
+    assert found == [caption.text for caption in drawn]
     with Image.open(tmp_path / "x.png") as picture:
         whole = np.asarray(picture.convert("RGB"))
-    wanted = np.asarray(overlay(tiny.photos / "1.png", drawn).image())
-    assert np.array_equal(whole, wanted)
+    expected = np.asarray(overlay(tiny.photos / "1.png", drawn).image())
+    assert np.array_equal(whole, expected)
 
 
 @pytest.mark.parametrize(
     "search",
     [("--temperature", 1), ("--forced-words", "dog"), ("--no-guard-endings",), ("--seed", 0)],
 )
-def test_attend_searches_nothing_where_the_words_are_given(search, tiny, tmp_path, capsys) -> None:
+def test_attend_refuses_search_options_with_given_words(search, tiny, tmp_path, capsys) -> None:
     words = ("-o", tmp_path / "x.png", "--words", "a dog runs")
 
     assert run("attend", tiny.photos / "1.png", "--model", tiny.model, *words, *search) == USAGE
@@ -243,7 +246,7 @@ def test_attend_searches_nothing_where_the_words_are_given(search, tiny, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-# --- what cannot be ------------------------------------------------------------------------------
+# --- contradictions ------------------------------------------------------------------------------
 
 CONTRADICTIONS = [
     (["--beam-size", "0"], ["beam-size", "1"]),
@@ -274,11 +277,13 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("arguments", "named"), CONTRADICTIONS, ids=" ".join)
-def test_what_cannot_be_is_one_line_that_names_it(arguments, named, tiny, tmp_path, capsys) -> None:
+def test_contradictions_are_one_line_naming_the_options(
+    arguments, named, tiny, tmp_path, capsys
+) -> None:
     photo = tiny.photos / "1.png"
     scored = ["evaluate", "--annotations", tiny.captions, "--images", tiny.photos]
     commands = [["caption", photo], ["attend", photo, "-o", tmp_path / "x.png"]]
-    if "--num-captions" not in arguments:  # which evaluate refuses by itself
+    if "--num-captions" not in arguments:  # evaluate has a separate error for it
         commands.append([*scored, "-o", tmp_path / "r.json"])
     for command in commands:
         assert run(*command, "--model", tiny.model, *arguments) in (USAGE, FAILED)
@@ -288,7 +293,7 @@ def test_what_cannot_be_is_one_line_that_names_it(arguments, named, tiny, tmp_pa
         assert list(tmp_path.iterdir()) == []
 
 
-def test_results_hold_one_caption_a_photo(tiny, capsys) -> None:
+def test_coco_results_need_one_caption_per_photo(tiny, capsys) -> None:
     several = ("--temperature", 1, "--num-captions", 2)
 
     assert run("caption", tiny.photos, "--format", "coco", *several) == USAGE
@@ -297,7 +302,7 @@ def test_results_hold_one_caption_a_photo(tiny, capsys) -> None:
 
 
 @pytest.mark.parametrize("command", ["caption", "attend", "evaluate"])
-def test_help_tells_every_search_option(command: str, capsys) -> None:
+def test_help_lists_every_search_option(command: str, capsys) -> None:
     with pytest.raises(SystemExit) as left:
         run(command, "--help")
     assert left.value.code == 0
@@ -307,11 +312,11 @@ def test_help_tells_every_search_option(command: str, capsys) -> None:
     assert "--no-guard-endings" in out
 
 
-def test_several_captions_of_a_draw_tell_how_probable_they_are(tiny, capsys) -> None:
-    drawing = ("--temperature", 1, "--num-captions", 5, "--format", "json")
+def test_samples_have_log_probabilities(tiny, capsys) -> None:
+    sampling = ("--temperature", 1, "--num-captions", 5, "--format", "json")
 
-    assert run("caption", tiny.photos / "1.png", "--model", tiny.model, *drawing) == OK
+    assert run("caption", tiny.photos / "1.png", "--model", tiny.model, *sampling) == OK
 
     (entry,) = json.loads(capsys.readouterr().out)
     assert len(entry["captions"]) == 5
-    assert all(caption["log_prob"] < 0 < math.inf for caption in entry["captions"])
+    assert all(-math.inf < caption["log_prob"] < 0 for caption in entry["captions"])

@@ -1,4 +1,4 @@
-"""``captioner prepare shards`` as a user types it, and a stream of what it wrote."""
+"""``captioner prepare shards`` as a user runs it, and streaming its shards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_what_is_written_can_be_streamed(tiny, config, tmp_path, capsys):
+def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
     out = tmp_path / "shards"
     assert run(config, "-o", out, "--photos-per-shard", 3) == OK
     printed = capsys.readouterr()
@@ -70,7 +70,7 @@ def test_what_is_written_can_be_streamed(tiny, config, tmp_path, capsys):
 
 
 def test_settings_on_the_command_line_apply(tiny, config, tmp_path, capsys):
-    """The config may be named with --config, and what it says be changed."""
+    """Also with --config, whose settings they override."""
     assert run(config, "-o", tmp_path / "one") == OK
     assert run("--config", config, "-o", tmp_path / "same", "--training.seed", 3) == OK
     assert run(config, "--training.seed", 4, "-o", tmp_path / "other") == OK
@@ -82,7 +82,7 @@ def test_settings_on_the_command_line_apply(tiny, config, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_photo_that_cannot_be_read_is_skipped(tiny, config, tmp_path, capsys):
+def test_an_unreadable_photo_is_skipped(tiny, config, tmp_path, capsys):
     photos = tmp_path / "photos"
     photos.mkdir()
     for path in tiny.photos.iterdir():
@@ -153,7 +153,7 @@ def test_finished_shards_are_replaced_only_with_force(config, tmp_path, capsys):
         (("missing.yaml", "-o", "x"), "missing.yaml"),
     ],
 )
-def test_bad_input_is_one_line(  # noqa: PLR0917
+def test_errors_are_one_line(  # noqa: PLR0917
     config, tmp_path, capsys, monkeypatch, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
@@ -162,7 +162,7 @@ def test_bad_input_is_one_line(  # noqa: PLR0917
     assert not (tmp_path / "x").exists()
 
 
-def test_help_names_the_settings_and_loads_nothing_heavy():
+def test_help_lists_the_settings_without_heavy_imports():
     code = (
         "import sys\n"
         "from captioner.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""captioner train as a user runs it: how runs end, and what is refused when resuming."""
+"""``captioner train`` as a user runs it: how runs end, and what resuming refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Train = Callable[..., int]
 def train(tmp_path: Path) -> Train:
     """``train("--training.lr", "0")``: train a tiny model to name the colour of four photos.
 
-    Each colour is rarer than the end of a caption, so an untrained model captions nothing.
+    Each colour is less frequent than the end token, so an untrained model gives empty captions.
     """
     images, annotations = [], []
     (tmp_path / "photos").mkdir()
@@ -51,7 +51,7 @@ def train(tmp_path: Path) -> Train:
     return lambda *options: main(["train", str(config), *options])
 
 
-def test_a_run_whose_best_model_captions_nothing_fails(
+def test_a_run_whose_best_model_gives_empty_captions_fails(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert train("--training.lr", "0") == FAILED
@@ -70,7 +70,7 @@ def test_a_run_whose_best_model_captions_nothing_fails(
     assert train(*single, "--training.select", "loss") == OK
 
 
-def test_resuming_a_finished_run_says_why_it_ends(
+def test_resuming_a_finished_run_repeats_its_result(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     longer = ("--training.epochs", "15", "--training.patience", "0")
@@ -78,7 +78,7 @@ def test_resuming_a_finished_run_says_why_it_ends(
     found = capsys.readouterr().out
     assert train(*longer, "--resume", "auto") == OK
     out, err = capsys.readouterr()
-    assert out == found  # the best model is named again
+    assert out == found  # names the best model again
     assert err.splitlines()[-1] == (
         "already complete: 15 of 15 epochs; to continue, give a larger --training.epochs"
     )
@@ -88,7 +88,7 @@ def test_resuming_a_finished_run_says_why_it_ends(
 
 
 def test_early_stopping_is_announced(train: Train, capsys: pytest.CaptureFixture[str]):
-    """The lowest loss is soon reached: the learning rate is far too high."""
+    """The learning rate is far too high, so the lowest loss is reached early."""
     options = ("--training.select", "loss", "--training.lr", "5", "--training.epochs", "40")
     train(*options, "--training.patience", "2")
     _, err = capsys.readouterr()

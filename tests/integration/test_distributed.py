@@ -1,4 +1,4 @@
-"""Two processes that talk through gloo against one: the same gradients, scores and files."""
+"""Two processes (gloo) against one: same gradients, scores and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from captioner.cli.main import OK, main
 
 pytestmark = pytest.mark.slow
 
-# Trained through the command line, in the precision that users train in.
+# Train through the command line, in the default precision.
 TRAIN = """
 import json
 import sys
@@ -30,7 +30,7 @@ for arguments in json.loads(sys.argv[1]):
     assert code == 0, arguments
 """
 
-# In double precision, where another order of adding up cannot be mistaken for another gradient.
+# In double precision, where a different order of summation is negligible.
 DOUBLE = """
 import json
 import sys
@@ -102,20 +102,20 @@ def run(processes: int, *arguments: object) -> str:
 
 @pytest.fixture
 def config(training_settings: dict[str, Any], tmp_path: Path) -> Path:
-    """Four photos with two or three captions; three a step, so that shares are unequal."""
+    """Four photos with two or three captions; batches of three are split unevenly."""
     settings = training_settings
     settings["decoder"]["dropout"] = 0.0
     settings["training"] = {
         "batch_size": 3, "epochs": 2, "lr": 1e-2, "warmup_steps": 1, "precision": "fp32",
         "ema_decay": 0.5, "select": "loss",
     }  # fmt: skip
-    settings["search"]["min_length"] = 1  # a run whose captions are all empty would fail
+    settings["search"]["min_length"] = 1  # runs with only empty captions fail
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
 
 
-def test_two_processes_have_the_gradients_of_one(
+def test_two_processes_give_the_gradients_of_one(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -132,7 +132,7 @@ def test_two_processes_have_the_gradients_of_one(
     }
     script = tmp_path / "double.py"
     script.write_text(DOUBLE)
-    for processes in (1, 2):  # one start for all jobs: starting takes longest
+    for processes in (1, 2):  # one launch for all jobs, since launching is slow
         jobs = {
             str(tmp_path / f"{name} {processes}"): (
                 "save_gradients",
@@ -155,12 +155,12 @@ def test_two_processes_have_the_gradients_of_one(
         assert largest > 0, name
 
 
-def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -> None:
+def test_two_processes_train_and_validate_like_one(config: Path, tmp_path: Path) -> None:
     """Equal batches, losses, validation scores and final weights over eight epochs.
 
-    In float32 the weights need not agree: the key bias has a gradient near zero, whose sign is left
-    to rounding, and Adam makes a full step of either sign of it. In float64 rounding stays far
-    below Adam's epsilon.
+    In float32 the weights need not agree: the key bias has a gradient near zero, whose sign depends
+    on rounding, and Adam takes a full step in either direction. In float64 rounding is far below
+    Adam's epsilon.
     """
     script = tmp_path / "double.py"
     script.write_text(DOUBLE)
@@ -196,14 +196,14 @@ def test_two_processes_train_and_validate_as_one(config: Path, tmp_path: Path) -
         torch.testing.assert_close(two[name], tensor, rtol=1e-9, atol=1e-11, msg=name)
 
 
-def test_a_run_of_two_processes_can_be_stopped_and_resumed(config: Path, tmp_path: Path) -> None:
+def test_two_processes_can_be_stopped_and_resumed(config: Path, tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    # A learning rate that does not depend on how long the run is to be.
+    # A learning rate that does not depend on the length of the run.
     train = [str(config), "--training.schedule", "plateau", "--run-folder"]
     both = [[*train, str(straight)], [*train, str(stopped), "--training.epochs", "1"]]
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    run(2, script, json.dumps(both))  # one start of the processes, which takes longest
+    run(2, script, json.dumps(both))  # one launch, since launching is slow
     run(2, "-m", "captioner", "train", *train, stopped, "--resume", "auto")
     ones, twos = (load_file(folder / "state.safetensors") for folder in (straight, stopped))
     assert ones.keys() == twos.keys()

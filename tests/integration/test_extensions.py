@@ -1,4 +1,4 @@
-"""A scorer and an encoder of another package: installed, used by the commands, and missing."""
+"""A scorer and an encoder from another package: installed, used by commands, and missing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_package_adds_a_scorer_and_an_encoder(
         {"kind": "scorer", "name": "halves", **record},
     ]
 
-    # Here the package is not installed.
+    # Without the package.
     message = "needs the encoder acme_patches of the package acme-captioner; run: pip install acme-"
     with pytest.raises(ModelError, match=message) as caught:
         load("run/best")
@@ -106,7 +106,7 @@ def test_a_package_adds_a_scorer_and_an_encoder(
     assert main(["caption", photo, "--model", "run/best"]) == FAILED
     assert message in capsys.readouterr().err
 
-    # Here it is, but broken.
+    # With a broken package.
     monkeypatch.syspath_prepend(package)
     (package / "acme_layers.py").write_text("import no_such_module")
     with pytest.raises(ModelError, match=r"^cannot load .*best: encoder 'acme_patches' of acme-"):

@@ -1,4 +1,4 @@
-"""From a CSV file and a folder of photos to a fine-tuned model, as docs/finetuning.md describes."""
+"""From a CSV file and a folder of photos to a fine-tuned model, as in docs/finetuning.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = re.findall(
 
 @pytest.fixture
 def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A folder with photos/, captions.csv, configs/, and a tiny model as the shipped one."""
+    """A folder with photos/, captions.csv and configs/; a tiny model replaces the shipped one."""
     (tmp_path / "photos").mkdir()
     rows = []
     for number in range(1, 13):
@@ -52,7 +52,7 @@ def test_every_command_of_the_page_runs(own, capsys) -> None:
     before = sorted(own.folder.iterdir())
     for command in COMMANDS:
         arguments = shlex.split(command)[1:]
-        if arguments[0] == "train":  # twelve photos teach the tiny model nothing: CIDEr is 0
+        if arguments[0] == "train":  # twelve photos are too few for a CIDEr above 0
             arguments.append("--training.select=loss")
         assert main(arguments) == OK, capsys.readouterr().err
         if "--dry-run" in command:
@@ -64,7 +64,7 @@ def test_every_command_of_the_page_runs(own, capsys) -> None:
     assert load_model(own.shipped).search == best.search
 
 
-# The captions of so short a run score 0, which fails; a loss does not.
+# Captions of such a short run score 0, which is an error; selecting by loss is not.
 SHORT = (
     "--training.epochs=1", "--training.trackers=[]", "--training.sample_images=0",
     "--training.select=loss",
@@ -83,7 +83,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
     settings = yaml.safe_load(Path("run/config.yaml").read_text())
     assert settings["data"]["train_annotations"] == ["run/data/captions_train.json"]
     assert settings["data"]["images"] == ["photos"]
-    assert settings["encoder"]["image_size"] == 64  # the model's
+    assert settings["encoder"]["image_size"] == 64  # as the model
     assert settings["search"]["guard_endings"] is True
     assert settings["search"]["beam_size"] == 4
 
@@ -95,7 +95,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
     assert "prepared from other captions" in capsys.readouterr().err
 
 
-def test_given_options_win_over_those_of_the_model(own) -> None:
+def test_given_options_override_the_models(own) -> None:
     config, flags = train.read(
         ["--data=captions.csv", "--init-from", "shipped", "--search.beam_size", "5"]
     )
@@ -128,7 +128,7 @@ def test_given_options_win_over_those_of_the_model(own) -> None:
         ([*DATA, "--caption-column", "words"], "no column 'words'; the columns are file, caption"),
     ],
 )
-def test_a_wrong_file_is_one_line_that_says_what_to_do(own, arguments, expected, capsys) -> None:
+def test_errors_about_files_are_one_line_with_advice(own, arguments, expected, capsys) -> None:
     assert main(["train", *arguments]) in (FAILED, USAGE)
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(expected, line)
@@ -146,7 +146,7 @@ def test_a_dry_run_writes_nothing_and_counts_missing_photos(own, capsys) -> None
 
 
 @pytest.mark.parametrize("start", ["shipped", "shipped_model", "run"])
-def test_a_model_to_start_from_has_three_names(own, start) -> None:
+def test_init_from_accepts_a_model_run_or_name(own, start) -> None:
     (own.folder / "run").mkdir()
     own.shipped.rename(own.folder / "run" / "best") if start == "run" else None
     assert main(["train", *DATA, "--init-from", start, *SHORT, "--run-folder", "new"]) == OK

@@ -24,7 +24,7 @@ CAPTIONS = {
     "lime": "两个人在海滩上散步。",
     "blue": "สุนัขสีน้ำตาลวิ่งบนหญ้า",
     "yellow": "เด็กสองคนเล่นน้ำที่ชายหาด",
-    "cyan": "\u304b\u3099けの上で犬が海を見ている。",  # a decomposed letter, as macOS writes it
+    "cyan": "\u304b\u3099けの上で犬が海を見ている。",  # a decomposed letter, as written by macOS
     "magenta": "ஒரு நாய் பச்சை புல்வெளியில் ஓடுகிறது.",
     "white": "একটি কুকুর সবুজ ঘাসের উপর দৌড়াচ্ছে।",
     "black": "Ein Hund läuft über die grüne Wiese.",
@@ -74,7 +74,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(data: Path) -> Path:
-    """The folder of a model that has learned the captions by heart."""
+    """The folder of a model that has memorized the captions."""
     options = ["--run-folder", str(data / "run"), "--data.tokenizer", "bpe"]
     assert main(["train", str(data / "config.yaml"), *options]) == 0
     return data / "run" / "best"
@@ -110,16 +110,16 @@ def test_scores_of_perfect_captions_are_perfect(
 
     assert found["metrics"]["Bleu_4"] == pytest.approx(1, abs=1e-6)
     assert found["metrics"]["ROUGE_L"] == pytest.approx(1)
-    # Of a caption without a phrase of its own, such as "a ... a", CIDEr would be less than 10.
+    # CIDEr would be below 10 for captions without a distinctive n-gram.
     assert found["metrics"]["CIDEr"] == pytest.approx(10)
     assert "characters of scripts without spaces" in found["signature"]
     assert found["statistics"]["length_max"] > 10
 
 
-def test_a_caption_of_ones_own_is_explained_and_drawn(
+def test_given_words_are_explained_and_drawn(
     data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = "两只狗在海滩上奔跑。"  # in none of the captions, but its characters are
+    own = "两只狗在海滩上奔跑。"  # not a training caption, but made of their characters
     loaded = captioner.load(model, device="cpu", precision="fp32")
     explained = loaded.explain(photo(data, "red"), own, alternatives=2)
     assert explained.text == own
@@ -186,7 +186,7 @@ def test_words_are_refused_for_captions_without_spaces(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_reward_of_pieces_is_that_of_their_text(model: Path) -> None:
+def test_rewards_of_pieces_equal_those_of_their_text(model: Path) -> None:
     vocabulary = load_model(model).vocabulary
     references = {i: [caption_tokens(text)] for i, text in enumerate(CAPTIONS.values())}
     reward = CaptionReward(references, vocabulary, count_end=False)

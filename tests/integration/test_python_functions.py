@@ -1,4 +1,4 @@
-"""``captioner.train`` and ``captioner.evaluate``: what the commands do, as functions."""
+"""``captioner.train`` and ``captioner.evaluate``: the commands as functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def by_command(tmp_path: Path, *arguments: object) -> dict[str, Any]:
     return report
 
 
-def test_evaluate_returns_the_report_of_the_command(tiny, tmp_path, capfd) -> None:
+def test_evaluate_returns_the_commands_report(tiny, tmp_path, capfd) -> None:
     given = {"annotations": tiny.captions, "images": tiny.photos, "instances": tiny.instances}
     words = [word for name, path in given.items() for word in (f"--{name}", path)]
     expected = by_command(tmp_path, *words, "--model", tiny.model, "--beam-size", 1)
@@ -75,7 +75,7 @@ def test_evaluate_scores_the_captions_of_any_system(tiny, tmp_path) -> None:
         ({"images": "photos", "annotations": 0, "beams": 3}, ConfigError, "search option 'beams'"),
     ],
 )
-def test_evaluate_names_what_is_wrong(given, error, expected, tiny) -> None:
+def test_evaluate_errors(given, error, expected, tiny) -> None:
     given = dict(given)
     if "annotations" in given:
         given["annotations"] = tiny.captions
@@ -87,7 +87,7 @@ def test_evaluate_names_what_is_wrong(given, error, expected, tiny) -> None:
     assert "--" not in str(caught.value)
 
 
-def test_evaluate_raises_the_error_of_a_photo(tiny, tmp_path) -> None:
+def test_evaluate_raises_image_errors(tiny, tmp_path) -> None:
     for path in tiny.photos.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "2.png").write_text("no photo")
@@ -188,7 +188,7 @@ def test_train_warns_of_a_useless_model(training_settings, tmp_path, caplog) -> 
         ({"config": 5}, "the training config is 5; give a YAML file"),
     ],
 )
-def test_train_names_what_is_wrong(given, expected) -> None:
+def test_train_errors(given, expected) -> None:
     with pytest.raises(ConfigError) as caught:
         captioner.train(**given)
 

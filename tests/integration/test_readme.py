@@ -27,7 +27,7 @@ def test_linked_files_exist():
         assert (ROOT / target).exists(), target
 
 
-def test_readme_and_ci_install_and_test_alike():
+def test_readme_and_ci_use_the_same_install_and_test_commands():
     ci = (ROOT / ".ci" / "run").read_text()
     assert "pip install -e '.[dev,lite]'" in README
     assert "pip install --quiet -e '.[dev,lite]'" in ci

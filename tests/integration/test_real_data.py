@@ -1,4 +1,4 @@
-"""The whole path on real photos; needs ../shared/data beside the checkout."""
+"""Training and evaluation on real photos; needs ../shared/data beside the checkout."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DATA = ROOT.parent / "shared" / "data"
 pytestmark = [
     pytest.mark.data,
     pytest.mark.slow,
-    pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not there"),
+    pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is missing"),
 ]
 
 
 @pytest.fixture(scope="module")
 def coco_mini(tmp_path_factory) -> Path:
-    """coco_mini, split into training and validation; 274 photos are nine steps an epoch."""
+    """coco_mini, split into training and validation; its 274 photos are nine steps per epoch."""
     folder = tmp_path_factory.mktemp("coco_mini")
     source = DATA / "coco_mini" / "annotations" / "captions.json"
     assert main(["prepare", "dataset", str(source), "-o", str(folder), "--val", "0.6"]) == OK
@@ -55,21 +55,21 @@ def _command(run: Path, coco_mini: Path, workers: int = 1) -> list[str]:
         "--decoder.embed_dim", "64", "--decoder.hidden_dim", "64", "--decoder.attention_dim", "64",
         "--training.epochs", "2", "--training.batch_size", "32", "--training.sample_images", "2",
         "--training.limit_val", "64", "--training.precision", "fp32",
-        # Too short to learn anything: a run whose captions are empty or score 0 would fail.
+        # Too short to learn anything; runs with empty captions or a score of 0 fail.
         "--training.select", "loss", "--search.min_length", "3",
     ]  # fmt: skip
 
 
 def _steps(run: Path) -> int:
-    """How far the checkpoint has come; one of the beginning is there before the first step."""
+    """The checkpoint's step; a checkpoint exists even before the first step."""
     state = run / "state.safetensors"
     raw = state.read_bytes() if state.exists() else bytes(8)
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")] or b"{}")
     return int(json.loads(header.get("__metadata__", {}).get("progress", '{"step": 0}'))["step"])
 
 
-def test_training_on_coco_mini_ends_and_its_resumed_twin_gives_the_same_model(coco_mini, tmp_path):
-    """Whoever reads the photos."""
+def test_resumed_training_on_coco_mini_gives_the_same_model(coco_mini, tmp_path):
+    """One run reads photos itself, the other in a worker process."""
     whole, twin = tmp_path / "whole", tmp_path / "twin"
     command = _command(whole, coco_mini, workers=0)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -83,9 +83,9 @@ def test_training_on_coco_mini_ends_and_its_resumed_twin_gives_the_same_model(co
     while not _steps(twin) and time.monotonic() < deadline:
         time.sleep(0.1)
     os.kill(stopped.pid, signal.SIGINT)
-    _, said = stopped.communicate(timeout=300)
+    _, errors = stopped.communicate(timeout=300)
     assert stopped.returncode == 130
-    assert b"--resume" in said
+    assert b"--resume" in errors
     assert not (twin / "best").exists()
 
     resumed = subprocess.run(
@@ -143,18 +143,18 @@ def test_the_model_card_holds(name, tmp_path):
     measured = json.loads(report.read_text())["metrics"]
     config = json.loads((ROOT / "captioner" / "pretrained" / "config.json").read_text())
     stated = config["info"]["scores"][name]
-    for metric in stated.keys() & measured.keys():  # METEOR where Java is
-        # Other hardware rounds otherwise; a few words in a thousand captions then differ.
+    for metric in stated.keys() & measured.keys():  # METEOR needs Java
+        # Rounding differs between machines, which changes a few words in a thousand captions.
         assert measured[metric] == pytest.approx(stated[metric], abs=0.005), metric
     assert measured.keys() >= {"Bleu_4", "CIDEr"}
 
 
-# --- scores beside those of Java -----------------------------------------------------------------
+# --- comparison with Java ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def by_people(tmp_path_factory) -> tuple[dict[int, str], dict[int, list[str]]]:
-    """300 validation photos: the caption of one person, and those of the four others."""
+def human_captions(tmp_path_factory) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """300 validation photos: one human caption each, with the other four as references."""
     folder = tmp_path_factory.mktemp("flickr8k")
     assert main(["prepare", "dataset", str(DATA / "flickr8k"), "-o", str(folder)]) == OK
     _, captions = read_captions([folder / "captions_val.json"])
@@ -182,9 +182,9 @@ VARIANTS = (
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_people_s_captions_score_as_pycocoevalcap_scores_them(variant, by_people, java) -> None:
-    """Every metric, over all photos and of each, of results made of real captions."""
-    captions, references = by_people
+def test_human_captions_score_as_in_pycocoevalcap(variant, human_captions, java) -> None:
+    """Every metric, over all photos and for each one."""
+    captions, references = human_captions
     variants = java.variants(captions)
     assert tuple(variants) == VARIANTS
     results = {entry["image_id"]: entry["caption"] for entry in variants[variant]}
@@ -198,9 +198,9 @@ def test_people_s_captions_score_as_pycocoevalcap_scores_them(variant, by_people
     assert theirs.corpus["CIDEr"] > 0.01
 
 
-def test_people_score_well_and_captions_of_other_photos_do_not(by_people) -> None:
-    """What the metrics are for; an interval tells the two apart."""
-    captions, references = by_people
+def test_human_captions_score_better_than_those_of_other_photos(human_captions) -> None:
+    """Significantly so, for every metric."""
+    captions, references = human_captions
     ids = list(captions)
     others = dict(zip(ids, [captions[i] for i in ids[1:] + ids[:1]], strict=True))
 
@@ -217,7 +217,7 @@ def test_people_score_well_and_captions_of_other_photos_do_not(by_people) -> Non
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory) -> dict[str, Any]:
-    """What is reported of the shipped model on COCO's masks."""
+    """The shipped model's attention report for COCO's masks."""
     path = tmp_path_factory.mktemp("attention") / "report.json"
     annotations = DATA / "coco128" / "annotations"
     arguments = ["--images", str(DATA / "coco128" / "images"), "-o", str(path)]
@@ -227,18 +227,18 @@ def attention(tmp_path_factory) -> dict[str, Any]:
     return found
 
 
-def test_attention_lies_on_what_is_named_more_than_elsewhere(attention) -> None:
+def test_attention_is_on_named_objects_more_than_elsewhere(attention) -> None:
     assert attention["measured"] >= 30
     assert attention["correctness"] > 1.1 * attention["uniform"]
     assert attention["correctness"] > 1.05 * attention["shuffled"]
-    assert attention["intervals"]["ratio"][0] > 1  # not by the choice of photos alone
+    assert attention["intervals"]["ratio"][0] > 1  # significantly
     assert attention["pointing"] > attention["pointing_uniform"]
     assert attention["entropy"] < attention["entropy_even"] == pytest.approx(math.log(81))
     assert 0 < attention["movement"] < 1
     assert 0 < attention["gate"] < 1
 
 
-def test_the_numbers_of_attention_add_up(attention) -> None:
+def test_attention_counts_are_consistent(attention) -> None:
     kinds = ("measured", "absent", "unseen", "ignored")
     assert attention["names"] == sum(attention[kind] for kind in kinds)
     assert attention["measured"] == len(attention["per_name"])
@@ -253,25 +253,25 @@ def test_the_numbers_of_attention_add_up(attention) -> None:
     assert attention["ratio"] == pytest.approx(ratio)
 
 
-def test_every_interval_of_attention_holds_its_value(attention) -> None:
+def test_every_interval_of_attention_contains_its_value(attention) -> None:
     assert {"correctness", "uniform", "shuffled", "ratio"} <= attention["intervals"].keys()
     for key, (low, high) in attention["intervals"].items():
         assert low < attention[key] < high, key
 
 
-def test_the_place_of_a_mask_counts(attention, tmp_path) -> None:
-    """Masks turned upside down are as large; attention is right less often about these."""
+def test_attention_is_worse_on_flipped_masks(attention, tmp_path) -> None:
+    """Masks flipped upside down have the same size, but attention matches them less."""
     source = DATA / "coco128" / "annotations" / "instances.json"
     content = json.loads(source.read_text())
     heights = {image["id"]: image["height"] for image in content["images"]}
-    turned = []
+    flipped = []
     for one in content["annotations"]:
         if isinstance(one["segmentation"], list):
             height = heights[one["image_id"]]
             for polygon in one["segmentation"]:
                 polygon[1::2] = [height - y for y in polygon[1::2]]
-            turned.append(one)
-    content["annotations"] = turned
+            flipped.append(one)
+    content["annotations"] = flipped
     masks, report = tmp_path / "turned.json", tmp_path / "report.json"
     masks.write_text(json.dumps(content))
     arguments = ["--images", str(DATA / "coco128" / "images"), "-o", str(report)]

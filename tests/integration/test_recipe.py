@@ -24,19 +24,19 @@ from captioner.training.data import read_data
 ROOT = Path(__file__).parents[2]
 
 
-def report(said: dict[int, str]) -> dict[str, Any]:
-    return {"per_image": [{"image_id": i, "caption": text} for i, text in said.items()]}
+def report(captions: dict[int, str]) -> dict[str, Any]:
+    return {"per_image": [{"image_id": i, "caption": text} for i, text in captions.items()]}
 
 
 def test_biases_are_counted_where_references_agree(script: Any) -> None:
     references = {
-        1: ["A woman runs.", "A girl runs.", "Somebody runs."],  # clearly a woman
-        2: ["A woman and a man.", "A lady."],  # not clear
-        3: ["A boy jumps.", "A kid jumps."],  # clearly a man
+        1: ["A woman runs.", "A girl runs.", "Somebody runs."],  # the references agree: a woman
+        2: ["A woman and a man.", "A lady."],  # they disagree
+        3: ["A boy jumps.", "A kid jumps."],  # they agree: a man
         4: ["Two girls.", "Girls play."],
     }
-    said = {1: "a man runs", 2: "a man runs", 3: "a boy jumps", 4: "a girl and a boy play"}
-    found = script("ship_model")._biases(report(said), references)
+    captions = {1: "a man runs", 2: "a man runs", 3: "a boy jumps", 4: "a girl and a boy play"}
+    found = script("ship_model")._biases(report(captions), references)
     assert found["men"] == 1.0
     assert found["women"] == 0.25
     assert found["people_women"] == pytest.approx(6 / 9)
@@ -46,7 +46,7 @@ def test_biases_are_counted_where_references_agree(script: Any) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Thirty photos with a dog in the left half, laid out as the script's three sets are."""
+    """Thirty photos with a dog in the left half, in the layout of the script's three sets."""
     folder = tmp_path / "photos"
     (folder / "images").mkdir(parents=True)
     (folder / "annotations").mkdir()
@@ -54,14 +54,14 @@ def photos(tmp_path: Path) -> Path:
     images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 32} for i in range(30)]
     for image, pixels in zip(images, noise, strict=True):
         Image.fromarray(pixels).save(folder / "images" / str(image["file_name"]))
-    said = [{"id": i, "image_id": i, "caption": f"A dog with {i} toys."} for i in range(30)]
+    captions = [{"id": i, "image_id": i, "caption": f"A dog with {i} toys."} for i in range(30)]
     half = [[0, 0, 20, 0, 20, 32, 0, 32]]
     dogs = [
         {"id": i, "image_id": i, "category_id": 18, "iscrowd": 0, "segmentation": half}
         for i in range(30)
     ]
     (folder / "annotations" / "captions.json").write_text(
-        json.dumps({"images": images, "annotations": said})
+        json.dumps({"images": images, "annotations": captions})
     )
     kinds = [{"id": 18, "name": "dog"}]
     (folder / "annotations" / "instances.json").write_text(
@@ -71,10 +71,10 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_shipped_model_has_its_scores_and_its_card(
+def test_ship_model_writes_scores_and_a_card(
     *, script: Any, photos: Path, make_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    best = make_model(tmp_path / "best", 4, ("dog",))  # it says "dog"
+    best = make_model(tmp_path / "best", 4, ("dog",))  # captions contain "dog"
     run = tmp_path / "one_stage"
     run.mkdir()
     rows = [{"epoch": e, "CIDEr": cider, "seconds": 60.0 * e} for e, cider in ((1, 0.4), (2, 0.3))]
@@ -116,7 +116,7 @@ def test_a_shipped_model_has_its_scores_and_its_card(
     assert "# The model that ships" in printed
 
 
-def test_the_card_has_the_figures_of_the_shipped_model_s_confidence(script: Any) -> None:
+def test_the_card_has_the_shipped_models_confidence_figures(script: Any) -> None:
     table = script("ship_model").confidence_table(load_model(SHIPPED_MODEL).calibrator)
 
     assert table in (SHIPPED_MODEL / "README.md").read_text(encoding="utf-8")
@@ -172,9 +172,9 @@ def test_coco_photos_are_added_to_flickr8k_except_those_used_for_evaluation(
 
     def write(path: Path, **named: int) -> None:
         images = [{"id": i, "file_name": f"{name}.png"} for name, i in named.items()]
-        said = [{"id": i, "image_id": i, "caption": name} for name, i in named.items()]
+        captions = [{"id": i, "image_id": i, "caption": name} for name, i in named.items()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"images": images, "annotations": said}))
+        path.write_text(json.dumps({"images": images, "annotations": captions}))
 
     write(options.data / "captions_train.json", ours=1, others=2)
     write(options.data / "captions_val.json", judging=3)
@@ -208,7 +208,7 @@ def test_coco_photos_are_added_to_flickr8k_except_those_used_for_evaluation(
         (
             "ship_model",
             "nowhere --runs r --flickr8k f --coco m --coco128 c --to t --failures nowhere.md",
-            "nowhere.md is not there",
+            "nowhere.md does not exist",
         ),
         (
             "ship_model",
@@ -251,7 +251,7 @@ def test_the_ablation_table_has_the_finished_rows(script: Any, tmp_path: Path) -
     assert grid.endswith("| `--encoder.image-size 320` | 51.5 | +1.5 | 20.0 |  | 1 |")
 
 
-def test_each_stage_of_the_recipe_starts_from_the_one_before() -> None:
+def test_each_stage_of_the_recipe_starts_from_the_previous_one() -> None:
     script = (ROOT / "scripts" / "train_shipped").read_text()
     [line] = [line for line in script.splitlines() if line.startswith("stages=")]
     stages = line.removeprefix("stages=(").removesuffix(")").split()

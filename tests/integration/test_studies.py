@@ -1,4 +1,4 @@
-"""The studies under scripts/, each run end to end on a small scale."""
+"""The studies in scripts/, each run end to end on a small scale."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_spell(text, number, words) -> None:
 
 
 def parse_number(text: ModuleType, words: list[str]) -> int:
-    """The number that the words mean; the inverse of ``spell``."""
+    """The number that the words spell; the inverse of ``spell``."""
     values = {word: n for n, word in enumerate(text.ONES)}
     values |= {word: 10 * n for n, word in enumerate(text.TENS, 2)}
     total = group = 0
@@ -92,7 +92,7 @@ def test_a_batch_contains_words_and_digits(text) -> None:
     assert text.TARGET.decode(target[0, 0].tolist()) == ["<start>", "6", "2", "0", "8", "<end>"]
 
 
-def test_the_models_differ_in_attention_only(text) -> None:
+def test_the_models_differ_only_in_attention(text) -> None:
     one, other = text.build("additive"), text.build("fixed")
 
     shapes = [{n: p.shape for n, p in model.named_parameters()} for model in (one, other)]
@@ -115,7 +115,7 @@ def test_the_text_study_runs_and_keeps_its_models(text, tmp_path, monkeypatch) -
     run(text, monkeypatch, *arguments)
     first = json.loads((tmp_path / "out" / "text_attention.json").read_text())
 
-    monkeypatch.setattr(text, "train", None)  # a second run trains nothing
+    monkeypatch.setattr(text, "train", None)  # a second run must not train
     run(text, monkeypatch, *arguments)
 
     assert len(set(text.test_numbers(300))) == 300  # no duplicates
@@ -152,7 +152,7 @@ def tiny_data(tmp_path_factory) -> Path:
     return folder
 
 
-def test_mechanisms_are_different_settings(script) -> None:
+def test_mechanisms_have_different_settings(script) -> None:
     mechanisms = script("compare_attention").MECHANISMS
 
     configs = [str(read(options.split())[0]) for options in mechanisms.values()]
@@ -167,7 +167,7 @@ def test_the_comparison_trains_each_mechanism_once(
     module = script("compare_attention")
     names = ["additive", "dot", "additive_hard", "additive_luong_unfed", "dot_mean", "fixed"]
 
-    def call(*arguments: str) -> None:  # two epochs are too few for captions that score
+    def call(*arguments: str) -> None:  # two epochs are too few for nonzero scores
         assert main(list(arguments)) in ((OK, FAILED) if arguments[0] == "train" else (OK,))
 
     monkeypatch.setattr(module, "run_captioner", call)
@@ -187,7 +187,7 @@ def test_the_comparison_trains_each_mechanism_once(
     trained = [model.stat().st_mtime_ns for model in models]
     run(module, monkeypatch, *arguments)
 
-    assert [model.stat().st_mtime_ns for model in models] == trained  # nothing is trained again
+    assert [model.stat().st_mtime_ns for model in models] == trained  # not trained again
     text = (tmp_path / "out" / "attention_table.md").read_text()
     assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == names
     for row in rows[: len(names)]:
@@ -221,7 +221,7 @@ def test_the_tutorial_loop_equals_greedy_search(speed, tiny, max_length) -> None
     assert line.endswith("greedy captions equal to the loop's: 10 of 10")
 
 
-def test_jobs_of_a_round_rotate_and_ratios_are_taken_within_it(script, monkeypatch) -> None:
+def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script, monkeypatch) -> None:
     measuring = script("measuring")
     now = 0.0
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: now)

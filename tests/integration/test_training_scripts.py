@@ -65,7 +65,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(
     training_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     training = {"batch_size": 2, "epochs": 3, "save_every": 1, "keep_best": 2, "select": "loss"}
-    training_settings["search"]["min_length"] = 1  # a run whose captions are all empty would fail
+    training_settings["search"]["min_length"] = 1  # runs with only empty captions fail
     settings = training_settings | {"training": training | {"precision": "fp32"}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings))

@@ -1,4 +1,4 @@
-"""Captioning from Python: photos in, captions with their evidence out, in constant memory."""
+"""The Python API: captions, explanations, streams, search options and ensembles."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from captioner.models.encoder import Encoder
 from captioner.vocabulary import END, START, Vocabulary
 
 WORDS = ("a", "dog", "cat", "runs", "sleeps", "on", "grass", "red")
-OWN_SEARCH = SearchOptions(beam_size=3, max_length=6)
+MODEL_SEARCH = SearchOptions(beam_size=3, max_length=6)
 
 
 def build(resize: str = "crop") -> Captioner:
     return Captioner(stored(resize), device="cpu", precision="fp32")
 
 
-def together(*models: StoredModel) -> Captioner:
+def ensemble_of(*models: StoredModel) -> Captioner:
     return Captioner(*models, device="cpu", precision="fp32")
 
 
@@ -48,14 +48,14 @@ def stored(
     seed: int = 80,
     order: str = "RGB",
     words: tuple[str, ...] = WORDS,
-    search: SearchOptions = OWN_SEARCH,
+    search: SearchOptions = MODEL_SEARCH,
     encoder: str = "timm/test_resnet",
 ) -> StoredModel:
     torch.manual_seed(seed)
     decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8, dropout=0.5)
     preprocessing = Preprocessing(size, resize, channel_order=order)  # type: ignore[arg-type]
     model = CaptionModel(Encoder(encoder), decoder, preprocessing, len(words) + 4)
-    with torch.no_grad():  # a decided model: photos differ in their captions and their attention
+    with torch.no_grad():  # large weights, so that captions and attention differ between photos
         for module in (model.decoder.attention.scorer.energy, model.decoder.init_hidden):
             module.weight *= 8
         model.decoder.context_output.weight *= 4
@@ -98,9 +98,9 @@ def assert_same(one: Caption, two: Caption) -> None:
 # --- One photo ---
 
 
-def test_captions_carry_their_evidence(captioner: Captioner, photos: list[Path]):
+def test_captions_have_attention_and_probabilities(captioner: Captioner, photos: list[Path]):
     found = [captioner.caption(photo) for photo in photos]
-    assert len({caption.words for caption in found}) > 3  # else the tests below prove little
+    assert len({caption.words for caption in found}) > 3  # or the tests below would prove little
     for caption in found:
         steps = len(caption.words)
         assert 0 < steps <= 6
@@ -118,19 +118,19 @@ def test_captions_carry_their_evidence(captioner: Captioner, photos: list[Path])
 
 
 @torch.inference_mode()
-def test_probabilities_are_the_models_own(captioner: Captioner, photos: list[Path]):
-    """Words and end token, teacher forced, give what the search says."""
+def test_probabilities_equal_teacher_forcing(captioner: Captioner, photos: list[Path]):
+    """For words and the end token."""
     ended = 0
     for photo in photos:
         caption = captioner.caption(photo)
-        numbers = captioner.stored.vocabulary.encode(caption.words)
+        word_ids = captioner.stored.vocabulary.encode(caption.words)
         pixels = torch.from_numpy(np.array(captioner.prepare(open_image(photo)).pixels[0]))[None]
         decoder = captioner.model.decoder
-        tokens = torch.tensor([[[START, *numbers]]])
+        tokens = torch.tensor([[[START, *word_ids]]])
         unrolled = decoder(decoder.memory(captioner.model.encode(pixels)), tokens)
         logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
         table = logits[0, 0].log_softmax(-1)
-        words = [float(table[t, number]) for t, number in enumerate(numbers)]
+        words = [float(table[t, word_id]) for t, word_id in enumerate(word_ids)]
         np.testing.assert_allclose(caption.log_probs, words, atol=1e-4)
         np.testing.assert_allclose(
             caption.alphas.reshape(len(words), -1), unrolled.alphas[0, 0, : len(words)], atol=1e-5
@@ -143,7 +143,7 @@ def test_probabilities_are_the_models_own(captioner: Captioner, photos: list[Pat
     assert ended > 0
 
 
-def test_a_sentence_of_the_users_is_explained_as_the_models_own_is(
+def test_explaining_a_models_caption_gives_the_same_evidence(
     captioner: Captioner, photos: list[Path]
 ):
     compared = 0
@@ -155,14 +155,14 @@ def test_a_sentence_of_the_users_is_explained_as_the_models_own_is(
         np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
         np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
         assert given.crop_box == own.crop_box
-        if len(own.words) < 6:  # one that was cut has no end to compare
+        if len(own.words) < 6:  # a truncated caption has no end token
             compared += 1
             assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
     assert compared > 0
 
 
 @pytest.mark.parametrize("text", ["A dog on a zeppelin.", "", "..."])
-def test_a_sentence_that_cannot_be_explained_says_why(
+def test_sentences_that_cannot_be_explained_raise(
     captioner: Captioner, photos: list[Path], text: str
 ):
     with pytest.raises(ConfigError, match=r"does not know.* zeppelin|no words") as caught:
@@ -171,54 +171,51 @@ def test_a_sentence_that_cannot_be_explained_says_why(
     assert "vocabulary" in str(caught.value)
 
 
-# --- What could have been said ---
+# --- Alternatives ---
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_alternatives_are_what_the_words_instead_would_have_got(photos: list[Path], count: int):
-    """The oracle: say the sentence with the other word in that place."""
-    model = together(*[stored(seed=80 + n) for n in range(count)])
+def test_alternatives_have_the_probabilities_of_the_replaced_words(photos: list[Path], count: int):
+    """Compared with explaining the sentence that has the other word at that position."""
+    model = ensemble_of(*[stored(seed=80 + n) for n in range(count)])
 
     explained = model.explain(photos[0], "a dog runs", alternatives=20)
 
-    assert [len(place) for place in explained.alternatives] == [
-        len(WORDS) + 1
-    ] * 3  # all, and the end
-    for place, others in enumerate(explained.alternatives):
+    every = len(WORDS) + 1  # and the end
+    assert [len(others) for others in explained.alternatives] == [every] * 3
+    for position, others in enumerate(explained.alternatives):
         assert [o.log_prob for o in others] == sorted((o.log_prob for o in others), reverse=True)
         assert {other.word for other in others} == {*WORDS, END_NAME}
         for other in others:
-            words = ["a", "dog", "runs"][:place] + ([other.word] * (other.word != END_NAME))
+            words = ["a", "dog", "runs"][:position] + ([other.word] * (other.word != END_NAME))
             if other.word == END_NAME and words:
                 cut = model.explain(photos[0], " ".join(words))
                 end = cut.log_prob - float(cut.log_probs.sum())
                 assert other.log_prob == pytest.approx(end, abs=1e-4)
             elif words:
-                said = model.explain(photos[0], " ".join(words)).log_probs[place]
-                assert other.log_prob == pytest.approx(float(said), abs=1e-4)
+                expected = model.explain(photos[0], " ".join(words)).log_probs[position]
+                assert other.log_prob == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_a_greedy_caption_says_the_first_alternative_at_every_place(
+def test_greedy_captions_consist_of_the_first_alternatives(
     captioner: Captioner, photos: list[Path]
 ):
-    asked = {"beam_size": 1, "alternatives": 3}
+    options = {"beam_size": 1, "alternatives": 3}
     for photo in photos:
-        caption = captioner.caption(photo, **asked)
-        assert [place[0].word for place in caption.alternatives] == list(caption.words)
-        firsts = [place[0].log_prob for place in caption.alternatives]
+        caption = captioner.caption(photo, **options)
+        assert [words[0].word for words in caption.alternatives] == list(caption.words)
+        firsts = [words[0].log_prob for words in caption.alternatives]
         np.testing.assert_allclose(firsts, caption.log_probs, atol=1e-4)
-        assert {len(place) for place in caption.alternatives} == {3}
+        assert {len(words) for words in caption.alternatives} == {3}
 
 
-def test_every_caption_of_a_batch_has_its_own_alternatives(
-    captioner: Captioner, photos: list[Path]
-):
+def test_batched_alternatives_equal_single_ones(captioner: Captioner, photos: list[Path]):
     options = captioner.options(num_captions=3)
     prepared = [captioner.prepare(open_image(photo)) for photo in photos]
 
-    together_ = captioner.caption_batch(prepared, options, alternatives=2)
+    batch = captioner.caption_batch(prepared, options, alternatives=2)
 
-    for photo, captions in zip(photos, together_, strict=True):
+    for photo, captions in zip(photos, batch, strict=True):
         alone = captioner.captions(photo, num_captions=3, alternatives=2)
         for one, two in zip(captions, alone, strict=True):
             assert_same(one, two)
@@ -230,7 +227,7 @@ def test_every_caption_of_a_batch_has_its_own_alternatives(
                 )
 
 
-def test_alternatives_are_told_where_they_are_asked_for(captioner: Captioner, photos: list[Path]):
+def test_alternatives_are_returned_on_request(captioner: Captioner, photos: list[Path]):
     assert captioner.caption(photos[0]).alternatives == ()
     assert all(
         len(caption.alternatives) == len(caption.words)
@@ -241,9 +238,7 @@ def test_alternatives_are_told_where_they_are_asked_for(captioner: Captioner, ph
         captioner.caption(photos[0], alternatives=-1)
 
 
-def test_sentences_of_several_photos_are_explained_together(
-    captioner: Captioner, photos: list[Path]
-):
+def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, photos: list[Path]):
     texts = ["a", "a dog runs on grass", "red cat"]
     prepared = [captioner.prepare(open_image(photo)) for photo in photos[:3]]
 
@@ -257,7 +252,7 @@ METHODS = ("attention_gate", "gradient_input", "grad_cam", "occlusion")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_changes_the_maps_and_nothing_else(
+def test_a_method_changes_only_the_maps(
     captioner: Captioner, photos: list[Path], method: ExplanationMethod
 ):
     plain = captioner.captions(photos[0], num_captions=2, beam_size=3)
@@ -280,8 +275,8 @@ def test_a_method_changes_the_maps_and_nothing_else(
         assert (given.method, given.words) == (method, ours.words)
 
 
-def test_occlusion_of_an_encoded_photo_by_hand(captioner: Captioner, photos: list[Path]):
-    """Replace the features of one region, and score the caption again."""
+def test_occlusion_equals_replacing_features_by_hand(captioner: Captioner, photos: list[Path]):
+    """Replace the features of one region and score the caption again."""
     text, model = "a dog runs", captioner.model
     prepared = captioner.prepare(open_image(photos[0]))
     caption = captioner.explain(photos[0], text, method="occlusion")
@@ -309,14 +304,14 @@ def test_methods_work_in_bf16_and_inside_inference_mode(photos: list[Path]):
                 assert np.isfinite(inside.caption(photos[0], method=method).alphas).all()
 
 
-def test_methods_that_are_refused(captioner: Captioner, photos: list[Path]):
+def test_invalid_methods_raise(captioner: Captioner, photos: list[Path]):
     with pytest.raises(
         ConfigError, match="method is 'lime'; give one of attention, attention_gate"
     ):
         captioner.caption(photos[0], method="lime")
-    with pytest.raises(ConfigError, match="method is 'lime'"):  # at once
+    with pytest.raises(ConfigError, match="method is 'lime'"):  # before reading the photo
         captioner.stream(photos, method="lime")
-    ensemble = together(stored(), stored(seed=81))
+    ensemble = ensemble_of(stored(), stored(seed=81))
     assert ensemble.caption(photos[0], method="attention_gate").method == "attention_gate"
     for call in (ensemble.caption, partial(ensemble.explain, text="a dog")):
         with pytest.raises(ConfigError, match="method grad_cam needs a single model, not an ens"):
@@ -324,19 +319,19 @@ def test_methods_that_are_refused(captioner: Captioner, photos: list[Path]):
 
 
 def test_a_caption_keeps_a_small_copy_of_its_photo(captioner: Captioner, tmp_path: Path):
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    Image.new("RGB", (900, 300), "blue").save(tmp_path / "x.jpg", exif=turned)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (900, 300), "blue").save(tmp_path / "x.jpg", exif=exif)
 
     for caption in (
         captioner.caption(tmp_path / "x.jpg"),
         captioner.explain(tmp_path / "x.jpg", "a"),
     ):
-        assert caption.photo == (tmp_path / "x.jpg").absolute()  # encoded when it is shown
+        assert caption.photo == (tmp_path / "x.jpg").absolute()  # encoded only when displayed
         assert "iframe" in caption._repr_html_()
 
 
-def test_a_model_with_nothing_to_say(photos: list[Path]):
+def test_a_model_that_generates_no_words(photos: list[Path]):
     captioner = build()
     with torch.no_grad():
         captioner.model.decoder.word_output.bias[END] = 99
@@ -347,7 +342,7 @@ def test_a_model_with_nothing_to_say(photos: list[Path]):
     assert caption.log_prob == pytest.approx(0, abs=1e-5)
 
 
-def test_several_captions_come_best_first(captioner: Captioner, photos: list[Path]):
+def test_captions_are_sorted_best_first(captioner: Captioner, photos: list[Path]):
     found = captioner.captions(photos[0], num_captions=3)
     assert len({caption.words for caption in found}) == 3
     scores = [caption.log_prob for caption in found]
@@ -355,7 +350,7 @@ def test_several_captions_come_best_first(captioner: Captioner, photos: list[Pat
     assert_same(found[0], captioner.caption(photos[0]))
 
 
-def test_paths_bytes_files_images_and_arrays_are_photos(captioner: Captioner, photos: list[Path]):
+def test_photos_can_be_paths_bytes_files_images_or_arrays(captioner: Captioner, photos: list[Path]):
     expected = captioner.caption(photos[0])
     content = photos[0].read_bytes()
     with photos[0].open("rb") as file, Image.open(photos[0]) as picture:
@@ -408,7 +403,7 @@ def test_an_unreadable_photo_in_a_list_is_named(
         captioner.caption(path for path in photos)  # type: ignore[call-overload]
 
 
-def test_several_captions_are_not_silently_one(captioner: Captioner, photos: list[Path]):
+def test_caption_refuses_num_captions(captioner: Captioner, photos: list[Path]):
     message = r"^num_captions is 3, but caption\(\) returns one per photo; use captions\(\)$"
     for given in (photos[0], photos):
         with pytest.raises(ConfigError, match=message):
@@ -416,18 +411,18 @@ def test_several_captions_are_not_silently_one(captioner: Captioner, photos: lis
     assert_same(captioner.caption(photos[0], num_captions=1), captioner.caption(photos[0]))
 
 
-# --- What a user sees in a shell ---
+# --- Interactive use ---
 
 
-def test_repr_shows_what_a_model_is(tmp_path: Path):
+def test_repr_describes_the_model(tmp_path: Path):
     one, other = stored(), stored(seed=81)
     one.vocabulary = Vocabulary(WORDS[:-1], ("short", "long"))
     assert repr(build()) == (
         "<Captioner encoder timm/test_resnet, grid (2, 2), words 8, styles [], device cpu, "
         "precision fp32>"
     )
-    assert repr(together(other, stored())).startswith("<Captioner models 2, encoder timm/test")
-    assert "styles ['short', 'long']" in repr(together(one))
+    assert repr(ensemble_of(other, stored())).startswith("<Captioner models 2, encoder timm/test")
+    assert "styles ['short', 'long']" in repr(ensemble_of(one))
 
 
 def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Path]):
@@ -445,12 +440,14 @@ def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Pa
     assert all(hasattr(captioner, name) for name in dir(captioner))
 
 
-@pytest.mark.parametrize("kind", ["turned", "transparent", "16 bit", "palette"])
-def test_a_picture_is_read_as_its_file_is(captioner: Captioner, tmp_path: Path, kind: str):
-    """`Image.open` neither turns a phone's photo nor lays transparency on white: captions must."""
+@pytest.mark.parametrize("kind", ["rotated", "transparent", "16 bit", "palette"])
+def test_an_image_gives_the_same_caption_as_its_file(
+    captioner: Captioner, tmp_path: Path, kind: str
+):
+    """``Image.open`` neither applies EXIF rotation nor blends transparency; captioning must."""
     ramp = np.linspace(0, 255, 64 * 48).reshape(48, 64)
     path = tmp_path / "photo.png"
-    if kind == "turned":
+    if kind == "rotated":
         exif = Image.Exif()
         exif[0x0112] = 6
         Image.fromarray(ramp.astype(np.uint8)).convert("RGB").save(path, exif=exif)
@@ -469,7 +466,7 @@ def test_a_picture_is_read_as_its_file_is(captioner: Captioner, tmp_path: Path, 
     assert found.crop_box == expected.crop_box
 
 
-def test_the_region_says_what_was_seen(captioner: Captioner, tmp_path: Path):
+def test_crop_box_is_the_part_that_the_model_saw(captioner: Captioner, tmp_path: Path):
     Image.new("RGB", (100, 50)).save(tmp_path / "wide.png")
     Image.new("RGB", (50, 200)).save(tmp_path / "high.png")
     assert captioner.caption(tmp_path / "wide.png").crop_box == CropBox(0.25, 0.0, 0.75, 1.0)
@@ -477,14 +474,14 @@ def test_the_region_says_what_was_seen(captioner: Captioner, tmp_path: Path):
     assert build("squash").caption(tmp_path / "wide.png").crop_box == CropBox()
 
 
-def test_a_photo_that_cannot_be_read_is_named(captioner: Captioner, tmp_path: Path):
+def test_the_error_for_an_unreadable_photo_names_it(captioner: Captioner, tmp_path: Path):
     (tmp_path / "bad.jpg").write_text("no photo")
     for name in ("bad.jpg", "missing.jpg"):
         with pytest.raises(ImageError, match=name):
             captioner.caption(tmp_path / name)
 
 
-def test_the_photo_that_is_given_stays_as_it_is(captioner: Captioner):
+def test_the_photo_is_not_modified(captioner: Captioner):
     photo = Image.new("L", (60, 50), 7)
     captioner.caption(photo)
     assert (photo.mode, photo.size, photo.getpixel((3, 3))) == ("L", (60, 50), 7)
@@ -493,17 +490,15 @@ def test_the_photo_that_is_given_stays_as_it_is(captioner: Captioner):
 # --- Many photos ---
 
 
-def test_a_batch_is_its_photos_one_by_one(captioner: Captioner, photos: list[Path]):
+def test_batch_equals_single_photos(captioner: Captioner, photos: list[Path]):
     options = captioner.options(num_captions=2)
     batch = captioner.caption_batch(
         [captioner.prepare(open_image(photo)) for photo in photos], options
     )
     assert [len(captions) for captions in batch] == [2] * len(photos)
     for photo, captions in zip(photos, batch, strict=True):
-        for together, alone in zip(
-            captions, captioner.captions(photo, num_captions=2), strict=True
-        ):
-            assert_same(together, alone)
+        for batched, alone in zip(captions, captioner.captions(photo, num_captions=2), strict=True):
+            assert_same(batched, alone)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 99])
@@ -515,7 +510,7 @@ def test_a_stream_keeps_the_order(captioner: Captioner, photos: list[Path], batc
         assert_same(result.captions[0], captioner.caption(photo))
 
 
-def test_bad_photos_in_a_stream_are_told_and_the_rest_goes_on(
+def test_a_stream_reports_bad_photos_and_continues(
     captioner: Captioner, photos: list[Path], tmp_path: Path
 ):
     bad = tmp_path / "bad.jpg"
@@ -533,11 +528,11 @@ def test_bad_photos_in_a_stream_are_told_and_the_rest_goes_on(
             assert photo.name in str(result.error)
 
 
-def test_a_stream_of_nothing(captioner: Captioner):
+def test_an_empty_stream(captioner: Captioner):
     assert list(captioner.stream([])) == []
 
 
-def test_a_cpu_encodes_a_few_photos_of_a_batch_at_a_time(
+def test_on_a_cpu_large_batches_are_encoded_in_parts(
     captioner: Captioner, photos: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
     sizes: list[int] = []
@@ -553,7 +548,7 @@ def test_a_cpu_encodes_a_few_photos_of_a_batch_at_a_time(
     assert len({result.captions[0].text for result in results}) == 1
 
 
-def test_a_stream_takes_photos_as_they_are_needed(captioner: Captioner):
+def test_a_stream_consumes_photos_lazily(captioner: Captioner):
     taken = 0
 
     def endless() -> Iterator[Image.Image]:
@@ -571,7 +566,7 @@ def test_a_stream_takes_photos_as_they_are_needed(captioner: Captioner):
     assert taken <= 24
 
 
-def test_an_error_of_the_photos_source_comes_through(captioner: Captioner, photos: list[Path]):
+def test_errors_of_the_photo_iterator_propagate(captioner: Captioner, photos: list[Path]):
     def source() -> Iterator[Path]:
         yield from photos[:2]
         raise KeyError("the caller's own")
@@ -580,7 +575,7 @@ def test_an_error_of_the_photos_source_comes_through(captioner: Captioner, photo
         list(captioner.stream(source(), batch_size=1))
 
 
-def test_a_stream_searches_with_its_options(captioner: Captioner, photos: list[Path]):
+def test_a_stream_uses_its_search_options(captioner: Captioner, photos: list[Path]):
     results = list(captioner.stream(photos, beam_size=2, num_captions=2, max_length=1))
     assert all(len(result.captions) == 2 for result in results)
     assert all(len(c.words) <= 1 for result in results for c in result.captions)
@@ -589,7 +584,7 @@ def test_a_stream_searches_with_its_options(captioner: Captioner, photos: list[P
 # --- Options and loading ---
 
 
-def test_options_start_from_the_models_own(captioner: Captioner):
+def test_options_default_to_the_models(captioner: Captioner):
     assert captioner.options() == SearchOptions(beam_size=3, max_length=6)
     assert captioner.options(beam_size=1) == SearchOptions(beam_size=1, max_length=6)
 
@@ -607,7 +602,7 @@ def test_options_out_of_range_are_named(captioner: Captioner):
         captioner.options(num_captions=4)
 
 
-def test_a_saved_model_loads_and_says_the_same(
+def test_a_saved_model_gives_the_same_captions(
     captioner: Captioner, photos: list[Path], tmp_path: Path
 ):
     captioner.save(tmp_path / "model")
@@ -616,7 +611,7 @@ def test_a_saved_model_loads_and_says_the_same(
     assert loaded.caption(photos[0]).words == captioner.caption(photos[0]).words
 
 
-def test_loading_says_what_is_wrong(captioner: Captioner, tmp_path: Path):
+def test_loading_errors(captioner: Captioner, tmp_path: Path):
     with pytest.raises(ModelError, match="does not exist"):
         load(tmp_path / "none")
     captioner.save(tmp_path / "model")
@@ -644,7 +639,7 @@ def test_loading_says_what_is_wrong(captioner: Captioner, tmp_path: Path):
         (lambda c, photo: c.options(guard_endings="no"), "^guard_endings is 'no'; give true or"),
     ],
 )
-def test_wrong_things_given_get_one_line(
+def test_invalid_photos_raise_in_one_line(
     captioner: Captioner, photos: list[Path], wrong: Any, words: str
 ):
     with pytest.raises(ConfigError, match=words) as caught:
@@ -676,17 +671,17 @@ def test_a_single_photo_of_any_kind_is_a_stream(captioner: Captioner, photos: li
         ({"style": "poem"}, "poem"),
     ],
 )
-def test_a_stream_checks_its_options_at_once(captioner: Captioner, given: Any, expected: str):
+def test_a_stream_checks_its_options_immediately(captioner: Captioner, given: Any, expected: str):
     with pytest.raises(ConfigError, match=expected):
         captioner.stream(["never read"], **given)
 
 
-def test_no_photos_no_captions(captioner: Captioner):
+def test_an_empty_batch(captioner: Captioner):
     assert captioner.caption_batch([], captioner.options()) == []
     assert list(captioner.stream([])) == []
 
 
-def test_dropout_is_off_and_nothing_is_learned(captioner: Captioner, photos: list[Path]):
+def test_inference_uses_no_dropout_and_no_gradients(captioner: Captioner, photos: list[Path]):
     assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
     assert not captioner.model.training
     assert all(p.grad is None for p in captioner.model.parameters())
@@ -696,7 +691,7 @@ def test_dropout_is_off_and_nothing_is_learned(captioner: Captioner, photos: lis
 
 
 def with_norms() -> StoredModel:
-    """A model whose encoder folds, its norms as if it had seen photos."""
+    """A model whose encoder folds norms, with random batch norm statistics."""
     model = stored(encoder="timm/tf_efficientnet_lite0", size=64)
     for module in model.model.encoder.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -707,10 +702,10 @@ def with_norms() -> StoredModel:
     return model
 
 
-def test_norms_are_folded_for_use_and_the_model_stays_as_it_was(photos, tmp_path: Path):
+def test_folding_norms_does_not_change_the_stored_model(photos, tmp_path: Path):
     model = with_norms()
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
-    captioner = together(model)
+    captioner = ensemble_of(model)
 
     assert not any(isinstance(module, nn.BatchNorm2d) for module in captioner.model.modules())
     after = model.model.state_dict()
@@ -718,13 +713,13 @@ def test_norms_are_folded_for_use_and_the_model_stays_as_it_was(photos, tmp_path
     assert all(torch.equal(before[name], after[name]) for name in before)
     captioner.save(tmp_path / "saved")
     again = load(tmp_path / "saved", device="cpu", precision="fp32")
-    # A model folder holds float16.
+    # A model folder stores float16.
     assert again.caption(photos[0]).words == captioner.caption(photos[0]).words
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", 1e-5), ("bf16", 0.1)])
 @torch.inference_mode()
-def test_folded_norms_give_the_models_own_features(precision, allowed, photos: list[Path]):
+def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Path]):
     model = with_norms()
     captioner = Captioner(model, device="cpu", precision=precision)
     pixels = np.stack([captioner.prepare(open_image(photo)).pixels[0] for photo in photos])
@@ -737,36 +732,39 @@ def test_folded_norms_give_the_models_own_features(precision, allowed, photos: l
     assert expected.std(dim=0).mean() > 0.01  # photos differ
 
 
-# --- Every way of searching ---
+# --- Search strategies ---
 
-WAYS: dict[str, dict[str, Any]] = {
+STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
     "beam": {"num_captions": 3, "length_penalty": 0.7},
     "groups": {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
     "forced": {"forced_words": "red cat", "num_captions": 2},
-    "draws": {"temperature": 0.8, "num_captions": 4, "seed": 3},
-    "careful draws": {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "num_captions": 3},
+    "sampling": {"temperature": 0.8, "num_captions": 4, "seed": 3},
+    "sampling with top_k and top_p": {
+        "temperature": 1.0,
+        "top_k": 5,
+        "top_p": 0.9,
+        "num_captions": 3,
+    },
     "rules": {"min_length": 2, "block_ngrams": 2, "guard_endings": True, "banned_words": "dog"},
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_photos_are_captioned_alone_as_among_others(
-    captioner: Captioner, photos: list[Path], way: dict[str, Any]
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_streamed_captions_equal_single_ones(
+    captioner: Captioner, photos: list[Path], strategy: dict[str, Any]
 ):
-    options = captioner.options(**way)
-    results = list(captioner.stream(photos, batch_size=4, **way))
+    options = captioner.options(**strategy)
+    results = list(captioner.stream(photos, batch_size=4, **strategy))
     for photo, result in zip(photos, results, strict=True):
-        alone = captioner.captions(photo, **way)
+        alone = captioner.captions(photo, **strategy)
         assert 0 < len(alone) <= options.num_captions
         for one, two in zip(alone, result.captions, strict=True):
             assert_same(one, two)
-        best = captioner.captions(photo, **way | {"num_captions": options.num_captions})[0]
-        assert_same(best, alone[0])
         assert all(len(caption.words) <= 6 for caption in alone)
 
 
-def test_what_is_forced_is_said_and_what_is_banned_is_not(captioner: Captioner, photos: list[Path]):
+def test_forced_words_occur_and_banned_words_do_not(captioner: Captioner, photos: list[Path]):
     for photo in photos:
         found = captioner.captions(
             photo, forced_words=["Red", "cat."], banned_words="DOG, zeppelin", num_captions=3
@@ -777,7 +775,7 @@ def test_what_is_forced_is_said_and_what_is_banned_is_not(captioner: Captioner, 
             assert "dog" not in caption.words
 
 
-def test_no_caption_ends_badly_where_endings_are_guarded(captioner: Captioner, photos: list[Path]):
+def test_guard_endings_prevents_bad_endings(captioner: Captioner, photos: list[Path]):
     wide = {"beam_size": 30, "num_captions": 30}
     unguarded, guarded = (
         {c.words[-1] for photo in photos for c in captioner.captions(photo, **more) if c.words}
@@ -787,16 +785,14 @@ def test_no_caption_ends_badly_where_endings_are_guarded(captioner: Captioner, p
     assert not guarded & {"a", "on"}
 
 
-def test_a_forced_word_that_the_model_does_not_know_is_told_in_one_line(
-    captioner: Captioner, photos: list[Path]
-):
+def test_unknown_forced_words_raise_in_one_line(captioner: Captioner, photos: list[Path]):
     with pytest.raises(ConfigError, match="forced_words contains zeppelin") as caught:
         captioner.caption(photos[0], forced_words=["zeppelin", "dog"])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["forced_words", "banned_words"])
-def test_two_words_in_one_are_refused(captioner: Captioner, photos: list[Path], name: str):
+def test_two_words_in_one_entry_raise(captioner: Captioner, photos: list[Path], name: str):
     with pytest.raises(ConfigError, match=r"'red dog', which is 2 words \(red dog\)"):
         captioner.caption(photos[0], **{name: ["red dog"]})
 
@@ -811,7 +807,7 @@ def test_two_words_in_one_are_refused(captioner: Captioner, photos: list[Path], 
     ],
     ids=str,
 )
-def test_options_that_leave_no_sentence_are_reported(
+def test_options_that_no_caption_satisfies_raise(
     captioner: Captioner, photos: list[Path], impossible: dict[str, Any]
 ):
     with pytest.raises(ConfigError, match="no caption satisfies the search options") as caught:
@@ -819,49 +815,47 @@ def test_options_that_leave_no_sentence_are_reported(
     assert "\n" not in str(caught.value)
 
 
-def test_a_word_cannot_be_forced_and_banned_in_other_letters(
+def test_forced_and_banned_words_are_compared_ignoring_case(
     captioner: Captioner, photos: list[Path]
 ):
     with pytest.raises(ConfigError, match="forced_words and banned_words both contain dog"):
         captioner.captions(photos[0], banned_words="dog", forced_words="Dog")
 
 
-def test_what_the_model_has_for_the_other_way_is_left_out(stored_model: StoredModel):
+def test_switching_strategy_drops_the_models_options_for_the_other(stored_model: StoredModel):
     stored_model.search = SearchOptions(
         beam_size=1, temperature=0.8, top_k=5, num_captions=4, max_length=7, banned_words=("hat",)
     )
-    draws = Captioner(stored_model, device="cpu", precision="fp32")
+    sampling = Captioner(stored_model, device="cpu", precision="fp32")
 
-    assert draws.options().top_k == 5
-    assert draws.options(seed=3).num_captions == 4
-    searched = draws.options(beam_size=3)
+    assert sampling.options().top_k == 5
+    assert sampling.options(seed=3).num_captions == 4
+    searched = sampling.options(beam_size=3)
     assert (searched.temperature, searched.top_k, searched.num_captions) == (0, 0, 1)
     assert (searched.max_length, searched.banned_words) == (7, ("hat",))
-    assert draws.options(temperature=0).beam_size == SearchOptions.beam_size
+    assert sampling.options(temperature=0).beam_size == SearchOptions.beam_size
     stored_model.search = SearchOptions(beam_size=4, beam_groups=2, max_length=7)
-    drawn = Captioner(stored_model, device="cpu", precision="fp32").options(temperature=1.0)
-    assert (drawn.beam_size, drawn.beam_groups, drawn.max_length) == (1, 1, 7)
+    sampled = Captioner(stored_model, device="cpu", precision="fp32").options(temperature=1.0)
+    assert (sampled.beam_size, sampled.beam_groups, sampled.max_length) == (1, 1, 7)
 
 
-def test_draws_are_the_same_again_and_differ_between_photos_and_seeds(
+def test_samples_are_reproducible_and_depend_on_photo_and_seed(
     captioner: Captioner, photos: list[Path], tmp_path: Path
 ):
-    def drawn(photo: Photo, seed: int = 0) -> list[tuple[str, ...]]:
+    def sample(photo: Photo, seed: int = 0) -> list[tuple[str, ...]]:
         found = captioner.captions(photo, temperature=1.5, num_captions=6, seed=seed)
         return [caption.words for caption in found]
 
-    assert drawn(photos[0]) == drawn(photos[0])
-    assert len({str(drawn(photo, seed)) for photo in photos[:3] for seed in range(3)}) == 9
+    assert sample(photos[0]) == sample(photos[0])
+    assert len({str(sample(photo, seed)) for photo in photos[:3] for seed in range(3)}) == 9
     copy = tmp_path / "a copy.png"
     copy.write_bytes(photos[0].read_bytes())
-    assert drawn(copy) == drawn(photos[0])  # the pixels count, not the name or the place
+    assert sample(copy) == sample(photos[0])  # depends on the pixels, not on the path
     with Image.open(photos[0]) as picture:
-        assert drawn(picture) == drawn(photos[0])
+        assert sample(picture) == sample(photos[0])
 
 
-def test_one_photo_twice_in_a_batch_is_captioned_twice_the_same(
-    captioner: Captioner, photos: list[Path]
-):
+def test_duplicate_photos_in_a_batch_get_the_same_samples(captioner: Captioner, photos: list[Path]):
     options = captioner.options(temperature=1.0, num_captions=3)
     prepared = [captioner.prepare(open_image(photos[n])) for n in (0, 1, 0)]
     one, other, two = captioner.caption_batch(prepared, options)
@@ -869,18 +863,18 @@ def test_one_photo_twice_in_a_batch_is_captioned_twice_the_same(
     assert [c.words for c in one] != [c.words for c in other]
 
 
-def test_draws_that_agree_are_all_given(captioner: Captioner, photos: list[Path]):
+def test_duplicate_samples_are_returned(captioner: Captioner, photos: list[Path]):
     found = captioner.captions(photos[0], temperature=1e-3, num_captions=5)
     assert len(found) == 5
     assert len({caption.words for caption in found}) == 1
     assert_same(found[0], captioner.caption(photos[0], beam_size=1))
 
 
-def test_a_temperature_drops_the_models_own_beam(photos: list[Path]):
+def test_a_temperature_replaces_the_models_beam_search(photos: list[Path]):
     own = SearchOptions(
         beam_size=6, beam_groups=3, num_captions=2, max_length=6, block_ngrams=2, min_length=1
     )
-    captioner = together(stored(search=own))
+    captioner = ensemble_of(stored(search=own))
     assert captioner.options() == own
     assert captioner.options(temperature=0.5) == SearchOptions(
         beam_size=1, temperature=0.5, max_length=6, block_ngrams=2, min_length=1
@@ -890,17 +884,17 @@ def test_a_temperature_drops_the_models_own_beam(photos: list[Path]):
     assert len(captioner.captions(photos[0], temperature=0.5)) == 1
 
 
-def test_a_beam_that_the_user_gives_with_a_temperature_is_refused(captioner: Captioner):
+def test_a_temperature_with_an_explicit_beam_raises(captioner: Captioner):
     with pytest.raises(ConfigError, match=r"temperature 0\.5 .* beam_size 2"):
         captioner.options(temperature=0.5, beam_size=2)
     assert captioner.options(temperature=0.5, beam_size=1).beam_size == 1
 
 
-def test_the_models_own_words_are_kept_in_its_folder(photos: list[Path], tmp_path: Path):
+def test_forced_and_banned_words_are_saved_with_the_model(photos: list[Path], tmp_path: Path):
     own = SearchOptions(
         beam_size=2, max_length=6, forced_words=("cat",), banned_words=("dog",), guard_endings=True
     )
-    together(stored(search=own)).save(tmp_path / "model")
+    ensemble_of(stored(search=own)).save(tmp_path / "model")
     loaded = load(tmp_path / "model", device="cpu", precision="fp32")
     assert loaded.stored.search == loaded.options() == own
     assert isinstance(loaded.stored.search.forced_words, tuple)
@@ -911,49 +905,52 @@ def test_the_models_own_words_are_kept_in_its_folder(photos: list[Path], tmp_pat
     assert "dog" not in loaded.options(banned_words=()).banned_words
 
 
-# --- Features that are at hand ---
+# --- Precomputed features ---
 
 
-@pytest.mark.parametrize("way", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
-def test_features_are_captioned_as_their_photos(
-    captioner: Captioner, photos: list[Path], way: dict[str, int]
+@pytest.mark.parametrize("strategy", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
+def test_captions_of_features_equal_those_of_photos(
+    captioner: Captioner, photos: list[Path], strategy: dict[str, int]
 ):
     prepared = [captioner.prepare(open_image(photo)) for photo in photos]
     pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in prepared]))
     with torch.no_grad():
         features = captioner.model.encode(pixels)
     regions = [photo.crop_box for photo in prepared]
-    options = captioner.options(**way)
+    options = captioner.options(**strategy)
     found = captioner.caption_features(features, regions, options)
     for ours, expected in zip(found, captioner.caption_batch(prepared, options), strict=True):
         for one, two in zip(ours, expected, strict=True):
             assert_same(one, two)
-    halves = captioner.caption_features(features.half(), regions, options)  # as a cache keeps them
+    halves = captioner.caption_features(features.half(), regions, options)  # as in a feature cache
     assert halves[0][0].log_prob == pytest.approx(found[0][0].log_prob, abs=0.05)
 
 
-def test_no_features_have_no_captions(captioner: Captioner):
+def test_empty_features(captioner: Captioner):
     dim = captioner.model.decoder.feature_dim
     assert captioner.caption_features(torch.empty(0, 4, dim), [], captioner.options()) == []
 
 
-# --- Several models ---
+# --- Ensembles ---
 
 
-def test_one_model_twice_is_the_model(captioner: Captioner, photos: list[Path]):
-    twice = together(captioner.stored, captioner.stored)
+def test_ensemble_of_identical_models_equals_the_model(captioner: Captioner, photos: list[Path]):
+    twice = ensemble_of(captioner.stored, captioner.stored)
     for photo in photos[:5]:
-        for way in ({"num_captions": 3}, WAYS["draws"], WAYS["forced"]):
-            found, expected = twice.captions(photo, **way), captioner.captions(photo, **way)
+        for strategy in ({"num_captions": 3}, STRATEGIES["sampling"], STRATEGIES["forced"]):
+            found, expected = (
+                twice.captions(photo, **strategy),
+                captioner.captions(photo, **strategy),
+            )
             for one, two in zip(found, expected, strict=True):
                 assert_same(one, two)
 
 
 @torch.inference_mode()
-def test_probabilities_of_an_ensemble_are_the_mean(photos: list[Path]):
+def test_ensemble_probabilities_are_the_mean(photos: list[Path]):
     models = stored(), stored(seed=81), stored(size=96, seed=82)
-    alone = [together(model) for model in models]
-    ensemble = together(*models)
+    alone = [ensemble_of(model) for model in models]
+    ensemble = ensemble_of(*models)
     for photo in photos[:4]:
         caption = ensemble.caption(photo)
         own = [one.explain(photo, caption.text) for one in alone]
@@ -962,12 +959,12 @@ def test_probabilities_of_an_ensemble_are_the_mean(photos: list[Path]):
         assert caption.log_prob >= min(c.log_prob for c in own)
 
 
-def test_models_of_one_grid_give_the_mean_of_their_maps(photos: list[Path]):
+def test_attention_is_averaged_on_a_common_grid(photos: list[Path]):
     models = stored(), stored(seed=81)
-    ensemble = together(*models)
+    ensemble = ensemble_of(*models)
     for photo in photos[:4]:
         caption = ensemble.caption(photo)
-        own = [together(model).explain(photo, caption.text) for model in models]
+        own = [ensemble_of(model).explain(photo, caption.text) for model in models]
         np.testing.assert_allclose(caption.alphas, (own[0].alphas + own[1].alphas) / 2, atol=1e-5)
         np.testing.assert_allclose(caption.gates, (own[0].gates + own[1].gates) / 2, atol=1e-5)
         assert np.abs(own[0].alphas - own[1].alphas).max() > 1e-3
@@ -977,14 +974,14 @@ def test_models_of_one_grid_give_the_mean_of_their_maps(photos: list[Path]):
     ("sizes", "kinds"),
     [((64, 96), ("crop", "crop")), ((96, 64), ("crop", "crop")), ((64, 64), ("squash", "crop"))],
 )
-def test_models_that_see_otherwise_give_the_first_ones_maps(
+def test_attention_is_the_first_models_if_grids_differ(
     photos: list[Path], sizes: tuple[int, int], kinds: tuple[str, str]
 ):
     models = [
         stored(kind, size=size, seed=seed)
         for seed, (kind, size) in enumerate(zip(kinds, sizes, strict=True), 80)
     ]
-    ensemble, first = together(*models), together(models[0])
+    ensemble, first = ensemble_of(*models), ensemble_of(models[0])
     for result in ensemble.stream(photos, batch_size=4):
         (caption,) = result.captions
         own = first.explain(result.photo, caption.text)
@@ -997,10 +994,10 @@ def test_models_that_see_otherwise_give_the_first_ones_maps(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("second", [{}, {"size": 96}, {"resize": "squash"}, {"order": "BGR"}])
-def test_an_ensembles_own_caption_is_explained_as_it_was_found(
+def test_explaining_an_ensembles_caption_gives_the_same_evidence(
     photos: list[Path], second: dict[str, Any]
 ):
-    ensemble, ended = together(stored(), stored(seed=81, **second)), 0
+    ensemble, ended = ensemble_of(stored(), stored(seed=81, **second)), 0
     for photo in photos[:4]:
         for own in ensemble.captions(photo, beam_size=20, num_captions=20):
             if not own.words:
@@ -1011,63 +1008,63 @@ def test_an_ensembles_own_caption_is_explained_as_it_was_found(
             np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
             np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
             np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
-            if len(own.words) < 6:  # one that was cut has no end to compare
+            if len(own.words) < 6:  # a truncated caption has no end token
                 ended += 1
                 assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
     assert ended > 0
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_an_ensembles_batch_is_its_photos_one_by_one(photos: list[Path], way: dict[str, Any]):
-    ensemble = together(stored(), stored(size=96, seed=82))
-    options = ensemble.options(**way)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[str, Any]):
+    ensemble = ensemble_of(stored(), stored(size=96, seed=82))
+    options = ensemble.options(**strategy)
     batch = ensemble.caption_batch(
         [ensemble.prepare(open_image(photo)) for photo in photos[:5]], options
     )
     for photo, captions in zip(photos, batch, strict=False):
-        for one, two in zip(captions, ensemble.captions(photo, **way), strict=True):
+        for one, two in zip(captions, ensemble.captions(photo, **strategy), strict=True):
             assert_same(one, two)
 
 
-def test_the_first_model_gives_the_options(photos: list[Path]):
+def test_ensemble_options_are_the_first_models(photos: list[Path]):
     short = SearchOptions(beam_size=1, max_length=2)
     one, other = stored(search=short), stored(seed=81)
-    assert together(one, other).options() == short
-    assert together(other, one).options() == other.search
-    assert len(together(one, other).caption(photos[0]).words) <= 2
+    assert ensemble_of(one, other).options() == short
+    assert ensemble_of(other, one).options() == other.search
+    assert len(ensemble_of(one, other).caption(photos[0]).words) <= 2
 
 
 @pytest.mark.parametrize(
     "words", [WORDS[:-1], (*WORDS, "blue"), (*WORDS[:-1], "blue"), WORDS[::-1]], ids=len
 )
-def test_models_of_other_words_do_not_go_together(words: tuple[str, ...]):
+def test_models_with_different_vocabularies_raise(words: tuple[str, ...]):
     first, same, other = stored(), stored(seed=81), stored(words=words)
     with pytest.raises(ConfigError, match="vocabularies of model 1 and model 3 differ") as caught:
-        together(first, same, other)
+        ensemble_of(first, same, other)
     message = str(caught.value)
     assert f"({len(WORDS) + 4} and {len(words) + 4} words)" in message
     assert "\n" not in message
 
 
-def test_models_that_see_alike_share_a_photos_pixels(photos: list[Path]):
-    alike = together(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
-    first, second, larger, turned = alike.prepare(open_image(photos[0])).pixels
+def test_models_with_equal_preprocessing_share_pixels(photos: list[Path]):
+    ensemble = ensemble_of(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
+    first, second, larger, bgr = ensemble.prepare(open_image(photos[0])).pixels
     assert first is second
     assert larger.shape == (96, 96, 3)
-    np.testing.assert_array_equal(turned, first[:, :, ::-1])
+    np.testing.assert_array_equal(bgr, first[:, :, ::-1])
     assert (
-        alike.prepare(open_image(photos[0])).crop_box
+        ensemble.prepare(open_image(photos[0])).crop_box
         == build().prepare(open_image(photos[0])).crop_box
     )
 
 
-def test_folders_are_loaded_together(photos: list[Path], tmp_path: Path):
+def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path):
     models = stored(), stored(seed=81)
     for number, model in enumerate(models):
-        together(model).save(tmp_path / str(number))
+        ensemble_of(model).save(tmp_path / str(number))
     loaded = load(tmp_path / "0", tmp_path / "1", device="cpu", precision="fp32")
     assert len(loaded.ensemble.engines) == 2
-    assert loaded.caption(photos[0]).words == together(*models).caption(photos[0]).words
+    assert loaded.caption(photos[0]).words == ensemble_of(*models).caption(photos[0]).words
     loaded.save(tmp_path / "first")
     assert load(tmp_path / "first", device="cpu").options() == loaded.options()
     with pytest.raises(ModelError, match="does not exist"):

@@ -40,7 +40,7 @@ WORDS = [
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=9))
-def test_joined_words_are_the_same_tokens_again(parts) -> None:
+def test_joined_words_tokenize_to_the_same_words(parts) -> None:
     words = tokenize(" ".join(parts))
 
     assert tokenize(join_words(words)) == words

@@ -1,4 +1,4 @@
-"""Every setting that cannot work is refused by name, and every config file loads."""
+"""Invalid settings are refused by name, and every config file loads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from captioner.option_fields import option_fields
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("**/*.yaml"))
 
-# Class, field, values that cannot work, the name in the message, what the message allows.
+# Class, field, invalid values, the name in the message, and what the message says is allowed.
 BAD = [
     (DataConfig, "min_captions", [0, -1], "data.min_captions", "an integer >= 1"),
     (DataConfig, "max_captions", [0, -1], "data.max_captions", "an integer >= 1"),
@@ -145,7 +145,7 @@ BAD = [
     ("kind", "field", "value", "name", "allowed"),
     [(kind, field, value, *parts) for kind, field, values, *parts in BAD for value in values],
 )
-def test_a_bad_value_is_named_with_what_is_allowed(kind, field, value, name, allowed) -> None:
+def test_the_error_for_a_bad_value_names_what_is_allowed(kind, field, value, name, allowed) -> None:
     with pytest.raises(ConfigError) as caught:
         kind(**{field: value})
 
@@ -168,7 +168,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(kind, field, value, name, all
         SelfCriticalConfig,
     ],
 )
-def test_every_number_has_a_range_that_is_tested(kind) -> None:
+def test_every_numeric_option_has_bad_values_here(kind) -> None:
     numbers = {f.name for f in option_fields(kind).values() if f.type in (int, float)}
 
     assert numbers <= {field for known, field, *_ in BAD if known is kind}
@@ -196,7 +196,7 @@ def test_every_number_has_a_range_that_is_tested(kind) -> None:
     ],
     ids=lambda config: type(config).__name__,
 )
-def test_the_edges_of_the_ranges_are_allowed(config) -> None:
+def test_limits_of_the_ranges_are_valid(config) -> None:
     assert dataclasses.replace(config) == config
 
 
@@ -222,7 +222,7 @@ SELF_CRITICAL = {"objective": "self_critical"}
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_named(make, parts) -> None:
+def test_contradicting_settings_are_named(make, parts) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
 
@@ -231,10 +231,10 @@ def test_settings_that_contradict_each_other_are_named(make, parts) -> None:
     assert "\n" not in message
 
 
-# --- Search options together ---
+# --- Combining search options ---
 
-DRAWS = {"temperature": 0.7, "beam_size": 1}
-# Options in use, each with the options that it needs.
+SAMPLING = {"temperature": 0.7, "beam_size": 1}
+# Each option with the options that it requires.
 CHOICES: dict[str, dict[str, object]] = {
     "greedy": {"beam_size": 1},
     "beam": {"beam_size": 4},
@@ -242,11 +242,11 @@ CHOICES: dict[str, dict[str, object]] = {
     "min_length": {"min_length": 5},
     "max_length": {"max_length": 9},
     "length_penalty": {"length_penalty": 0.7},
-    "draws": DRAWS,
-    "several draws": {**DRAWS, "num_captions": 9},
-    "top_k": {**DRAWS, "top_k": 5},
-    "top_p": {**DRAWS, "top_p": 0.9},
-    "seed": {**DRAWS, "seed": 3},
+    "sampling": SAMPLING,
+    "several samples": {**SAMPLING, "num_captions": 9},
+    "top_k": {**SAMPLING, "top_k": 5},
+    "top_p": {**SAMPLING, "top_p": 0.9},
+    "seed": {**SAMPLING, "seed": 3},
     "groups": {"beam_size": 4, "beam_groups": 2},
     "diversity": {"beam_size": 4, "beam_groups": 2, "diversity": 2.0},
     "block_ngrams": {"block_ngrams": 3},
@@ -256,7 +256,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "rare": {"rare_words": 0.2},
     "guard": {"guard_endings": True},
 }
-# Without pairs that set one option to two values.
+# All pairs that do not set an option to two different values.
 PAIRS = [
     pair
     for pair in itertools.combinations(CHOICES, 2)
@@ -267,35 +267,35 @@ PAIRS = [
 ]
 REFUSED = {
     frozenset((name, "forced"))
-    for name in ("draws", "several draws", "top_k", "top_p", "seed", "groups", "diversity")
+    for name in ("sampling", "several samples", "top_k", "top_p", "seed", "groups", "diversity")
 }
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_two_options_are_refused_only_if_they_contradict(pair) -> None:
-    asked = CHOICES[pair[0]] | CHOICES[pair[1]]
+    options = CHOICES[pair[0]] | CHOICES[pair[1]]
 
     if frozenset(pair) in REFUSED:
         with pytest.raises(ConfigError, match="give one of the two"):
-            SearchOptions(**asked)
+            SearchOptions(**options)
         return
-    found = SearchOptions(**asked)
+    found = SearchOptions(**options)
 
-    assert {name: getattr(found, name) for name in asked} == asked
+    assert {name: getattr(found, name) for name in options} == options
 
 
 @pytest.mark.parametrize(
-    ("asked", "parts"),
+    ("options", "parts"),
     [
         ({"num_captions": 6}, ["num_captions is 6", "beam_size (5)", "temperature"]),
         ({"beam_size": 2, "num_captions": 3}, ["num_captions is 3", "beam_size (2)"]),
         ({"temperature": 0.5}, ["temperature 0.5", "beam_size 5", "num_captions"]),
         ({"temperature": 0.5, "beam_size": 2}, ["temperature 0.5", "beam_size 2"]),
-        (DRAWS | {"forced_words": ["dog"]}, ["temperature", "forced_words", "one of the two"]),
+        (SAMPLING | {"forced_words": ["dog"]}, ["temperature", "forced_words", "one of the two"]),
         ({"top_k": 5}, ["top_k 5", "give a temperature"]),
         ({"top_p": 0.5}, ["top_p 0.5", "give a temperature"]),
         ({"beam_size": 4, "beam_groups": 3}, ["beam_groups is 3", "beam_size (4)"]),
-        (DRAWS | {"beam_groups": 2}, ["temperature", "beam_groups", "one of the two"]),
+        (SAMPLING | {"beam_groups": 2}, ["temperature", "beam_groups", "one of the two"]),
         ({"seed": 3}, ["seed 3", "give a temperature"]),
         ({"diversity": 3.0}, ["diversity 3.0", "give beam_groups"]),
         (
@@ -312,9 +312,9 @@ def test_two_options_are_refused_only_if_they_contradict(pair) -> None:
     ],
     ids=str,
 )
-def test_a_contradiction_names_all_that_contradict(asked, parts) -> None:
+def test_a_contradiction_names_all_options_involved(options, parts) -> None:
     with pytest.raises(ConfigError) as caught:
-        SearchOptions(**asked)
+        SearchOptions(**options)
 
     message = str(caught.value)
     assert [part for part in parts if part not in message] == []
@@ -338,7 +338,7 @@ def test_a_contradiction_names_all_that_contradict(asked, parts) -> None:
     ],
     ids=repr,
 )
-def test_words_are_a_tuple_however_they_are_given(name, given) -> None:
+def test_word_lists_are_parsed_to_tuples(name, given) -> None:
     options = SearchOptions(**{name: given})
 
     assert getattr(options, name) == ("dog", "cat")
@@ -347,11 +347,11 @@ def test_words_are_a_tuple_however_they_are_given(name, given) -> None:
 
 
 @pytest.mark.parametrize("given", ["", " , ", [], ()], ids=repr)
-def test_no_words_are_no_words(given) -> None:
+def test_empty_word_lists(given) -> None:
     assert SearchOptions(forced_words=given, banned_words=given) == SearchOptions()
 
 
-def test_words_are_tokens() -> None:
+def test_word_lists_are_tokenized() -> None:
     given = ["T-shirt", "1,000", "On", "no"]
 
     assert SearchOptions(banned_words=given).banned_words == ("t-shirt", "1,000", "on", "no")
@@ -359,12 +359,12 @@ def test_words_are_tokens() -> None:
 
 
 @pytest.mark.parametrize("given", [["a dog"], "isn't", ["dog", "..."]], ids=repr)
-def test_what_is_no_single_word_is_refused(given) -> None:
+def test_entries_must_be_single_words(given) -> None:
     with pytest.raises(ConfigError, match=r"^forced_words contains .*; give single words$"):
         SearchOptions(forced_words=given)
 
 
-def test_search_options_come_back_from_json() -> None:
+def test_search_options_round_trip_through_json() -> None:
     options = SearchOptions(
         beam_size=1,
         num_captions=7,
@@ -404,7 +404,7 @@ def test_a_contradiction_in_a_config_file_is_one_line(tmp_path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_each_interface_spells_an_option_its_own_way() -> None:
+def test_errors_spell_options_for_each_interface() -> None:
     with pytest.raises(OptionError) as caught:
         SearchOptions(num_captions=6)
 
@@ -413,7 +413,7 @@ def test_each_interface_spells_an_option_its_own_way() -> None:
     assert "<num_captions> is 6; give at most <beam_size> (5)" in spelled
 
 
-def test_values_in_a_message_are_not_taken_for_options() -> None:
+def test_values_in_messages_are_not_respelled() -> None:
     with pytest.raises(OptionError) as caught:
         SearchOptions(forced_words=["{top_k} {"])
 
@@ -424,7 +424,7 @@ def test_values_in_a_message_are_not_taken_for_options() -> None:
 # --- Config files ---
 
 
-def test_no_two_runs_share_a_list() -> None:
+def test_default_lists_are_not_shared() -> None:
     one, other = TrainConfig(), TrainConfig()
 
     one.data.images.append("photos")
@@ -439,7 +439,7 @@ def test_every_config_file_loads(path) -> None:
     assert isinstance(config, TrainConfig)
     assert flags == (False, False, False, None)
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for section, settings in written.items():  # nothing in the file is ignored
+    for section, settings in written.items():  # no setting is ignored
         if not isinstance(settings, dict):
             assert getattr(config, section) == settings
             continue
@@ -447,11 +447,11 @@ def test_every_config_file_loads(path) -> None:
             assert getattr(getattr(config, section), name) == value, f"{section}.{name}"
 
 
-def test_there_are_config_files() -> None:
+def test_config_files_exist() -> None:
     assert CONFIGS
 
 
-def test_the_command_line_changes_what_the_file_says() -> None:
+def test_the_command_line_overrides_the_file() -> None:
     path = CONFIGS[0]
 
     config, flags = train.read(

@@ -1,4 +1,4 @@
-"""Files and folders: the old or the new, never a part, whatever happens in between."""
+"""Atomic writes: after any failure, a file or folder is either the old or the new one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("data", "stored"), [("Straße\r\n", "Straße\r\n".encode()), (b"\0", b"\0")]
 )
-def test_a_file_holds_what_was_given(tmp_path: Path, data: str | bytes, stored: bytes):
+def test_atomic_write_writes_text_and_bytes(tmp_path: Path, data: str | bytes, stored: bytes):
     atomic_write(tmp_path / "new folder" / "a.json", data)
     assert (tmp_path / "new folder" / "a.json").read_bytes() == stored
     assert names(tmp_path / "new folder") == ["a.json"]
@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_the_old_file(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource limits")
-def test_a_write_that_stops_halfway_leaves_the_old_file(tmp_path: Path):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path):
     file = tmp_path / "a.bin"
     file.write_bytes(b"old")
     done = run(
@@ -121,7 +121,7 @@ def test_a_real_full_disk_leaves_the_old_content(tmp_path: Path):
     except FileNotFoundError:
         pytest.skip("no unshare command")
     if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"no file system of one's own here: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount a file system: {done.stderr.strip()}")
     assert (done.returncode, done.stdout.strip()) == (0, "['a', 'model']"), done.stderr
 
 
@@ -149,7 +149,7 @@ def test_a_link_stays_a_link(tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a named pipe")
-def test_a_pipe_or_device_is_written_to_and_never_replaced(tmp_path: Path):
+def test_pipes_and_devices_are_written_to_and_not_replaced(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -161,7 +161,7 @@ def test_a_pipe_or_device_is_written_to_and_never_replaced(tmp_path: Path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_folder_of_that_name_is_refused(tmp_path: Path):
+def test_writing_to_a_folder_raises(tmp_path: Path):
     (tmp_path / "a").mkdir()
     with pytest.raises(OSError, match="a"):
         atomic_write(tmp_path / "a", "x")
@@ -169,7 +169,7 @@ def test_a_folder_of_that_name_is_refused(tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_leftovers_of_dead_runs_go_and_those_of_living_ones_stay(tmp_path: Path):
+def test_temporary_files_of_dead_processes_are_deleted(tmp_path: Path):
     dead, living = tmp_path / ".a.tmp-00000000", tmp_path / ".a.tmp-11111111"
     other = tmp_path / ".a.tmp-notes.txt"
     for file in (dead, living, other):
@@ -184,20 +184,20 @@ def test_leftovers_of_dead_runs_go_and_those_of_living_ones_stay(tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_a_temporary_that_is_just_being_made_is_nobodys_leftover(
+def test_a_temporary_file_that_is_not_locked_yet_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A second writer cleans up between the making of the first one's temporary and its lock."""
+    """A second writer cleans up after the first has created its file and before it locks it."""
     lock = files._lock
     disturbed = [tmp_path / "folder", tmp_path / "file"]
 
-    def while_another_cleans_up(path: Path) -> int | None:
+    def lock_after_cleanup(path: Path) -> int | None:
         if disturbed and path.name.startswith(f".{disturbed[-1].name}."):
             files._remove_leftovers(disturbed.pop())
             assert not path.exists()
         return lock(path)
 
-    monkeypatch.setattr(files, "_lock", while_another_cleans_up)
+    monkeypatch.setattr(files, "_lock", lock_after_cleanup)
     atomic_write(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "new"
     write(tmp_path / "folder", "new")
@@ -206,7 +206,7 @@ def test_a_temporary_that_is_just_being_made_is_nobodys_leftover(
     assert disturbed == []
 
 
-def test_a_name_of_any_length_that_the_system_takes(tmp_path: Path):
+def test_file_names_may_have_the_maximum_length(tmp_path: Path):
     long = "ä" * 127  # 254 bytes
     dead = files._sibling(tmp_path / long, "tmp")
     dead.write_text("of a run that was killed")
@@ -220,10 +220,10 @@ def test_a_name_of_any_length_that_the_system_takes(tmp_path: Path):
 # --- atomic_open ---
 
 
-def test_permissions_that_forbid_writing_come_when_the_file_is_open(
+def test_read_only_permissions_are_set_after_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whoever is not root could not open it afterwards."""
+    """Otherwise only root could open the file."""
     (tmp_path / "a").write_text("old")
     (tmp_path / "a").chmod(0o444)
     opened, open_path, chmod = [], Path.open, Path.chmod
@@ -250,14 +250,14 @@ def test_a_full_disk_names_the_file():
     assert caught.value.filename == "/dev/full"
 
 
-def test_an_error_without_a_name_gets_the_files(tmp_path: Path):
+def test_an_error_without_a_file_name_gets_one(tmp_path: Path):
     with pytest.raises(OSError, match="No space left") as caught, atomic_open(tmp_path / "a"):
-        raise OSError(28, "No space left on device")  # as a buffer that is written out
+        raise OSError(28, "No space left on device")  # as when a buffer is flushed
     assert caught.value.filename == str(tmp_path / "a")
     assert names(tmp_path) == []
 
 
-def test_an_error_of_the_one_who_writes_keeps_its_own_name(tmp_path: Path):
+def test_an_error_of_the_caller_keeps_its_file_name(tmp_path: Path):
     with pytest.raises(FileNotFoundError) as caught, atomic_open(tmp_path / "a"):
         (tmp_path / "another").read_text()
     assert caught.value.filename == str(tmp_path / "another")
@@ -265,9 +265,7 @@ def test_an_error_of_the_one_who_writes_keeps_its_own_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("mode", "parts"), [("w", ["Straße", "\n"]), ("wb", [b"\0", b"\xff"])])
-def test_a_file_written_bit_by_bit_takes_its_place_at_the_end(
-    tmp_path: Path, mode: Any, parts: Any
-):
+def test_atomic_open_replaces_the_file_when_closed(tmp_path: Path, mode: Any, parts: Any):
     file = tmp_path / "new folder" / "a"
     atomic_write(file, "old")
     with pytest.raises(ValueError, match="stop"), atomic_open(file, mode) as opened:  # noqa: PT012
@@ -277,7 +275,7 @@ def test_a_file_written_bit_by_bit_takes_its_place_at_the_end(
     with atomic_open(file, mode) as opened:
         for part in parts:
             opened.write(part)
-        atomic_write(file, "another's")  # it leaves alone what is still being filled
+        atomic_write(file, "another's")  # keeps temporary files that are still open
     expected = parts[0] + parts[1]
     assert file.read_bytes() == (expected if mode == "wb" else expected.encode())
     assert names(file.parent) == ["a"]
@@ -298,7 +296,7 @@ def read(folder: Path) -> set[str]:
     return {(folder / "sub" / "one").read_text(), (folder / "two").read_text()}
 
 
-def test_a_folder_is_made_and_replaced_whole(tmp_path: Path):
+def test_a_folder_is_created_and_replaced_atomically(tmp_path: Path):
     model = tmp_path / "runs" / "model"
     write(model, "old")
     (model / "stale").write_text("goes with the old folder")
@@ -328,21 +326,21 @@ def test_a_full_disk_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_a_rename_that_fails_brings_the_old_folder_back(
+def test_a_failed_rename_restores_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ):
     write(tmp_path / "model", "old")
     calls = 0
     rename = Path.rename
 
-    def counted(self: Path, target: Path) -> Path:
+    def fail_once(self: Path, target: Path) -> Path:
         nonlocal calls
         calls += 1
         if calls == failing:
             full_disk()
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", counted)
+    monkeypatch.setattr(Path, "rename", fail_once)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "model", "new")
     assert read(tmp_path / "model") == {"old"}
@@ -352,7 +350,7 @@ def test_a_rename_that_fails_brings_the_old_folder_back(
 @pytest.mark.parametrize(
     ("renames", "found"), [(0, "old"), (1, "old"), (2, "new"), (3, "new"), (4, "new")]
 )
-def test_a_death_at_any_point_leaves_a_complete_folder(tmp_path: Path, renames: int, found: str):
+def test_a_crash_at_any_point_leaves_a_complete_folder(tmp_path: Path, renames: int, found: str):
     model = tmp_path / "model"
     write(model, "old")
     died = run(
@@ -360,13 +358,13 @@ def test_a_death_at_any_point_leaves_a_complete_folder(tmp_path: Path, renames: 
         import os, pathlib, sys
         from captioner.files import atomic_folder
         left, rename = int(sys.argv[2]), pathlib.Path.rename
-        def deadly(self, target):
+        def rename_or_die(self, target):
             global left
             if left == 0:
                 os._exit(9)
             left -= 1
             return rename(self, target)
-        pathlib.Path.rename = deadly
+        pathlib.Path.rename = rename_or_die
         with atomic_folder(sys.argv[1]) as folder:
             (folder / "sub").mkdir()
             (folder / "sub" / "one").write_text("new")
@@ -376,14 +374,14 @@ def test_a_death_at_any_point_leaves_a_complete_folder(tmp_path: Path, renames: 
         renames,
     )
     assert died.returncode == (9 if renames < 4 else 0), died.stderr
-    assert model.exists() == (renames != 2)  # the one moment that needs complete_folder
+    assert model.exists() == (renames != 2)  # the only case that needs complete_folder
     assert read(complete_folder(model)) == {found}
     write(model, "newest")
     assert read(model) == {"newest"}
     assert names(tmp_path) == ["model"]
 
 
-def test_the_old_folder_is_found_when_only_that_survived(tmp_path: Path):
+def test_complete_folder_finds_the_old_folder(tmp_path: Path):
     (tmp_path / ".model.old-00000000").mkdir()
     assert complete_folder(tmp_path / "model") == tmp_path / ".model.old-00000000"
     with pytest.raises(ValueError, match="stop"), atomic_folder(tmp_path / "model"):
@@ -391,11 +389,11 @@ def test_the_old_folder_is_found_when_only_that_survived(tmp_path: Path):
     assert names(tmp_path) == ["model"]
 
 
-def test_a_missing_folder_is_found_missing(tmp_path: Path):
+def test_complete_folder_of_a_missing_folder(tmp_path: Path):
     assert complete_folder(tmp_path / "no" / "model") == tmp_path / "no" / "model"
 
 
-def test_a_file_is_no_folder_to_replace(tmp_path: Path):
+def test_atomic_folder_does_not_replace_a_file(tmp_path: Path):
     (tmp_path / "model").write_text("mine")
     with pytest.raises(NotADirectoryError, match="model"), atomic_folder(tmp_path / "model"):
         pass

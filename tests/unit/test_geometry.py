@@ -1,4 +1,4 @@
-"""Where regions lie: centres, cells, and what pixels see."""
+"""Positions of regions: centres, cells and coverage."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_the_outer_cells_reach_to_the_edge() -> None:
     np.testing.assert_allclose(borders, [0, 16.5, 48.5, 80.5, 112.5, 144.5, 176.5, 224])
 
 
-def test_a_region_beyond_the_edge_stands_for_its_part_inside() -> None:
+def test_cells_are_clipped_to_the_photo() -> None:
     np.testing.assert_allclose(RESNET.middles(7)[:2] * 224, [8.25, 32.5])
     np.testing.assert_allclose(LITE.middles(9)[[0, -1]] * 288, [31.5, (271.5 + 288) / 2])
 
 
-def test_what_the_encoder_does_not_see_belongs_to_no_region() -> None:
+def test_pixels_that_the_encoder_ignores_belong_to_no_cell() -> None:
     regions = Geometry(CONVNEXT, CONVNEXT)
 
     drawn = attention_map(np.full((7, 7), 1 / 49), (230, 230), regions, smooth=False)
@@ -61,7 +61,7 @@ def test_what_the_encoder_does_not_see_belongs_to_no_region() -> None:
 
 @pytest.mark.parametrize("axis", [RESNET, LITE, CONVNEXT, Axis.even(8)])
 def test_maps_are_interpolated_between_the_centres(axis: Axis) -> None:
-    """The drawn map has each region's value at its centre, and is linear between two."""
+    """A drawn map has each region's value at its centre and is linear in between."""
     count = 5
     values = np.arange(count) ** 2.0
     pixels = 4000
@@ -76,8 +76,8 @@ def test_maps_are_interpolated_between_the_centres(axis: Axis) -> None:
 
 
 @given(axes, st.integers(1, 9), st.integers(20, 90))
-def test_blocks_are_the_cells_that_are_measured(axis: Axis, count: int, pixels: int) -> None:
-    """Figures and mask metrics divide the photo in the same way."""
+def test_drawn_blocks_equal_the_measured_cells(axis: Axis, count: int, pixels: int) -> None:
+    """Figures and mask metrics must divide a photo in the same way."""
     regions = Geometry(axis, Axis.even(1))
 
     for index in range(count):
@@ -99,7 +99,7 @@ def test_coverage_of_a_full_mask_is_one_for_every_cell_inside(axis: Axis, count:
     np.testing.assert_allclose(cover[:, 0], wide, atol=1e-4)
 
 
-def test_the_middle_of_a_region_is_where_pointing_looks() -> None:
+def test_pointing_uses_region_centres() -> None:
     mask = np.zeros((288, 288), bool)
     mask[63, 31] = mask[279, 0:40] = True  # rows of regions 1 and 8, columns of region 0
 
@@ -109,7 +109,7 @@ def test_the_middle_of_a_region_is_where_pointing_looks() -> None:
 
 
 def test_placing_in_a_crop() -> None:
-    """An input of 224 pixels that shows the middle half of a wide photo."""
+    """An input of 224 pixels showing the middle half of a wide photo."""
     geometry = Geometry(Axis(0.5, 32, 0, 224), Axis(0.5, 32, 0, 224))
 
     placed = geometry.placed(224, 0.25, 0.0, 0.75, 1.0)
@@ -118,7 +118,7 @@ def test_placing_in_a_crop() -> None:
     assert placed.x == pytest.approx((0.25 + 0.25 / 224, 16 / 224, 0.25, 0.75))
 
 
-def test_json_and_back() -> None:
+def test_json_round_trip() -> None:
     geometry = Geometry(RESNET, LITE)
 
     back = Geometry.from_dict(geometry.as_dict())
@@ -139,12 +139,12 @@ def test_json_and_back() -> None:
         None,
     ],
 )
-def test_impossible_numbers(data) -> None:
+def test_invalid_geometry_raises(data) -> None:
     with pytest.raises(ConfigError, match="geometry"):
         Geometry.from_dict(data)
 
 
-def test_a_caption_without_a_geometry_has_equal_cells_of_its_crop_box() -> None:
+def test_captions_default_to_equal_cells_of_the_crop_box() -> None:
     zeros = np.zeros(1, np.float32)
     caption = Caption(("dog",), zeros, np.ones((1, 2, 4), np.float32), zeros, 0.0)
 

@@ -57,7 +57,7 @@ def test_cpu_without_capabilities_uses_fp32(monkeypatch: pytest.MonkeyPatch):
     assert not multiplies_bf16(CPU)
 
 
-def test_autocast_is_the_precision():
+def test_autocast_uses_the_precision():
     assert isinstance(autocast("fp32", CPU), nullcontext)
     left = torch.ones(2, 2)
     with autocast("bf16", CPU):

@@ -1,4 +1,4 @@
-"""Which room may import which: the arrows run one way, and nothing heavy comes in uninvited."""
+"""Imports between packages go from higher layers to lower ones, and heavy libraries load lazily."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import captioner
 
 PACKAGE = Path(captioner.__file__).parent
 
-# From the bottom up. A module may import from its own room and from rooms on lower floors.
-FLOORS = [
+# From the bottom up. A module may import from its own package and from packages in lower layers.
+LAYERS = [
     ["errors"],
     ["extras", "files", "geometry", "option_fields", "registry", "tokenizer"],
     ["config", "subwords", "caption", "hardware", "hub", "metadata"],
@@ -41,9 +41,9 @@ FLOORS = [
     ["cli"],
     ["__main__"],
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
-# What a room or module must not import although it is lower or not ours.
+# Further modules that a package or module must not import.
 FORBIDDEN = {
     "visualization": (
         "torch",
@@ -68,7 +68,7 @@ FORBIDDEN = {
 
 
 def modules() -> dict[str, Path]:
-    """Dotted names without ``captioner.``; the package itself is not a room."""
+    """Paths by dotted name without ``captioner.``; excludes ``captioner/__init__.py``."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -79,7 +79,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """Every module imported in a file, inside functions too; ``from a import b`` counts as a.b."""
+    """All modules imported in a file, even inside functions; ``from a import b`` gives a.b."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -93,34 +93,35 @@ def imports(path: Path) -> set[str]:
 MODULES = modules()
 
 
-def test_every_room_has_its_floor() -> None:
-    assert {name.split(".")[0] for name in MODULES} == set(FLOOR)
+def test_every_package_has_a_layer() -> None:
+    assert {name.split(".")[0] for name in MODULES} == set(LAYER)
+    assert set(MODULES) >= FORBIDDEN.keys()
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_arrows_run_down(name) -> None:
+def test_modules_import_only_lower_layers(name) -> None:
     own = name.split(".")[0]
     for target in imports(MODULES[name]):
         if target.split(".")[0] != "captioner":
             continue
-        room = target.split(".")[1]
-        if room not in FLOOR:  # a name of the package itself, such as its version
+        package = target.split(".")[1]
+        if package not in LAYER:  # a name of the package itself, such as its version
             allowed = own == "cli" or target == "captioner.__version__"
-            assert allowed, f"{name} imports {target} through the front door"
+            assert allowed, f"{name} imports {target} from the top-level package"
             continue
-        assert room == own or FLOOR[room] < FLOOR[own], f"{name} imports {target}"
+        assert package == own or LAYER[package] < LAYER[own], f"{name} imports {target}"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_rooms_keep_to_what_they_may_know(name) -> None:
-    for place, kept_out in FORBIDDEN.items():
-        if f"{name}.".startswith(f"{place}."):
+def test_forbidden_imports(name) -> None:
+    for importer, forbidden in FORBIDDEN.items():
+        if f"{name}.".startswith(f"{importer}."):
             for target in imports(MODULES[name]):
-                assert not f"{target}.".startswith(tuple(f"{k}." for k in kept_out)), target
+                assert not f"{target}.".startswith(tuple(f"{k}." for k in forbidden)), target
 
 
-def test_only_the_command_line_prints_exits_and_reads_arguments() -> None:
-    """What ``sys.argv``, ``sys.exit`` and ``print`` look like outside of cli."""
+def test_only_the_cli_prints_exits_and_reads_arguments() -> None:
+    """``print``, ``input``, ``sys.argv`` and ``sys.exit`` are used in ``cli`` only."""
     for name, path in MODULES.items():
         if name.split(".")[0] in ("cli", "__main__"):
             continue
@@ -132,7 +133,7 @@ def test_only_the_command_line_prints_exits_and_reads_arguments() -> None:
                 assert used not in ("sys.argv", "sys.exit"), f"{name}:{node.lineno}"
 
 
-# --- light ---------------------------------------------------------------------------------------
+# --- lazy imports --------------------------------------------------------------------------------
 
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoevalcap")
 
@@ -167,7 +168,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoeval
         ),
     ],
 )
-def test_nothing_heavy_is_loaded(code) -> None:
+def test_no_heavy_library_is_imported(code) -> None:
     report = f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     script = (
         f"import sys\ntry:\n    {code}\nexcept SystemExit as e:\n    assert not e.code\n{report}"
@@ -181,8 +182,8 @@ def test_nothing_heavy_is_loaded(code) -> None:
 
 
 @pytest.mark.slow
-def test_a_caption_takes_no_library_that_the_shipped_model_does_not_need() -> None:
-    """Importing timm and torchvision would take longer than the caption."""
+def test_captioning_imports_neither_timm_nor_torchvision() -> None:
+    """The shipped model does not need them, and importing them takes longer than captioning."""
     script = (
         "import sys, captioner\n"
         "from PIL import Image\n"
@@ -198,16 +199,16 @@ def test_a_caption_takes_no_library_that_the_shipped_model_does_not_need() -> No
     assert done.stdout == "[]\n"
 
 
-# --- the front door ------------------------------------------------------------------------------
+# --- the top-level package -----------------------------------------------------------------------
 
 
-def test_all_is_what_dir_shows() -> None:
+def test_all_equals_dir() -> None:
     assert sorted(captioner.__all__) == dir(captioner)
     assert sorted(captioner._MODULES) == sorted(set(captioner.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("name", captioner.__all__)
-def test_every_public_name_is_there_and_tells_what_it_is(name) -> None:
+def test_every_public_name_exists_and_has_a_docstring(name) -> None:
     value = getattr(captioner, name)
 
     if name == "__version__":
@@ -218,6 +219,6 @@ def test_every_public_name_is_there_and_tells_what_it_is(name) -> None:
     assert value.__doc__
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         captioner.nothing  # noqa: B018

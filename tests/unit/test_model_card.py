@@ -1,4 +1,4 @@
-"""The card of a model: what it says, and what it must not say."""
+"""Model cards: contents, and no private file names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def header_of(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def test_a_card_says_what_is_known_and_names_no_files(best):
+def test_a_card_has_the_training_settings_but_no_file_names(best):
     card = make_card(best)
 
     assert "\n# pets\n" in card
@@ -95,7 +95,7 @@ def test_a_card_of_scores_with_intervals(best, tmp_path):
         make_card(best, options=options)
 
 
-def test_an_edited_card_is_not_taken_for_a_generated_one(best, tmp_path):
+def test_an_edited_card_does_not_count_as_generated(best, tmp_path):
     write_card(best)
     card = (best / "README.md").read_text()
 
@@ -110,8 +110,8 @@ def test_an_edited_card_is_not_taken_for_a_generated_one(best, tmp_path):
     assert "secret" not in make_card(copy)
 
 
-def test_a_terminal_shows_the_text_alone(best):
-    """Another author's card must not send escape sequences."""
+def test_escape_sequences_are_not_shown_in_a_terminal(best):
+    """A card may come from anyone."""
     card = make_card(best).replace("# pets", "# \x1b[31mpets\x07")
 
     text = readable(card)

@@ -1,4 +1,4 @@
-"""A model on disk: whole or not at all, never pickled, and clear about what is wrong with it."""
+"""Model folders: atomic, without pickle, and with clear errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_transformer_is_stored_at_its_image_size(tmp_path: Path) -> None:
     decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8)
     images = torch.randn(1, 3, 96, 96)
-    for image_size in (96, None):  # None: as version 0.1 stored it, for 160 pixels
+    for image_size in (96, None):  # None: stored by version 0.1, for 160 pixels
         encoder = Encoder("timm/test_vit", image_size=image_size)
         model = CaptionModel(encoder, decoder, Preprocessing(96), len(WORDS) + 4).eval()
         save_model(tmp_path / "vit", StoredModel(model, decoder, Vocabulary(WORDS)))
@@ -59,7 +59,7 @@ def test_a_transformer_is_stored_at_its_image_size(tmp_path: Path) -> None:
         loaded = load_model(tmp_path / "vit").model
 
         assert loaded.grid == (6, 6)
-        expected = model.encoder.to(torch.float16).float()(images)[0]  # as stored
+        expected = model.encoder.to(torch.float16).float()(images)[0]  # stored in float16
         torch.testing.assert_close(loaded.encoder(images)[0], expected, atol=2e-3, rtol=2e-3)
 
 
@@ -67,7 +67,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def refused(folder: Path, expected: str) -> None:
+def assert_refused(folder: Path, expected: str) -> None:
     with pytest.raises(ModelError, match=expected) as caught:
         load_model(folder)
     message = str(caught.value)
@@ -85,7 +85,7 @@ def photos() -> list[Image.Image]:
 # --- Run folders ---
 
 
-def test_a_run_folder_is_its_best_model(folder: Path, tmp_path: Path):
+def test_a_run_folder_loads_its_best_model(folder: Path, tmp_path: Path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("run_folder: run")
@@ -95,22 +95,24 @@ def test_a_run_folder_is_its_best_model(folder: Path, tmp_path: Path):
     assert load_model(run).info == load_model(run / "best").info
 
 
-def test_a_best_model_is_found_while_it_is_replaced(folder: Path, tmp_path: Path):
+def test_the_best_model_is_found_while_it_is_replaced(folder: Path, tmp_path: Path):
     run = tmp_path / "run"
     run.mkdir()
-    survivor = run / ".best.new-01234567"  # what a crash between two renames leaves
+    survivor = run / ".best.new-01234567"  # left by a crash between two renames
     folder.rename(survivor)
 
     assert find_model(run) == survivor
 
 
-def test_a_run_without_a_model_says_when_there_will_be_one(tmp_path: Path):
+def test_the_error_for_a_run_without_a_model_says_when_one_is_saved(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("run_folder: run")
 
-    refused(tmp_path, "has no model yet; the first validation of captioner train saves one in")
+    assert_refused(
+        tmp_path, "has no model yet; the first validation of captioner train saves one in"
+    )
 
 
-def test_a_model_folder_is_never_a_run_folder(folder: Path):
+def test_a_model_folder_is_not_a_run_folder(folder: Path):
     (folder / "best").mkdir()
 
     assert find_model(folder) == folder
@@ -119,7 +121,7 @@ def test_a_model_folder_is_never_a_run_folder(folder: Path):
 # --- Round trip ---
 
 
-def test_what_is_saved_comes_back(folder: Path):
+def test_round_trip(folder: Path):
     stored, loaded = build(), load_model(folder)
     assert loaded.decoder == stored.decoder
     assert loaded.vocabulary == stored.vocabulary
@@ -135,12 +137,12 @@ def test_what_is_saved_comes_back(folder: Path):
         assert found[name].dtype == tensor.dtype
 
 
-def test_loading_and_saving_again_changes_nothing(folder: Path, tmp_path: Path):
+def test_saving_a_loaded_model_gives_equal_files(folder: Path, tmp_path: Path):
     save_model(tmp_path / "again", load_model(folder))
     assert contents(tmp_path / "again") == contents(folder)
 
 
-def test_the_captions_are_the_same(folder: Path, tmp_path: Path):
+def test_captions_are_equal_after_loading(folder: Path, tmp_path: Path):
     one = Captioner(load_model(folder), device="cpu", precision="fp32")
     one.save(tmp_path / "again")
     two = Captioner(load_model(tmp_path / "again"), device="cpu", precision="fp32")
@@ -164,7 +166,7 @@ def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch):
     load_model(folder)
 
 
-def test_people_can_read_the_config(folder: Path):
+def test_the_config_is_readable_json(folder: Path):
     text = (folder / "config.json").read_text(encoding="utf-8")
     assert "Straße" in text
     encoder = json.loads(text)["encoder"]
@@ -172,7 +174,7 @@ def test_people_can_read_the_config(folder: Path):
     assert encoder["geometry"]["x"]["pitch"] == 32
 
 
-def test_where_the_regions_lie_is_stored_and_computed_for_older_folders(folder: Path):
+def test_geometry_is_stored_or_computed_for_older_folders(folder: Path):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["encoder"]["geometry"]["x"]["first"] = 5.0
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -186,7 +188,7 @@ def test_where_the_regions_lie_is_stored_and_computed_for_older_folders(folder: 
     assert older.geometry.x.first != 5
 
 
-def test_an_impossible_geometry_is_a_model_error(folder: Path):
+def test_an_invalid_geometry_raises(folder: Path):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["encoder"]["geometry"]["x"]["pitch"] = 0
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -195,7 +197,7 @@ def test_an_impossible_geometry_is_a_model_error(folder: Path):
         load_model(folder)
 
 
-def test_an_old_folder_is_replaced_as_a_whole(folder: Path):
+def test_an_existing_folder_is_replaced_completely(folder: Path):
     (folder / "stray").write_text("from an older version")
     stored = build(seed=1)
     stored.info = {"second": True}
@@ -204,7 +206,7 @@ def test_an_old_folder_is_replaced_as_a_whole(folder: Path):
     assert load_model(folder).info == {"second": True}
 
 
-def test_a_weight_that_float16_cannot_hold_is_not_lost(tmp_path: Path):
+def test_weights_that_overflow_float16_are_kept(tmp_path: Path):
     stored = build()
     with torch.no_grad():
         stored.model.encoder.get_buffer("backbone.bn1.running_var").fill_(1e6)
@@ -227,7 +229,7 @@ def counted(tmp_path: Path) -> Path:
     return tmp_path / "counted"
 
 
-def test_frequencies_are_saved_beside_the_model_and_come_back(counted: Path):
+def test_frequencies_round_trip(counted: Path):
     assert set(contents(counted)) == {"config.json", "model.safetensors", FREQUENCIES}
     assert contents(counted)[FREQUENCIES] == COUNTED
     loaded = load_model(counted).frequencies
@@ -235,12 +237,12 @@ def test_frequencies_are_saved_beside_the_model_and_come_back(counted: Path):
     assert DocumentFrequencies.from_bytes(loaded).documents == 3
 
 
-def test_a_model_without_frequencies_is_whole(folder: Path):
+def test_frequencies_are_optional(folder: Path):
     assert FREQUENCIES not in contents(folder)
     assert load_model(folder).frequencies is None
 
 
-def test_frequencies_change_nothing_else(folder: Path, counted: Path):
+def test_frequencies_do_not_change_other_files(folder: Path, counted: Path):
     with_them = contents(counted)
     del with_them[FREQUENCIES]
     assert with_them == contents(folder)
@@ -251,67 +253,67 @@ def test_a_captioner_keeps_the_frequencies(counted: Path, tmp_path: Path):
     assert contents(tmp_path / "again") == contents(counted)
 
 
-def test_of_several_models_the_first_one_s_frequencies_are_kept(
-    folder: Path, counted: Path, tmp_path: Path
-):
+def test_an_ensemble_has_the_first_models_frequencies(folder: Path, counted: Path, tmp_path: Path):
     Captioner(load_model(counted), load_model(folder), device="cpu").save(tmp_path / "first")
     Captioner(load_model(folder), load_model(counted), device="cpu").save(tmp_path / "second")
     assert contents(tmp_path / "first") == contents(counted)
     assert contents(tmp_path / "second") == contents(folder)
 
 
-def test_a_model_that_replaces_another_leaves_none_of_its_frequencies(counted: Path):
-    """They were counted over the captions that the other one learned from."""
+def test_replacing_a_model_deletes_its_frequencies(counted: Path):
+    """They are those of the old model's training captions."""
     save_model(counted, build(seed=1))
     assert set(contents(counted)) == {"config.json", "model.safetensors"}
 
 
-def test_frequencies_that_were_put_there_later_are_found(folder: Path):
-    """As ``captioner prepare frequencies -o FOLDER`` does."""
+def test_frequencies_added_later_are_found(folder: Path):
+    """As by ``captioner prepare frequencies -o FOLDER``."""
     (folder / FREQUENCIES).write_bytes(COUNTED)
     assert load_model(folder).frequencies == COUNTED
 
 
-def test_frequencies_are_no_reason_not_to_caption(folder: Path):
-    """They are for scores: an error in them is reported when captions are scored."""
+def test_invalid_frequencies_do_not_prevent_captioning(folder: Path):
+    """They are only used for scores, so errors in them are reported when scoring."""
     (folder / FREQUENCIES).write_bytes(b"cut")
     assert load_model(folder).frequencies == b"cut"
 
 
-# --- Folders that cannot be used ---
+# --- Invalid folders ---
 
 
 def test_a_missing_folder(tmp_path: Path):
-    refused(tmp_path / "none", r"does not exist; give a folder with config\.json and model\.safe")
+    assert_refused(
+        tmp_path / "none", r"does not exist; give a folder with config\.json and model\.safe"
+    )
 
 
 def test_a_file_instead_of_a_folder(folder: Path):
-    refused(folder / "config.json", r"is a file; give a folder with config\.json")
+    assert_refused(folder / "config.json", r"is a file; give a folder with config\.json")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file(folder: Path, name: str):
     (folder / name).unlink()
-    refused(folder, rf"has no {name}; copy the whole folder again")
+    assert_refused(folder, rf"has no {name}; copy the whole folder again")
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.0001, 0.01, 0.5, 0.9999])
-def test_cut_weights(folder: Path, kept: float):
+def test_truncated_weights(folder: Path, kept: float):
     file = folder / "model.safetensors"
     raw = file.read_bytes()
     file.write_bytes(raw[: int(kept * len(raw))])
-    refused(folder, r"is damaged or not a safetensors file .*; copy the whole folder again")
+    assert_refused(folder, r"is damaged or not a safetensors file .*; copy the whole folder again")
 
 
-def test_weights_of_another_kind(folder: Path):
+def test_weights_of_another_format(folder: Path):
     torch.save({"weight": torch.zeros(3)}, folder / "model.safetensors")
-    refused(folder, "is damaged or not a safetensors file")
+    assert_refused(folder, "is damaged or not a safetensors file")
 
 
 @pytest.mark.parametrize("content", [b"", b'{"format_version": 1,', b"\xff\xfe\x00", b"PK\x03\x04"])
-def test_a_config_that_is_no_json(folder: Path, content: bytes):
+def test_a_config_that_is_not_json(folder: Path, content: bytes):
     (folder / "config.json").write_bytes(content)
-    refused(folder, r"cannot read .*config\.json .*; copy the whole folder again")
+    assert_refused(folder, r"cannot read .*config\.json .*; copy the whole folder again")
 
 
 @pytest.mark.parametrize(
@@ -321,12 +323,12 @@ def test_a_config_that_is_no_json(folder: Path, content: bytes):
 )  # fmt: skip
 def test_a_foreign_config(folder: Path, content: Any):
     (folder / "config.json").write_text(json.dumps(content))
-    refused(folder, r"config\.json is not a captioner model config: no format_version")
+    assert_refused(folder, r"config\.json is not a captioner model config: no format_version")
 
 
 def test_a_config_of_a_newer_captioner(folder: Path):
     change(folder, lambda config: config.update(format_version=3, surprise=1))
-    refused(folder, r"newer captioner \(format 3, .* up to 2\); pip install --upgrade")
+    assert_refused(folder, r"newer captioner \(format 3, .* up to 2\); pip install --upgrade")
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -338,14 +340,14 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        pytest.param(lambda c: c.pop("vocabulary"), id="a part is missing"),
+        pytest.param(lambda c: c.pop("vocabulary"), id="no vocabulary"),
         pytest.param(lambda c: c.update(encoder="resnet"), id="encoder is text"),
         pytest.param(lambda c: c.update(encoder={"name": "timm/nothing"}), id="unknown encoder"),
         pytest.param(lambda c: c.update(encoder={"name": 3}), id="encoder is a number"),
         pytest.param(lambda c: c.update(decoder={"size": 3}), id="unknown setting"),
         pytest.param(lambda c: c["decoder"].update(dropout=2), id="setting out of range"),
         pytest.param(lambda c: c["decoder"].update(embed_dim="8"), id="a number as text"),
-        pytest.param(lambda c: c["decoder"].update(embed_dim=8.5), id="half a number"),
+        pytest.param(lambda c: c["decoder"].update(embed_dim=8.5), id="a fraction"),
         pytest.param(lambda c: c["decoder"].update(attention="gaze"), id="unknown attention"),
         pytest.param(lambda c: c["decoder"].update(query="photo"), id="unknown query"),
         pytest.param(lambda c: c["decoder"].update(selection="firm"), id="unknown selection"),
@@ -366,12 +368,12 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 )
 def test_an_invalid_config_is_an_error(folder: Path, edit: Callable[[dict[str, Any]], object]):
     change(folder, edit)
-    refused(folder, r"config\.json is not a captioner model config: .+")
+    assert_refused(folder, r"config\.json is not a captioner model config: .+")
 
 
-def test_a_config_that_needs_tensors_of_other_sizes(folder: Path):
+def test_tensors_of_other_sizes_than_the_config(folder: Path):
     change(folder, lambda config: config["decoder"].update(embed_dim=9))
-    refused(folder, r"does not match its config\.json \(\d+ tensors, first: decoder\.\w")
+    assert_refused(folder, r"does not match its config\.json \(\d+ tensors, first: decoder\.\w")
 
 
 @pytest.mark.parametrize("what", ["one more", "one less", "another size", "another name"])
@@ -387,7 +389,9 @@ def test_tensors_that_do_not_fit(folder: Path, what: str):
     else:
         tensors["embed.weight"] = tensors.pop(name)
     save_file(tensors, folder / "model.safetensors")
-    refused(folder, r"does not match its config\.json .*; copy both files from the same model")
+    assert_refused(
+        folder, r"does not match its config\.json .*; copy both files from the same model"
+    )
 
 
 # --- Writing ---
@@ -409,19 +413,19 @@ def test_a_full_disk_keeps_the_old_folder(
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert contents(folder) == before
-    if where != "rename":  # clearing up renames too
+    if where != "rename":  # cleaning up renames too
         assert [entry.name for entry in folder.parent.iterdir()] == ["model"]
 
 
-def test_a_file_in_the_way(tmp_path: Path):
+def test_saving_over_a_file_raises(tmp_path: Path):
     (tmp_path / "model").write_text("mine")
     with pytest.raises(ModelError, match="cannot save"):
         save_model(tmp_path / "model", build())
     assert (tmp_path / "model").read_text() == "mine"
 
 
-def test_every_tensor_of_a_model_built_without_weights_is_from_its_file():
-    """The shipped model's tensors are those of its file, and none is left uninitialized."""
+def test_every_tensor_comes_from_the_file():
+    """Models are built without initial weights, so a missing tensor would be uninitialized."""
     model = load_model(SHIPPED_MODEL).model
 
     stored = load_file(SHIPPED_MODEL / WEIGHTS)
@@ -431,8 +435,8 @@ def test_every_tensor_of_a_model_built_without_weights_is_from_its_file():
         np.testing.assert_array_equal(tensor.detach(), stored[name].astype(np.float32))
 
 
-def test_tensors_that_no_file_has_are_computed(monkeypatch):
-    """Such as a table that a scorer from outside the package computes."""
+def test_tensors_missing_from_the_file_are_computed(monkeypatch):
+    """For example, a non-persistent table of a registered scorer."""
     build = CaptionModel.__init__
 
     def with_a_table(self: CaptionModel, *arguments: Any, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Scorers and encoders by name, and what to do about those that are missing."""
+"""Registering scorers and encoders, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from captioner.registry import Registry, what_is_missing
 
 
 class MyScorer(Scorer):
-    """Scores every region alike."""
+    """Gives all regions the same score."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return keys.sum(-1).unsqueeze(1).expand(-1, query.shape[1], -1)
 
 
 class Patches(nn.Module):
-    """8 x 8 pixels each."""
+    """One region per 8 x 8 pixels."""
 
     mean = (0.4, 0.5, 0.6)
 
@@ -46,7 +46,7 @@ def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_registered_names_are_found() -> None:
     register_scorer("mine", MyScorer)
-    register_scorer("mine", MyScorer)  # a notebook cell that is run twice
+    register_scorer("mine", MyScorer)  # as when a notebook cell is run twice
 
     assert SCORERS["mine"] is MyScorer
     assert list(SCORERS)[-1] == "mine"
@@ -54,7 +54,7 @@ def test_registered_names_are_found() -> None:
     assert SCORERS.provider("dot") is SCORERS.provider("unknown") is None
 
 
-def test_a_registered_encoder_encodes() -> None:
+def test_a_registered_encoder_can_be_used() -> None:
     register_encoder("patches", Patches)
 
     encoder = Encoder("patches", pretrained=True)
@@ -88,14 +88,14 @@ def test_what_cannot_be_registered(register: Any, expected: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_another_class_does_not_replace_a_registered_one() -> None:
+def test_a_registered_class_cannot_be_replaced_by_another() -> None:
     register_scorer("mine", MyScorer)
 
     with pytest.raises(ConfigError, match=r"'mine' is already registered \(.*MyScorer\)"):
         register_scorer("mine", type("Other", (MyScorer,), {}))
 
 
-def test_an_encoder_that_builds_no_module() -> None:
+def test_an_encoder_must_build_a_module() -> None:
     register_encoder("mine", lambda pretrained: "nothing")
 
     with pytest.raises(ConfigError, match="'mine' returned 'nothing'; it must return a torch"):
@@ -135,7 +135,7 @@ def test_two_packages_with_one_name(monkeypatch) -> None:
         registry["mine"]
 
 
-# --- what is missing -----------------------------------------------------------------------------
+# --- missing entries -----------------------------------------------------------------------------
 
 RECORD = {"kind": "scorer", "name": "mine", "module": "my_scorers"}
 
@@ -153,7 +153,7 @@ RECORD = {"kind": "scorer", "name": "mine", "module": "my_scorers"}
         ({**RECORD, "package": "x; rm -rf /", "module": "\x1b[2J"}, "call captioner.register_scor"),
     ],
 )
-def test_what_is_missing_names_the_remedy(record: dict[str, str], expected: str) -> None:
+def test_errors_for_missing_entries_name_the_remedy(record: dict[str, str], expected: str) -> None:
     assert expected in what_is_missing(record)
 
 

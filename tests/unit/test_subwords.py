@@ -1,4 +1,4 @@
-"""The sub-word tokenizer: what it learns, how it splits and joins."""
+"""The sub-word tokenizer: training, splitting and joining."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def test_pieces_join_to_the_text(text: str) -> None:
     assert join(pieces) == " ".join(text.split()).replace("a\u0308", "ä")
 
 
-def test_frequent_words_are_whole_and_other_characters_are_returned() -> None:
+def test_frequent_words_are_single_pieces_and_unseen_characters_round_trip() -> None:
     subwords = Subwords.train(ENGLISH, 60, 2)
     assert subwords.tokenize("The dog's Hund.") == ["▁The", "▁dog's", "▁Hund", "."]
     assert subwords.tokenize("dog 狗") == ["▁dog", SPACE, "狗"]
     assert "狗" not in subwords.pieces
 
 
-def test_the_threshold_keeps_rare_pieces_apart() -> None:
+def test_the_threshold_excludes_rare_pieces() -> None:
     assert Subwords.train(["abcd"], 100, 2).tokenize("abcd") == [SPACE, "a", "b", "c", "d"]
 
 
-def test_without_spaces_pieces_are_short_and_punctuation_is_apart() -> None:
+def test_text_without_spaces_is_split_into_short_pieces() -> None:
     subwords = Subwords.train(["一只狗在草地上奔跑，两个人在散步。"] * 9, 999, 2)
     pieces = subwords.tokenize("一只狗在草地上奔跑，两个人在散步。")
     assert "，" in pieces
@@ -42,7 +42,7 @@ def test_without_spaces_pieces_are_short_and_punctuation_is_apart() -> None:
     assert not any(SPACE in piece for piece in pieces)
 
 
-def test_the_same_captions_give_the_same_tokenizer() -> None:
+def test_training_is_deterministic() -> None:
     assert Subwords.train(ENGLISH, 60, 2).data == Subwords.train(ENGLISH, 60, 2).data
 
 

@@ -1,7 +1,7 @@
-"""Tests of captioner.tokenizer against stored and, where Java is found, fresh answers of the jar.
+"""The tokenizer against stored and, if Java is installed, fresh output of the CoreNLP jar.
 
-``tests/fixtures/ptb_tokens.json`` holds made-up hard sentences with the jar's tokens; its note
-says how they were got. No caption of a dataset is stored here.
+``tests/fixtures/ptb_tokens.json`` has made-up difficult sentences with the jar's tokens; its note
+says how they were made. No captions of a data set are stored here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CASES: list[tuple[str, list[str]]] = [
         (ROOT / "tests" / "fixtures" / "ptb_tokens.json").read_text(encoding="utf-8")
     )["cases"]
 ]
-# What pycocoevalcap drops. Its list has the brackets in capitals only, so after -lowerCase they
-# stay: the same happens here.
+# What pycocoevalcap drops. Its list has brackets in upper case only, so they are kept after
+# -lowerCase; ours does the same.
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 
 
@@ -45,8 +45,8 @@ def find_jar() -> Path | None:
 JAR = find_jar()
 
 
-def ask_jar(lines: list[str], folder: Path) -> list[list[str]]:
-    """Return the jar's tokens of each line, asked in one call as pycocoevalcap does."""
+def run_jar(lines: list[str], folder: Path) -> list[list[str]]:
+    """Return the jar's tokens of each line, in one call as in pycocoevalcap."""
     source = folder / "lines.txt"
     source.write_bytes("\n".join(lines).encode())
     command = ["java", "-Dfile.encoding=UTF-8", "-cp", str(JAR)]
@@ -61,7 +61,7 @@ def ask_jar(lines: list[str], folder: Path) -> list[list[str]]:
 
 
 def read_captions() -> list[str]:
-    """Return every caption of the shared data, or none where the data is missing."""
+    """Return all captions of the shared data, or none if it is missing."""
     captions: list[str] = []
     flickr = DATA / "flickr8k" / "Flickr8k.token.txt"
     if flickr.exists():
@@ -76,7 +76,7 @@ def read_captions() -> list[str]:
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES, ids=[ascii(text) for text, _ in CASES])
-def test_stored_answers_of_the_jar(text: str, expected: list[str]) -> None:
+def test_equals_stored_output_of_the_jar(text: str, expected: list[str]) -> None:
     assert tokenize(text) == expected
 
 
@@ -85,14 +85,14 @@ def test_stored_answers_of_the_jar(text: str, expected: list[str]) -> None:
 @pytest.mark.skipif(JAR is None, reason="pycocoevalcap with the CoreNLP jar is not installed")
 def test_equals_the_jar(tmp_path: Path) -> None:
     captions = read_captions()
-    # The line "x" keeps the jar from looking past a hard sentence into the next one.
+    # A line "x" after each sentence keeps the jar from looking ahead into the next one.
     lines = captions + [line for text, _ in CASES for line in (text, "x")]
-    answers = zip(lines, ask_jar(lines, tmp_path), strict=True)
+    answers = zip(lines, run_jar(lines, tmp_path), strict=True)
     differences = [(text, answer) for text, answer in answers if tokenize(text) != answer]
     assert differences == []
 
 
-def test_line_breaks_count_as_spaces() -> None:
+def test_line_breaks_are_spaces() -> None:
     words = ["a", "dog", "runs"]
     for line_break in ("\n", "\r", "\r\n", "\v", "\f", "\x85", "\u2028", "\u2029"):
         assert tokenize(f"A dog{line_break}runs") == words
@@ -130,14 +130,12 @@ def test_vowel_signs_stay_in_their_words(text: str) -> None:
         ("A dog's cafe\u0301.", "a dog 's café"),
     ],
 )
-def test_tokens_of_metrics_are_characters_where_words_have_no_spaces(
-    text: str, expected: str
-) -> None:
+def test_metric_tokens_are_characters_in_scripts_without_spaces(text: str, expected: str) -> None:
     assert caption_tokens(text) == expected.split()
 
 
 @given(st.text(st.characters(max_codepoint=0x17F)))
-def test_tokens_of_metrics_are_those_of_the_jar_in_latin_script(text: str) -> None:
+def test_metric_tokens_equal_the_jars_in_latin_script(text: str) -> None:
     assert caption_tokens(text) == tokenize(text)
 
 

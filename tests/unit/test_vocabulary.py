@@ -1,4 +1,4 @@
-"""Words and their numbers: counted once, in one order, safe from any caption."""
+"""Vocabularies: counting words, encoding and special tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from captioner.vocabulary import END, PAD, SPECIAL_NAMES, START, UNKNOWN, Vocabu
 CAPTIONS = [["a", "dog", "and", "a", "cat"], ["a", "dog"], ["the", "cat"]]
 
 
-def test_words_are_counted_and_the_rare_ones_left_out() -> None:
+def test_rare_words_are_excluded() -> None:
     assert Vocabulary.count(CAPTIONS, threshold=1).words == ("a", "cat", "dog", "and", "the")
     assert Vocabulary.count(CAPTIONS, threshold=2).words == ("a", "cat", "dog")
     assert Vocabulary.count(CAPTIONS, threshold=3).words == ("a",)
@@ -44,7 +44,7 @@ def test_decode_undoes_encode(words) -> None:
     assert all(word in vocabulary for word in words)
 
 
-def test_words_outside_become_the_unknown_word() -> None:
+def test_other_words_are_encoded_as_unknown() -> None:
     vocabulary = Vocabulary(["a", "dog"])
 
     assert vocabulary.encode(["a", "zebra", "dog", "A"]) == [4, UNKNOWN, 5, UNKNOWN]
@@ -52,7 +52,7 @@ def test_words_outside_become_the_unknown_word() -> None:
     assert vocabulary.decode([UNKNOWN, 5]) == ["<unk>", "dog"]
 
 
-def test_special_tokens_are_the_first_numbers_and_have_names() -> None:
+def test_special_tokens_have_the_first_ids() -> None:
     assert sorted([PAD, START, END, UNKNOWN]) == [0, 1, 2, 3]
     assert Vocabulary([]).decode([PAD, START, END, UNKNOWN]) == list(SPECIAL_NAMES)
     assert [SPECIAL_NAMES[n] for n in (PAD, START, END, UNKNOWN)] == [
@@ -64,7 +64,7 @@ def test_special_tokens_are_the_first_numbers_and_have_names() -> None:
 
 
 @pytest.mark.parametrize("name", SPECIAL_NAMES)
-def test_a_caption_that_holds_a_special_tokens_text_cannot_collide(name) -> None:
+def test_the_text_of_a_special_token_is_an_ordinary_word(name) -> None:
     assert Vocabulary(["a"]).encode([name]) == [UNKNOWN]
 
     vocabulary = Vocabulary.count([["a", name], ["a", name]], threshold=2)
@@ -74,12 +74,12 @@ def test_a_caption_that_holds_a_special_tokens_text_cannot_collide(name) -> None
     assert vocabulary.decode([number]) == [name]
 
 
-def test_a_repeated_word_is_an_error() -> None:
+def test_repeated_words_raise() -> None:
     with pytest.raises(ConfigError, match="repeats 'dog'"):
         Vocabulary(["a", "dog", "cat", "dog"])
 
 
-def test_equality_is_the_words_in_order() -> None:
+def test_equality_compares_words_in_order() -> None:
     assert Vocabulary(["a", "b"]) == Vocabulary(("a", "b"))
     assert Vocabulary(["a", "b"]) != Vocabulary(["b", "a"])
     assert Vocabulary(["a"]) != ("a",)

@@ -1,4 +1,4 @@
-"""Spelling, suggestions, list options and help of the parser that all commands share."""
+"""The parser shared by all commands: spelling, suggestions, list options and help."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config_of(*arguments: str) -> TrainConfig:
     return train.read(arguments)[0]
 
 
-def refused(parser: Parser, *arguments: str) -> str:
+def error_of(parser: Parser, *arguments: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parser.parse(arguments)
     message = str(caught.value)
@@ -57,7 +57,7 @@ def help_of(parser: Parser, *arguments: str, capsys: pytest.CaptureFixture[str])
         ["--training.batch_size=3"],
     ],
 )
-def test_nested_options_take_dashes_and_underscores(spelling) -> None:
+def test_nested_options_accept_dashes_and_underscores(spelling) -> None:
     assert config_of(*spelling).training.batch_size == 3
 
 
@@ -66,7 +66,7 @@ def test_dashes_and_underscores_in_the_name_of_a_section() -> None:
         assert config_of(name, "7").self_critical.max_length == 7
 
 
-def test_switches_and_short_options_take_both_spellings() -> None:
+def test_flags_and_short_options_accept_both_spellings() -> None:
     options = caption.parser().parse(
         ["a.jpg", "--no_guard_endings", "--beam_size", "4", "-o", "out_a.txt", "--length_penalty=1"]
     )
@@ -124,15 +124,17 @@ def test_negative_numbers_are_values() -> None:
     ],
 )
 def test_an_unknown_option_gets_a_suggestion(command, typed, expected) -> None:
-    line = refused(PARSERS[command](), typed, "3")
+    line = error_of(PARSERS[command](), typed, "3")
 
     assert line.startswith(f"Unknown option {typed.partition('=')[0]}. Did you mean --")
     assert expected in line
 
 
 @pytest.mark.parametrize("typed", ["--xyzzy", "-m"])
-def test_nothing_is_suggested_for_what_resembles_nothing(typed) -> None:
-    assert refused(caption.parser(), "a.jpg", typed, "3").startswith(f"Unknown option {typed} (see")
+def test_dissimilar_names_get_no_suggestion(typed) -> None:
+    assert error_of(caption.parser(), "a.jpg", typed, "3").startswith(
+        f"Unknown option {typed} (see"
+    )
 
 
 def test_only_the_most_similar_names_are_suggested() -> None:
@@ -150,7 +152,7 @@ def test_only_the_most_similar_names_are_suggested() -> None:
         ("training: {compile: perhaps}", "training.compile is perhaps; give true or false"),
     ],
 )
-def test_a_mistake_in_a_config_file_is_named(text, expected, tmp_path) -> None:
+def test_an_error_in_a_config_file_is_named(text, expected, tmp_path) -> None:
     (tmp_path / "config.yaml").write_text(text)
 
     with pytest.raises(ConfigError, match=re.escape(expected)):
@@ -169,12 +171,12 @@ def test_a_mistake_in_a_config_file_is_named(text, expected, tmp_path) -> None:
         (["--resume=yes"], "--resume is yes; give auto"),
     ],
 )
-def test_other_mistakes_are_named_in_one_line(arguments, expected) -> None:
-    assert expected in refused(train.parser(), *arguments)
+def test_other_errors_are_one_line(arguments, expected) -> None:
+    assert expected in error_of(train.parser(), *arguments)
 
 
-def test_missing_arguments_are_named_as_they_are_typed() -> None:
-    assert refused(PARSERS["prepare dataset"]()).startswith("Missing source and --output (see")
+def test_missing_arguments_are_named_as_typed() -> None:
+    assert error_of(PARSERS["prepare dataset"]()).startswith("Missing source and --output (see")
 
 
 # --- lists ---------------------------------------------------------------------------------------
@@ -195,13 +197,13 @@ def test_missing_arguments_are_named_as_they_are_typed() -> None:
         (["[]"], []),
     ],
 )
-def test_a_list_option_takes_one_value_or_several(arguments, expected) -> None:
+def test_list_options_accept_one_value_or_several(arguments, expected) -> None:
     options = [part for value in arguments for part in ("--data.images", value)]
 
     assert config_of(*options).data.images == expected
 
 
-def test_every_list_option_takes_one_value() -> None:
+def test_every_list_option_accepts_one_value() -> None:
     config = config_of(
         "--data.train-annotations", "a.json", "--data.repeats", "2", "--data.styles", "coco",
         "--data.val-annotations", "b.json", "--data.val-styles", "coco",
@@ -218,7 +220,7 @@ def test_every_list_option_takes_one_value() -> None:
     assert config_of("--encoder.mean", "null").encoder.mean is None
 
 
-def test_options_replace_lists_of_the_config_file_wherever_it_stands(tmp_path) -> None:
+def test_options_replace_lists_of_the_config_file_in_any_order(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("data: {images: [a, b]}\ntraining: {epochs: 3}")
 
@@ -246,7 +248,7 @@ def test_resume_needs_no_value(spelling, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("command", PARSERS)
-def test_help_shows_options_as_they_are_typed(command, capsys) -> None:
+def test_help_shows_options_as_typed(command, capsys) -> None:
     arguments = ["--help"]
     if command in ("train", "prepare features", "prepare shards"):
         arguments.append("all")
@@ -280,7 +282,7 @@ def test_help_of_training_options_is_short(command, capsys) -> None:
         assert section == "all" or "usage" not in of_section
 
 
-def test_newcomers_find_the_main_options_of_train(capsys) -> None:
+def test_help_of_train_lists_the_main_options(capsys) -> None:
     text = help_of(train.parser(), "-h", capsys=capsys)
 
     for option in (
@@ -292,7 +294,7 @@ def test_newcomers_find_the_main_options_of_train(capsys) -> None:
     assert text == help_of(train.parser(), "--help", "--data.images", "photos", capsys=capsys)
 
 
-def test_the_settings_of_a_config_and_its_options_are_printed(tmp_path, capsys) -> None:
+def test_print_config_merges_file_and_options(tmp_path, capsys) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("training: {epochs: 3}")
     arguments = [str(path), "--training.lr", "1", "--print-config"]
@@ -303,30 +305,30 @@ def test_the_settings_of_a_config_and_its_options_are_printed(tmp_path, capsys) 
     assert yaml.safe_load(printed)["training"]["lr"] == 1.0
 
 
-def test_own_captions_are_spelled_as_documented(capsys) -> None:
+def test_documented_spelling_of_own_captions(capsys) -> None:
     text = help_of(train.parser(), "--help", capsys=capsys)
 
     assert "--data FILE" in text
     assert "--captions" not in text
-    assert refused(train.parser(), "--dat", "a.csv").startswith(
+    assert error_of(train.parser(), "--dat", "a.csv").startswith(
         "Unknown option --dat. Did you mean --data"
     )
 
 
-def test_help_of_an_unknown_section_lists_them() -> None:
-    line = refused(train.parser(), "--help", "optimizer")
+def test_help_of_an_unknown_section_lists_the_sections() -> None:
+    line = error_of(train.parser(), "--help", "optimizer")
 
     assert "No help for 'optimizer'; give data, encoder, decoder, training, self-critical" in line
 
 
-def test_help_spells_the_options_that_texts_mention(capsys) -> None:
+def test_help_texts_spell_options_as_typed(capsys) -> None:
     text = " ".join(help_of(train.parser(), "--help", "data", capsys=capsys).split())
 
     assert "for each file in --data.train-annotations" in text
     assert "train_annotations" not in text
 
 
-def test_help_shows_defaults_of_zero_and_true_but_not_of_off(capsys) -> None:
+def test_help_shows_defaults_except_off(capsys) -> None:
     text = " ".join(help_of(train.parser(), "--help", "all", capsys=capsys).split())
 
     assert re.search(r"--self-critical.bleu X .*?\(default: 0.0\)", text)

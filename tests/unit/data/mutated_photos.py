@@ -1,4 +1,4 @@
-"""Photos as they arrive: every format and mode, whole and damaged; the same for the same seed."""
+"""Test photos in every format and mode, undamaged and damaged; reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from PIL import Image, features
 Random = np.random.Generator
 
 SIZES = ((65_535, 65_535), (60_000, 3), (2**31 - 1, 2**31 - 1), (3000, 2000), (1, 65_535), (0, 0))
-"""Sizes that headers are made to claim: above and below the limit of pixels."""
+"""Sizes written into headers: above and below the pixel limit."""
 
 
 def original_photos() -> dict[str, bytes]:
-    """Small undamaged photos by file name: formats, modes, rotation, several frames."""
+    """Small undamaged photos by file name: all formats and modes, rotated, with several frames."""
     noise = np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8)
     rgb = Image.fromarray(noise)
     grey16 = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
@@ -72,7 +72,7 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def mutated_photos(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
-    """File names, all different, and contents; every original once undamaged, if there is room."""
+    """Yield unique file names and contents; each original once undamaged if ``count`` allows."""
     random = np.random.default_rng(seed)
     originals = list(original_photos().items())
     for number in range(count):
@@ -90,7 +90,7 @@ def truncate(content: bytes, _: bytes, random: Random) -> bytes:
 
 
 def flip_bits(content: bytes, _: bytes, random: Random) -> bytes:
-    """In the first bytes as often as anywhere, where the header is."""
+    """Half of the time only in the first bytes, where the header is."""
     changed = bytearray(content)
     reach = len(changed) if random.random() < 0.5 else min(len(changed), 64)
     for place in random.integers(0, max(reach, 1), random.integers(1, 9)):
@@ -100,7 +100,7 @@ def flip_bits(content: bytes, _: bytes, random: Random) -> bytes:
 
 
 def swap_header(content: bytes, other: bytes, random: Random) -> bytes:
-    """The start of another format."""
+    """Replace the header by that of another photo."""
     length = random.choice([4, 16, 64])
     return other[:length] + content[length:]
 
@@ -108,7 +108,7 @@ def swap_header(content: bytes, other: bytes, random: Random) -> bytes:
 def claim_size(  # noqa: PLR0912 (a branch per format)
     content: bytes, _: bytes, random: Random
 ) -> bytes:
-    """Another width and height in the header, with the checksum that it needs."""
+    """Write another width and height into the header, with a valid checksum."""
     width, height = SIZES[random.integers(len(SIZES))]
     changed = bytearray(content)
     short = struct.pack("<HH", width & 0xFFFF, height & 0xFFFF)
@@ -157,7 +157,7 @@ def zero_part(content: bytes, _: bytes, random: Random) -> bytes:
 
 
 def append(content: bytes, other: bytes, random: Random) -> bytes:
-    """Bytes after the end, which readers ignore."""
+    """Add bytes after the end, which readers ignore."""
     return content + other[: random.integers(1, 400)]
 
 

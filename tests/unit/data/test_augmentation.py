@@ -35,22 +35,22 @@ def augmented(
 
 
 def edges(image: Image.Image) -> NDArray[np.float64]:
-    """Left, upper, right and lower edge of a crop of ``gradient``, as shares of the photo."""
+    """Left, upper, right and lower edge of a crop of ``gradient``, as fractions of the photo."""
     pixels = np.asarray(image).astype(np.float64) / 255
     middle = pixels[HEIGHT // 2, :, 0], pixels[:, WIDTH // 2, 1]
     return np.array([middle[0][0], middle[1][0], middle[0][-1], middle[1][-1]])
 
 
-def test_the_default_changes_nothing(gradient: Image.Image) -> None:
+def test_default_is_the_identity(gradient: Image.Image) -> None:
     assert augmented(Augmentation(), gradient) is gradient
 
 
-def test_epoch_minus_one_changes_nothing(gradient: Image.Image) -> None:
+def test_epoch_minus_one_is_the_identity(gradient: Image.Image) -> None:
     assert augmented(Augmentation(0.5, 0.5), gradient, epoch=-1) is gradient
 
 
 @given(least=st.floats(0.2, 0.99), epoch=st.integers(0, 10**6), photo=st.integers(0, 10**9))
-def test_crops_are_large_enough(
+def test_crops_respect_the_minimum_area(
     gradient: Image.Image, least: float, epoch: int, photo: int
 ) -> None:
     cropped = augmented(Augmentation(min_crop=least), gradient, epoch, photo)
@@ -81,7 +81,7 @@ def test_brightness_stays_in_range() -> None:
     shades = []
     for epoch in range(100):
         pixels = np.asarray(augmented(Augmentation(color_jitter=0.2), grey, epoch))
-        assert pixels.std() == 0  # no tint: hue stays
+        assert pixels.std() == 0  # grey stays grey
         shades.append(int(pixels[0, 0, 0]))
 
     assert 80 <= min(shades) < 84
@@ -114,7 +114,7 @@ def test_colours_equal_torchvisions(gradient: Image.Image) -> None:
     assert found.tobytes() == expected.tobytes() != gradient.tobytes()
 
 
-def test_it_depends_only_on_seed_epoch_and_photo(gradient: Image.Image) -> None:
+def test_augmentation_depends_only_on_seed_epoch_and_photo(gradient: Image.Image) -> None:
     augmentation = Augmentation(0.5, 0.3)
     settings = [(seed, epoch, photo) for seed in (0, 1) for epoch in (0, 1) for photo in (1, 2)]
 

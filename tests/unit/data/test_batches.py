@@ -132,7 +132,7 @@ def test_known_batch():
     assert batch.images.dtype == torch.uint8
     assert batch.images[:, 0, 0, 0].tolist() == [9, 8, 7]
     assert batch.words == 4 + 3 + 2 + 1
-    assert items[1].captions == [[4, END], [5, 4, END], [END]]  # as they were
+    assert items[1].captions == [[4, END], [5, 4, END], [END]]  # unchanged
 
 
 def test_captions_without_words():
@@ -162,7 +162,7 @@ def test_truncated_captions_have_no_end_token():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 99])
-def test_parts_together_are_the_batch(size: int):
+def test_parts_make_up_the_whole_batch(size: int):
     whole = collate([Item(n, square(n), [[4] * (6 - n)] * (1 + n % 2)) for n in range(5)])
     parts = whole.parts(size)
     assert len(parts) == (1 if size == 0 else -(-5 // size))
@@ -203,7 +203,7 @@ def sampler_of(size: int, batch_size: int, *more: int, bucket: int = 1) -> Epoch
     return EpochSampler(lengths_of(size), batch_size, *(more or (0,)), bucket=bucket)
 
 
-in_buckets_or_not = pytest.mark.parametrize("bucket", [1, 3, 99])
+any_bucket = pytest.mark.parametrize("bucket", [1, 3, 99])
 
 
 def indices(sampler: EpochSampler) -> list[list[int]]:
@@ -212,27 +212,27 @@ def indices(sampler: EpochSampler) -> list[list[int]]:
     return [[index for _, index in batch] for batch in batches]
 
 
-@in_buckets_or_not
+@any_bucket
 @pytest.mark.parametrize(("size", "batch_size"), [(10, 4), (8, 4), (3, 5), (1, 1), (50, 4)])
-def test_an_epoch_holds_every_photo_once(size: int, batch_size: int, bucket: int):
+def test_an_epoch_has_every_photo_once(size: int, batch_size: int, bucket: int):
     sampler = sampler_of(size, batch_size, bucket=bucket)
     batches = indices(sampler)
     assert len(batches) == len(sampler) == sampler.batches == -(-size // batch_size)
     full = [batch for batch in batches if len(batch) == batch_size]
     assert len(batches) - len(full) == (size % batch_size > 0)
     assert sorted(index for batch in batches for index in batch) == list(range(size))
-    if bucket == 1:  # what is left over comes last
+    if bucket == 1:  # the incomplete batch comes last
         assert batches[: len(full)] == full
 
 
-def test_with_buckets_the_smaller_batch_can_come_anywhere():
+def test_with_buckets_the_incomplete_batch_can_be_anywhere():
     sampler, places = sampler_of(10, 4, bucket=2), set()
     for sampler.epoch in range(30):
         places.add([len(batch) for batch in indices(sampler)].index(2))
     assert places == {0, 1, 2}
 
 
-@in_buckets_or_not
+@any_bucket
 def test_the_order_depends_on_seed_and_epoch(bucket: int):
     orders = []
     for seed in (0, 1):
@@ -243,12 +243,12 @@ def test_the_order_depends_on_seed_and_epoch(bucket: int):
             assert indices(sampler) == orders[-1]
     assert all(orders.count(order) == 1 for order in orders)
     assert all(order != sorted(order) for order in orders)
-    if bucket < 99:  # and who shares a batch with whom; a bucket over all has no choice
+    if bucket < 99:  # so do the batches' members, unless one bucket holds all photos
         sets = [{frozenset(batch) for batch in order} for order in orders]
         assert all(sets.count(batches) == 1 for batches in sets)
 
 
-@in_buckets_or_not
+@any_bucket
 @pytest.mark.parametrize("start", [0, 1, 5, 6, 7])
 def test_an_epoch_can_start_at_any_batch(start: int, bucket: int):
     sampler = sampler_of(50, 8, 3, bucket=bucket)
@@ -259,9 +259,9 @@ def test_an_epoch_can_start_at_any_batch(start: int, bucket: int):
     assert len(sampler) == len(whole) - start
 
 
-@in_buckets_or_not
+@any_bucket
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_share_every_batch(world: int, bucket: int):
+def test_batches_are_split_between_processes(world: int, bucket: int):
     # The last batch has 4 photos, enough for every process.
     whole = indices(sampler_of(52, 8, bucket=bucket))
     shares = [indices(sampler_of(52, 8, 0, rank, world, bucket=bucket)) for rank in range(world)]
@@ -271,9 +271,9 @@ def test_processes_share_every_batch(world: int, bucket: int):
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@in_buckets_or_not
+@any_bucket
 def test_every_process_gets_a_photo_in_every_batch(make: Make, bucket: int):
-    """The last batch has one photo for two processes: both must make a step."""
+    """The last batch has one photo for two processes, and both must take a step."""
     numbers = []
     for rank in (0, 1):
         sampler = sampler_of(7, 3, 0, rank, 2, bucket=bucket)
@@ -281,11 +281,11 @@ def test_every_process_gets_a_photo_in_every_batch(make: Make, bucket: int):
         assert len(batches) == 3
         assert all(len(batch.images) >= 1 for batch in batches)
         numbers += [n for b in batches for n in b.tokens[:, 0, 1].tolist() if n]
-    assert sorted(numbers) == list(range(10, 17))  # every photo is learned once
+    assert sorted(numbers) == list(range(10, 17))  # every photo occurs once
 
 
-def padded_share(lengths: list[list[int]], bucket: int) -> float:
-    """Share of padding in what a decoder processes."""
+def padding_fraction(lengths: list[list[int]], bucket: int) -> float:
+    """Fraction of the decoder's positions that are padding."""
     run, real = 0, 0
     for batch in indices(EpochSampler(lengths, 8, 0, bucket=bucket)):
         captions = [[[4] * words + [END] for words in lengths[n]] for n in batch]
@@ -295,16 +295,16 @@ def padded_share(lengths: list[list[int]], bucket: int) -> float:
     return 1 - real / run
 
 
-def test_buckets_compute_less_padding():
+def test_buckets_reduce_padding():
     lengths = np.random.default_rng(1).integers(6, 20, size=(400, 5)).tolist()
-    shares = [padded_share(lengths, bucket) for bucket in (1, 8, 50)]
+    shares = [padding_fraction(lengths, bucket) for bucket in (1, 8, 50)]
     assert shares == sorted(shares, reverse=True)
     assert shares[1] < 0.75 * shares[0]
     assert shares[2] < 0.5 * shares[0]
 
 
 def test_a_bucket_is_sorted_and_batches_are_shuffled():
-    """Known answer: four photos of each length and one bucket over all."""
+    """Known answer: four photos of each length, in a single bucket."""
     sampler = EpochSampler([[3], [1], [2]] * 4, 4, 0, bucket=3)
     found = []
     for sampler.epoch in range(12):
@@ -328,7 +328,7 @@ def test_batches_do_not_depend_on_the_workers(make: Make):
     def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
         sampler = sampler_of(7, 3)
         sampler.epoch = 1
-        torch.manual_seed(workers)  # nor on the global random state
+        torch.manual_seed(workers)  # nor do they depend on the global random state
         return [b[:2] for b in training_loader(make(2, True), sampler, workers)]
 
     alone = batches(0)
@@ -362,7 +362,7 @@ def test_photos_come_with_their_own_captions(make: Make, items: list[EncodedImag
 def test_an_unreadable_photo_is_skipped(
     items: list[EncodedImage], make: Make, tmp_path: Path, workers: int
 ):
-    """With a worker, the error used to end the run, and the process hung."""
+    """With a worker too, where an exception would end the run or hang the process."""
     dataset = make()
     broken = CaptionedImage(99, tmp_path / "gone.jpg", ("a photo",))
     dataset.items = [*items, EncodedImage(broken, ([4],))]
@@ -375,7 +375,7 @@ def test_an_unreadable_photo_is_skipped(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_in_a_worker_ends_the_program(workers: int):
-    """Workers ignore SIGTERM; the program used to wait for them forever."""
+    """Workers ignore SIGTERM, so the program must not wait for them to be terminated by it."""
     import subprocess
     import sys
 

@@ -36,7 +36,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def refused(expected: str, *arguments: Any, **options: Any) -> None:
+def assert_refused(expected: str, *arguments: Any, **options: Any) -> None:
     with pytest.raises(DataError, match=expected) as caught:
         read_dataset(*arguments, **options)
     assert "\n" not in str(caught.value)
@@ -65,14 +65,14 @@ def test_every_image_has_an_entry(tmp_path: Path):
     assert texts == {9: ["A cat."], 2: []}
 
 
-def test_photos_without_captions_are_left_out(tmp_path: Path, photos: Path):
+def test_photos_without_captions_are_skipped(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco(annotations=CAPTIONS[1:2]))
     assert [image.image_id for image in read_dataset([file], [photos])] == [9]
-    (photos / "two.jpg").unlink()  # and need not be there
+    (photos / "two.jpg").unlink()  # it need not exist
     assert [image.image_id for image in read_dataset([file], [photos])] == [9]
 
 
-def test_several_files_are_one_dataset(tmp_path: Path, photos: Path):
+def test_several_files_form_one_dataset(tmp_path: Path, photos: Path):
     put(photos / "three.jpg", "")
     other = {
         "images": [IMAGES[1], {"id": 3, "file_name": "three.jpg"}],
@@ -86,14 +86,14 @@ def test_several_files_are_one_dataset(tmp_path: Path, photos: Path):
     assert found == {2: ("A dog.", "Two dogs?", "More dogs."), 3: ("A bird.",), 9: ("A cat.",)}
 
 
-def test_clashing_ids_are_renumbered_where_nothing_depends_on_them(tmp_path: Path, photos: Path):
+def test_clashing_ids_are_renumbered_if_no_split_needs_them(tmp_path: Path, photos: Path):
     put(photos / "three.jpg", "")
     other = {
         "images": [{"id": 2, "file_name": "three.jpg"}, IMAGES[0]],
         "annotations": [{"id": 1, "image_id": 2, "caption": "A bird."}],
     }
     files = [put(tmp_path / "a.json", coco()), put(tmp_path / "b.json", other)]
-    refused("image id 2 is three.jpg here but two.jpg .* --first-id", files, [photos])
+    assert_refused("image id 2 is three.jpg here but two.jpg .* --first-id", files, [photos])
     found = read_dataset(files, [photos], renumber=True)
     assert [(image.image_id, image.path.name, image.captions, image.source) for image in found] == [
         (2, "two.jpg", ("A dog.", "Two dogs?"), 0),
@@ -112,7 +112,7 @@ def test_folders_are_searched_in_order(tmp_path: Path, photos: Path):
     assert found == [photos / "two.jpg", photos / "nine.jpg"]
 
 
-def test_file_names_may_hold_folders(tmp_path: Path):
+def test_file_names_may_contain_folders(tmp_path: Path):
     images = [{"id": 9, "file_name": "val/1.jpg"}, {"id": 2, "file_name": "train/1.jpg"}]
     for name in ("val", "train"):
         put(tmp_path / name / "1.jpg", "")
@@ -123,23 +123,23 @@ def test_file_names_may_hold_folders(tmp_path: Path):
 def test_ids_select_photos(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
     assert [i.image_id for i in read_dataset([file], [photos], ids={2, 77})] == [2]
-    refused("a.json has no captioned photos in this split", [file], [photos], ids={77})
-    refused("a.json has no captioned photos in this split", [file], [photos], ids=set())
+    assert_refused("a.json has no captioned photos in this split", [file], [photos], ids={77})
+    assert_refused("a.json has no captioned photos in this split", [file], [photos], ids=set())
 
 
 @pytest.mark.parametrize("same", ["caption ids", "image ids"])
-def test_repeated_ids_lose_nothing(tmp_path: Path, photos: Path, same: str):
+def test_repeated_caption_ids_lose_no_caption(tmp_path: Path, photos: Path, same: str):
     """Files written by hand often number all captions 0; none may be lost silently."""
     if same == "caption ids":
         file = put(tmp_path / "a.json", coco(annotations=[{**c, "id": 0} for c in CAPTIONS]))
         try:
             found = read_dataset([file], [photos])
         except DataError:
-            return  # refusing is as good
+            return  # an error is fine too
         assert sum(len(image.captions) for image in found) == 3
     else:
         file = put(tmp_path / "a.json", coco(images=[*IMAGES, {"id": 2, "file_name": "nine.jpg"}]))
-        refused("image id 2", [file], [photos])
+        assert_refused("image id 2", [file], [photos])
 
 
 def test_a_file_given_twice_is_read_once(tmp_path: Path, photos: Path):
@@ -153,15 +153,15 @@ def test_a_file_given_twice_is_read_once(tmp_path: Path, photos: Path):
 
 
 def test_no_annotations(photos: Path):
-    refused("no annotations were given; give at least one", [], [photos])
+    assert_refused("no annotations were given; give at least one", [], [photos])
 
 
 def test_missing_files_and_folders(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
-    refused(r"none\.json does not exist; give", [tmp_path / "none.json"], [photos])
-    refused(r"photos is a folder; give a JSON file", [photos], [photos])
-    refused(r"the image folder .*nowhere does not exist", [file], [tmp_path / "nowhere"])
-    refused(r"a\.json is a file; give the folder", [file], [file])
+    assert_refused(r"none\.json does not exist; give", [tmp_path / "none.json"], [photos])
+    assert_refused(r"photos is a folder; give a JSON file", [photos], [photos])
+    assert_refused(r"the image folder .*nowhere does not exist", [file], [tmp_path / "nowhere"])
+    assert_refused(r"a\.json is a file; give the folder", [file], [file])
 
 
 @pytest.mark.parametrize(
@@ -192,17 +192,17 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
     ],
 )
 def test_files_that_are_not_captions(tmp_path: Path, photos: Path, content: Any, expected: str):
-    refused(expected, [put(tmp_path / "a.json", content)], [photos])
+    assert_refused(expected, [put(tmp_path / "a.json", content)], [photos])
 
 
 def test_a_binary_file(tmp_path: Path, photos: Path):
     (tmp_path / "a.json").write_bytes(b"\xff\xd8\xff\xe0")
-    refused(r"a\.json is not JSON", [tmp_path / "a.json"], [photos])
+    assert_refused(r"a\.json is not JSON", [tmp_path / "a.json"], [photos])
 
 
 def test_only_blank_captions(tmp_path: Path, photos: Path):
     blank = [{"id": 1, "image_id": 2, "caption": "  "}]
-    refused(
+    assert_refused(
         "has no captioned photos; give",
         [put(tmp_path / "a.json", coco(annotations=blank))],
         [photos],
@@ -212,7 +212,7 @@ def test_only_blank_captions(tmp_path: Path, photos: Path):
 def test_files_that_disagree_about_an_image(tmp_path: Path, photos: Path):
     other = coco(images=[{"id": 2, "file_name": "zwei.jpg"}, IMAGES[0]])
     files = [put(tmp_path / "a.json", coco()), put(tmp_path / "b.json", other)]
-    refused(
+    assert_refused(
         r"b\.json: image id 2 is zwei\.jpg here but two\.jpg in an earlier file.* --first-id",
         files,
         [photos],
@@ -222,10 +222,12 @@ def test_files_that_disagree_about_an_image(tmp_path: Path, photos: Path):
 def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
     file = put(tmp_path / "a.json", coco())
     (photos / "two.jpg").unlink()
-    refused(r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos])
+    assert_refused(
+        r"1 of 2 photos of a\.json are not in .*photos \(first: two\.jpg\)", [file], [photos]
+    )
     (photos / "nine.jpg").unlink()
-    refused(r"2 of 2 photos", [file], [photos, tmp_path])
-    refused(r"2 of 2 photos of a\.json cannot be found without image folders", [file], [])
+    assert_refused(r"2 of 2 photos", [file], [photos, tmp_path])
+    assert_refused(r"2 of 2 photos of a\.json cannot be found without image folders", [file], [])
 
 
 # --- Karpathy's split ---

@@ -1,4 +1,4 @@
-"""The feature cache: cached features equal live ones; anything else is refused."""
+"""The feature cache: cached features equal live ones, and stale or damaged caches are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toy_features import (
     BLOCK,
     FLIPPED,
     PHOTOS,
-    SEEN,
+    PREPROCESSING,
     STATE,
     Plan,
     contents_of,
@@ -84,7 +84,7 @@ def test_rows_can_be_read_in_any_order_and_repeatedly(tmp_path, plan) -> None:
     assert cache.read(rows).any()
 
 
-def test_threads_read_the_same(tmp_path, plan) -> None:
+def test_threads_read_the_same_features(tmp_path, plan) -> None:
     cache = fill(tmp_path / "f", plan())
     rows = rows_of(plan())
     expected = FeatureCache.open(tmp_path / "f", {}).read(rows)
@@ -98,7 +98,7 @@ def test_threads_read_the_same(tmp_path, plan) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no fork")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_loader_read_the_same(tmp_path, plan, start) -> None:
+def test_loader_workers_read_the_same_features(tmp_path, plan, start) -> None:
     cache = fill(tmp_path / "f", plan())
     rows = rows_of(plan())
     loader = DataLoader(
@@ -112,7 +112,7 @@ def test_workers_of_a_loader_read_the_same(tmp_path, plan, start) -> None:
     assert torch.equal(torch.cat(list(loader)), cache.read(rows))
 
 
-def test_another_process_maps_the_file_itself(tmp_path, plan) -> None:
+def test_cache_can_be_used_in_another_process(tmp_path, plan) -> None:
     cache = fill(tmp_path / "f", plan())
 
     pickled = pickle.dumps(cache)
@@ -142,18 +142,23 @@ def test_without_flipped_photos_there_are_no_flipped_rows(tmp_path, images, plan
         ({"state": STATE | {"count": torch.tensor(4)}}, "other encoder weights"),
         ({"state": STATE | {"weight": STATE["weight"].reshape(3, 2)}}, "other encoder weights"),
         ({"state": {"w": STATE["weight"], "count": STATE["count"]}}, "other encoder weights"),
-        ({"preprocessing": replace(SEEN, image_size=64)}, "image_size 32, not 64"),
-        ({"preprocessing": replace(SEEN, resize="squash")}, "resize"),
-        ({"preprocessing": replace(SEEN, mean=(0.5, 0.5, 0.5))}, "mean"),
-        ({"preprocessing": replace(SEEN, std=(0.5, 0.5, 0.5))}, "std"),
-        ({"preprocessing": replace(SEEN, channel_order="BGR")}, "channel_order"),
+        ({"preprocessing": replace(PREPROCESSING, image_size=64)}, "image_size 32, not 64"),
+        ({"preprocessing": replace(PREPROCESSING, resize="squash")}, "resize"),
+        ({"preprocessing": replace(PREPROCESSING, mean=(0.5, 0.5, 0.5))}, "mean"),
+        ({"preprocessing": replace(PREPROCESSING, std=(0.5, 0.5, 0.5))}, "std"),
+        ({"preprocessing": replace(PREPROCESSING, channel_order="BGR")}, "channel_order"),
         ({"dtype": "float16"}, "dtype float32, not float16"),
         ({"precision": "bf16"}, "precision fp32, not bf16"),
     ],
 )
 def test_another_fingerprint_is_refused(tmp_path, plan, changes, message) -> None:
     fill(tmp_path / "f", plan())
-    arguments = {"encoder_name": "toy", "state": STATE, "preprocessing": SEEN, "dtype": "float32"}
+    arguments = {
+        "encoder_name": "toy",
+        "state": STATE,
+        "preprocessing": PREPROCESSING,
+        "dtype": "float32",
+    }
     fingerprint = feature_fingerprint(**(arguments | {"precision": "fp32"} | changes))
 
     with pytest.raises(DataError, match=message) as caught:
@@ -165,43 +170,44 @@ def test_another_fingerprint_is_refused(tmp_path, plan, changes, message) -> Non
 
 
 def test_the_fingerprint_has_every_field_of_the_preprocessing() -> None:
-    fingerprint = feature_fingerprint("toy", STATE, SEEN)
+    fingerprint = feature_fingerprint("toy", STATE, PREPROCESSING)
 
-    assert set(fingerprint) == {"encoder", "weights", *vars(SEEN)}
+    assert set(fingerprint) == {"encoder", "weights", *vars(PREPROCESSING)}
 
 
-def test_values_left_out_of_the_fingerprint_match_any(tmp_path, plan) -> None:
+def test_values_missing_from_the_fingerprint_match_any(tmp_path, plan) -> None:
     fill(tmp_path / "f", plan("bfloat16"))
 
-    assert FeatureCache.open(tmp_path / "f", feature_fingerprint("toy", STATE, SEEN)).dtype == (
-        torch.bfloat16
-    )
+    assert FeatureCache.open(
+        tmp_path / "f", feature_fingerprint("toy", STATE, PREPROCESSING)
+    ).dtype == (torch.bfloat16)
 
 
 def test_the_sign_of_a_zero_does_not_change_the_fingerprint() -> None:
     """A running average of weights that never change turns -0.0 into 0.0."""
     one, other = (
-        feature_fingerprint("toy", {"w": torch.tensor([zero, 1.0])}, SEEN) for zero in (0.0, -0.0)
+        feature_fingerprint("toy", {"w": torch.tensor([zero, 1.0])}, PREPROCESSING)
+        for zero in (0.0, -0.0)
     )
     assert one == other
-    assert one != feature_fingerprint("toy", {"w": torch.tensor([1e-30, 1.0])}, SEEN)
+    assert one != feature_fingerprint("toy", {"w": torch.tensor([1e-30, 1.0])}, PREPROCESSING)
 
 
 def test_the_memory_format_of_weights_does_not_change_the_fingerprint() -> None:
     weights = torch.randn(4, 3, 2, 2)
 
     fingerprints = [
-        feature_fingerprint("toy", {"w": laid}, SEEN)
+        feature_fingerprint("toy", {"w": laid}, PREPROCESSING)
         for laid in (weights, weights.to(memory_format=torch.channels_last))
     ]
 
     assert fingerprints[0] == fingerprints[1]
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
-def test_a_flipped_byte_is_refused_by_the_photos_name(tmp_path, images, plan) -> None:
+def test_a_changed_byte_is_reported_with_the_photos_name(tmp_path, images, plan) -> None:
     row = plan().row_bytes
     fill(tmp_path / "f", plan())
     with (tmp_path / "f" / ROWS).open("r+b") as file:
@@ -277,7 +283,7 @@ def test_a_changed_photo_is_refused(tmp_path, images, plan) -> None:
     cache.check(images[:2] + images[3:])
 
 
-def test_a_photo_changed_within_its_size_is_refused(tmp_path, images, plan) -> None:
+def test_a_changed_photo_of_the_same_size_is_refused(tmp_path, images, plan) -> None:
     cache = fill(tmp_path / "f", plan())
     data = bytearray(images[2].path.read_bytes())
     data[60] ^= 1
@@ -329,7 +335,7 @@ def test_an_unreadable_photo_is_skipped(tmp_path, images, plan, data) -> None:
         images[3].path.write_bytes(data)
     errors = [
         error
-        for _, found in FeatureWriter(tmp_path / "f", plan()).fill(encode, SEEN, BLOCK)
+        for _, found in FeatureWriter(tmp_path / "f", plan()).fill(encode, PREPROCESSING, BLOCK)
         for error in found
     ]
 
@@ -341,6 +347,6 @@ def test_an_unreadable_photo_is_skipped(tmp_path, images, plan, data) -> None:
     assert not cache.read([(13, False), (13, True)]).any()
     for image in images[:3] + images[4:]:
         assert torch.equal(cache.read([(image.image_id, False)]), encode(pixels_of(image)))
-    Image.new("RGB", (40, 36)).save(images[3].path)  # repaired: now its row is missing
+    Image.new("RGB", (40, 36)).save(images[3].path)  # readable again, but its row is missing
     with pytest.raises(DataError, match=r"3\.png"):
         cache.check(images)

@@ -1,4 +1,4 @@
-"""Folders of photos: which files, in which order."""
+"""Finding photos in folders: which files, and in which order."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_codec_that_this_pillow_does_not_know_is_absent():
     assert not PhotoFormat("new", (".new",), codec="new").decodable
 
 
-def test_everything_that_is_left_out_is_counted(folder: Path):
+def test_every_skipped_file_is_counted(folder: Path):
     for name in ("a.TXT", "b.txt", "c.mp4", "Makefile", "Mr. Smith and his dog", "x.xmp"):
         (folder / name).touch()
     skipped = Skipped()
@@ -106,7 +106,7 @@ def test_everything_that_is_left_out_is_counted(folder: Path):
     assert (skipped.hidden, skipped.subfolders, skipped.links) == (1, 2, 0)
 
 
-def test_an_empty_folder_is_an_error_at_once(folder: Path):
+def test_an_empty_folder_raises_immediately(folder: Path):
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty: no photos.*JPEG, .*TIFF.*; subfolders are not"):
         find_images([folder / "b2.jpg", folder / "empty"])

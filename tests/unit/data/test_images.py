@@ -1,4 +1,4 @@
-"""Any image file becomes RGB or a one-line error: known pixels in, known pixels out."""
+"""Decoding image files of any kind to RGB, or a one-line error."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_lossless_formats_keep_their_pixels(tmp_path: Path, name: str):
     np.testing.assert_array_equal(pixels(tmp_path / name), np.asarray(photo()))
 
 
-def test_the_content_decides_not_the_extension(tmp_path: Path):
+def test_format_is_read_from_the_content_not_the_extension(tmp_path: Path):
     photo().save(tmp_path / "a.jpg", format="PNG")
     np.testing.assert_array_equal(pixels(tmp_path / "a.jpg"), np.asarray(photo()))
 
@@ -87,10 +87,10 @@ def without_adobe(jpeg: bytes) -> bytes:
     return jpeg[:start] + jpeg[start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big") :]
 
 
-def test_cmyk_jpeg_both_ways_of_storing_ink(tmp_path: Path):
+def test_cmyk_jpeg_with_and_without_adobe_marker(tmp_path: Path):
     Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "adobe.jpg", quality=100)
     np.testing.assert_allclose(pixels(tmp_path / "adobe.jpg")[8, 8], (255, 0, 0), atol=3)
-    # Pillow stores inks inverted, as Adobe does: without its mark the same bytes are other inks.
+    # Pillow writes inverted inks, as Adobe does; without Adobe's marker the bytes are not inverted.
     Image.new("CMYK", (16, 16), (255, 0, 0, 255)).save(tmp_path / "plain.jpg", quality=100)
     plain = without_adobe((tmp_path / "plain.jpg").read_bytes())
     (tmp_path / "plain.jpg").write_bytes(plain)
@@ -103,19 +103,19 @@ def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path, name: str):
     assert row(tmp_path / name) == GREY8
 
 
-def test_the_range_is_that_of_the_whole_image() -> None:
+def test_float_range_is_taken_over_the_whole_image() -> None:
     values = np.linspace(-500, 1500, 3 * 700).reshape(700, 3).astype(np.float32)
 
     made = np.asarray(open_image(Image.fromarray(values)))
 
-    wanted = np.rint((values.astype(np.float64) + 500) / 2000 * 255)
-    assert np.abs(made[..., 0] - wanted).max() <= 1  # a half may fall to either side
+    expected = np.rint((values.astype(np.float64) + 500) / 2000 * 255)
+    assert np.abs(made[..., 0] - expected).max() <= 1  # halves may round either way
     assert made[0, 0, 0] == 0
     assert made[-1, -1, 0] == 255
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
-def test_scaling_takes_little_memory(dtype: type) -> None:
+def test_scaling_needs_little_memory(dtype: type) -> None:
     picture = Image.fromarray(np.zeros((4000, 1000), dtype=dtype))
 
     tracemalloc.start()
@@ -123,21 +123,21 @@ def test_scaling_takes_little_memory(dtype: type) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert most < 16 * 4000 * 1000  # bytes a pixel; all at once would be 32
+    assert most < 16 * 4000 * 1000  # bytes per pixel; 32 if not done in parts
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize(("name", "most"), [("a.webp", 25), ("a.png", 17), ("a.tif", 17)])
-def test_decoding_stays_in_the_documented_memory(
+def test_decoding_stays_within_the_documented_memory(
     tmp_path: Path, mode: str, name: str, most: int
 ) -> None:
-    """The server's limits are based on it; decoders do not use Python's allocator."""
-    turned = Image.Exif()
-    turned[0x0112] = 6
+    """The server's limits rely on it; tracemalloc does not see the decoders' memory."""
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
     colour = (255, 0, 0, 128)[: len(mode)]
-    Image.new(mode, (3000, 3000), colour).save(tmp_path / name, exif=turned)
+    Image.new(mode, (3000, 3000), colour).save(tmp_path / name, exif=rotated)
     code = (
         "import sys; from captioner.data.images import open_image\n"
         "def peak(): return next(int(line.split()[1]) for line in open('/proc/self/status')"
@@ -153,10 +153,10 @@ def test_decoding_stays_in_the_documented_memory(
 
 
 def test_a_truncated_rotated_tiff(tmp_path: Path) -> None:
-    turned = Image.Exif()
-    turned[0x0112] = 6
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
     file = tmp_path / "a.tif"
-    Image.new("RGB", (60, 40)).save(file, exif=turned)  # the header first, then the pixels
+    Image.new("RGB", (60, 40)).save(file, exif=rotated)  # the header first, then the pixels
     assert image_size(file) == (40, 60)
     file.write_bytes(file.read_bytes()[:-100])
     for read in (image_size, open_image):
@@ -179,7 +179,7 @@ def test_16_bit_grey_of_either_byte_order_and_dark(tmp_path: Path):
     big.save(tmp_path / "a.tif")
     assert row(tmp_path / "a.tif") == GREY8
     Image.fromarray(np.array([[0, 200, 255]], dtype=np.uint16)).save(tmp_path / "dark.png")
-    assert row(tmp_path / "dark.png") == [0, 1, 1]  # 16 bits stay 16 bits, however dark
+    assert row(tmp_path / "dark.png") == [0, 1, 1]  # scaled by 65535, not by the image's maximum
     (tmp_path / "dark.pgm").write_bytes(b"P5 3 1 65535\n" + bytes([0, 0, 0, 200, 0, 255]))
     assert row(tmp_path / "dark.pgm") == [0, 1, 1]
 
@@ -276,7 +276,7 @@ def test_lab_colours(tmp_path: Path):
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
 def test_exif_rotation_is_applied_once(tmp_path: Path, suffix: str, orientation: int):
     upright = np.asarray(photo((6, 4)))
-    stored = {  # what a camera in that position stores, by the EXIF standard's table
+    stored = {  # pixels stored for each orientation, by the EXIF standard
         1: upright,
         2: upright[:, ::-1],
         3: upright[::-1, ::-1],
@@ -300,7 +300,7 @@ def test_exif_rotation_is_applied_once(tmp_path: Path, suffix: str, orientation:
     "exif",
     [
         b"Exif\0\0garbage",
-        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x63\0\0",  # 99, cut off
+        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x63\0\0",  # 99, truncated
         b"Exif\0\0II*\0\xff\xff\xff\xff",
         b"Exif\0\0",
     ],
@@ -323,7 +323,7 @@ def test_urls_are_refused_as_text_and_as_a_path(url: str):
 
 
 def save_raw(path: Path, **tags: int) -> None:
-    """A camera RAW file as Pillow sees it: a TIFF with a small preview."""
+    """Write a camera RAW file as Pillow sees it: a TIFF with a small preview."""
     known = TiffImagePlugin.ImageFileDirectory_v2()
     for name, value in tags.items():
         known[int(name[1:])] = value
@@ -333,21 +333,21 @@ def save_raw(path: Path, **tags: int) -> None:
 @pytest.mark.parametrize(
     ("name", "tags"),
     [
-        ("a.NEF", {}),  # by its name alone
-        ("a.tif", {"t50706": 1}),  # DNG's version
-        ("a.tif", {"t254": 1, "t330": 8}),  # a reduced image, and where the whole one is
+        ("a.NEF", {}),  # recognised by name only
+        ("a.tif", {"t50706": 1}),  # DNGVersion
+        ("a.tif", {"t254": 1, "t330": 8}),  # NewSubfileType (reduced) and SubIFDs
     ],
 )
-def test_the_preview_of_camera_raw_is_not_taken_for_the_photo(tmp_path: Path, name, tags):
+def test_camera_raw_previews_are_refused(tmp_path: Path, name, tags):
     save_raw(tmp_path / name, **tags)
 
     assert "camera RAW is not supported; export it as JPEG" in failure(tmp_path / name)
 
 
-def test_an_unreadable_camera_raw_file_is_known_by_its_name(tmp_path: Path):
+def test_unreadable_camera_raw_is_recognised_by_name(tmp_path: Path):
     (tmp_path / "a.pef").write_bytes(b"MM\0*" + bytes(40))
     assert "camera RAW is not supported" in failure(tmp_path / "a.pef")
-    photo().save(tmp_path / "photo.dng", format="PNG")  # the content decides
+    photo().save(tmp_path / "photo.dng", format="PNG")  # content takes precedence
     assert open_image(tmp_path / "photo.dng").size == (64, 48)
 
 
@@ -371,7 +371,7 @@ def test_heic_is_read_with_pillow_heif(tmp_path: Path):
         open_image(tmp_path / "b.heic", formats=USUAL_FORMATS)
 
 
-def test_without_pillow_heif_its_pip_command_is_given(
+def test_without_pillow_heif_the_error_names_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
@@ -416,7 +416,7 @@ def test_unsupported_files(tmp_path: Path, content: bytes, expected: str):
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(ImageError, match=expected):
         open_image(tmp_path / "a.jpg")
-    assert ";" in failure(tmp_path / "a.jpg")  # what to do
+    assert ";" in failure(tmp_path / "a.jpg")  # followed by advice
 
 
 @pytest.mark.parametrize(
@@ -468,14 +468,14 @@ def test_damaged_bytes_raise_only_image_errors(tmp_path: Path, suffix: str):
 
 @pytest.mark.parametrize(("side", "refused"), [(13_377, False), (13_378, True), (60_000, True)])
 def test_a_decompression_bomb_is_refused_before_decoding(tmp_path: Path, side: int, refused: bool):
-    # The pixels are missing: a reader that decoded would complain about that instead.
+    # There is no pixel data: decoding would raise a different error.
     file = tmp_path / "a.png"
     file.write_bytes(png((side, side, 8, 2), b""))
     assert (side * side > images.MAX_PIXELS) == refused
     assert ("limit is 178,956,970 pixels" in failure(file)) == refused
 
 
-def test_the_limit_applies_without_pillows_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_limit_does_not_depend_on_pillows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     (tmp_path / "a.png").write_bytes(png((60_000, 60_000, 8, 2), b""))
     assert "60000 x 60000 pixels; the limit is 178,956,970 pixels" in failure(tmp_path / "a.png")
@@ -490,7 +490,7 @@ def test_large_images_below_the_limit_give_no_warning(
     photo().save(tmp_path / "a.png")
     assert open_image(tmp_path / "a.png").size == (64, 48) == image_size(tmp_path / "a.png")
     with pytest.warns(Image.DecompressionBombWarning), Image.open(tmp_path / "a.png"):
-        pass  # the caller's own filters are back
+        pass  # the caller's filters are restored
 
 
 def test_threads_restore_the_warning_filters(tmp_path: Path):
@@ -571,7 +571,7 @@ RGB = np.random.default_rng(0).integers(256, size=(5, 7, 3), dtype=np.uint8)
     ],
     ids=["RGB", "float32", "float64", "strided", "(H, W)", "grey", "opaque", "clear", "black"],
 )
-def test_an_array_is_a_photo(array: Any, expected: Any):
+def test_arrays_are_accepted_as_photos(array: Any, expected: Any):
     np.testing.assert_array_equal(np.asarray(open_image(array)), expected)
 
 
@@ -591,14 +591,14 @@ def test_an_array_is_a_photo(array: Any, expected: Any):
         (np.array(["a.jpg"]), r"shape \(1,\); give \(H, W, 3\)"),
     ],
 )
-def test_an_array_of_another_kind_is_refused(array: Any, expected: str):
+def test_invalid_arrays_are_refused(array: Any, expected: str):
     with pytest.raises(NotAnImageError, match=f"^an array of {expected}"):
         open_image(array)
     with pytest.raises(NotAnImageError, match=f"^frame 3: an array of {expected}"):
         open_image(array, name="frame 3")
 
 
-def test_bytes_are_a_file(tmp_path: Path):
+def test_bytes_are_decoded_like_a_file(tmp_path: Path):
     photo().save(tmp_path / "a.png")
     content = (tmp_path / "a.png").read_bytes()
     for given in (content, bytearray(content), memoryview(content)):
@@ -607,7 +607,7 @@ def test_bytes_are_a_file(tmp_path: Path):
         open_image(b"text")
 
 
-def test_files_that_cannot_be_read_say_why(tmp_path: Path):
+def test_invalid_open_files_raise(tmp_path: Path):
     photo().save(tmp_path / "a.png")
     with (
         (tmp_path / "a.png").open(encoding="latin-1") as text,

@@ -1,4 +1,4 @@
-"""Damaged photos of every kind: an image or a one-line error, in flat memory."""
+"""Damaged photos give an image or a one-line error, without leaking memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CROP, SQUASH = Preprocessing(image_size=64), Preprocessing(image_size=64, resize
 
 
 def attempt(name: str, content: bytes) -> str:
-    """What happens to a photo on its way to the model: "read" or the name of the error."""
+    """Decode and preprocess a photo; return "read" or the name of the error."""
     try:
         image = open_image(io.BytesIO(content), name=name)
     except ImageError as error:
         message = str(error)
         assert message.startswith(f"{name}: ")
-        assert "; " in message, message  # what to do
+        assert "; " in message, message  # followed by advice
         assert "\n" not in message
         return type(error).__name__
     assert image.mode == "RGB"
@@ -71,8 +71,8 @@ def resident() -> int:
 
 @pytest.mark.stress
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_ten_thousand_mutated_photos_in_flat_memory(capfd: pytest.CaptureFixture[str]):
-    """Nothing but image errors, no traceback (libtiff prints a line of its own), flat memory."""
+def test_ten_thousand_mutated_photos_leak_no_memory(capfd: pytest.CaptureFixture[str]):
+    """Only image errors, no tracebacks (libtiff prints lines of its own) and no memory growth."""
     outcomes: Counter[str] = Counter()
     memory = []
     for number, (name, content) in enumerate(mutated_photos(1, 10_000), 1):

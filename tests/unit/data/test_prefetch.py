@@ -1,4 +1,4 @@
-"""Results of `read_ahead`: order, laziness, errors, threads."""
+"""``read_ahead``: order, laziness, errors and threads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from captioner.data.prefetch import read_ahead
 def test_results_keep_their_order_and_items_are_consumed_lazily(threads: int) -> None:
     taken: list[int] = []
 
-    def numbers() -> Iterator[int]:
+    def items() -> Iterator[int]:
         for number in range(9):
             taken.append(number)
             yield number
 
-    results = read_ahead(lambda number: number * number, numbers(), ahead=2, threads=threads)
+    results = read_ahead(lambda number: number * number, items(), ahead=2, threads=threads)
 
     assert taken == []
     for number in range(9):

@@ -1,4 +1,4 @@
-"""Preprocessing: known answers, and the crop box matches the pixels."""
+"""Preprocessing against known values, and crop boxes against pixels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.models.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD
 
 
-def test_lite_normalises_as_in_its_training():
-    """(255 x - 127) / 128 for x in 0..1, as its authors wrote it."""
+def test_efficientnet_lite_normalisation():
+    """(255 x - 127) / 128 for x in 0..1, as in the authors' code."""
     preprocessing = Preprocessing(32, mean=PACKAGES_MEAN, std=PACKAGES_STD)
     values = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
     x = torch.arange(256) / 255
@@ -31,7 +31,7 @@ def test_channels_have_their_own_mean_and_std():
     torch.testing.assert_close(found.flatten(), torch.tensor([1.0, -1.0, -3.2]))
 
 
-def test_the_encoders_input():
+def test_shape_and_dtype_of_the_encoders_input():
     pixels = torch.zeros(2, 32, 40, 3, dtype=torch.uint8)
     found = Preprocessing(32).normalize(pixels)
     assert found.shape == (2, 3, 32, 40)
@@ -41,7 +41,7 @@ def test_the_encoders_input():
 
 @pytest.mark.parametrize("size", [(32, 32), (100, 70), (7, 9)])
 def test_pixels_are_scaled_once(size: tuple[int, int]):
-    """White stays 255 bytes through resizing, and becomes (1 - mean) / std once."""
+    """White stays 255 through resizing and is normalised once, to (1 - mean) / std."""
     preprocessing = Preprocessing(32, mean=(0.5,) * 3, std=(0.5,) * 3)
     pixels = preprocessing.pixels(Image.new("RGB", size, "white"))
     assert pixels.dtype == np.uint8
@@ -51,10 +51,10 @@ def test_pixels_are_scaled_once(size: tuple[int, int]):
 
 
 @pytest.mark.parametrize("size", [(40, 40), (80, 40), (40, 80), (400, 40), (53, 37), (1000, 999)])
-def test_the_crop_box_is_what_the_pixels_show(size: tuple[int, int]):
-    """Red inside the crop box, blue elsewhere: only red is visible.
+def test_crop_box_matches_the_pixels(size: tuple[int, int]):
+    """With red inside the crop box and blue outside, only red is visible.
 
-    The bicubic kernel reaches a little over the edge, as it does inside the photo.
+    Up to the edge, where the bicubic kernel mixes in neighbouring pixels.
     """
     width, height = size
     preprocessing = Preprocessing(32)
@@ -67,7 +67,7 @@ def test_the_crop_box_is_what_the_pixels_show(size: tuple[int, int]):
     pixels = preprocessing.pixels(Image.fromarray(photo))
     assert (pixels[2:-2, 2:-2] == (255, 0, 0)).all()
     assert (pixels[..., 0] > 240).all()
-    photo[rows, columns] = (0, 255, 0)  # and all of it is visible
+    photo[rows, columns] = (0, 255, 0)  # the whole crop box is visible
     photo[rows.start, columns.start] = photo[rows.stop - 1, columns.stop - 1] = (255, 0, 0)
     if max(size) < 100:
         pixels = preprocessing.pixels(Image.fromarray(photo))
@@ -75,9 +75,9 @@ def test_the_crop_box_is_what_the_pixels_show(size: tuple[int, int]):
         assert pixels[-1, -1, 0] > 30
 
 
-def test_a_marker_is_where_the_crop_box_puts_it():
+def test_crop_box_locates_a_marker():
     photo = Image.new("RGB", (200, 100), "black")
-    photo.paste("white", (120, 20, 130, 30))  # its middle at (125, 25)
+    photo.paste("white", (120, 20, 130, 30))  # centred at (125, 25)
     pixels = Preprocessing(64).pixels(photo)[..., 0].astype(float)
     left, top, right, bottom = Preprocessing(64).crop_box(200, 100)
     rows, columns = np.mgrid[:64, :64] + 0.5
@@ -103,7 +103,7 @@ def test_squash_keeps_the_whole_photo():
 
 
 @pytest.mark.parametrize("size", [(32, 32), (50, 40)])
-def test_bgr_is_rgb_backwards(size: tuple[int, int]):
+def test_bgr_reverses_the_channels(size: tuple[int, int]):
     photo = Image.new("RGB", size, (10, 20, 30))
     assert (Preprocessing(32).pixels(photo)[5, 5] == (10, 20, 30)).all()
     backwards = Preprocessing(32, channel_order="BGR").pixels(photo)
@@ -121,7 +121,7 @@ def test_tiny_photos(size: tuple[int, int], resize: str):
 
 
 @given(width=st.integers(1, 300), height=st.integers(1, 300), size=st.integers(1, 64))
-def test_every_size_gives_a_square_inside_the_photo(width: int, height: int, size: int):
+def test_crop_box_lies_inside_photos_of_any_size(width: int, height: int, size: int):
     preprocessing = Preprocessing(size)
     assert preprocessing.pixels(Image.new("RGB", (width, height))).shape == (size, size, 3)
     left, top, right, bottom = preprocessing.crop_box(width, height)

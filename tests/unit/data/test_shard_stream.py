@@ -1,4 +1,4 @@
-"""Streams of shards: every photo once per epoch, which can start at any batch."""
+"""Streaming from shards: each photo once per epoch, resuming, worker processes and errors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SPLITS = [
 
 
 @pytest.mark.parametrize(("world", "workers", "batch_size"), SPLITS)
-def test_an_epoch_holds_every_photo_once(make: Make, world: int, workers: int, batch_size: int):
+def test_an_epoch_has_every_photo_once(make: Make, world: int, workers: int, batch_size: int):
     for epoch in (0, 1):
         ranks = [
             make(rank=r, world=world, workers=workers, batch_size=batch_size, epoch=epoch)
@@ -103,7 +103,7 @@ def test_an_epoch_holds_every_photo_once(make: Make, world: int, workers: int, b
         batches = [list(stream) for stream in ranks]
         seen = [photo for rank in batches for batch in rank for photo in photos(batch)]
         assert sorted(seen) == list(range(100, 100 + PHOTOS))
-        # All processes take equally many steps, and the number is known before.
+        # All processes take the same number of steps, which is known in advance.
         assert {len(rank) for rank in batches} == {ranks[0].batches} == {ranks[-1].batches}
         for step in zip(*batches, strict=True):
             assert all(len(batch) >= 1 for batch in step)
@@ -146,7 +146,7 @@ def test_the_buffer_mixes_the_shards(make: Make):
 
 
 def test_the_number_of_batches_is_known_in_advance(make: Make):
-    """Epochs differ: it matters which process gets the shard of two photos."""
+    """Epochs differ in length: it depends on which process gets the shard of two photos."""
     settings = {"world": 2, "workers": 2, "batch_size": 4}
     counts = [make(**settings).batches_in(epoch) for epoch in range(20)]
     assert counts == [len(list(make(**settings, epoch=epoch, rank=1))) for epoch in range(20)]
@@ -156,7 +156,7 @@ def test_the_number_of_batches_is_known_in_advance(make: Make):
 # --- Resuming ---
 
 
-def same(ones: list[list[Item]], others: list[list[Item]]) -> bool:
+def equal(ones: list[list[Item]], others: list[list[Item]]) -> bool:
     return len(ones) == len(others) and all(
         len(a) == len(b)
         and all(
@@ -176,26 +176,26 @@ def test_an_epoch_can_start_at_any_batch(make: Make, world: int, workers: int):
         settings |= {"batch_size": 2 * world, "max_captions": 2, "epoch": 1}
         whole = list(make(**settings))
         for start in range(len(whole) + 2):
-            assert same(list(make(**settings, start=start)), whole[start:])
+            assert equal(list(make(**settings, start=start)), whole[start:])
 
 
 def test_skipped_batches_are_not_decoded(make: Make, monkeypatch: pytest.MonkeyPatch):
-    opened = []
+    open_as_pipe = []
     real = ShardStream._item
     monkeypatch.setattr(
-        ShardStream, "_item", lambda self, photo: (opened.append(photo), real(self, photo))[1]
+        ShardStream, "_item", lambda self, photo: (open_as_pipe.append(photo), real(self, photo))[1]
     )
     stream = make(workers=2, start=4)
     left = list(stream)
-    assert len(opened) == sum(len(batch) for batch in left) < PHOTOS
+    assert len(open_as_pipe) == sum(len(batch) for batch in left) < PHOTOS
 
 
 def loaded(stream: ShardStream) -> list[tuple[list[Any], list[Any]]]:
     return [(batch.images.tolist(), batch.tokens.tolist()) for batch in shard_loader(stream)]
 
 
-def alone(make: Make, **settings: Any) -> list[tuple[list[Any], list[Any]]]:
-    """The same batches, made in this process."""
+def single_process(make: Make, **settings: Any) -> list[tuple[list[Any], list[Any]]]:
+    """The same batches, read in this process."""
     from captioner.data.batches import collate
 
     batches = [collate(batch) for batch in make(**settings)]
@@ -204,7 +204,7 @@ def alone(make: Make, **settings: Any) -> list[tuple[list[Any], list[Any]]]:
 
 def test_a_loader_yields_the_streams_batches(make: Make):
     settings = {"epoch": 1, "start": 1}
-    assert loaded(make(**settings)) == alone(make, **settings)
+    assert loaded(make(**settings)) == single_process(make, **settings)
     before = torch.get_rng_state()
     [*_] = shard_loader(make())
     assert torch.equal(torch.get_rng_state(), before)
@@ -214,15 +214,15 @@ def test_a_loader_yields_the_streams_batches(make: Make):
 def test_worker_processes_yield_the_same_batches(make: Make, workers: int, start: int):
     """Workers take turns until they are exhausted, at different times as shards differ in size."""
     settings = {"workers": workers, "batch_size": 1, "buffer": 3, "start": start}
-    assert loaded(make(**settings)) == alone(make, **settings)
+    assert loaded(make(**settings)) == single_process(make, **settings)
 
 
 @pytest.mark.slow
 def test_three_worker_processes_at_many_starts(make: Make):
-    """With three workers, the turn of the one that is exhausted matters."""
+    """With three workers, it matters which one is exhausted first."""
     for start in range(0, 14, 2):
         settings = {"workers": 3, "batch_size": 2, "start": start, "epoch": 2}
-        assert loaded(make(**settings)) == alone(make, **settings)
+        assert loaded(make(**settings)) == single_process(make, **settings)
 
 
 # --- Items ---
@@ -241,7 +241,7 @@ def test_photos_come_with_their_own_captions(make: Make, images: list[CaptionedI
 
 
 def sampled(make: Make, **settings: Any) -> dict[int, tuple[bool, list[list[int]]]]:
-    """By photo: flipped or not, and its captions."""
+    """Whether each photo is flipped, and its captions."""
     return {
         captions[0][0]: (bool(pixels[0, 0, 0] > pixels[0, -1, 0]), captions)
         for batch in make(horizontal_flip=True, max_captions=2, **settings)
@@ -251,7 +251,7 @@ def sampled(make: Make, **settings: Any) -> dict[int, tuple[bool, list[list[int]
 
 
 def test_samples_depend_only_on_seed_epoch_and_photo(make: Make):
-    """Not on the process that reads the photo, or when."""
+    """And not on which process reads the photo, or when."""
     first = sampled(make)
     assert sampled(make, workers=4, buffer=1, batch_size=7) == first
     halves = [sampled(make, rank=rank, world=2, workers=2) for rank in (0, 1)]
@@ -308,7 +308,7 @@ def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path):
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
     content = bytearray((out / "shard-000003.tar").read_bytes())
-    content[-1] ^= 1  # behind the last photo: nothing else sees it
+    content[-1] ^= 1  # after the last photo, so only the checksum covers it
     (out / "shard-000003.tar").write_bytes(content)
     with pytest.raises(DataError, match=r"shard-000003\.tar is damaged: its SHA-256"):
         list(make(manifest))
@@ -336,16 +336,14 @@ def test_a_shard_removed_during_training(make: Make, folder: Path, tmp_path: Pat
         list(make(manifest))
 
 
-def test_a_worker_s_error_is_one_line_and_ends_the_workers(
-    make: Make, folder: Path, tmp_path: Path
-):
+def test_a_workers_error_is_one_line_and_ends_all_workers(make: Make, folder: Path, tmp_path: Path):
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
     (out / "shard-000003.tar").write_bytes(b"no tar")
     with pytest.raises(DataError, match=r"^\S*shard-000003\.tar is truncated or damaged") as caught:
         list(shard_loader(make(manifest, workers=1)))
     assert "\n" not in str(caught.value)
-    assert multiprocessing.active_children() == []  # they would keep the program from exiting
+    assert multiprocessing.active_children() == []  # leftover workers would keep the program alive
 
 
 def test_a_wrong_number_of_photos_is_found(make: Make, folder: Path):
@@ -416,7 +414,7 @@ def test_a_loader_with_other_workers_is_refused(make: Make, monkeypatch: pytest.
 
 
 def test_a_shard_can_be_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """The file is only read forward."""
+    """Shards are read sequentially, without seeking."""
     expected = order(make())
     real = Path.open
 
@@ -426,9 +424,9 @@ def test_a_shard_can_be_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
 
         tell = seek
 
-    def opened(path: Path, *given: Any, **settings: Any) -> Any:
+    def open_as_pipe(path: Path, *given: Any, **settings: Any) -> Any:
         with real(path, *given, **settings) as file:
             return Pipe(file.read()) if path.suffix == ".tar" else io.StringIO(file.read())
 
-    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(Path, "open", open_as_pipe)
     assert order(make()) == expected

@@ -1,4 +1,4 @@
-"""Photos and cached features give the same batches, from any start, for any process."""
+"""Photos and cached features give the same batches, from any start and for any process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from captioner.data.sources import FeatureSource, PhotoSource, open_source
 from captioner.errors import DataError
 from captioner.vocabulary import PAD
 
-SEEN = Preprocessing(image_size=32)
+PREPROCESSING = Preprocessing(image_size=32)
 PHOTOS = 11
 
 
 def encode(pixels: Tensor) -> Tensor:
-    """(B, 32, 32, 3) to a grid of (B, 4, 768), not the same for a flipped photo."""
+    """(B, 32, 32, 3) to a grid of (B, 4, 768), which differs for a flipped photo."""
     cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))
     return cells.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
 
@@ -40,7 +40,9 @@ class Cache:
     def read(self, rows: Sequence[tuple[int, bool]]) -> Tensor:
         if self.broken & {image_id for image_id, _ in rows}:
             raise DataError("features of 3.png are damaged")
-        pixels = [photo_tensor(SEEN, open_image(self.paths[i]), turned) for i, turned in rows]
+        pixels = [
+            photo_tensor(PREPROCESSING, open_image(self.paths[i]), turned) for i, turned in rows
+        ]
         return encode(torch.stack(pixels))
 
 
@@ -68,7 +70,7 @@ def make(photos: list[EncodedImage]) -> Make:
         sampler = EpochSampler(lengths, 4, seed, rank, world, bucket=bucket)
         options: dict[str, Any] = {"max_captions": 3, "horizontal_flip": True, "seed": seed}
         if kind == "photos":
-            return PhotoSource(CaptionDataset(photos, SEEN, **options), sampler, workers=0)
+            return PhotoSource(CaptionDataset(photos, PREPROCESSING, **options), sampler, workers=0)
         return FeatureSource(Cache(photos), photos, sampler, **options)  # type: ignore[arg-type]
 
     return build
@@ -81,10 +83,10 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 
 each_kind = pytest.mark.parametrize("kind", ["photos", "features"])
-in_buckets_or_not = pytest.mark.parametrize("bucket", [1, 2])
+any_bucket = pytest.mark.parametrize("bucket", [1, 2])
 
 
-@in_buckets_or_not
+@any_bucket
 def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> None:
     live, cached = make("photos", bucket=bucket), make("features", bucket=bucket)
     turned = 0
@@ -105,8 +107,8 @@ def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> N
 
 
 @each_kind
-@in_buckets_or_not
-def test_an_epoch_holds_every_photo_once_and_epochs_differ(
+@any_bucket
+def test_an_epoch_has_every_photo_once_and_epochs_differ(
     make: Make, kind: str, bucket: int
 ) -> None:
     source, orders = make(kind, bucket=bucket), []
@@ -119,18 +121,18 @@ def test_an_epoch_holds_every_photo_once_and_epochs_differ(
 
 
 @each_kind
-@in_buckets_or_not
+@any_bucket
 @pytest.mark.parametrize("start", [1, 2, 3])
 def test_an_epoch_can_start_at_any_batch(make: Make, kind: str, bucket: int, start: int) -> None:
     whole = list(make(kind, bucket=bucket).batches(1, 0))
     source = make(kind, bucket=bucket)
-    next(source.batches(0, 0))  # what was read before has no effect
+    next(source.batches(0, 0))  # earlier reads have no effect
 
     tail = list(source.batches(1, start))
 
     for one, other in zip(tail, whole[start:], strict=True):
         assert_same(one, other)
-    for one, other in zip(source.batches(1, 0), whole, strict=True):  # nor where it began
+    for one, other in zip(source.batches(1, 0), whole, strict=True):  # nor do earlier starts
         assert_same(one, other)
 
 
@@ -147,7 +149,7 @@ def by_photo(batches: Sequence[Batch]) -> dict[int, tuple[list[list[int]], Tenso
 
 
 @each_kind
-@in_buckets_or_not
+@any_bucket
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_together_equal_one_process(
     make: Make, kind: str, bucket: int, world: int
@@ -201,8 +203,8 @@ def test_open_source_follows_the_config(photos: list[EncodedImage]) -> None:
         training=TrainingConfig(batch_size=3, seed=8),
     )
 
-    live = open_source(config, photos, SEEN, None, rank=1, world=2)
-    cached = open_source(config, photos, SEEN, Cache(photos), rank=1, world=2)  # type: ignore[arg-type]
+    live = open_source(config, photos, PREPROCESSING, None, rank=1, world=2)
+    cached = open_source(config, photos, PREPROCESSING, Cache(photos), rank=1, world=2)  # type: ignore[arg-type]
 
     assert isinstance(live, PhotoSource)
     assert isinstance(cached, FeatureSource)
@@ -224,7 +226,7 @@ def test_augmentation_follows_the_config(photos: list[EncodedImage]) -> None:
     )
 
     usual, one, again = (
-        list(open_source(config, photos, SEEN, None).batches(0, 0))
+        list(open_source(config, photos, PREPROCESSING, None).batches(0, 0))
         for config in (plain, augmented, augmented)
     )
 
@@ -241,7 +243,7 @@ def test_a_bucket_is_a_quarter_of_the_epoch_at_most(
 ) -> None:
     config = TrainConfig(training=TrainingConfig(batch_size=2))
 
-    source = open_source(config, (photos * count)[:count], SEEN, None)
+    source = open_source(config, (photos * count)[:count], PREPROCESSING, None)
 
     assert isinstance(source, PhotoSource)
     assert source.sampler.bucket == bucket

@@ -18,13 +18,13 @@ from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.prepare.feature_writer import FeaturePlan, FeatureWriter
 
-SEEN = Preprocessing(image_size=32)
+PREPROCESSING = Preprocessing(image_size=32)
 STATE = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
 PHOTOS, FLIPPED, BLOCK = 7, 5, 2
 
 
 def encode(pixels: Tensor) -> Tensor:
-    """A grid of 2 x 2 regions of 12 values, not the same for a flipped photo."""
+    """A grid of 2 x 2 regions of 12 values, which differ for a flipped photo."""
     cells = pixels.float().unflatten(1, (2, 16)).unflatten(3, (2, 16))  # (B, 2, 16, 2, 16, 3)
     grid = torch.stack([cells[:, :, i, :, i] / 3 - i for i in range(4)], dim=-1)
     return grid.flatten(3).flatten(1, 2)
@@ -47,20 +47,22 @@ def planner(images: list[CaptionedImage]) -> Plan:
     """``plan(dtype, **changes)``: a plan for these photos."""
 
     def build(dtype: str = "float32", **changes: Any) -> FeaturePlan:
-        fingerprint = feature_fingerprint("toy", STATE, SEEN, dtype=dtype, precision="fp32")
+        fingerprint = feature_fingerprint(
+            "toy", STATE, PREPROCESSING, dtype=dtype, precision="fp32"
+        )
         return replace(FeaturePlan(images, FLIPPED, (2, 2), 12, fingerprint), **changes)
 
     return build
 
 
 def fill(folder: Path, plan: FeaturePlan, encoder: Any = encode, **options: Any) -> FeatureCache:
-    for _ in FeatureWriter(folder, plan, **options).fill(encoder, SEEN, BLOCK):
+    for _ in FeatureWriter(folder, plan, **options).fill(encoder, PREPROCESSING, BLOCK):
         pass
     return FeatureCache.open(folder, plan.fingerprint)
 
 
 def pixels_of(image: CaptionedImage) -> Tensor:
-    return torch.from_numpy(SEEN.pixels(open_image(image.path)).copy())[None]
+    return torch.from_numpy(PREPROCESSING.pixels(open_image(image.path)).copy())[None]
 
 
 def rows_of(plan: FeaturePlan) -> list[tuple[int, bool]]:

@@ -1,4 +1,4 @@
-"""The search runs with torch tensors and with NumPy arrays; its tests run with both."""
+"""The search accepts torch tensors and NumPy arrays; its tests run with both."""
 
 from __future__ import annotations
 

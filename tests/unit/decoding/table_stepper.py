@@ -1,7 +1,7 @@
-"""Tables in place of a model: every test of the search knows all that the search can see.
+"""A stepper whose "model" is a table, so that a test knows everything that the search can see.
 
-A table gives the next word's log-probabilities for the whole sentence so far, so that a beam that
-lost track of its own past is found out.
+A table maps the whole prefix to the next token's log-probabilities, so that a beam with the wrong
+history is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Table = Callable[[Prefix], np.ndarray]
 
 
 def random_table(seed: int, vocabulary: int, forbidden: float = 0.0) -> Table:
-    """Random log-probabilities; a share of the words, the end too, is forbidden anywhere."""
+    """Random log-probabilities; each token, even the end, is forbidden with a given probability."""
 
     @cache
     def table(prefix: Prefix) -> np.ndarray:
@@ -38,38 +38,38 @@ def random_table(seed: int, vocabulary: int, forbidden: float = 0.0) -> Table:
 
 
 def constant_table(*probabilities: float) -> Table:
-    """The same probabilities after whatever was said; the end's come first."""
+    """The same probabilities after every prefix; the end token's comes first."""
     with np.errstate(divide="ignore"):
         log_probs = np.log(np.array(probabilities)).astype(np.float32)
     return lambda prefix: log_probs
 
 
-def written_table(said: dict[Prefix, Sequence[float]], otherwise: Sequence[float]) -> Table:
-    """Probabilities after some beginnings, and after all others."""
-    tables = {prefix: constant_table(*probabilities) for prefix, probabilities in said.items()}
-    rest = constant_table(*otherwise)
+def prefix_table(by_prefix: dict[Prefix, Sequence[float]], default: Sequence[float]) -> Table:
+    """Probabilities for the given prefixes, and a default for all others."""
+    tables = {prefix: constant_table(*probabilities) for prefix, probabilities in by_prefix.items()}
+    rest = constant_table(*default)
     return lambda prefix: tables.get(prefix, rest)(prefix)
 
 
 def ending_after(words: int, vocabulary: int = 4) -> Table:
-    """Sure to end after a number of words."""
+    """A table whose likeliest sentence ends after the given number of words."""
 
     def table(prefix: Prefix) -> np.ndarray:
-        right = END if len(prefix) == words else 1
+        likeliest = END if len(prefix) == words else 1
         log_probs = np.full(vocabulary, np.log(0.01 / (vocabulary - 1)), dtype=np.float32)
-        log_probs[right] = np.log(0.99)
+        log_probs[likeliest] = np.log(0.99)
         return log_probs
 
     return table
 
 
-def code(prefix: Prefix) -> list[float]:
-    """Tells a prefix apart from all others: the attention of the table."""
-    return [len(prefix), sum((word + 1) * 10**place for place, word in enumerate(prefix))]
+def encode_prefix(prefix: Prefix) -> list[float]:
+    """Two numbers unique to the prefix, which the stepper reports as its attention weights."""
+    return [len(prefix), sum((word + 1) * 10**position for position, word in enumerate(prefix))]
 
 
 class TableStepper:
-    """A stepper over tables, one a photo; it checks what it is asked as it goes."""
+    """A stepper over one table per photo, which checks the tokens it is given."""
 
     xp: Any = array_api_compat.torch
     device: Any = torch.device("cpu")
@@ -97,15 +97,15 @@ class TableStepper:
             assert (tokens == START).all()
             self.started = True
         log_probs = [
-            [self._tell(table, prefix) for prefix in prefixes]
+            [self._log_probs(table, prefix) for prefix in prefixes]
             for table, prefixes in zip(self.tables, self.prefixes, strict=True)
         ]
-        codes = [[code(prefix) for prefix in beams] for beams in self.prefixes]
+        codes = [[encode_prefix(prefix) for prefix in beams] for beams in self.prefixes]
         alphas = self.xp.asarray(codes, dtype=self.xp.float64)
         return Advance(self.xp.asarray(np.array(log_probs)), alphas, alphas[..., 1] / 2)
 
-    def _tell(self, table: Table, prefix: Prefix) -> np.ndarray:
-        if END in prefix:  # nonsense after the end must not matter
+    def _log_probs(self, table: Table, prefix: Prefix) -> np.ndarray:
+        if END in prefix:  # the search must ignore what follows the end
             return np.full_like(table(()), 7.0)
         return table(prefix)
 
@@ -119,22 +119,22 @@ class TableStepper:
         self.prefixes = [self.prefixes[row] for row in rows.tolist()]
 
 
-def assert_true_to_its_path(found: Hypothesis, table: Table) -> None:
-    """Every word's evidence is that of the sentence it stands in."""
+def assert_matches_table(found: Hypothesis, table: Table) -> None:
+    """Check every word's log-probability, attention and gate against the table."""
     tokens = tuple(found.tokens)
     prefixes = [tokens[:t] for t in range(len(tokens))]
     assert found.token_log_probs.shape == found.gates.shape == (len(tokens),)
     assert found.alphas.shape == (len(tokens), 2)
-    assert found.alphas.tolist() == [code(prefix) for prefix in prefixes]
-    assert found.gates.tolist() == [code(prefix)[1] / 2 for prefix in prefixes]
-    said = [float(table(p)[w]) for p, w in zip(prefixes, tokens, strict=True)]
-    assert found.token_log_probs.tolist() == pytest.approx(said)
+    assert found.alphas.tolist() == [encode_prefix(prefix) for prefix in prefixes]
+    assert found.gates.tolist() == [encode_prefix(prefix)[1] / 2 for prefix in prefixes]
+    expected = [float(table(p)[w]) for p, w in zip(prefixes, tokens, strict=True)]
+    assert found.token_log_probs.tolist() == pytest.approx(expected)
     end = float(table(tokens)[END]) if found.ended else 0.0
-    assert found.log_prob == pytest.approx(sum(said) + end, rel=1e-4, abs=1e-4)
+    assert found.log_prob == pytest.approx(sum(expected) + end, rel=1e-4, abs=1e-4)
 
 
 def assert_identical(one: Sequence[Hypothesis], other: Sequence[Hypothesis]) -> None:
-    """The same sentences with the same evidence, to the last bit."""
+    """Check that tokens, scores and attention are equal bit for bit."""
     assert [h.tokens for h in one] == [h.tokens for h in other]
     assert [(h.log_prob, h.ended) for h in one] == [(h.log_prob, h.ended) for h in other]
     for left, right in zip(one, other, strict=True):

@@ -1,4 +1,4 @@
-"""What the search reports of a caption for its confidence."""
+"""Evidence for a caption's confidence: entropies, share and overlap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from captioner.decoding.search import entropy, search
 pytestmark = pytest.mark.usefixtures("array_library")
 
 
-def test_evidence_is_collected_on_request_only() -> None:
+def test_evidence_is_collected_only_on_request() -> None:
     options = SearchOptions(beam_size=2, max_length=4)
 
     [[plain]] = search(TableStepper([random_table(0, 4)]), options)
@@ -24,7 +24,7 @@ def test_evidence_is_collected_on_request_only() -> None:
     assert with_evidence.evidence is not None
 
 
-def test_entropies_are_those_of_the_distributions_that_the_words_came_from() -> None:
+def test_entropies_are_of_the_next_word_distributions() -> None:
     table = random_table(3, 5)
     options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
 
@@ -38,14 +38,14 @@ def test_entropies_are_those_of_the_distributions_that_the_words_came_from() -> 
     assert found.evidence.entropies.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_forbidden_word_has_no_part_in_the_entropy() -> None:
+def test_forbidden_word_adds_nothing_to_the_entropy() -> None:
     log_probs = torch.tensor([0.5, 0.5, 0.0]).log()
 
     assert entropy(log_probs).item() == pytest.approx(np.log(2))
 
 
 def test_share_and_overlap_of_two_captions() -> None:
-    # One word, then the end: "1" with 0.6 and "2" with 0.3 (and 0.1 for no word at all).
+    # One-word captions: "1" with 0.6 and "2" with 0.3 (and 0.1 for the empty caption).
     table = constant_table(0.1, 0.6, 0.3)
     options = SearchOptions(beam_size=2, num_captions=2, max_length=1)
 
@@ -56,11 +56,11 @@ def test_share_and_overlap_of_two_captions() -> None:
     assert second.evidence is not None
     assert first.evidence.share == pytest.approx(2 / 3)
     assert second.evidence.share == pytest.approx(1 / 3)
-    # No word in common: the overlap is that with itself.
+    # The captions have no word in common, so only the caption itself contributes.
     assert first.evidence.overlap == pytest.approx(2 / 3)
 
 
-def test_greedy_search_agrees_with_itself() -> None:
+def test_greedy_search_has_full_share_and_overlap() -> None:
     [[found]] = search(
         TableStepper([random_table(1, 5)]), SearchOptions(beam_size=1, max_length=4), evidence=True
     )
@@ -83,8 +83,8 @@ def test_evidence_does_not_depend_on_the_other_photos() -> None:
         np.testing.assert_allclose(alone.evidence.entropies, one.evidence.entropies, rtol=1e-5)
 
 
-def test_evidence_of_a_search_in_bf16() -> None:
-    """Autocast computes the entropies in bfloat16, which NumPy lacks."""
+def test_evidence_under_bf16_autocast() -> None:
+    """Autocast computes entropies in bfloat16, which NumPy does not have."""
     options = SearchOptions(beam_size=2, max_length=4)
 
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""What must not be said: every rule against all sentences there are, and words by their text."""
+"""Search rules against brute force over all sentences, and encoding of the words they name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from slow_search import Task, assert_same, brute_force, puzzles, slow_beam_search
+from reference_search import (
+    Task,
+    assert_same_captions,
+    brute_force,
+    reference_beam_search,
+    searches,
+)
 from table_stepper import (
     END,
     Prefix,
     Table,
     TableStepper,
-    assert_true_to_its_path,
+    assert_matches_table,
     constant_table,
     random_table,
 )
@@ -28,7 +34,7 @@ from captioner.errors import ConfigError
 from captioner.vocabulary import BAD_ENDINGS, Vocabulary
 from captioner.vocabulary import END as END_OF_VOCABULARY
 
-# What each rule asks, in options and numbers of words.
+# Search options and search tokens of each rule.
 RULES = {
     "min_length 1": ({"min_length": 1}, {}),
     "min_length 3": ({"min_length": 3}, {}),
@@ -52,42 +58,42 @@ pytestmark = pytest.mark.usefixtures("array_library")
 
 
 def task_of(names: tuple[str, ...], **given: object) -> Task:
-    """Several rules together."""
-    options, numbers = dict(given), {}
+    """Combine several rules into one task."""
+    options, tokens = dict(given), {}
     for name in names:
         options |= RULES[name][0]
-        numbers |= RULES[name][1]
-    return Task(SearchOptions(**options), SearchTokens(**numbers))  # type: ignore[arg-type]
+        tokens |= RULES[name][1]
+    return Task(SearchOptions(**options), SearchTokens(**tokens))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_wide_beam_is_brute_force_over_the_sentences_that_keep_the_rules(names, penalty) -> None:
+def test_wide_beam_under_rules_equals_brute_force(names, penalty) -> None:
     tables = [random_table(seed, 4, forbidden) for seed, forbidden in ((0, 0), (1, 0), (2, 0.3))]
     task = task_of(names, beam_size=4**4, num_captions=40, max_length=4, length_penalty=penalty)
 
     found = search(TableStepper(tables), *task)
 
     for table, hypotheses in zip(tables, found, strict=True):
-        assert_same(hypotheses, brute_force(table, task))
+        assert_same_captions(hypotheses, brute_force(table, task))
 
 
 @pytest.mark.slow
 @settings(max_examples=200)
-@given(puzzles(("beam",)))
-def test_narrow_beams_under_rules_are_the_slow_search(puzzle) -> None:
-    task, tables = puzzle
+@given(searches(("beam",)))
+def test_narrow_beams_under_rules_equal_the_reference_search(case) -> None:
+    task, tables = case
 
     found = search(TableStepper(tables), *task)
 
     for table, hypotheses in zip(tables, found, strict=True):
-        assert_same(hypotheses, slow_beam_search(table, task))
+        assert_same_captions(hypotheses, reference_beam_search(table, task))
         for hypothesis in hypotheses:
-            assert_true_to_its_path(hypothesis, table)
+            assert_matches_table(hypothesis, table)
 
 
 @pytest.mark.parametrize("min_length", range(5))
-def test_the_end_waits_for_the_fewest_words(min_length) -> None:
+def test_min_length_delays_the_end(min_length) -> None:
     options = SearchOptions(beam_size=1, min_length=min_length, max_length=5)
 
     ((found,),) = search(TableStepper([constant_table(0.8, 0.2)]), options)
@@ -102,12 +108,12 @@ def test_the_end_waits_for_the_fewest_words(min_length) -> None:
     [
         (0, [1] * 8),
         (1, [1, 2, 3]),
-        (2, [1, 1, 2, 1, 3, 1]),  # 11 12 21 13 31: every word after 1 has been said
+        (2, [1, 1, 2, 1, 3, 1]),  # 11 12 21 13 31: every bigram that starts with 1 is used up
         (3, [1, 1, 1, 2, 1, 1, 3, 1]),
     ],
 )
-def test_no_phrase_stands_twice(size, expected) -> None:
-    """A greedy sentence, worked out by hand: the likeliest word that completes no old phrase."""
+def test_block_ngrams_repeats_no_ngram(size, expected) -> None:
+    """Greedy sentences worked out by hand: the likeliest word that repeats no n-gram."""
     options = SearchOptions(beam_size=1, block_ngrams=size, max_length=8)
 
     ((found,),) = search(TableStepper([constant_table(1e-9, 0.6, 0.3, 0.1)]), options)
@@ -115,17 +121,17 @@ def test_no_phrase_stands_twice(size, expected) -> None:
     assert found.tokens == expected
 
 
-def test_phrases_that_overlap_are_two() -> None:
+def test_overlapping_ngrams_count_as_repeats() -> None:
     options = SearchOptions(beam_size=1, block_ngrams=2, max_length=4)
 
     ((found,),) = search(TableStepper([constant_table(0.01, 0.99)]), options)
 
-    assert found.tokens == [1, 1]  # the third would say "1 1" again
+    assert found.tokens == [1, 1]  # a third 1 would repeat "1 1"
     assert found.ended
 
 
-def test_a_sentence_that_is_cut_does_not_end_badly_either() -> None:
-    table = constant_table(0, 0.9, 0.1)  # no end: every sentence is cut
+def test_truncated_sentences_avoid_bad_endings() -> None:
+    table = constant_table(0, 0.9, 0.1)  # no end: every sentence is truncated
     options = SearchOptions(beam_size=2, num_captions=2, max_length=3, guard_endings=True)
 
     (found,) = search(TableStepper([table]), options, SearchTokens(bad_endings=(1,)))
@@ -133,7 +139,7 @@ def test_a_sentence_that_is_cut_does_not_end_badly_either() -> None:
     assert [h.tokens for h in found] == [[1, 1, 2], [2, 1, 2]]
 
 
-def test_no_words_are_no_bad_ending() -> None:
+def test_empty_caption_is_not_a_bad_ending() -> None:
     options = SearchOptions(beam_size=1, guard_endings=True)
 
     ((found,),) = search(
@@ -144,15 +150,15 @@ def test_no_words_are_no_bad_ending() -> None:
 
 
 @pytest.mark.parametrize("rule", [{"block_ngrams": 1}, {"min_length": 3}])
-def test_rules_that_leave_no_sentence_give_none(rule) -> None:
+def test_no_captions_if_rules_exclude_every_sentence(rule) -> None:
     options = SearchOptions(beam_size=2, max_length=4, **rule)
-    numbers = SearchTokens(banned=(1,) if "min_length" in rule else ())
-    table = constant_table(0.9, 0.1) if numbers.banned else constant_table(0, 1.0)
+    tokens = SearchTokens(banned=(1,) if "min_length" in rule else ())
+    table = constant_table(0.9, 0.1) if tokens.banned else constant_table(0, 1.0)
 
-    assert search(TableStepper([table]), options, numbers) == [[]]
+    assert search(TableStepper([table]), options, tokens) == [[]]
 
 
-def test_a_rule_changes_no_other_number() -> None:
+def test_rules_leave_other_log_probabilities_unchanged() -> None:
     log_probs = torch.randn(2, 3, 5).log_softmax(dim=-1)
     tokens = torch.tensor([[[1, 2, 1], [2, 2, 2], [3, 4, 1]], [[4, 4, 3], [1, 3, 3], [2, 1, 4]]])
     options = SearchOptions(min_length=2, max_length=9, block_ngrams=2, guard_endings=True)
@@ -171,52 +177,52 @@ def test_a_rule_changes_no_other_number() -> None:
     ]
 
 
-# --- Words by their text -------------------------------------------------------------------------
+# --- Encoding words ------------------------------------------------------------------------------
 
 VOCABULARY = Vocabulary(["a", "dog", "t-shirt", "the", "of", "n't", "runs"])
 
 
-def numbers_of(**options: object) -> SearchTokens:
+def encode(**options: object) -> SearchTokens:
     return encode_search_words(SearchOptions(**options), VOCABULARY)  # type: ignore[arg-type]
 
 
-def test_words_get_the_numbers_of_the_vocabulary() -> None:
-    found = numbers_of(forced_words=("dog", "runs"), banned_words=("t-shirt",), guard_endings=True)
+def test_words_are_encoded_with_the_vocabulary() -> None:
+    found = encode(forced_words=("dog", "runs"), banned_words=("t-shirt",), guard_endings=True)
 
     assert VOCABULARY.decode(found.forced) == ["dog", "runs"]
     assert VOCABULARY.decode(found.banned) == ["t-shirt"]
     assert VOCABULARY.decode(found.bad_endings) == ["a", "the", "of"]
-    assert numbers_of() == SearchTokens()
+    assert encode() == SearchTokens()
 
 
-def test_endings_are_guarded_only_where_it_is_asked_for() -> None:
-    assert numbers_of(guard_endings=False).bad_endings == ()
-    assert set(VOCABULARY.decode(numbers_of(guard_endings=True).bad_endings)) <= BAD_ENDINGS
+def test_bad_endings_only_with_guard_endings() -> None:
+    assert encode(guard_endings=False).bad_endings == ()
+    assert set(VOCABULARY.decode(encode(guard_endings=True).bad_endings)) <= BAD_ENDINGS
 
 
-def test_function_words_may_repeat() -> None:
-    found = numbers_of(block_repeats=True)
+def test_block_repeats_exempts_function_words() -> None:
+    found = encode(block_repeats=True)
 
     assert VOCABULARY.decode(found.repeatable) == ["a", "the", "of", "n't"]
 
 
-def test_words_are_read_as_captions_are() -> None:
-    assert VOCABULARY.decode(numbers_of(forced_words="Dog, T-shirt").forced) == ["dog", "t-shirt"]
-    assert VOCABULARY.decode(numbers_of(banned_words=["DOG."]).banned) == ["dog"]
+def test_words_are_tokenized_like_captions() -> None:
+    assert VOCABULARY.decode(encode(forced_words="Dog, T-shirt").forced) == ["dog", "t-shirt"]
+    assert VOCABULARY.decode(encode(banned_words=["DOG."]).banned) == ["dog"]
 
 
-def test_a_word_given_in_two_spellings_is_one() -> None:
-    assert VOCABULARY.decode(numbers_of(forced_words=["Dog", "dog"]).forced) == ["dog"]
+def test_duplicate_forced_words_are_merged() -> None:
+    assert VOCABULARY.decode(encode(forced_words=["Dog", "dog"]).forced) == ["dog"]
 
 
-def test_a_banned_word_that_the_model_does_not_know_is_no_error() -> None:
-    assert numbers_of(banned_words=["zeppelin", "dog"]).banned == tuple(VOCABULARY.encode(["dog"]))
-    assert numbers_of(banned_words=["zeppelin"]).banned == ()
+def test_unknown_banned_words_are_ignored() -> None:
+    assert encode(banned_words=["zeppelin", "dog"]).banned == tuple(VOCABULARY.encode(["dog"]))
+    assert encode(banned_words=["zeppelin"]).banned == ()
 
 
-def test_unknown_forced_words_are_an_error() -> None:
+def test_unknown_forced_words_raise() -> None:
     with pytest.raises(ConfigError) as caught:
-        numbers_of(forced_words=["dog", "zeppelin", "Yeti"])
+        encode(forced_words=["dog", "zeppelin", "Yeti"])
 
     assert "forced_words contains zeppelin, yeti, which the model does not know" in str(
         caught.value
@@ -229,9 +235,9 @@ def test_unknown_forced_words_are_an_error() -> None:
     ("given", "problem"),
     [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "not a word")],
 )
-def test_what_is_no_single_word_is_refused(name, given, problem) -> None:
+def test_multiple_words_in_one_entry_raise(name, given, problem) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
-        numbers_of(**{name: [given]})
+        encode(**{name: [given]})
 
     message = str(caught.value)
     assert message.startswith(name)
@@ -240,23 +246,23 @@ def test_what_is_no_single_word_is_refused(name, given, problem) -> None:
 
 
 @pytest.mark.parametrize("name", ["<end>", "<pad>", "<start>", "<unk>"])
-def test_a_special_token_is_no_word(name) -> None:
+def test_special_tokens_cannot_be_forced(name) -> None:
     with pytest.raises(ConfigError):
-        numbers_of(forced_words=[name])
+        encode(forced_words=[name])
 
 
 # --- Rare words ----------------------------------------------------------------------------------
 
 
-def favoured(table: Table, strength: float, rarity: np.ndarray) -> Table:
+def reweighted(table: Table, strength: float, rarity: np.ndarray) -> Table:
     """The table that a search with ``rare_words`` sees, normalised in float64."""
 
-    def favoured_table(prefix: Prefix) -> np.ndarray:
+    def reweighted_table(prefix: Prefix) -> np.ndarray:
         scores = table(prefix).astype(np.float64) + strength * rarity
         total = np.exp(scores).sum()
         return (scores - np.log(total) if total > 0 else scores).astype(np.float32)
 
-    return favoured_table
+    return reweighted_table
 
 
 @pytest.mark.parametrize(
@@ -269,7 +275,7 @@ def favoured(table: Table, strength: float, rarity: np.ndarray) -> Table:
         {"temperature": 0.7, "top_p": 0.9, "num_captions": 3, "beam_size": 1},
     ],
 )
-def test_rare_words_search_another_table_and_return_the_probabilities_of_the_model(more) -> None:
+def test_rare_words_reweights_the_search_but_reports_model_probabilities(more) -> None:
     tables = [random_table(seed, 5, forbidden) for seed, forbidden in ((3, 0), (4, 0.3), (5, 0))]
     rarity = np.log(np.array([3.7, 3.7, 4.7, 5.7, 6.7]))
     options = SearchOptions(max_length=6, rare_words=0.8, **more)
@@ -278,7 +284,7 @@ def test_rare_words_search_another_table_and_return_the_probabilities_of_the_mod
     found = search(TableStepper(tables), options, words)
 
     expected = search(
-        TableStepper([favoured(table, 0.8, rarity) for table in tables]),
+        TableStepper([reweighted(table, 0.8, rarity) for table in tables]),
         SearchOptions(max_length=6, **more),
     )
     plain = search(TableStepper(tables), SearchOptions(max_length=6, **more))
@@ -292,11 +298,11 @@ def test_rare_words_search_another_table_and_return_the_probabilities_of_the_mod
             np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
 
 
-def test_rarity_follows_the_rank_of_a_word_and_the_end_counts_as_the_most_frequent() -> None:
-    rarity = numbers_of(rare_words=0.1).rarity
+def test_rarity_grows_with_rank_and_is_lowest_for_the_end() -> None:
+    rarity = encode(rare_words=0.1).rarity
 
     assert len(rarity) == len(VOCABULARY)
     first, second, *_ = VOCABULARY.encode(VOCABULARY.words)
     assert rarity[END_OF_VOCABULARY] == rarity[first] == pytest.approx(np.log(3.7))
     assert rarity[second] == pytest.approx(np.log(4.7))
-    assert numbers_of().rarity == ()
+    assert encode().rarity == ()

@@ -1,4 +1,4 @@
-"""Real decoders, shown to the search: what they say is what teacher forcing says, and the mean."""
+"""Searching with real decoders: agreement with teacher forcing, and ensembles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_search import tasks
+from reference_search import tasks
 from table_stepper import (
     Prefix,
     Table,
@@ -37,9 +37,9 @@ def build(config: DecoderConfig, regions: int = L) -> Decoder:
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.normal_()
-        # Training would never leave it so, but the search must not say these whatever the weights.
+        # Make the special tokens likely: the search must exclude them whatever the weights.
         new.word_output.bias[[PAD, START, UNKNOWN]] += 3
-        new.word_output.bias[END] += 2  # some sentences end, others are cut
+        new.word_output.bias[END] += 2  # some sentences end, others are truncated
     return new
 
 
@@ -57,7 +57,7 @@ def stepper_for(decoder: Decoder, features: torch.Tensor) -> DecoderStepper:
     return DecoderStepper(decoder, decoder.memory(features))
 
 
-def test_what_is_said_is_what_teacher_forcing_gives(decoder, features) -> None:
+def test_search_agrees_with_teacher_forcing(decoder, features) -> None:
     ended = 0
     for photo, hypotheses in enumerate(search(stepper_for(decoder, features), OPTIONS)):
         assert len(hypotheses) == 3
@@ -68,31 +68,31 @@ def test_what_is_said_is_what_teacher_forcing_gives(decoder, features) -> None:
                 unrolled = decoder(decoder.memory(features[photo : photo + 1]), inputs)
                 logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
                 log_probs = logits.log_softmax(-1)[0, 0]
-            said = log_probs[torch.arange(len(words)), torch.tensor(words)]
+            expected = log_probs[torch.arange(len(words)), torch.tensor(words)]
             length = len(found.tokens)
             ended += found.ended
-            torch.testing.assert_close(torch.tensor(found.token_log_probs), said[:length])
+            torch.testing.assert_close(torch.tensor(found.token_log_probs), expected[:length])
             torch.testing.assert_close(torch.tensor(found.alphas), unrolled.alphas[0, 0, :length])
-            assert found.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
+            assert found.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
             assert ((found.gates > 0) & (found.gates < 1)).all()
-    assert 0 < ended < 9  # both kinds were compared
+    assert 0 < ended < 9  # both ended and truncated captions were compared
 
 
-def test_the_unknown_word_padding_and_the_start_are_never_said(decoder, features) -> None:
+def test_special_tokens_never_occur(decoder, features) -> None:
     options = SearchOptions(beam_size=200, num_captions=200, max_length=3)
 
-    said = {
+    tokens = {
         token
         for hypotheses in search(stepper_for(decoder, features), options)
         for found in hypotheses
         for token in found.tokens
     }
 
-    assert said == set(range(4, V))  # every word, and no special token
+    assert tokens == set(range(4, V))  # every word, but no special token
 
 
 @torch.no_grad()
-def test_a_step_forbids_three_tokens_and_leaves_the_others_as_they_are(decoder, features) -> None:
+def test_step_forbids_only_the_special_tokens(decoder, features) -> None:
     stepper = stepper_for(decoder, features)
 
     advance = stepper.advance(torch.full((B, 1), START))
@@ -104,7 +104,7 @@ def test_a_step_forbids_three_tokens_and_leaves_the_others_as_they_are(decoder, 
     assert advance.gates.shape == (B, 1)
 
 
-def test_photos_are_never_copied_for_their_beams(decoder, features) -> None:
+def test_keys_are_projected_once_and_not_copied_per_beam(decoder, features) -> None:
     keys, projections = [], []
     scorer = decoder.attention.scorer
     scorer.register_forward_pre_hook(lambda _, args: keys.append(args[1].shape[0]))
@@ -119,7 +119,7 @@ def test_photos_are_never_copied_for_their_beams(decoder, features) -> None:
     assert stepper.memory.keys.shape[0] == stepper.memory.values.shape[0] == keys[-1]
 
 
-def test_a_batch_is_its_photos_one_by_one(decoder, features) -> None:
+def test_batch_equals_single_photos(decoder, features) -> None:
     together = search(stepper_for(decoder, features), OPTIONS)
 
     for photo in range(B):
@@ -131,7 +131,7 @@ def test_a_batch_is_its_photos_one_by_one(decoder, features) -> None:
 
 
 @torch.no_grad()
-def test_reorder_and_keep_move_the_state_with_its_photo(decoder, features) -> None:
+def test_reorder_and_keep_select_the_state(decoder, features) -> None:
     stepper = stepper_for(decoder, features)
     stepper.advance(torch.full((B, 1), START))
     stepper.reorder(torch.zeros(B, 2, dtype=torch.long))
@@ -148,7 +148,7 @@ def test_reorder_and_keep_move_the_state_with_its_photo(decoder, features) -> No
     assert stepper.batch_size == 2
 
 
-# --- Several models ------------------------------------------------------------------------------
+# --- Ensembles -----------------------------------------------------------------------------------
 
 
 def assert_close(one: list[list[Hypothesis]], other: list[list[Hypothesis]]) -> None:
@@ -163,7 +163,7 @@ def assert_close(one: list[list[Hypothesis]], other: list[list[Hypothesis]]) -> 
 
 
 def mean_table(*tables: Table) -> Table:
-    """The ensemble by its definition, in double precision."""
+    """Mean probability of several tables, in double precision."""
 
     @cache
     def table(prefix: Prefix) -> np.ndarray:
@@ -175,13 +175,13 @@ def mean_table(*tables: Table) -> Table:
 
 
 class TableEnsemble(EnsembleStepper):
-    """Of tables, which have tokens of their own."""
+    """An ensemble of table steppers, with their start and end tokens."""
 
     start_token, end_token = TableStepper.start_token, TableStepper.end_token
 
 
-class OtherEyes(TableStepper):
-    """Sees the photo through a grid of its own."""
+class OtherGrid(TableStepper):
+    """Reports attention over a different grid."""
 
     def advance(self, tokens: Tensor) -> Advance:
         advance = super().advance(tokens)
@@ -189,32 +189,32 @@ class OtherEyes(TableStepper):
 
 
 class SameGrid(TableStepper):
-    """Sees the photo through the same grid, and looks elsewhere."""
+    """Reports different attention over the same grid."""
 
     def advance(self, tokens: Tensor) -> Advance:
         advance = super().advance(tokens)
         return Advance(advance.log_probs, advance.alphas + 100, advance.gates - 40)
 
 
-def test_the_mean_is_of_probabilities() -> None:
+def test_mean_is_over_probabilities() -> None:
     one = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log()
     other = torch.tensor([[0.1, 0.05, 0.85, 0.0]]).log()
 
     mean = mean_probability([one, other])
 
     torch.testing.assert_close(mean.exp(), torch.tensor([[0.3, 0.15, 0.55, 0.0]]))
-    assert mean[0, 3] == -torch.inf  # and no nan
+    assert mean[0, 3] == -torch.inf  # not NaN
     assert torch.equal(mean_probability([one]), one)
     torch.testing.assert_close(mean_probability([one, one, one]), one)
 
 
-def test_probabilities_that_no_float_holds_are_averaged_all_the_same() -> None:
+def test_mean_of_probabilities_that_underflow() -> None:
     mean = mean_probability([torch.tensor([-500.0, -700.0]), torch.tensor([-500.0, -600.0])])
 
     torch.testing.assert_close(mean, torch.tensor([-500.0, -600 - np.log(2)], dtype=torch.float32))
 
 
-def test_a_word_that_one_model_alone_may_say_has_half_its_probability() -> None:
+def test_word_forbidden_in_one_member_has_half_its_probability() -> None:
     members = [TableStepper([constant_table(0, 1, 0)]), TableStepper([constant_table(0.2, 0, 0.8)])]
 
     options = SearchOptions(beam_size=3, num_captions=3, max_length=1)
@@ -226,8 +226,8 @@ def test_a_word_that_one_model_alone_may_say_has_half_its_probability() -> None:
 
 @settings(max_examples=80)
 @given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
-def test_an_ensemble_is_the_search_over_the_mean_table(data, seed, vocabulary) -> None:
-    """Reorder and keep reach every member, or its table would tell of another sentence."""
+def test_ensemble_equals_search_over_the_mean_table(data, seed, vocabulary) -> None:
+    """Fails if ``reorder`` or ``keep`` misses a member: its prefixes would be wrong."""
     task = data.draw(tasks(vocabulary, ("beam", "forced")))
     photos, count = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 3))
     tables = [
@@ -243,7 +243,7 @@ def test_an_ensemble_is_the_search_over_the_mean_table(data, seed, vocabulary) -
     assert all(member.kept == alone.kept for member in members)
 
 
-def test_maps_are_averaged_where_all_see_through_one_grid() -> None:
+def test_attention_is_averaged_on_a_common_grid() -> None:
     tables, options = [random_table(3, 4)], SearchOptions(beam_size=3, num_captions=3)
 
     ensemble = TableEnsemble([TableStepper(tables), SameGrid(tables)], one_grid=True)
@@ -255,10 +255,10 @@ def test_maps_are_averaged_where_all_see_through_one_grid() -> None:
         torch.testing.assert_close(one.gates, other.gates - 20)
 
 
-def test_maps_are_the_first_models_where_grids_differ() -> None:
+def test_attention_is_the_first_members_if_grids_differ() -> None:
     tables, options = [random_table(3, 4)], SearchOptions(beam_size=3, num_captions=3)
 
-    for first, second in ((TableStepper, OtherEyes), (OtherEyes, TableStepper)):
+    for first, second in ((TableStepper, OtherGrid), (OtherGrid, TableStepper)):
         ensemble = TableEnsemble([first(tables), second(tables)], one_grid=False)
         (both,) = search(ensemble, options)
         (alone,) = search(first(tables), options)
@@ -274,9 +274,9 @@ def test_maps_are_the_first_models_where_grids_differ() -> None:
         SearchOptions(beam_size=4, num_captions=2, beam_groups=2, max_length=5),
         SearchOptions(beam_size=1, num_captions=4, temperature=0.5, max_length=5),
     ],
-    ids=["beam", "groups", "draws"],
+    ids=["beam", "groups", "sampling"],
 )
-def test_one_model_twice_is_the_model(decoder, features, options) -> None:
+def test_ensemble_of_identical_members_equals_the_model(decoder, features, options) -> None:
     members = [stepper_for(decoder, features) for _ in range(2)]
 
     together = search(EnsembleStepper(members, one_grid=True), options)
@@ -284,7 +284,7 @@ def test_one_model_twice_is_the_model(decoder, features, options) -> None:
     assert_close(together, search(stepper_for(decoder, features), options))
 
 
-def test_an_ensemble_of_one_is_the_model_to_the_last_bit(decoder, features) -> None:
+def test_ensemble_of_one_is_bit_identical_to_the_model(decoder, features) -> None:
     ensemble = EnsembleStepper([stepper_for(decoder, features)], one_grid=True)
 
     for one, other in zip(
@@ -294,9 +294,7 @@ def test_an_ensemble_of_one_is_the_model_to_the_last_bit(decoder, features) -> N
 
 
 @torch.no_grad()
-def test_what_two_decoders_say_is_the_mean_of_what_teacher_forcing_gives(
-    decoder, features, tiny_config
-) -> None:
+def test_ensemble_agrees_with_mean_teacher_forcing(decoder, features, tiny_config) -> None:
     wider = dataclasses.replace(tiny_config, hidden_dim=9, attention="multi_head", heads=7)
     other = build(wider, regions=5)
     seen = torch.randn(B, 5, D)  # another encoder's features of the same photos
@@ -316,14 +314,14 @@ def test_what_two_decoders_say_is_the_mean_of_what_teacher_forcing_gives(
                 tables.append(logits[0, 0].softmax(-1))
                 alphas.append(unrolled.alphas[0, 0])
             mean = ((tables[0] + tables[1]) / 2).log()
-            said = mean[torch.arange(len(words)), torch.tensor(words)]
+            expected = mean[torch.arange(len(words)), torch.tensor(words)]
             length = len(hypothesis.tokens)
-            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), said[:length])
+            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), expected[:length])
             torch.testing.assert_close(torch.tensor(hypothesis.alphas), alphas[0][:length])
-            assert hypothesis.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
+            assert hypothesis.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
 
 
-def test_members_order_changes_no_word(decoder, features, tiny_config) -> None:
+def test_member_order_does_not_matter(decoder, features, tiny_config) -> None:
     other = build(tiny_config)
     pair = [(decoder, features), (other, features)]
 
@@ -335,7 +333,7 @@ def test_members_order_changes_no_word(decoder, features, tiny_config) -> None:
     assert_close(one, two)
 
 
-def test_an_ensembles_photos_leave_every_member(decoder, features, tiny_config) -> None:
+def test_reorder_and_keep_reach_every_member(decoder, features, tiny_config) -> None:
     members = [stepper_for(decoder, features), stepper_for(build(tiny_config), features)]
     ensemble = EnsembleStepper(members, one_grid=True)
     ensemble.advance(torch.full((B, 1), START))

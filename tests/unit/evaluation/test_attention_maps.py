@@ -24,7 +24,7 @@ def maps(draw: st.DrawFn, words: int = 1) -> Array:
     generator = np.random.default_rng(seed)
     sharpness = draw(st.sampled_from([0.0, 1.0, 30.0]))
     weights = np.exp(sharpness * generator.normal(size=shape)) * generator.integers(2, size=shape)
-    weights[:, 0, 0] += 1e-9  # so that no map is all zeros
+    weights[:, 0, 0] += 1e-9  # no map may be all zeros
     return weights / weights.sum(axis=(1, 2), keepdims=True)
 
 
@@ -74,7 +74,7 @@ def test_entropy_does_not_depend_on_region_order(array: Array, random: object) -
     [
         pytest.param([[0.2, 0.8]] * 3, 0.0, id="one map for all words"),
         pytest.param([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 1.0, id="no region in common"),
-        pytest.param([[1, 0], [0.5, 0.5]], 0.5, id="half of it moved"),
+        pytest.param([[1, 0], [0.5, 0.5]], 0.5, id="half moved"),
         pytest.param([[1, 0], [1, 0], [0, 1]], 2 / 3, id="two pairs of three"),
         pytest.param([[[0.5, 0.5], [0, 0]], [[0.25, 0], [0.25, 0.5]]], 0.75, id="on a grid"),
     ],

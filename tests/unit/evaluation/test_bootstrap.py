@@ -26,7 +26,7 @@ def test_every_row_sums_to_the_number_of_images(count, resamples, seed) -> None:
     assert (rows == np.round(rows)).all()
 
 
-def test_every_image_is_drawn_once_on_average() -> None:
+def test_every_image_is_sampled_once_on_average() -> None:
     rows = resample_weights(20, 4000)
 
     # The variance is 1 - 1/20; the standard error over 4000 rows is about 0.015.

@@ -1,4 +1,4 @@
-"""Calibration: known answers, and no photo judged by a model that knows it."""
+"""Confidence calibration: known answers and leak-free cross-validation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from captioner.evaluation.calibration import (
 PHRASES = PhraseTable.count(100, {("a",): 90, ("dog",): 20, ("a", "dog", "runs"): 5})
 
 
-def judged(confidences, right) -> Judged:
+def judgements(confidences, right) -> Judged:
     return Judged(np.array(confidences, float), np.array(right, float), 0.5)
 
 
@@ -38,7 +38,7 @@ def example(log_prob: float, score: float, *, photo=(0.0, 0.0, 1.0), style: str 
 
 
 def examples(count: int = 200, seed: int = 0) -> list[Example]:
-    """Captions that are right with a probability that rises with their log-probability."""
+    """Captions whose probability of being right rises with their log-probability."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(count):
@@ -56,7 +56,7 @@ RECIPE = Recipe(PHRASES, None, {"beam_size": 3}, 0.5)
 
 def test_the_calibration_error_of_a_small_table() -> None:
     # Bin 0.2-0.3: 3 captions, 1 right; bin 0.9-1: 2 captions, both right.
-    table = judged([0.2, 0.25, 0.24, 0.9, 1.0], [0, 0, 1, 1, 1])
+    table = judgements([0.2, 0.25, 0.24, 0.9, 1.0], [0, 0, 1, 1, 1])
 
     expected = 3 / 5 * abs(0.23 - 1 / 3) + 2 / 5 * abs(0.95 - 1)
 
@@ -67,36 +67,36 @@ def test_the_calibration_error_of_a_small_table() -> None:
 
 
 @pytest.mark.parametrize(("confidence", "error"), [(1.0, 0.5), (0.0, 0.5), (0.5, 0.0)])
-def test_a_constant_confidence_is_off_by_its_distance_to_the_share(confidence, error) -> None:
-    assert calibration_error(judged([confidence] * 4, [0, 1, 0, 1])) == pytest.approx(error)
+def test_error_of_a_constant_confidence_is_its_distance_to_the_accuracy(confidence, error) -> None:
+    assert calibration_error(judgements([confidence] * 4, [0, 1, 0, 1])) == pytest.approx(error)
 
 
-def test_what_chance_alone_gives() -> None:
-    many = judged(np.full(10_000, 0.5), np.zeros(10_000))
-    few = judged(np.full(100, 0.5), np.zeros(100))
+def test_expected_error_by_chance() -> None:
+    many = judgements(np.full(10_000, 0.5), np.zeros(10_000))
+    few = judgements(np.full(100, 0.5), np.zeros(100))
 
     # The mean of |binomial share - 0.5| is about sqrt(2 / pi) sqrt(0.25 / n).
     assert error_by_chance(few) == pytest.approx((0.5 / np.pi / 100) ** 0.5, rel=0.1)
     assert error_by_chance(many) < error_by_chance(few) / 5
-    certain = judged([0.0, 1.0], [0, 1])
+    certain = judgements([0.0, 1.0], [0, 1])
     assert error_by_chance(certain) == 0
 
 
 def test_the_gain_of_the_confident_half() -> None:
-    table = judged([0.9, 0.1, 0.8, 0.2], [3.0, 0.0, 1.0, 0.0])
+    table = judgements([0.9, 0.1, 0.8, 0.2], [3.0, 0.0, 1.0, 0.0])
 
     assert coverage_gain(table, 0.5) == pytest.approx(2.0 / 1.0)
     assert coverage_gain(table, 0.25) == pytest.approx(3.0)
     assert coverage_gain(table, 1.0) == pytest.approx(1.0)
-    # Of three, half are one and a half.
-    three = judged([0.9, 0.8, 0.1], [3.0, 1.0, 0.0])
+    # Half of three captions are one and a half.
+    three = judgements([0.9, 0.8, 0.1], [3.0, 1.0, 0.0])
     assert coverage_gain(three, 0.5) == pytest.approx((3 + 0.5) / 1.5 / (4 / 3))
 
 
-def test_intervals_contain_the_gain_and_groups_are_measured_by_themselves() -> None:
+def test_intervals_contain_the_gain_and_groups_are_separate() -> None:
     random = np.random.default_rng(0)
     confidences = random.random(300)
-    table = judged(confidences, random.random(300) < confidences)
+    table = judgements(confidences, random.random(300) < confidences)
 
     found = measure_groups(table, ["one"] * 100 + ["two"] * 200)
 
@@ -160,8 +160,8 @@ def test_cross_validated_confidence_is_calibrated() -> None:
     assert coverage_gain(found, 0.5) > 1.3
 
 
-def test_no_example_is_judged_by_a_model_that_saw_its_score() -> None:
-    """Its confidence stays when its own score is changed."""
+def test_confidence_of_an_example_does_not_depend_on_its_own_score() -> None:
+    """Cross-validation must not leak: changing a score changes only the other examples."""
     given = examples(120)
     changed = [*given[:-1], given[-1]._replace(score=1.0 - given[-1].score)]
 
@@ -169,11 +169,11 @@ def test_no_example_is_judged_by_a_model_that_saw_its_score() -> None:
     after = cross_validate(changed, RECIPE).confidences
 
     assert after[-1] == before[-1]
-    assert (after[:-1] != before[:-1]).any()  # most other models saw it
+    assert (after[:-1] != before[:-1]).any()  # the other folds' models were trained on it
 
 
-def test_no_example_is_judged_in_a_space_of_its_own_photo() -> None:
-    """Another photo of the last example changes the spaces of the others' folds only."""
+def test_photo_space_of_an_example_does_not_depend_on_its_own_photo() -> None:
+    """A different photo for the last example changes only the other folds."""
     given = examples(120)
     seen = given[-1].seen
     moved = given[-1]._replace(seen=seen._replace(photo=seen.photo + 50))
@@ -210,7 +210,7 @@ def test_a_photo_far_from_all_others_has_no_confidence() -> None:
     assert calibrator.confidence(usual._replace(photo=strange), "") == 0
 
 
-def test_features_are_limited_to_what_was_seen() -> None:
+def test_features_are_clipped_to_the_training_range() -> None:
     calibrator = fit(examples(), RECIPE)
     photo = calibrator.space.mean
 
@@ -230,7 +230,7 @@ def test_too_few_photos_and_one_kind_of_caption() -> None:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def test_rarity_is_the_logarithm_of_the_inverse_share_of_photos() -> None:
+def test_rarity_is_the_log_inverse_document_frequency() -> None:
     words = ["a", "dog", "runs", "home"]
 
     ln = np.log
@@ -242,7 +242,9 @@ def test_rarity_is_the_logarithm_of_the_inverse_share_of_photos() -> None:
 
 def test_strength_and_unfamiliarity_of_a_photo() -> None:
     random = np.random.default_rng(0)
-    photos = np.c_[random.normal(size=(500, 3)), np.zeros((500, 3))]  # a plane in 6 dimensions
+    photos = np.c_[
+        random.normal(size=(500, 3)), np.zeros((500, 3))
+    ]  # a 3-dimensional subspace of 6 dimensions
     space = PhotoSpace.fit(photos, components=3)
 
     within, across = np.array([3.0, 4, 0, 0, 0, 0]), np.array([0.0, 0, 0, 5, 0, 0])

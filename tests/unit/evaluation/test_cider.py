@@ -65,7 +65,7 @@ def test_equals_pycocoevalcap_with_frozen_frequencies(truth, frozen, data) -> No
         scorer.cook_append(
             " ".join(candidates[image_id]), [" ".join(tokens) for tokens in captions]
         )
-    scorer.crefs = Counted(scorer.crefs, len(frozen))
+    scorer.crefs = WithDocumentCount(scorer.crefs, len(frozen))
 
     found = CiderD(truth, DocumentFrequencies.from_tokens(frozen)).score(
         {i: [candidates[i]] for i in truth}
@@ -74,8 +74,8 @@ def test_equals_pycocoevalcap_with_frozen_frequencies(truth, frozen, data) -> No
     assert [found[i][0] for i in truth] == pytest.approx(scorer.compute_cider(), abs=1e-9)
 
 
-class Counted(list):
-    """References whose len(), which pycocoevalcap uses as document count, is the counted number."""
+class WithDocumentCount(list):
+    """References whose ``len``, pycocoevalcap's document count, is a given number."""
 
     def __init__(self, references: list, documents: int) -> None:
         super().__init__(references)
@@ -130,7 +130,7 @@ def test_unknown_words_stay_distinct() -> None:
     assert two == pytest.approx(10 / 4 * penalty / math.sqrt(3), abs=1e-12)
 
 
-def test_frozen_frequencies_weigh_words_that_no_reference_contains() -> None:
+def test_frozen_frequencies_weight_words_missing_from_references() -> None:
     frozen = DocumentFrequencies(4, {("x",): 2})
     scorer = CiderD({1: [["dog"]]}, frozen)
 

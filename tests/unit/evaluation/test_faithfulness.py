@@ -1,4 +1,4 @@
-"""Deletion and insertion against known areas, brute force and hand-made versions of a photo."""
+"""Deletion and insertion curves against known areas, brute force and hand-made photos."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_area_is_the_mean_of_the_curve() -> None:
 
 
 def additive_score(weights):
-    """A model that sums the weights of the regions that are left; a blurred one counts half."""
+    """A model that sums the weights of the remaining regions; blurred ones count half."""
     calls = []
 
     def score(fills, masks, words):
@@ -54,8 +54,8 @@ def additive_score(weights):
     return score, calls
 
 
-def test_orders_of_a_model_that_adds_up_its_regions() -> None:
-    """By the true weights, the first deleted region costs most; each curve is known."""
+def test_orders_for_an_additive_model() -> None:
+    """Deleting by the true weights costs most at first; every curve is known."""
     weights = np.array([[3.0, 0, 1, 0, 2, 0], [0, 5, 0, 0, 0, 1]])
     best = np.argsort(-weights, axis=1, kind="stable")
     score, calls = additive_score(weights)
@@ -70,7 +70,7 @@ def test_orders_of_a_model_that_adds_up_its_regions() -> None:
     assert insertion[0, 0].tolist() == [3, 4.5, 5.5, 6, 6, 6, 6]
     assert insertion[1, 0].tolist() == deletion_blur[0, 0, ::-1].tolist()
     assert len(calls) == 1
-    assert calls[0] < found.size  # versions that orders share are scored once
+    assert calls[0] < found.size  # versions shared by several orders are scored once
 
 
 def test_steps_that_do_not_divide_the_regions() -> None:
@@ -112,8 +112,8 @@ def test_ties_are_ordered_at_random_not_from_the_top() -> None:
     assert starts == set(range(REGIONS))
 
 
-def test_the_centre_is_that_of_what_the_encoder_sees() -> None:
-    """With regions off the middle, as without symmetric padding, the nearest one comes first."""
+def test_centre_order_uses_the_encoders_region_positions() -> None:
+    """With off-centre regions, as from asymmetric padding, the nearest region comes first."""
     even = Geometry.even((1, 4))
     shifted = even._replace(x=even.x._replace(first=even.x.first + even.x.pitch * 0.4))
     relevances = {method: np.zeros((1, 4)) for method in METHODS}
@@ -155,12 +155,12 @@ def test_pixels_belong_to_the_nearest_region(captioner, image) -> None:
         row = abs(geometry.y.centres(2) - (y + 0.5)).argmin()
         column = abs(geometry.x.centres(2) - (x + 0.5)).argmin()
         assert labels[y, x] == 2 * row + column
-    # test_resnet's regions are off the middle, so equal quarters would be wrong
+    # test_resnet's regions are off-centre, so equal quarters would be wrong
     assert not np.array_equal(labels, np.kron([[0, 1], [2, 3]], np.ones((32, 32), dtype=int)))
 
 
 def test_versions_by_hand(captioner, image) -> None:
-    """Mean and blur, in features and in pixels, each against one version made here."""
+    """Mean and blur, in features and in pixels, each against a version made by hand."""
     photo = faithfulness._Photo(captioner.ensemble, image)
     tokens = captioner.stored.vocabulary.encode(["a", "dog", "runs"])
     scorer = WordScorer(captioner.engine.exact_decoder, 1, tokens)
@@ -188,7 +188,7 @@ def test_versions_by_hand(captioner, image) -> None:
     assert photo.fills[BLUR].std() < np.array(image).std() / 4
 
 
-def test_curves_start_at_the_photo_and_end_where_all_orders_meet(captioner, image) -> None:
+def test_all_orders_share_the_first_and_last_point(captioner, image) -> None:
     options = FaithfulnessOptions(max_words=2, steps=2)
 
     words = measure_photo(captioner, image, options, captioner.options(), reference="A dog runs.")
@@ -207,7 +207,7 @@ def test_curves_start_at_the_photo_and_end_where_all_orders_meet(captioner, imag
             )
 
 
-def test_words_of_generated_captions_are_those_of_the_caption(captioner, image) -> None:
+def test_words_are_those_of_the_generated_caption(captioner, image) -> None:
     options = FaithfulnessOptions(max_words=50, steps=1, level="grid")
     caption = captioner.caption(image)
 
@@ -222,8 +222,8 @@ def test_words_of_generated_captions_are_those_of_the_caption(captioner, image) 
 # --- summary -------------------------------------------------------------------------------------
 
 
-def made_up(count: int) -> Faithfulness:
-    """Grad-CAM loses 2 nats at once, all others 1; two words of each photo."""
+def synthetic_result(count: int) -> Faithfulness:
+    """Two words per photo; Grad-CAM's curves drop by 2 nats, all others' by 1."""
     curve = np.zeros((len(CURVES), len(ORDERS), 3))
     curve[:2, :, 1:] = -1
     curve[:2, ORDERS.index("grad_cam"), 1:] = -2
@@ -238,7 +238,7 @@ def made_up(count: int) -> Faithfulness:
 
 
 def test_summary_compares_with_the_baselines() -> None:
-    found = made_up(40).summary()
+    found = synthetic_result(40).summary()
 
     assert (found["photos"], found["photos_with_words"], found["words"]) == (40, 40, 80)
     deletion = found["grid"]["deletion_mean"]
@@ -261,15 +261,15 @@ def test_summary_compares_with_the_baselines() -> None:
     assert "*" not in row  # significantly worse is not better
 
 
-def test_few_photos_have_no_intervals() -> None:
-    found = made_up(3).summary()
+def test_no_intervals_for_few_photos() -> None:
+    found = synthetic_result(3).summary()
 
     assert found["grid"]["deletion_mean"]["grad_cam"]["interval"] is None
     assert "3 photos with content words are too few" in as_lines(found)[-1]
     assert Faithfulness(FaithfulnessOptions(), 2, (), 81).summary()["words"] == 0
 
 
-def test_photos_are_spread_evenly_and_broken_ones_reported(
+def test_photos_are_sampled_evenly_and_broken_ones_reported(
     captioner, image, tmp_path: Path, monkeypatch
 ) -> None:
     for number in range(6):

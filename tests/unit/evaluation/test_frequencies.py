@@ -116,7 +116,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["frequencies.json.gz"]
 
 
-def test_a_file_is_its_bytes(tmp_path: Path) -> None:
+def test_bytes_load_like_a_file(tmp_path: Path) -> None:
     SAMPLE.save(tmp_path / "file")
 
     data = (tmp_path / "file").read_bytes()
@@ -133,7 +133,7 @@ def test_without_shared_ngrams_counts_are_empty() -> None:
     assert DocumentFrequencies.from_bytes(alone.to_bytes()) == alone
 
 
-def test_the_same_frequencies_give_the_same_bytes() -> None:
+def test_serialization_is_deterministic() -> None:
     backwards = DocumentFrequencies(7, dict(reversed(SAMPLE.counts.items())))
 
     assert backwards.to_bytes() == SAMPLE.to_bytes()
@@ -183,15 +183,15 @@ def test_every_truncation_is_refused(kept: int) -> None:
         DocumentFrequencies.from_bytes(SAMPLE.to_bytes()[:kept])
 
 
-@given(place=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))
-def test_a_damaged_byte_is_detected_or_harmless(place: int, mask: int) -> None:
+@given(index=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))
+def test_a_damaged_byte_is_detected_or_harmless(index: int, mask: int) -> None:
     data = bytearray(SAMPLE.to_bytes())
-    data[place] ^= mask
+    data[index] ^= mask
 
     with suppress(DataError):
         assert (
             DocumentFrequencies.from_bytes(bytes(data)) == SAMPLE
-        )  # the byte was in gzip's time stamp
+        )  # the byte was in gzip's timestamp
 
 
 @pytest.mark.parametrize(

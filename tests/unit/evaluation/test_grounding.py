@@ -1,4 +1,4 @@
-"""Attention grounding: known answers, slow oracles and invalid files.
+"""Attention grounding: known answers, brute force and invalid files.
 
 Most photos here are 12 x 8 pixels with a grid of 2 x 3, so a region is 4 x 4 pixels.
 """
@@ -128,10 +128,10 @@ def caption(text: str, maps: Any = None, gates: Any = None, crop_box: CropBox = 
 
 
 def spot(**shares: float) -> Array:
-    """A map with the given shares, e.g. ``spot(r0c0=0.7)``; the last region gets the rest."""
+    """A map with the given weights, e.g. ``spot(r0c0=0.7)``; the last region gets the rest."""
     alpha = np.zeros(GRID)
-    for place, share in shares.items():
-        alpha[int(place[1]), int(place[3])] = share
+    for region, share in shares.items():
+        alpha[int(region[1]), int(region[3])] = share
     alpha[-1, -1] += 1 - alpha.sum()
     return alpha
 
@@ -283,7 +283,7 @@ grids = st.tuples(st.integers(1, 5), st.integers(1, 4))
 
 @given(masks(), regions(), grids)
 def test_coverage_is_the_common_area_of_pixels_and_regions(mask, region, grid) -> None:
-    """Compared with a slow loop over all pairs of a region and a pixel."""
+    """Compared with a loop over all pairs of a region and a pixel."""
     height, width = mask.shape
     expected = np.zeros(grid)
     tall = (region.bottom - region.top) * height / grid[0]
@@ -415,7 +415,7 @@ def test_the_centre_by_hand(read) -> None:
 
 
 def test_only_the_part_that_was_seen_counts(read) -> None:
-    """The model saw the right two thirds, x from 4 to 12, as a grid of 1 x 2."""
+    """The crop is the right two thirds, x from 4 to 12, with a grid of 1 x 2."""
     region = CropBox(1 / 3, 0, 1, 1)
     one = caption("dog", [[[0.75, 0.25]]], crop_box=region)
 
@@ -552,7 +552,7 @@ def test_a_category_with_crowd_regions_only(read) -> None:
     assert (found.ignored, found.unseen, found.occurrences) == (1, 0, ())
 
 
-# --- The whole set -------------------------------------------------------------------------------
+# --- Summary -------------------------------------------------------------------------------------
 
 
 def test_every_name_is_counted_once(read) -> None:
@@ -589,17 +589,17 @@ def test_entropy_covers_all_words(read) -> None:
 @pytest.mark.parametrize("text", ["a cat", "grass", ""])
 def test_nothing_to_measure(read, text: str) -> None:
     found = measure({1: caption(text, np.zeros((len(text.split()), *GRID)) + UNIFORM)}, read(DOG))
-    _nothing(found.summary(), names=int("cat" in text))
+    assert_nothing_measured(found.summary(), names=int("cat" in text))
 
 
 def test_no_captions(read) -> None:
     found = measure({}, read(DOG)).summary()
-    _nothing(found, names=0)
+    assert_nothing_measured(found, names=0)
     assert found["photos"] == 0
     assert found["entropy"] is found["entropy_even"] is found["movement"] is None
 
 
-def _nothing(found: dict[str, Any], names: int) -> None:
+def assert_nothing_measured(found: dict[str, Any], names: int) -> None:
     assert (found["names"], found["absent"], found["measured"]) == (names, names, 0)
     for key in ("correctness", "uniform", "centre", "shuffled", "ratio", "pointing",
                 "pointing_uniform", "pointing_centre", "gate"):  # fmt: skip

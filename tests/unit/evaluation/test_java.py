@@ -274,8 +274,8 @@ def test_a_read_only_folder(spice_folder: Path, monkeypatch) -> None:
 # --- SPICE with a fake class ---------------------------------------------------------------------
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, answer) -> None:
-    """Replace Spice by a class that returns or raises ``answer``."""
+def fake(monkeypatch: pytest.MonkeyPatch, result) -> None:
+    """Replace Spice by a class that returns or raises ``result``."""
 
     class Spice:
         def __init__(self) -> None:
@@ -284,9 +284,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, answer) -> None:
         def compute_score(self, gts, res):
             assert gts == {0: ["a dog", "the dog"], 1: ["a cat"]}
             assert res == {0: ["a dog"], 1: ["cats"]}
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+            if isinstance(result, Exception):
+                raise result
+            return result
 
     from pycocoevalcap.spice import spice as module
 

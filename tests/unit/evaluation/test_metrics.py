@@ -268,7 +268,7 @@ def test_the_signature_names_optional_metrics():
     )
 
 
-def test_cider_of_few_images_is_warned_of():
+def test_cider_of_few_images_warns():
     assert "one image is always 0" in cider_warning(1)
     assert "of 99 images is noisy" in cider_warning(MIN_IMAGES_FOR_CIDER - 1)
     assert cider_warning(MIN_IMAGES_FOR_CIDER) is None

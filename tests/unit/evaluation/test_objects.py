@@ -81,7 +81,7 @@ def named(sentence: str) -> list[tuple[str, str]]:
         ("Pictures of grass and the sky", ""),
     ],
 )  # fmt: skip
-def test_what_captions_name(sentence: str, expected: str) -> None:
+def test_names_found_in_captions(sentence: str, expected: str) -> None:
     assert " ".join(f"{category}:{text}" for category, text in named(sentence)) == expected
 
 
@@ -118,7 +118,7 @@ def test_every_phrase_names_its_category(category: str) -> None:
         assert tuple(tokenize(" ".join(phrase))) == phrase  # otherwise no caption could contain it
 
 
-def test_others_name_nothing_but_contain_a_name() -> None:
+def test_excluded_phrases_contain_a_name_but_give_none() -> None:
     for phrase in _phrases(OTHERS):
         assert find_names(phrase) == []
         parts = {phrase[i:j] for i, j in combinations(range(len(phrase) + 1), 2)} - {phrase}
@@ -126,7 +126,7 @@ def test_others_name_nothing_but_contain_a_name() -> None:
 
 
 @pytest.mark.parametrize("category", [name for name in WORDS if name != "orange"])
-def test_every_category_is_named_by_its_name(category: str) -> None:
+def test_every_category_name_is_recognised(category: str) -> None:
     assert named(category) == [(category, category)]
 
 

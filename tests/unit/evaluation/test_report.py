@@ -39,20 +39,20 @@ class Captions(NamedTuple):
     """Often wrong captions."""
 
 
-WHO = ("a dog", "two men", "a young girl", "three children", "a brown horse", "a woman")
-DOES = ("runs", "is jumping", "sits down", "looks up", "plays with a ball", "waits")
-WHERE = ("on the grass", "near the water", "in the snow", "on a street", "by a red wall")
+SUBJECTS = ("a dog", "two men", "a young girl", "three children", "a brown horse", "a woman")
+VERBS = ("runs", "is jumping", "sits down", "looks up", "plays with a ball", "waits")
+PLACES = ("on the grass", "near the water", "in the snow", "on a street", "by a red wall")
 
 
 def make_captions(count: int, seed: int = 0) -> Captions:
     """Random references that mostly agree about an image, and captions of two systems."""
     chance = random.Random(seed)
-    facts = [[chance.choice(part) for part in (WHO, DOES, WHERE)] for _ in range(count)]
+    facts = [[chance.choice(part) for part in (SUBJECTS, VERBS, PLACES)] for _ in range(count)]
 
     def describe(fact: list[str], error_rate: float) -> str:
         words = [
             chance.choice(part) if chance.random() < error_rate else true
-            for true, part in zip(fact, (WHO, DOES, WHERE), strict=True)
+            for true, part in zip(fact, (SUBJECTS, VERBS, PLACES), strict=True)
         ]
         return " ".join(words[: chance.choice((2, 3, 3))])
 
@@ -95,12 +95,12 @@ def test_a_report_contains_scores_and_intervals() -> None:
 
 
 def test_new_captions_are_not_among_the_training_captions() -> None:
-    said = {FEW.good[i] for i in range(10)}
-    known = [text.upper() + "." for text in said]
+    captions = {FEW.good[i] for i in range(10)}
+    known = [text.upper() + "." for text in captions]
 
     report, _ = build(FEW.good, evaluator(), known)
 
-    new = sum(text not in said for text in FEW.good.values()) / 40
+    new = sum(text not in captions for text in FEW.good.values()) / 40
     assert 0 < report["statistics"]["new"] == new < 1
     assert build(FEW.good, evaluator(), [])[0]["statistics"]["new"] == 1
 
@@ -134,7 +134,7 @@ def test_caption_order_does_not_matter() -> None:
     assert build(backwards, evaluator())[0] == build(FEW.good, evaluator())[0]
 
 
-def test_few_images_are_warned_of() -> None:
+def test_few_images_warn() -> None:
     enough = make_captions(100)
 
     (warning,) = build(FEW.good, evaluator())[0]["warnings"]
@@ -159,7 +159,7 @@ def test_too_few_images_give_no_intervals_and_no_test() -> None:
     text = as_text({**report, "compare": {"with": "them.json", **found}})
     assert "significant," not in text
     assert "None" not in text
-    assert strict(as_json(report)) == report
+    assert strict_json(as_json(report)) == report
 
 
 def test_nothing_to_score() -> None:
@@ -308,11 +308,11 @@ def test_references_of_other_images_do_not_change_the_signature() -> None:
 @pytest.mark.parametrize(
     "references",
     [
-        pytest.param({3: ["A dog.", "One dog."], 9: ["A cat"]}, id="one letter"),
-        pytest.param({3: ["A dog", "One dog"], 9: ["A cat", "A"]}, id="one more"),
+        pytest.param({3: ["A dog.", "One dog."], 9: ["A cat"]}, id="one letter differs"),
+        pytest.param({3: ["A dog", "One dog"], 9: ["A cat", "A"]}, id="one reference more"),
         pytest.param({3: ["A dog", "One dog A cat"], 9: ["A cat"]}, id="joined differently"),
         pytest.param({4: ["A dog", "One dog"], 9: ["A cat"]}, id="another image"),
-        pytest.param({3: ["A cat"], 9: ["A dog", "One dog"]}, id="of the other image"),
+        pytest.param({3: ["A cat"], 9: ["A dog", "One dog"]}, id="images swapped"),
     ],
 )
 def test_different_references_have_different_digests(references: dict[int, list[str]]) -> None:
@@ -386,8 +386,8 @@ def test_captions_of_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b'[{"image_id": 1, "caption": "a d', id="cut"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b'[{"image_id": 1, "caption": "a d', id="truncated"),
         pytest.param(b"\xff\xfe\x00", id="not text"),
         pytest.param(b"image_id,caption\n1,a dog\n", id="a table"),
         pytest.param(b"5", id="a number"),
@@ -444,7 +444,7 @@ def test_two_captions_of_an_image_are_refused(tmp_path: Path, second: dict) -> N
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def strict(text: str) -> object:
+def strict_json(text: str) -> object:
     """Parse JSON, rejecting NaN and Infinity."""
 
     def refuse(name: str) -> None:
@@ -460,7 +460,7 @@ def test_a_report_round_trips() -> None:
 
     text = as_json(report)
 
-    assert strict(text) == report
+    assert strict_json(text) == report
     assert text.endswith("}\n")
 
 
@@ -468,7 +468,7 @@ def test_nan_becomes_null() -> None:
     nan = math.nan
     report = {"a": nan, "b": [1.5, nan], "c": {"d": (nan, 2)}, "e": [{"f": nan}], "g": "NaN"}
 
-    assert strict(as_json(report)) == {
+    assert strict_json(as_json(report)) == {
         "a": None, "b": [1.5, None], "c": {"d": [None, 2]}, "e": [{"f": None}], "g": "NaN",
     }  # fmt: skip
     assert math.isnan(report["a"])  # the report itself is unchanged
@@ -484,7 +484,7 @@ def test_captions_with_lone_surrogates_can_be_written() -> None:
 
     data = as_json({"per_image": [entry(1, caption)]}).encode()
 
-    assert strict(data.decode())
+    assert strict_json(data.decode())
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -630,7 +630,7 @@ def test_text_of_attention_without_measured_names() -> None:
     assert lines[2].endswith("0 names measured in 0 of 3 photos")
     assert "4 names not in the photo" in row(lines, "not measured")
     assert len(lines) == 4
-    assert strict(as_json({"attention": NOTHING.summary()}))
+    assert strict_json(as_json({"attention": NOTHING.summary()}))
 
 
 def test_lines_fit_a_terminal() -> None:

@@ -19,7 +19,7 @@ from captioner.vocabulary import PAD, UNKNOWN, Vocabulary
 
 Tokens = list[str]
 
-# "cat" and "grass" are not in the vocabulary, "bird" is in no reference, one word contains a space.
+# "cat" and "grass" are not in the vocabulary, "bird" is in no reference; one word has a space.
 VOCABULARY = Vocabulary(["a", "dog", "runs", "on", "bird", "1\u00a01/2"])
 REFERENCE = st.lists(
     st.sampled_from(["a", "dog", "runs", "on", "cat", "grass", "1\u00a01/2"]), max_size=7
@@ -34,7 +34,7 @@ def text(tokens: Tokens, end: bool) -> str:
     return " ".join([*tokens, "zzend"] if end else tokens)
 
 
-def scored(scorer, truth, samples, ended, count_end) -> list[float]:
+def oracle(scorer, truth, samples, ended, count_end) -> list[float]:
     """pycocoevalcap's score of one caption per image."""
     references = {i: [text(t, count_end) for t in captions] for i, captions in truth.items()}
     candidates = {i: [text(VOCABULARY.decode(samples[i]), count_end and ended[i])] for i in truth}
@@ -68,7 +68,7 @@ def test_cider_equals_pycocoevalcap(count_end, truth, data) -> None:
 
     found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
 
-    assert found[:, 0] == pytest.approx(scored(cider, truth, samples, ended, count_end), abs=1e-9)
+    assert found[:, 0] == pytest.approx(oracle(cider, truth, samples, ended, count_end), abs=1e-9)
 
 
 @pytest.mark.parametrize("count_end", [False, True])
@@ -79,10 +79,10 @@ def test_bleu_equals_pycocoevalcap(count_end, truth, data) -> None:
 
     found = reward(list(truth), [[samples[i]] for i in truth], [[ended[i]] for i in truth])
 
-    assert found[:, 0] == pytest.approx(scored(bleu_4, truth, samples, ended, count_end), abs=1e-9)
+    assert found[:, 0] == pytest.approx(oracle(bleu_4, truth, samples, ended, count_end), abs=1e-9)
 
 
-def test_of_two_closest_references_the_shorter_counts() -> None:
+def test_shorter_of_two_closest_references_counts() -> None:
     """As in pycocoevalcap: with references of 3 and 5 words, a caption of 4 is compared with 3."""
     truth = {1: [["a", "dog", "runs", "on", "grass"], ["a", "dog", "runs"]]}
     reward = CaptionReward(truth, VOCABULARY, cider=0, bleu=1, count_end=False)
@@ -90,11 +90,11 @@ def test_of_two_closest_references_the_shorter_counts() -> None:
     assert one(reward, 1, "a dog runs on") == pytest.approx(1, abs=1e-8)
 
 
-# --- many at once --------------------------------------------------------------------------------
+# --- batches -------------------------------------------------------------------------------------
 
 
 @given(truth=TRUTH, data=st.data(), width=st.integers(1, 3))
-def test_each_sample_is_rewarded_as_if_alone(truth, data, width) -> None:
+def test_batched_rewards_equal_single_ones(truth, data, width) -> None:
     reward = CaptionReward(truth, VOCABULARY, bleu=2)
     ids = data.draw(st.lists(st.sampled_from(sorted(truth)), max_size=4))  # may contain duplicates
     samples = [[data.draw(SAMPLE) for _ in range(width)] for _ in ids]
@@ -178,7 +178,7 @@ RIDERS = {
 @pytest.mark.parametrize(
     ("count_end", "expected"), [(False, [6.667, 7.233, 7.018]), (True, [6.473, 6.344, 6.587])]
 )
-def test_a_broken_ending_costs_only_if_the_end_counts(count_end, expected) -> None:
+def test_broken_endings_are_penalised_only_if_the_end_counts(count_end, expected) -> None:
     """Without the end word, "a man riding a horse on a" scores highest."""
     short = RIDING.encode(["a", "man", "riding", "a", "horse"])
     broken = short + RIDING.encode(["on", "a"])
@@ -238,7 +238,7 @@ def test_signature_changes_with_every_setting() -> None:
     assert CaptionReward(TRUTH_OF_TWO, Vocabulary(["cat"])).signature() == found[0]
 
 
-# --- refusals ------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Descriptions in XMP packets, JPEG and PNG; exiftool reads them back."""
+"""Descriptions in XMP packets, JPEG and PNG, read back with exiftool."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sidecar(description: str = "") -> bytes:
 
 
 def exiftool(path: Path) -> dict[str, Any]:
-    """What exiftool reads, by group and name."""
+    """The file's tags as exiftool reads them, by group and name."""
     if shutil.which("exiftool") is None:
         pytest.skip("exiftool is not installed (apt-get install libimage-exiftool-perl)")
     done = subprocess.run(
@@ -90,13 +90,13 @@ def test_everything_else_in_a_sidecar_keeps_its_bytes(before) -> None:
         assert b'rdf:about="uuid:1"' in new
 
 
-def test_set_twice_is_set_once() -> None:
+def test_setting_a_description_twice_gives_the_same_packet() -> None:
     once = set_description(sidecar(), TEXT)
 
     assert set_description(set_description(sidecar(), "other"), TEXT) == once
 
 
-def test_the_description_of_a_part_is_not_the_photo_s() -> None:
+def test_the_description_of_a_nested_resource_is_ignored() -> None:
     part = (
         '<p:part xmlns:p="urn:p" r:parseType="Resource"><d:description '
         'xmlns:d="http://purl.org/dc/elements/1.1/">part</d:description></p:part>'
@@ -178,7 +178,7 @@ def test_other_metadata_is_kept(tmp_path) -> None:
 
 
 def iptc(*datasets: tuple[int, int, bytes], digest: bool = False) -> bytes:
-    """A Photoshop segment with IPTC, after a resource of another kind."""
+    """A Photoshop segment with IPTC data after another resource."""
     data = b"".join(struct.pack(">BBBH", 0x1C, r, n, len(v)) + v for r, n, v in datasets)
     resources = [(0x03ED, b"resolution"), (0x0404, data)]
     if digest:
@@ -195,7 +195,7 @@ def with_segment(segment: bytes) -> bytes:
     return data[:2] + segment + data[2:]
 
 
-def test_other_iptc_is_kept_and_its_digest_renewed(tmp_path) -> None:
+def test_other_iptc_data_is_kept_and_its_digest_updated(tmp_path) -> None:
     old = iptc((2, 80, b"Me"), (2, 120, b"old"), (2, 122, b"Writer"), digest=True)
     assert embedded_description(with_segment(old)) == "old"
 
@@ -224,7 +224,7 @@ def test_a_compressed_xmp_chunk_is_read_and_replaced() -> None:
     assert embedded_description(embed_description(data, TEXT)) == TEXT
 
 
-def test_only_jpeg_and_png() -> None:
+def test_other_formats_are_refused() -> None:
     assert [can_embed(photo(kind)[:8]) for kind in ("JPEG", "PNG", "WEBP", "TIFF", "GIF")] == [
         True,
         True,

@@ -1,4 +1,4 @@
-"""The additive score in blocks: the same numbers and gradients as written plainly, in less room."""
+"""Blockwise additive scores: same values and gradients as the plain form, with less memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from captioner.models.additive import LARGEST, additive_scores, exponentials
 from captioner.models.decoder import build_decoder
 from captioner.models.losses import caption_losses
 
-# Photos, queries, regions, sizes; the last ones have a photo, a query or a region alone.
+# Photos, queries, regions, size; the later ones have a single photo, query or region.
 SHAPES = [(3, 4, 5, 6), (3, 1, 5, 6), (3, 4, 1, 6), (1, 4, 5, 6), (1, 1, 1, 1)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
@@ -28,92 +28,96 @@ def parts(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float64) 
     return [(2 * torch.randn(one, dtype=torch.float64)).to(dtype).requires_grad_() for one in made]
 
 
-def ours(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+def blockwise(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     return additive_scores(exponentials(query), exponentials(keys), energy)
 
 
-def plain(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+def reference(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     """v^T tanh(k + q)."""
     return torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)) @ energy
 
 
-def scores_and_gradients(score: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
-    """Scores, and the gradients of something that weighs each of them by itself."""
-    scores = score(*given)
+def scores_and_gradients(score: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Scores, and gradients of a sum that weighs each score differently."""
+    scores = score(*inputs)
     weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype).view_as(scores)
-    return [scores.detach(), *torch.autograd.grad((weights * scores).sum(), given)]
+    return [scores.detach(), *torch.autograd.grad((weights * scores).sum(), inputs)]
 
 
-def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+def assert_all_close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 @each_shape
-def test_scores_and_gradients_are_those_of_the_equation(shape) -> None:
-    given = parts(shape)
+def test_scores_and_gradients_match_the_equation(shape) -> None:
+    inputs = parts(shape)
 
-    assert ours(*given).shape == shape[:3]
-    assert_near(scores_and_gradients(ours, given), scores_and_gradients(plain, given), 1e-10)
+    assert blockwise(*inputs).shape == shape[:3]
+    assert_all_close(
+        scores_and_gradients(blockwise, inputs), scores_and_gradients(reference, inputs), 1e-10
+    )
 
 
-def test_float32_is_near_float64() -> None:
-    given = parts((3, 4, 49, 64), torch.float32)
+def test_float32_is_close_to_float64() -> None:
+    inputs = parts((3, 4, 49, 64), torch.float32)
 
-    scores = ours(*given)
+    scores = blockwise(*inputs)
 
     assert scores.dtype == torch.float32
-    exact = plain(*(part.double() for part in given))
+    exact = reference(*(part.double() for part in inputs))
     torch.testing.assert_close(scores.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @each_shape
 def test_gradients_are_exact_in_float64(shape) -> None:
-    assert torch.autograd.gradcheck(ours, parts(shape))
+    assert torch.autograd.gradcheck(blockwise, parts(shape))
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 3, 4, 5, 8, 11])
 @each_shape
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, shape, pairs: int) -> None:
-    """So many photos times queries a block: parts of a photo's, one photo's, several photos'."""
-    given = parts(shape)
-    whole, blocks, cut = scores_and_gradients(ours, given), [], additive._blocks
+def test_block_size_does_not_change_results(
+    monkeypatch: pytest.MonkeyPatch, shape, pairs: int
+) -> None:
+    """Blocks of part of a photo's queries, of one photo and of several photos."""
+    inputs = parts(shape)
+    whole, blocks, cut = scores_and_gradients(blockwise, inputs), [], additive._blocks
 
-    def counted(query: Tensor, keys: Tensor):
+    def counting(query: Tensor, keys: Tensor):
         for photos, queries, share in cut(query, keys):
             blocks.append(share.shape[0] * share.shape[1])
             yield photos, queries, share
 
-    monkeypatch.setattr(additive, "_blocks", counted)
+    monkeypatch.setattr(additive, "_blocks", counting)
     monkeypatch.setattr(additive, "CPU_BLOCK", pairs * shape[2] * shape[3] * 8)
 
-    assert_near(scores_and_gradients(ours, given), whole, 1e-12)
+    assert_all_close(scores_and_gradients(blockwise, inputs), whole, 1e-12)
     assert max(blocks) <= pairs
-    assert sum(blocks) == 2 * shape[0] * shape[1]  # forward, and again backward
+    assert sum(blocks) == 2 * shape[0] * shape[1]  # once forward, once backward
 
 
-def test_a_block_smaller_than_one_query_still_holds_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = parts((2, 3, 4, 5))
-    whole = scores_and_gradients(ours, given)
+def test_a_block_has_at_least_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = parts((2, 3, 4, 5))
+    whole = scores_and_gradients(blockwise, inputs)
 
     monkeypatch.setattr(additive, "CPU_BLOCK", 1)
 
-    assert_near(scores_and_gradients(ours, given), whole, 1e-12)
+    assert_all_close(scores_and_gradients(blockwise, inputs), whole, 1e-12)
 
 
-# --- Large numbers -------------------------------------------------------------------------------
+# --- Saturation ----------------------------------------------------------------------------------
 
 EDGES = (-1000.0, -100.0, -LARGEST, -20.0, 0.0, 20.0, LARGEST, 100.0, 1000.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_saturated_scores_have_their_limits_and_finite_gradients(dtype: torch.dtype) -> None:
-    """tanh is known even there, but for large keys and queries of opposite signs."""
+def test_saturated_scores_reach_their_limits_with_finite_gradients(dtype: torch.dtype) -> None:
+    """tanh is exact even there, except for large keys and queries of opposite signs."""
     for key, query in itertools.product(EDGES, EDGES):
-        given = [torch.tensor([[[value]]], dtype=dtype) for value in (query, key)]
-        given = [part.requires_grad_() for part in (*given, torch.ones(1, dtype=dtype))]
+        inputs = [torch.tensor([[[value]]], dtype=dtype) for value in (query, key)]
+        inputs = [part.requires_grad_() for part in (*inputs, torch.ones(1, dtype=dtype))]
 
-        scores, *gradients = scores_and_gradients(ours, given)
+        scores, *gradients = scores_and_gradients(blockwise, inputs)
 
         assert all(part.isfinite().all() for part in (scores, *gradients)), (key, query)
         clamped = [max(-LARGEST, min(LARGEST, value)) for value in (key, query)]
@@ -123,30 +127,30 @@ def test_saturated_scores_have_their_limits_and_finite_gradients(dtype: torch.dt
             assert scores.item() == pytest.approx(torch.tensor(key + query).tanh().item(), abs=1e-6)
 
 
-def test_a_saturated_size_leaves_the_others_their_gradient() -> None:
-    given = parts((2, 3, 4, 5), torch.float32)
+def test_one_saturated_dimension_leaves_other_gradients_intact() -> None:
+    inputs = parts((2, 3, 4, 5), torch.float32)
     with torch.no_grad():
-        given[0][..., 0], given[1][..., 0] = 1000.0, -1000.0  # clamped: they cancel
-        given[0][..., 1], given[1][..., 1] = -1000.0, 3.0
+        inputs[0][..., 0], inputs[1][..., 0] = 1000.0, -1000.0  # clamped: they cancel
+        inputs[0][..., 1], inputs[1][..., 1] = -1000.0, 3.0
 
-    found = scores_and_gradients(ours, given)
+    found = scores_and_gradients(blockwise, inputs)
 
     with torch.no_grad():
-        given[0][..., 0], given[1][..., 0] = LARGEST, -LARGEST
+        inputs[0][..., 0], inputs[1][..., 0] = LARGEST, -LARGEST
     expected = scores_and_gradients(
-        plain, [part.detach().double().requires_grad_() for part in given]
+        reference, [part.detach().double().requires_grad_() for part in inputs]
     )
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-4, atol=1e-4)
     for one, other in zip(found[1:3], expected[1:3], strict=True):
         torch.testing.assert_close(one[..., 2:].double(), other[..., 2:], rtol=1e-4, atol=1e-4)
-        assert one[..., :2].abs().max() < 1e-20  # beyond LARGEST, and across from it
+        assert one[..., :2].abs().max() < 1e-20  # key or query is clamped
     torch.testing.assert_close(found[3].double(), expected[3], rtol=1e-4, atol=1e-4)
 
 
-# --- Room and gradients --------------------------------------------------------------------------
+# --- Memory and gradients ------------------------------------------------------------------------
 
 
-def test_nothing_of_the_size_of_all_pairs_is_kept_for_the_backward_pass() -> None:
+def test_no_pairwise_tensor_is_saved_for_backward() -> None:
     photos, queries, regions, size = shape = (3, 4, 5, 6)
     kept: list[int] = []
 
@@ -154,45 +158,47 @@ def test_nothing_of_the_size_of_all_pairs_is_kept_for_the_backward_pass() -> Non
         kept.append(tensor.numel())
         return tensor
 
-    given = parts(shape)
+    inputs = parts(shape)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ours(*given)
+        blockwise(*inputs)
         largest = max(kept)
         kept.clear()
-        plain(*given)
+        reference(*inputs)
 
     assert largest <= photos * max(queries, regions) * size
-    assert max(kept) == photos * queries * regions * size  # the measure sees what is kept
+    assert max(kept) == photos * queries * regions * size  # the hooks do see saved tensors
 
 
-@pytest.mark.parametrize("asked", [n for k in (1, 2) for n in itertools.combinations(range(3), k)])
-def test_a_gradient_that_is_not_asked_for_is_not_given(asked: tuple[int, ...]) -> None:
-    given = parts((2, 3, 4, 5))
-    expected = torch.autograd.grad(ours(*given).sum(), given)
-    for number, part in enumerate(given):
-        part.requires_grad_(number in asked)
+@pytest.mark.parametrize(
+    "requested", [n for k in (1, 2) for n in itertools.combinations(range(3), k)]
+)
+def test_only_requested_gradients_are_computed(requested: tuple[int, ...]) -> None:
+    inputs = parts((2, 3, 4, 5))
+    expected = torch.autograd.grad(blockwise(*inputs).sum(), inputs)
+    for number, part in enumerate(inputs):
+        part.requires_grad_(number in requested)
 
-    ours(*given).sum().backward()
+    blockwise(*inputs).sum().backward()
 
-    for number, part in enumerate(given):
-        if number in asked:
+    for number, part in enumerate(inputs):
+        if number in requested:
             assert torch.equal(part.grad, expected[number])
         else:
             assert part.grad is None
 
 
-def test_views_and_expanded_tensors_are_read_right() -> None:
-    """A first state is expanded over the captions, and keys may be a slice."""
+def test_views_and_expanded_tensors() -> None:
+    """The first state is expanded over captions, and keys may be a slice."""
     query, keys, energy = parts((3, 1, 5, 6))
     query = query.expand(-1, 4, -1)
     keys = keys.transpose(1, 2).contiguous().transpose(1, 2)[:, ::2]
 
-    torch.testing.assert_close(ours(query, keys, energy), plain(query, keys, energy))
-    scores = ours(query, keys, energy)
+    torch.testing.assert_close(blockwise(query, keys, energy), reference(query, keys, energy))
+    scores = blockwise(query, keys, energy)
     expanded = torch.ones(1, 1, 1, dtype=torch.float64).expand_as(scores)
     found = torch.autograd.grad(scores, (query, keys, energy), expanded)
-    expected = torch.autograd.grad(plain(query, keys, energy), (query, keys, energy), expanded)
-    assert_near(list(found), list(expected), 1e-10)
+    expected = torch.autograd.grad(reference(query, keys, energy), (query, keys, energy), expanded)
+    assert_all_close(list(found), list(expected), 1e-10)
 
 
 # --- Compiled ---
@@ -204,21 +210,23 @@ quiet = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserW
 
 @quiet
 @pytest.mark.slow
-def test_the_compiled_score_is_the_score() -> None:
+def test_compiled_scores_equal_eager_ones() -> None:
     def compiled(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
         return additive.compiled_scores()(exponentials(query), exponentials(keys), energy)
 
     for shape in SHAPES:
-        given = parts(shape, torch.float32)
+        inputs = parts(shape, torch.float32)
         for found, expected in zip(
-            scores_and_gradients(compiled, given), scores_and_gradients(plain, given), strict=True
+            scores_and_gradients(compiled, inputs),
+            scores_and_gradients(reference, inputs),
+            strict=True,
         ):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @quiet
 @pytest.mark.slow
-def test_a_decoder_with_compiled_scores_learns_the_same() -> None:
+def test_compiled_scores_give_the_decoder_the_same_gradients() -> None:
     decoder = build_decoder(DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6), 3, 9, 7)
     features, tokens = torch.randn(2, 7, 3), torch.tensor([[[1, 5, 6, 2], [1, 7, 2, 0]]] * 2)
 
@@ -236,7 +244,7 @@ def test_a_decoder_with_compiled_scores_learns_the_same() -> None:
 
 @quiet
 @pytest.mark.slow
-def test_all_batches_of_a_run_share_one_graph() -> None:
+def test_batches_of_all_sizes_share_one_graph() -> None:
     torch._dynamo.reset()
     additive.compiled_scores.cache_clear()
     graphs = torch._dynamo.utils.counters["stats"]
@@ -253,16 +261,16 @@ def test_all_batches_of_a_run_share_one_graph() -> None:
     ]:
         features = torch.randn(photos, 7, 3)
         tokens = torch.randint(4, 9, (photos, captions, words + 1))
-        for b in range(photos):  # each step runs on fewer photos and captions
+        for b in range(photos):  # later steps have fewer photos and captions
             tokens[b, :, words - b % words :] = 0
         caption_losses(decoder, decoder.memory(features), tokens).cross_entropy.backward()
-        with torch.inference_mode():  # a validation
+        with torch.inference_mode():  # validation
             caption_losses(decoder, decoder.memory(features), tokens)
     assert graphs["unique_graphs"] == 1
 
 
-def test_where_nothing_can_be_compiled_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: Tensor) -> Tensor:
+def test_failed_compilation_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*inputs: Tensor) -> Tensor:
         raise RuntimeError("no compiler\nand much more")
 
     monkeypatch.setattr(additive, "compiled_scores", lambda: fails)

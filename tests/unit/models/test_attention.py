@@ -1,4 +1,4 @@
-"""Every attention mechanism against its equation, and what each must be whatever its weights."""
+"""Every attention mechanism against its equation, and invariants that hold for all weights."""
 
 from __future__ import annotations
 
@@ -42,44 +42,44 @@ from captioner.vocabulary import END, START
 
 B, R, L, D, N, A, HEADS = 2, 3, 5, 4, 6, 14, 7
 Array = NDArray[np.float64]
-Words = dict[str, str]
+Settings = dict[str, str]
 
-# A hole, and an end of another length in every photo.
+# Masked regions in the middle or at the end, different for each photo.
 MASK = torch.tensor([[True, True, False, True, False], [True, True, True, False, True]])
 
-ASKED_BY_HIDDEN: list[Words] = [{"attention": name} for name in (*SCORERS, "multi_head")]
-ASKED_BY_PHOTO: list[Words] = [
+HIDDEN_QUERY: list[Settings] = [{"attention": name} for name in (*SCORERS, "multi_head")]
+PHOTO_QUERY: list[Settings] = [
     {"attention": name, "query": query} for name in PHOTO_QUERIES for query in ("self", "mean")
 ]
-FIXED: list[Words] = [{"attention": "fixed"}, {"attention": "fixed_at_start"}]
-SOFT = [*ASKED_BY_HIDDEN, *ASKED_BY_PHOTO, *FIXED]
-HARD: list[Words] = [{"attention": name, "selection": "hard"} for name in SCORERS]
+FIXED: list[Settings] = [{"attention": "fixed"}, {"attention": "fixed_at_start"}]
+SOFT = [*HIDDEN_QUERY, *PHOTO_QUERY, *FIXED]
+HARD: list[Settings] = [{"attention": name, "selection": "hard"} for name in SCORERS]
 
 
-def named(words: Words) -> str:
-    return " ".join(words.values())
+def id_of(settings: Settings) -> str:
+    return " ".join(settings.values())
 
 
-def each(choices: list[Words]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("words", choices, ids=named)
+def each(choices: list[Settings]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("settings", choices, ids=id_of)
 
 
-masked_or_not = pytest.mark.parametrize("mask", [None, MASK], ids=["all real", "masked"])
+with_and_without_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["unmasked", "masked"])
 
 
-def query_size(words: Words, features: int = D, query: int = N) -> int:
-    scorer = SCORERS.get(words["attention"])
+def query_size(settings: Settings, features: int = D, query: int = N) -> int:
+    scorer = SCORERS.get(settings["attention"])
     return features if scorer is not None and scorer.equal_sizes else query
 
 
-def config_of(words: Words, **sizes: int) -> DecoderConfig:
-    changes: dict[str, Any] = {"attention_dim": A, "heads": HEADS, **words, **sizes}
+def config_of(settings: Settings, **sizes: int) -> DecoderConfig:
+    changes: dict[str, Any] = {"attention_dim": A, "heads": HEADS, **settings, **sizes}
     return DecoderConfig(**changes)
 
 
-def build(words: Words) -> Attention:
-    """In float64 and eval mode, with weights large enough that nothing hides in a small number."""
-    attention = build_attention(config_of(words), Sizes(D, query_size(words), A, L))
+def build(settings: Settings) -> Attention:
+    """Build in float64 and eval mode, with weights large enough to make errors visible."""
+    attention = build_attention(config_of(settings), Sizes(D, query_size(settings), A, L))
     return randomized(attention)
 
 
@@ -91,21 +91,21 @@ def randomized(module: Any) -> Any:
 
 
 def photos() -> tuple[Tensor, Tensor]:
-    """Features (B, L, D) and a summary (B, 1, D) that is no mean of them."""
+    """Features (B, L, D) and a summary (B, 1, D) that is not their mean."""
     return torch.randn(B, L, D).double(), torch.randn(B, 1, D).double()
 
 
-def asked(words: Words) -> Tensor:
-    return torch.randn(B, R, query_size(words)).double()
+def random_query(settings: Settings) -> Tensor:
+    return torch.randn(B, R, query_size(settings)).double()
 
 
-def numbers(module: nn.Module) -> dict[str, Array]:
+def weights_of(module: nn.Module) -> dict[str, Array]:
     return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
 # --- Known answers -------------------------------------------------------------------------------
 
-# One score, from the weights p, the query q, the region's features a and its place i.
+# The score, given the weights p, the query q, the region's features a and its index i.
 Equation = Callable[[dict[str, Array], Array, Array, int], float]
 
 EQUATIONS: dict[str, Equation] = {
@@ -127,19 +127,19 @@ def softmax(scores: list[float]) -> Array:
     return powers / powers.sum()
 
 
-def real_places(mask: Tensor | None, photo: int) -> list[int]:
+def real_regions(mask: Tensor | None, photo: int) -> list[int]:
     return [i for i in range(L) if mask is None or mask[photo, i]]
 
 
-def test_every_scorer_has_an_equation_here() -> None:
+def test_every_scorer_has_a_reference_equation() -> None:
     assert set(EQUATIONS) == set(SCORERS)
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_a_scorer_is_its_equation(name: str) -> None:
-    words = {"attention": name}
-    scorer = randomized(SCORERS[name](Sizes(D, query_size(words), A, L)))
-    (features, _), query, p = photos(), asked(words), numbers(scorer)
+def test_scorer_matches_its_equation(name: str) -> None:
+    settings = {"attention": name}
+    scorer = randomized(SCORERS[name](Sizes(D, query_size(settings), A, L)))
+    (features, _), query, p = photos(), random_query(settings), weights_of(scorer)
 
     scores = scorer(query, scorer.keys(features)).detach().numpy()
 
@@ -152,85 +152,87 @@ def test_a_scorer_is_its_equation(name: str) -> None:
                 np.testing.assert_allclose(scores[photo, caption, region], expected, rtol=1e-10)
 
 
-@masked_or_not
+@with_and_without_mask
 @pytest.mark.parametrize("name", SCORERS)
-def test_alphas_are_a_softmax_and_the_context_their_weighted_mean(
-    name: str, mask: Tensor | None
-) -> None:
-    words = {"attention": name}
-    attention, (features, summary), query = build(words), photos(), asked(words)
-    p = numbers(attention.scorer)
+def test_alphas_are_softmax_and_context_is_weighted_mean(name: str, mask: Tensor | None) -> None:
+    settings = {"attention": name}
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    p = weights_of(attention.scorer)
 
     context, alphas, chosen = attention(query, attention.memory(features, summary, mask))
 
     assert chosen is None
     for photo in range(B):
-        places = real_places(mask, photo)
+        real = real_regions(mask, photo)
         for caption in range(R):
             q, expected, mean = query[photo, caption].numpy(), np.zeros(L), np.zeros(D)
-            expected[places] = softmax(
-                [EQUATIONS[name](p, q, features[photo, i].numpy(), i) for i in places]
+            expected[real] = softmax(
+                [EQUATIONS[name](p, q, features[photo, i].numpy(), i) for i in real]
             )
-            for i in places:
+            for i in real:
                 mean += expected[i] * features[photo, i].numpy()
-            at = (photo, caption)
-            np.testing.assert_allclose(alphas[at].detach().numpy(), expected, rtol=1e-10)
-            np.testing.assert_allclose(context[at].detach().numpy(), mean, rtol=1e-10)
+            index = (photo, caption)
+            np.testing.assert_allclose(alphas[index].detach().numpy(), expected, rtol=1e-10)
+            np.testing.assert_allclose(context[index].detach().numpy(), mean, rtol=1e-10)
 
 
-@masked_or_not
-@each(ASKED_BY_PHOTO)
-def test_a_photo_that_asks_itself_is_its_equation(words: Words, mask: Tensor | None) -> None:
-    attention, (features, summary) = build(words), photos()
-    p, equation = numbers(attention.scorer), EQUATIONS[words["attention"]]
+@with_and_without_mask
+@each(PHOTO_QUERY)
+def test_photo_query_matches_its_equation(settings: Settings, mask: Tensor | None) -> None:
+    attention, (features, summary) = build(settings), photos()
+    p, equation = weights_of(attention.scorer), EQUATIONS[settings["attention"]]
 
-    attended = attention(asked(words), attention.memory(features, summary, mask))
+    attended = attention(random_query(settings), attention.memory(features, summary, mask))
 
     for photo in range(B):
         regions = features[photo].numpy()
-        places = real_places(mask, photo)
-        mean = sum(regions[i] for i in places) / len(places)
-        own = words["query"] == "self"
+        real = real_regions(mask, photo)
+        mean = sum(regions[i] for i in real) / len(real)
+        own = settings["query"] == "self"
         expected, context = np.zeros(L), np.zeros(D)
-        expected[places] = softmax(
-            [equation(p, regions[i] if own else mean, regions[i], i) for i in places]
+        expected[real] = softmax(
+            [equation(p, regions[i] if own else mean, regions[i], i) for i in real]
         )
-        for i in places:
+        for i in real:
             context += expected[i] * regions[i]
         for caption in range(R):
-            at = (photo, caption)
-            np.testing.assert_allclose(attended.alphas[at].detach().numpy(), expected, rtol=1e-10)
-            np.testing.assert_allclose(attended.context[at].detach().numpy(), context, rtol=1e-10)
+            index = (photo, caption)
+            np.testing.assert_allclose(
+                attended.alphas[index].detach().numpy(), expected, rtol=1e-10
+            )
+            np.testing.assert_allclose(
+                attended.context[index].detach().numpy(), context, rtol=1e-10
+            )
 
 
-@masked_or_not
-def test_multi_head_is_its_equation(mask: Tensor | None) -> None:
-    words = {"attention": "multi_head"}
-    attention, (features, summary), query = build(words), photos(), asked(words)
-    p, d = numbers(attention), A // HEADS
+@with_and_without_mask
+def test_multi_head_matches_its_equation(mask: Tensor | None) -> None:
+    settings = {"attention": "multi_head"}
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    p, d = weights_of(attention), A // HEADS
 
     context, alphas, _ = attention(query, attention.memory(features, summary, mask))
 
     for photo in range(B):
-        places = real_places(mask, photo)
+        real = real_regions(mask, photo)
         for caption in range(R):
             heads, maps = [], np.zeros((HEADS, L))
             for head in range(HEADS):
                 rows = slice(head * d, (head + 1) * d)
                 q = p["query.weight"][rows] @ query[photo, caption].numpy()
-                keys = {i: p["key.weight"][rows] @ features[photo, i].numpy() for i in places}
-                maps[head, places] = softmax([float(q @ keys[i]) / np.sqrt(d) for i in places])
-                values = {i: p["value.weight"][rows] @ features[photo, i].numpy() for i in places}
-                heads.append(sum(maps[head, i] * values[i] for i in places))
+                keys = {i: p["key.weight"][rows] @ features[photo, i].numpy() for i in real}
+                maps[head, real] = softmax([float(q @ keys[i]) / np.sqrt(d) for i in real])
+                values = {i: p["value.weight"][rows] @ features[photo, i].numpy() for i in real}
+                heads.append(sum(maps[head, i] * values[i] for i in real))
             expected = p["output.weight"] @ np.concatenate(heads)
-            at = (photo, caption)
-            np.testing.assert_allclose(context[at].detach().numpy(), expected, rtol=1e-9)
-            np.testing.assert_allclose(alphas[at].detach().numpy(), maps.mean(0), rtol=1e-9)
+            index = (photo, caption)
+            np.testing.assert_allclose(context[index].detach().numpy(), expected, rtol=1e-9)
+            np.testing.assert_allclose(alphas[index].detach().numpy(), maps.mean(0), rtol=1e-9)
 
 
-@masked_or_not
-def test_multi_head_is_torchs(mask: Tensor | None) -> None:
-    """torch's query and output have one size, so ours asks with A and its last matrix is added."""
+@with_and_without_mask
+def test_multi_head_matches_torch(mask: Tensor | None) -> None:
+    """torch has one size for query and output: use queries of size A and apply our output layer."""
     ours = randomized(MultiHeadAttention(Sizes(D, A, A, L), HEADS))
     oracle = nn.MultiheadAttention(A, HEADS, bias=False, kdim=D, vdim=D, batch_first=True).double()
     with torch.no_grad():
@@ -248,8 +250,8 @@ def test_multi_head_is_torchs(mask: Tensor | None) -> None:
     torch.testing.assert_close(alphas, expected_alphas)
 
 
-@masked_or_not
-def test_a_fixed_vector_is_the_summary_with_an_even_map(mask: Tensor | None) -> None:
+@with_and_without_mask
+def test_fixed_vector_is_the_summary_with_uniform_alphas(mask: Tensor | None) -> None:
     attention, (features, summary) = FixedVector(), photos()
 
     context, alphas, chosen = attention(
@@ -259,12 +261,12 @@ def test_a_fixed_vector_is_the_summary_with_an_even_map(mask: Tensor | None) -> 
     assert torch.equal(context, summary.expand(B, R, D))
     assert chosen is None
     for photo in range(B):
-        places = real_places(mask, photo)
-        expected = [1 / len(places) if i in places else 0.0 for i in range(L)]
+        real = real_regions(mask, photo)
+        expected = [1 / len(real) if i in real else 0.0 for i in range(L)]
         np.testing.assert_allclose(alphas[photo].numpy(), [expected] * R)
 
 
-def test_the_masked_mean_counts_the_real_regions_only() -> None:
+def test_masked_mean_ignores_masked_regions() -> None:
     features = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [100.0, 200.0]], [[5.0, 7.0]] * 3])
     mask = torch.tensor([[True, True, False], [False, True, False]])
 
@@ -272,9 +274,9 @@ def test_the_masked_mean_counts_the_real_regions_only() -> None:
     torch.testing.assert_close(masked_mean(features, None), features.mean(1, keepdim=True))
 
 
-def test_the_masked_mean_is_as_exact_as_its_features() -> None:
+def test_masked_mean_keeps_double_precision() -> None:
     features, _ = photos()
-    mask = torch.tensor([[True, True, True, False, False]] * B)  # a third has no end
+    mask = torch.tensor([[True, True, True, False, False]] * B)  # 1/3 is inexact in binary
 
     mean = masked_mean(features, mask)
 
@@ -288,7 +290,7 @@ def scores_of(scorer: Scorer, query: Tensor, features: Tensor) -> Tensor:
     return scorer(query, scorer.keys(features))
 
 
-def test_concat_is_additive_when_their_weights_are_equal() -> None:
+def test_concat_equals_additive_with_equal_weights() -> None:
     additive, concat = (
         randomized(kind(Sizes(D, N, A, L))) for kind in (AdditiveScorer, ConcatScorer)
     )
@@ -303,7 +305,7 @@ def test_concat_is_additive_when_their_weights_are_equal() -> None:
     )
 
 
-def test_scaled_dot_is_dot_over_the_root_of_the_size_and_general_with_identity_is_dot() -> None:
+def test_scaled_dot_and_general_reduce_to_dot() -> None:
     sizes = Sizes(D, D, A, L)
     general = GeneralScorer(sizes).double()
     nn.init.eye_(general.key.weight)
@@ -315,7 +317,7 @@ def test_scaled_dot_is_dot_over_the_root_of_the_size_and_general_with_identity_i
     torch.testing.assert_close(scores_of(general, query, features), dot)
 
 
-def test_one_head_is_scaled_dot_over_projected_regions() -> None:
+def test_one_head_equals_scaled_dot_over_projected_regions() -> None:
     sizes = Sizes(D, N, A, L)
     attention = randomized(MultiHeadAttention(sizes, heads=1))
     (features, summary), query = photos(), torch.randn(B, R, N).double()
@@ -330,9 +332,9 @@ def test_one_head_is_scaled_dot_over_projected_regions() -> None:
 
 
 @each([*SOFT, *HARD])
-def test_a_padded_photo_is_the_photo(words: Words) -> None:
-    """For location too: it uses the first rows for however many regions there are."""
-    attention, (features, summary), query = build(words), photos(), asked(words)
+def test_masked_padding_equals_fewer_regions(settings: Settings) -> None:
+    """For location too, which uses as many rows of its weights as there are regions."""
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
     count = 3
     mask = (torch.arange(L) < count).expand(B, L)
 
@@ -342,19 +344,23 @@ def test_a_padded_photo_is_the_photo(words: Words) -> None:
     torch.testing.assert_close(padded.context, alone.context)
     torch.testing.assert_close(padded.alphas[..., :count], alone.alphas)
     assert (padded.alphas[..., count:] == 0).all()
-    if words in HARD:
+    if settings in HARD:
         assert torch.equal(padded.chosen, alone.chosen)
 
 
 # --- Invariants ----------------------------------------------------------------------------------
 
 
-@masked_or_not
+@with_and_without_mask
 @each([*SOFT, *HARD])
-def test_alphas_sum_to_one_and_are_nothing_where_masked(words: Words, mask: Tensor | None) -> None:
-    attention, (features, summary) = build(words), photos()
+def test_alphas_sum_to_one_and_are_zero_where_masked(
+    settings: Settings, mask: Tensor | None
+) -> None:
+    attention, (features, summary) = build(settings), photos()
 
-    context, alphas, _ = attention(asked(words), attention.memory(features, summary, mask))
+    context, alphas, _ = attention(
+        random_query(settings), attention.memory(features, summary, mask)
+    )
 
     assert context.shape == (B, R, D)
     assert (alphas >= 0).all()
@@ -366,8 +372,8 @@ def test_alphas_sum_to_one_and_are_nothing_where_masked(words: Words, mask: Tens
 
 
 @each([*SOFT, *HARD])
-def test_what_stands_in_a_masked_region_changes_nothing(words: Words) -> None:
-    attention, (features, summary), query = build(words), photos(), asked(words)
+def test_features_of_masked_regions_are_ignored(settings: Settings) -> None:
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
     other = torch.where(MASK.unsqueeze(-1), features, 1000 * torch.randn(B, L, D).double())
 
     one = attention(query, attention.memory(features, summary, MASK))
@@ -377,70 +383,72 @@ def test_what_stands_in_a_masked_region_changes_nothing(words: Words) -> None:
     torch.testing.assert_close(two.alphas, one.alphas, rtol=1e-12, atol=0)
 
 
-@each([*ASKED_BY_HIDDEN, *HARD])
-def test_another_hidden_state_looks_elsewhere(words: Words) -> None:
+@each([*HIDDEN_QUERY, *HARD])
+def test_alphas_depend_on_the_hidden_state(settings: Settings) -> None:
     """tanh(W_a a) + tanh(W_h h), summed after the tanh, would cancel in the softmax."""
-    attention, (features, summary) = build(words), photos()
+    attention, (features, summary) = build(settings), photos()
     memory = attention.memory(features, summary)
 
-    one, two = (attention(asked(words), memory).alphas for _ in "ab")
+    one, two = (attention(random_query(settings), memory).alphas for _ in "ab")
 
     assert (one - two).abs().amax(dim=-1).min() > 0.01
 
 
-@each([*ASKED_BY_PHOTO, *FIXED])
-def test_a_photo_that_asks_itself_does_not_hear_the_hidden_state(words: Words) -> None:
-    attention, (features, summary) = build(words), photos()
+@each([*PHOTO_QUERY, *FIXED])
+def test_photo_query_ignores_the_hidden_state(settings: Settings) -> None:
+    attention, (features, summary) = build(settings), photos()
     memory = attention.memory(features, summary)
 
-    one, two = (attention(asked(words), memory) for _ in "ab")
+    one, two = (attention(random_query(settings), memory) for _ in "ab")
 
     assert torch.equal(one.alphas, two.alphas)
     assert torch.equal(one.context, two.context)
     assert torch.equal(one.alphas, one.alphas[:, :1].expand(B, R, L))  # one map for all words
 
 
-@each(ASKED_BY_PHOTO)
-def test_a_photo_that_asks_itself_looks_at_some_regions_more(words: Words) -> None:
-    attention, (features, summary) = build(words), photos()
+@each(PHOTO_QUERY)
+def test_photo_query_alphas_are_not_uniform(settings: Settings) -> None:
+    attention, (features, summary) = build(settings), photos()
 
-    alphas = attention(asked(words), attention.memory(features, summary)).alphas
+    alphas = attention(random_query(settings), attention.memory(features, summary)).alphas
 
     assert (alphas.amax(-1) - alphas.amin(-1)).min() > 0.01
 
 
-@each([words for words in SOFT if words["attention"] != "location"])
-def test_equal_regions_are_looked_at_equally(words: Words) -> None:
-    attention, (features, _) = build(words), photos()
+@each([settings for settings in SOFT if settings["attention"] != "location"])
+def test_equal_regions_get_equal_alphas(settings: Settings) -> None:
+    attention, (features, _) = build(settings), photos()
     equal = features[:, :1].expand(B, L, D)
 
-    context, alphas, _ = attention(asked(words), attention.memory(equal, equal[:, :1]))
+    context, alphas, _ = attention(random_query(settings), attention.memory(equal, equal[:, :1]))
 
     torch.testing.assert_close(alphas, torch.full((B, R, L), 1 / L).double())
-    if words["attention"] != "multi_head":  # which projects what it finds
+    if settings["attention"] != "multi_head":  # its context is projected
         torch.testing.assert_close(context, equal[:, :1].expand(B, R, D))
 
 
 @each([*SOFT, *HARD])
-def test_the_order_of_the_regions_matters_to_location_alone(words: Words) -> None:
-    attention, (features, summary), query = build(words), photos(), asked(words)
+def test_only_location_depends_on_the_order_of_regions(settings: Settings) -> None:
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
     order = torch.tensor([3, 0, 4, 2, 1])
 
     context, alphas, _ = attention(query, attention.memory(features, summary))
-    same, turned, _ = attention(query, attention.memory(features[:, order], summary))
+    permuted_context, permuted_alphas, _ = attention(
+        query, attention.memory(features[:, order], summary)
+    )
 
-    if words["attention"] == "location":
-        torch.testing.assert_close(turned, alphas)  # blind to what the regions hold
-        assert (same - context).abs().max() > 0.01
+    if settings["attention"] == "location":
+        torch.testing.assert_close(permuted_alphas, alphas)  # ignores the regions' contents
+        assert (permuted_context - context).abs().max() > 0.01
     else:
-        torch.testing.assert_close(same, context)
-        torch.testing.assert_close(turned, alphas[..., order])
+        torch.testing.assert_close(permuted_context, context)
+        torch.testing.assert_close(permuted_alphas, alphas[..., order])
 
 
 @each(SOFT)
-def test_alphas_stay_float32_when_the_features_are_bf16(words: Words) -> None:
-    attention = build(words).float()
-    features, summary, query = (part.float() for part in (*photos(), asked(words)))
+def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> None:
+    attention = build(settings).float()
+    features, summary, query = (part.float() for part in (*photos(), random_query(settings)))
     exact = attention(query, attention.memory(features, summary))
 
     with torch.autocast("cpu", torch.bfloat16):
@@ -457,7 +465,7 @@ def test_alphas_stay_float32_when_the_features_are_bf16(words: Words) -> None:
 
 
 class _AttentionOutputs(nn.Module):
-    """Makes ``memory`` and ``forward`` one function, for ``functional_call``."""
+    """Combines ``memory`` and ``forward`` into one function, for ``functional_call``."""
 
     def __init__(self, attention: Attention, mask: Tensor | None) -> None:
         super().__init__()
@@ -470,11 +478,11 @@ class _AttentionOutputs(nn.Module):
         return context, alphas
 
 
-@masked_or_not
-@each(SOFT[:-1])  # fixed_at_start is fixed
-def test_gradients_are_exact_in_float64(words: Words, mask: Tensor | None) -> None:
-    features, query, attention_dim, count = 2, query_size(words, 2, 3), 4, 4
-    config = config_of(words, attention_dim=attention_dim, heads=2)
+@with_and_without_mask
+@each(SOFT[:-1])  # fixed_at_start is the same function as fixed
+def test_gradients_are_exact_in_float64(settings: Settings, mask: Tensor | None) -> None:
+    features, query, attention_dim, count = 2, query_size(settings, 2, 3), 4, 4
+    config = config_of(settings, attention_dim=attention_dim, heads=2)
     module = randomized(build_attention(config, Sizes(features, query, attention_dim, count)))
     attended = _AttentionOutputs(module, None if mask is None else mask[:, 1:])
     names = [name for name, _ in attended.named_parameters()]
@@ -492,19 +500,21 @@ def test_gradients_are_exact_in_float64(words: Words, mask: Tensor | None) -> No
 # --- Hard attention ------------------------------------------------------------------------------
 
 
-@masked_or_not
+@with_and_without_mask
 @each(HARD)
-def test_in_use_hard_attention_takes_the_most_probable_region(
-    words: Words, mask: Tensor | None
+def test_hard_attention_takes_the_most_probable_region_in_eval_mode(
+    settings: Settings, mask: Tensor | None
 ) -> None:
-    attention, (features, summary), query = build(words), photos(), asked(words)
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
     memory = attention.memory(features, summary, mask)
 
     context, alphas, chosen = attention(query, memory)
     soft = build_attention(
-        config_of({**words, "selection": "soft"}), Sizes(D, query.shape[-1], A, L)
+        config_of({**settings, "selection": "soft"}), Sizes(D, query.shape[-1], A, L)
     )
-    soft.double().load_state_dict(attention.state_dict(), strict=False)  # it has no baseline
+    soft.double().load_state_dict(
+        attention.state_dict(), strict=False
+    )  # soft attention has no baseline
 
     torch.testing.assert_close(alphas, soft(query, memory).alphas)
     assert torch.equal(chosen, alphas.argmax(-1))
@@ -513,44 +523,44 @@ def test_in_use_hard_attention_takes_the_most_probable_region(
             assert torch.equal(context[photo, caption], features[photo, chosen[photo, caption]])
 
 
-@masked_or_not
-def test_in_training_hard_attention_draws_regions_as_often_as_alpha_says(
+@with_and_without_mask
+def test_hard_attention_samples_regions_from_alpha_in_training(
     mask: Tensor | None,
 ) -> None:
-    words = {"attention": "general", "selection": "hard"}
-    attention, (features, summary) = build(words).train(), photos()
-    draws = 20_000
-    query = 0.5 * torch.randn(B, 1, N).double().expand(B, draws, N)
+    settings = {"attention": "general", "selection": "hard"}
+    attention, (features, summary) = build(settings).train(), photos()
+    samples = 20_000
+    query = 0.5 * torch.randn(B, 1, N).double().expand(B, samples, N)
 
     context, alphas, chosen = attention(query, attention.memory(features, summary, mask))
 
     probability = alphas[:, 0].detach()
-    share = torch.stack([(chosen == region).double().mean(1) for region in range(L)], dim=1)
-    deviation = (probability * (1 - probability) / draws).sqrt()
-    assert probability.max() < 0.9  # else the bound below would be empty
-    assert ((share - probability).abs() <= 4 * deviation).all()
-    assert (share > 0).sum() == (B * L if mask is None else mask.sum())  # never a masked one
-    taken = features.take_along_dim(chosen.unsqueeze(-1), dim=1)
-    assert torch.equal(context, taken)
+    frequency = torch.stack([(chosen == region).double().mean(1) for region in range(L)], dim=1)
+    deviation = (probability * (1 - probability) / samples).sqrt()
+    assert probability.max() < 0.9  # or the bound below would be trivial
+    assert ((frequency - probability).abs() <= 4 * deviation).all()
+    assert (frequency > 0).sum() == (B * L if mask is None else mask.sum())  # never a masked region
+    chosen_features = features.take_along_dim(chosen.unsqueeze(-1), dim=1)
+    assert torch.equal(context, chosen_features)
 
 
-def test_no_gradient_passes_through_the_choice() -> None:
+def test_no_gradient_through_sampled_regions() -> None:
     attention = build({"attention": "additive", "selection": "hard"}).train()
     (features, summary), query = photos(), torch.randn(B, R, N).double()
 
     context, alphas, _ = attention(query, attention.memory(features.requires_grad_(), summary))
     context.sum().backward(retain_graph=True)
 
-    assert features.grad.any()  # what was seen is learned from
+    assert features.grad.any()  # the chosen regions do get a gradient
     assert all(parameter.grad is None for parameter in attention.parameters())
     alphas.square().sum().backward()
     assert attention.scorer.energy.weight.grad.any()
 
 
-# --- Choosing one --------------------------------------------------------------------------------
+# --- Settings ------------------------------------------------------------------------------------
 
 
-def test_location_with_too_many_regions_is_an_error() -> None:
+def test_location_with_too_many_regions_raises() -> None:
     scorer = LocationScorer(Sizes(D, N, A, L))
 
     assert scorer.keys(torch.zeros(B, L, D)).shape == (B, L, 0)
@@ -562,7 +572,7 @@ ALLOWED = "additive, concat, dot, general, location, scaled_dot"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("settings", "expected"),
     [
         (
             {"attention": "aditive"},
@@ -607,14 +617,14 @@ ALLOWED = "additive, concat, dot, general, location, scaled_dot"
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_incompatible_settings_are_errors(words: Any, expected: str) -> None:
+def test_incompatible_settings_raise(settings: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
-        build_attention(config_of(words), Sizes(D, N, A, L))
+        build_attention(config_of(settings), Sizes(D, N, A, L))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["dot", "scaled_dot"])
-def test_a_projection_lets_features_of_another_size_be_multiplied(name: str) -> None:
+def test_projection_allows_multiplicative_scores_for_any_feature_size(name: str) -> None:
     config = config_of({"attention": name}, hidden_dim=N, embed_dim=3, projection_dim=N)
 
     decoder = build_decoder(config, D, 8, L)
@@ -623,7 +633,7 @@ def test_a_projection_lets_features_of_another_size_be_multiplied(name: str) -> 
 
 
 class DistanceScorer(Scorer):
-    """e_i = - |W q - a_i|^2, which the project does not have."""
+    """e_i = -|W q - a_i|^2, a scorer that the package does not have."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -635,13 +645,13 @@ class DistanceScorer(Scorer):
 
 @pytest.mark.parametrize("selection", ["soft", "hard"])
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_a_registered_scorer_is_trained_and_searched(
+def test_a_registered_scorer_can_be_trained_and_searched(
     monkeypatch: pytest.MonkeyPatch, order: str, selection: str
 ) -> None:
     monkeypatch.setattr(SCORERS, "_registered", {})
     register_scorer("distance", DistanceScorer)
-    words = {"attention": "distance", "order": order, "selection": selection}
-    config = config_of(words, embed_dim=3, hidden_dim=N)
+    settings = {"attention": "distance", "order": order, "selection": selection}
+    config = config_of(settings, embed_dim=3, hidden_dim=N)
     config.dropout = 0.0
     decoder = build_decoder(config, D, 8, L)
     assert isinstance(decoder.attention.scorer, DistanceScorer)
@@ -656,7 +666,7 @@ def test_a_registered_scorer_is_trained_and_searched(
     assert [len(hypotheses) for hypotheses in found] == [1] * B
 
 
-def test_sampled_regions_are_those_of_multinomial():
+def test_sample_index_equals_multinomial():
     probabilities = torch.rand(4, 3, 50).softmax(-1)
     torch.manual_seed(3)
     expected = torch.multinomial(probabilities.flatten(0, 1), 1).view(4, 3)

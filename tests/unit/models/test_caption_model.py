@@ -1,4 +1,4 @@
-"""The training losses: over real words only, exact to the last gradient."""
+"""The training losses: values by hand, padding, and gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from toy_encoder import PatchEncoder
 
 from captioner.config import DecoderConfig
 from captioner.data.preprocessing import Preprocessing
@@ -16,7 +17,7 @@ from captioner.models.losses import Losses
 from captioner.vocabulary import END, PAD, START
 
 V, L, D = 8, 4, 3
-# Two photos; the second has one caption less.
+# Two photos; the second has one caption fewer.
 CAPTIONS = torch.tensor(
     [
         [[START, 5, 6, 7, END], [START, 4, END, PAD, PAD]],
@@ -26,25 +27,10 @@ CAPTIONS = torch.tensor(
 WORDS = 4 + 2 + 3
 
 
-class Patches(nn.Module):
-    """The smallest thing that encodes: one region for each 16 x 16 patch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, D, 16, 16)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        grid = self.conv(images)
-        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
-
-    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        return D, (image_size // 16, image_size // 16)
-
-
 @pytest.fixture
 def model() -> CaptionModel:
     config = DecoderConfig(embed_dim=2, hidden_dim=4, attention_dim=5, dropout=0.0)
-    return CaptionModel(Patches(), config, Preprocessing(image_size=32), V)
+    return CaptionModel(PatchEncoder(D), config, Preprocessing(image_size=32), V)
 
 
 @pytest.fixture
@@ -58,7 +44,7 @@ def assert_same(one: Losses, other: Losses) -> None:
 
 
 def words_by_hand(model: CaptionModel, features: Tensor) -> list[tuple[Tensor, int]]:
-    """Log-probabilities and the true word, for every real word, caption by caption."""
+    """Log-probabilities and target for every real word, one caption at a time."""
     predictions = []
     for photo, captions in enumerate(CAPTIONS.tolist()):
         for padded in captions:
@@ -74,7 +60,7 @@ def words_by_hand(model: CaptionModel, features: Tensor) -> list[tuple[Tensor, i
     return predictions
 
 
-def test_the_loss_is_over_the_real_words_only(model, features) -> None:
+def test_loss_ignores_padding(model, features) -> None:
     losses = model.losses(features, CAPTIONS)
 
     predictions = words_by_hand(model, features)
@@ -83,7 +69,7 @@ def test_the_loss_is_over_the_real_words_only(model, features) -> None:
     assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_label_smoothing_spreads_a_share_over_the_vocabulary(model, features) -> None:
+def test_label_smoothing_mixes_in_the_uniform_distribution(model, features) -> None:
     losses = model.losses(features, CAPTIONS, label_smoothing=0.2)
 
     expected = -sum(
@@ -94,7 +80,7 @@ def test_label_smoothing_spreads_a_share_over_the_vocabulary(model, features) ->
     assert_same(model.losses(features, CAPTIONS), model.losses(features, CAPTIONS, 0.0))
 
 
-def test_an_even_decoder_loses_log_vocabulary_a_word(model, features) -> None:
+def test_uniform_predictions_cost_log_vocabulary_per_word(model, features) -> None:
     nn.init.zeros_(model.decoder.word_output.weight)
 
     losses = model.losses(features, CAPTIONS)
@@ -102,13 +88,13 @@ def test_an_even_decoder_loses_log_vocabulary_a_word(model, features) -> None:
     assert (losses.cross_entropy / losses.words).item() == pytest.approx(math.log(V))
 
 
-def test_more_padding_changes_nothing(model, features) -> None:
+def test_more_padding_does_not_change_the_losses(model, features) -> None:
     padded = nn.functional.pad(CAPTIONS, (0, 3), value=PAD)
 
     assert_same(model.losses(features, padded), model.losses(features, CAPTIONS))
 
 
-def test_a_row_of_padding_is_no_caption(model, features) -> None:
+def test_all_padding_rows_are_not_captions(model, features) -> None:
     without = model.losses(features[:1], CAPTIONS[:1])
     last = model.losses(features[1:], CAPTIONS[1:, :1])
     both = Losses(*(a + b for a, b in zip(without, last, strict=True)))
@@ -116,7 +102,7 @@ def test_a_row_of_padding_is_no_caption(model, features) -> None:
     assert_same(model.losses(features, CAPTIONS), both)
 
 
-def test_a_batch_of_padding_alone_gives_zeros_and_no_nan(model, features) -> None:
+def test_losses_of_an_all_padding_batch_are_zero(model, features) -> None:
     losses = model.losses(features, torch.full((2, 1, 4), PAD))
 
     assert [part.item() for part in losses] == [0.0] * 5
@@ -125,13 +111,13 @@ def test_a_batch_of_padding_alone_gives_zeros_and_no_nan(model, features) -> Non
         assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
-def test_captions_that_share_a_photo_are_the_photo_repeated(model, features) -> None:
+def test_captions_sharing_a_photo_equal_the_photo_repeated(model, features) -> None:
     copies = model.losses(features.repeat_interleave(2, dim=0), CAPTIONS.reshape(4, 1, -1))
 
     assert_same(model.losses(features, CAPTIONS), copies)
 
 
-def test_pixels_to_losses_is_encode_then_losses(model) -> None:
+def test_forward_is_encode_then_losses(model) -> None:
     pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
 
     encoded = model.encode(pixels)
@@ -164,7 +150,7 @@ def test_losses_from_features_equal_those_from_pixels(model) -> None:
             assert model.to_features(features.to(dtype)).dtype == torch.bfloat16
 
 
-def test_the_grid_is_row_major(model) -> None:
+def test_regions_are_row_major(model) -> None:
     pixels = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
     pixels[0, :16, 16:] = 255  # row 0, column 1
 
@@ -184,7 +170,7 @@ def test_every_parameter_gets_a_gradient(model) -> None:
     assert still == []
 
 
-def test_the_attention_penalty_teaches_the_attention_alone(model, features) -> None:
+def test_attention_penalty_has_no_gradient_for_the_output_layers(model, features) -> None:
     model.losses(features, CAPTIONS).attention_penalty.backward()
 
     assert model.decoder.attention.scorer.energy.weight.grad.any()
@@ -207,7 +193,7 @@ def test_gradients_are_exact_in_float64(model, features) -> None:
 
 
 class _Losses(nn.Module):
-    """Makes ``losses`` the forward function, for ``functional_call``."""
+    """Calls ``losses`` in ``forward``, for ``functional_call``."""
 
     def __init__(self, model: CaptionModel) -> None:
         super().__init__()
@@ -217,7 +203,7 @@ class _Losses(nn.Module):
         return self.model.losses(features, CAPTIONS, label_smoothing=0.1)
 
 
-def test_the_tiny_model_of_the_fixtures_learns_through_its_frozen_encoder(tiny_model) -> None:
+def test_decoder_learns_with_a_frozen_encoder(tiny_model) -> None:
     tiny_model.encoder.finetune_from(None, 64)
     pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8)
 

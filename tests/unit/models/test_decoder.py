@@ -1,4 +1,4 @@
-"""The decoders against plain loops written from the equations in their module's docstring."""
+"""The decoders against NumPy loops written from the equations in their docstrings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config_of(kind: str, **changes: Any) -> DecoderConfig:
 
 def build(kind: str, **changes: Any) -> Decoder:
     new = build_decoder(config_of(kind, **changes), D, V, L).eval()
-    with torch.no_grad():  # larger than at birth, so that nothing hides in a small number
+    with torch.no_grad():  # larger than the initial weights, to make errors visible
         for parameter in new.parameters():
             parameter.normal_(std=0.7)
     return new
@@ -85,14 +85,14 @@ def tokens() -> Tensor:
 
 
 def other_words(tokens: Tensor) -> Tensor:
-    """Another word in every place, and padding in none."""
+    """Replace every word by another; none becomes padding."""
     return 1 + tokens % (V - 1)
 
 
-# --- By hand -------------------------------------------------------------------------------------
+# --- Reference -----------------------------------------------------------------------------------
 
 
-class ByHand(NamedTuple):
+class Reference(NamedTuple):
     logits: Array
     alphas: Array
     gates: Array
@@ -104,7 +104,7 @@ def sigmoid(x: Array) -> Array:
 
 
 class Weights:
-    """A decoder's weights, and what the orders share: one sentence, one word, one region a time."""
+    """A decoder's weights and the equations common to all orders, for a single caption."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.p = {n: value.detach().double().numpy() for n, value in decoder.named_parameters()}
@@ -118,13 +118,13 @@ class Weights:
 
     def attend(self, regions: Array, h: Array) -> tuple[Array, Array]:
         v = self.p["attention.scorer.energy.weight"][0]
-        asked = self.linear("attention.scorer.query", h)
-        e = [v @ np.tanh(self.linear("attention.scorer.key", a) + asked) for a in regions]
+        projected_query = self.linear("attention.scorer.query", h)
+        e = [v @ np.tanh(self.linear("attention.scorer.key", a) + projected_query) for a in regions]
         alpha = np.exp(e) / np.exp(e).sum()
         return sum(weight * a for weight, a in zip(alpha, regions, strict=True)), alpha
 
     def norm(self, name: str, x: Array) -> Array:
-        """gain (x - mean) / sigma + bias, Ba et al. 2016, equation 4; as it is without norms."""
+        """gain (x - mean) / sigma + bias, Ba et al. 2016, eq. 4; the identity without norms."""
         if f"{name}.weight" not in self.p:
             return x
         sigma = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
@@ -152,13 +152,15 @@ def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[A
     return steps
 
 
-def luong(weights: Weights, regions: Array, words: list[int], fed: bool) -> list[tuple[Array, ...]]:
+def luong(
+    weights: Weights, regions: Array, words: list[int], input_feeding: bool
+) -> list[tuple[Array, ...]]:
     linear, steps = weights.linear, []
     h, c = weights.start(regions)
-    f = np.zeros(N)  # nothing was attended to before the first word
+    f = np.zeros(N)  # nothing is fed before the first word
     for y in words:
         gates = linear("word_gates", weights.p["embedding.weight"][y]) + linear("hidden_gates", h)
-        if fed:
+        if input_feeding:
             gates = gates + linear("fed_gates", f)
         h, c = weights.lstm_cell(gates, c)
         z, alpha = weights.attend(regions, h)
@@ -178,17 +180,19 @@ def plain(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Arra
     return steps
 
 
-BY_HAND: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]]] = {
+REFERENCES: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]]] = {
     "bahdanau": bahdanau,
-    "luong": lambda weights, regions, words: luong(weights, regions, words, fed=True),
-    "luong, not fed": lambda weights, regions, words: luong(weights, regions, words, fed=False),
+    "luong": lambda weights, regions, words: luong(weights, regions, words, input_feeding=True),
+    "luong, not fed": lambda weights, regions, words: luong(
+        weights, regions, words, input_feeding=False
+    ),
     "plain": plain,
 }
-BY_HAND |= {f"{kind}, norms": BY_HAND[kind] for kind in ("bahdanau", "luong", "plain")}
+REFERENCES |= {f"{kind}, norms": REFERENCES[kind] for kind in ("bahdanau", "luong", "plain")}
 
 
 class Outputs(NamedTuple):
-    """Of every step, (B, R, T, ...)."""
+    """Outputs of all steps, (B, R, T, ...)."""
 
     logits: Tensor
     alphas: Tensor
@@ -197,7 +201,7 @@ class Outputs(NamedTuple):
 
 
 def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Outputs:
-    """One call of ``step`` a word."""
+    """Call ``step`` once per word."""
     memory = decoder.memory(features)
     state = decoder.start(memory, tokens.shape[1])
     steps = []
@@ -210,7 +214,7 @@ def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Outputs:
     return Outputs(*(torch.stack(part, dim=2) for part in zip(*steps, strict=True)))
 
 
-def test_a_step_is_its_equations(kind, decoder, features, tokens) -> None:
+def test_decoder_matches_its_equations(kind, decoder, features, tokens) -> None:
     assert isinstance(decoder, CLASSES[kind])
     logits, alphas, gates, hidden = (
         part.detach().numpy() for part in step_by_step(decoder, features, tokens)
@@ -219,8 +223,8 @@ def test_a_step_is_its_equations(kind, decoder, features, tokens) -> None:
     for photo in range(B):
         for caption in range(R):
             words = tokens[photo, caption].tolist()
-            steps = BY_HAND[kind](weights, features[photo].double().numpy(), words)
-            expected = ByHand(*(np.stack(part) for part in zip(*steps, strict=True)))
+            steps = REFERENCES[kind](weights, features[photo].double().numpy(), words)
+            expected = Reference(*(np.stack(part) for part in zip(*steps, strict=True)))
             at = (photo, caption)
             np.testing.assert_allclose(alphas[at], expected.alphas, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(gates[at], expected.gates, rtol=1e-4, atol=1e-5)
@@ -229,7 +233,7 @@ def test_a_step_is_its_equations(kind, decoder, features, tokens) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("norms")])
-def test_the_recurrence_is_torchs_lstm_cell(kind, features) -> None:
+def test_recurrence_equals_torchs_lstm_cell(kind, features) -> None:
     decoder = build(kind)
     second_input = {
         "bahdanau": lambda state, step: (decoder.context_gates, step.outputs[1]),  # beta z
@@ -237,7 +241,7 @@ def test_the_recurrence_is_torchs_lstm_cell(kind, features) -> None:
     }.get(kind)
     memory = decoder.memory(features)
     embedded = decoder.embed(torch.tensor([[3], [5]]))
-    # The second step: before the first nothing was fed.
+    # The second step, since nothing is fed before the first.
     state = decoder.step(decoder.word_gates(embedded), decoder.start(memory), memory).state
     embedded = decoder.embed(torch.tensor([[2], [7]]))
 
@@ -263,7 +267,7 @@ def test_the_recurrence_is_torchs_lstm_cell(kind, features) -> None:
 # --- Teacher forcing -----------------------------------------------------------------------------
 
 
-def test_teacher_forcing_is_step_by_step(decoder, features, tokens) -> None:
+def test_teacher_forcing_equals_step_by_step(decoder, features, tokens) -> None:
     unrolled = decoder(decoder.memory(features), tokens)
     expected = step_by_step(decoder, features, tokens)
 
@@ -274,12 +278,12 @@ def test_teacher_forcing_is_step_by_step(decoder, features, tokens) -> None:
     assert unrolled.chosen is None
 
 
-# Neither photos nor captions by length; one photo without any, one caption that is a word alone.
+# Unsorted photos and captions; one photo without captions, and one caption of a single word.
 LENGTHS = [[1, 4, 0], [0, 0, 0], [5, 2, 3], [0, 0, 2]]
 
 
 @pytest.mark.parametrize("longest_first", [True, False])
-def test_leaving_padding_out_changes_no_real_word(decoder, longest_first: bool) -> None:
+def test_skipping_padding_does_not_change_real_words(decoder, longest_first: bool) -> None:
     lengths = torch.tensor(LENGTHS)
     if longest_first:
         lengths = lengths.sort(dim=1, descending=True).values
@@ -310,13 +314,13 @@ def test_leaving_padding_out_changes_no_real_word(decoder, longest_first: bool) 
             torch.testing.assert_close(unrolled.alphas[at], expected.alphas[0, 0])
             torch.testing.assert_close(unrolled.gates[at], expected.gates[0, 0, :, 0])
     assert int(real.sum()) <= computed < photos * captions * steps
-    if longest_first:  # what is left out is 0
+    if longest_first:  # skipped positions are 0
         assert not unrolled.alphas[-1].any()
         assert not any(part[-1].any() for part in unrolled.outputs)
 
 
-def test_padding_between_words_is_a_step_like_another(decoder, features, tokens) -> None:
-    # The last caption of all photos, and the last photo: words later need the steps before them.
+def test_padding_between_words_is_an_ordinary_step(decoder, features, tokens) -> None:
+    # Padding in the last caption and the last photo: later words still need those steps.
     tokens[:, -1, 1] = tokens[-1, :, 0] = PAD
 
     unrolled = decoder(decoder.memory(features), tokens)
@@ -327,7 +331,7 @@ def test_padding_between_words_is_a_step_like_another(decoder, features, tokens)
     torch.testing.assert_close(logits, expected.logits)
 
 
-def test_captions_that_share_a_photo_are_the_photo_repeated(decoder, features, tokens) -> None:
+def test_captions_sharing_a_photo_equal_the_photo_repeated(decoder, features, tokens) -> None:
     shared = decoder(decoder.memory(features), tokens)
     copies = decoder(
         decoder.memory(features.repeat_interleave(R, dim=0)), tokens.reshape(B * R, 1, T)
@@ -341,7 +345,7 @@ def flat(unrolled: Any) -> list[Tensor]:
     return [unrolled.embedded, *unrolled.outputs, unrolled.alphas, unrolled.gates]
 
 
-def test_the_order_of_photos_and_captions_does_not_matter_to_the_losses(decoder) -> None:
+def test_losses_do_not_depend_on_the_order_of_photos_and_captions(decoder) -> None:
     words = [[[4, 5, 6], [7]], [[], []], [[8, 8], [5, 4]], [[6], [7, 8, 4]]]
     tokens = torch.zeros(len(words), 2, 5, dtype=torch.long)
     for photo, captions in enumerate(words):
@@ -359,7 +363,7 @@ def test_the_order_of_photos_and_captions_does_not_matter_to_the_losses(decoder)
 
 
 def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor]:
-    """The losses, and the gradient of every parameter."""
+    """The losses, and their gradients for every parameter."""
     losses = caption_losses(decoder, decoder.memory(features), tokens)
     decoder.zero_grad()
     losses.objective(TrainingConfig(attention_penalty=0.5)).backward()
@@ -368,14 +372,14 @@ def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor
 
 # --- The layout of teacher forcing ---------------------------------------------------------------
 
-# Photo 0: three words and one; photo 1: none and two. Numbers are their places.
+# Captions of three words and of one in photo 0, of none and of two in photo 1.
 KNOWN = torch.tensor([[[1, 5, 6, 0], [1, 0, 0, 0]], [[0, 0, 0, 0], [1, 5, 0, 0]]])
 
 
-def test_layout_known_answer() -> None:
+def test_layout_of_a_known_batch() -> None:
     layout = PackedLayout.of(KNOWN)
 
-    # Up to which photo and caption there are words; the last step, which has none, runs on one.
+    # The number of photos and captions with words at each step; at least 1.
     assert layout.extents == ((2, 2), (2, 2), (1, 1), (1, 1))
     assert layout.sizes == [4, 4, 1, 1]
     assert layout.indices().tolist() == [0, 4, 8, 12, 1, 5, 9, 13, 2, 3]
@@ -385,7 +389,7 @@ def test_layout_known_answer() -> None:
     assert not layout.unpack(torch.ones(10, 3))[1, :, 2:].any()
 
 
-def test_sorting_leaves_padding_out_known_answer() -> None:
+def test_sorting_reduces_a_known_batch() -> None:
     tokens = torch.zeros(2, 2, 9, dtype=torch.long)
     for (photo, caption), words in {(0, 0): 2, (0, 1): 5, (1, 0): 4, (1, 1): 7}.items():
         tokens[photo, caption, :words] = 4
@@ -397,7 +401,7 @@ def test_sorting_leaves_padding_out_known_answer() -> None:
     assert PackedLayout.of(sorted_tokens).sizes == [4, 4, 4, 4, 2, 1, 1, 1, 1]
 
 
-def test_a_layout_holds_every_word_and_every_step_before_one() -> None:
+def test_layout_covers_every_word_and_all_steps_before_it() -> None:
     for seed in range(20):
         torch.manual_seed(seed)
         lengths = torch.randint(0, 6, (3, 4))
@@ -410,11 +414,11 @@ def test_a_layout_holds_every_word_and_every_step_before_one() -> None:
         assert torch.equal(layout.unpack(tokens.flatten()[places]), tokens)
         assert len(layout.extents) == 6
         for (b, r), (c, s) in zip(layout.extents, layout.extents[1:], strict=False):
-            assert b >= c >= 1  # a step runs on nothing that the step before did not
+            assert b >= c >= 1  # a step never covers more than the one before
             assert r >= s >= 1
 
 
-def test_packed_outputs_are_the_unpacked_ones(decoder, features, tokens) -> None:
+def test_packed_outputs_equal_unpacked_ones(decoder, features, tokens) -> None:
     tokens[0, 0, 2:] = tokens[-1, 1:] = PAD
     memory, layout = decoder.memory(features), PackedLayout.of(tokens)
     steps = step_by_step(decoder, features, tokens)
@@ -430,24 +434,24 @@ def test_packed_outputs_are_the_unpacked_ones(decoder, features, tokens) -> None
         assert len(part) == sum(layout.sizes)
 
 
-# --- What the orders are -------------------------------------------------------------------------
+# --- Properties of the orders --------------------------------------------------------------------
 
 
-def test_a_word_depends_on_no_later_word(decoder, features, tokens) -> None:
+def test_predictions_do_not_depend_on_later_words(decoder, features, tokens) -> None:
     changed = tokens.clone()
     changed[..., 2:] = other_words(changed[..., 2:])
 
     memory = decoder.memory(features)
     one, other = (decoder(memory, words) for words in (tokens, changed))
 
-    for mine, theirs in zip(flat(one), flat(other), strict=True):
-        torch.testing.assert_close(mine[:, :, :2], theirs[:, :, :2])
+    for before, after in zip(flat(one), flat(other), strict=True):
+        torch.testing.assert_close(before[:, :, :2], after[:, :, :2])
     moved = (one.outputs[0] - other.outputs[0])[:, :, 2].abs().amax(-1)
     assert moved.min() > 1e-3
 
 
 @with_attention
-def test_alphas_sum_to_one_and_move_from_word_to_word(kind, features, tokens) -> None:
+def test_alphas_sum_to_one_and_change_from_word_to_word(kind, features, tokens) -> None:
     decoder = build(kind)
     alphas = decoder(decoder.memory(features), tokens).alphas
 
@@ -457,7 +461,7 @@ def test_alphas_sum_to_one_and_move_from_word_to_word(kind, features, tokens) ->
 
 
 @with_attention
-def test_bahdanau_looks_before_it_reads_the_word_and_luong_after(kind, features, tokens) -> None:
+def test_bahdanau_attends_before_the_word_and_luong_after(kind, features, tokens) -> None:
     decoder = build(kind)
     memory = decoder.memory(features)
 
@@ -471,10 +475,12 @@ def test_bahdanau_looks_before_it_reads_the_word_and_luong_after(kind, features,
         assert moved[:, :, 0].min() > 1e-3
 
 
-def test_only_what_is_fed_reaches_the_hidden_state(kind, decoder, features, tokens) -> None:
-    """The photo reaches the LSTM once, or at every word."""
+def test_hidden_state_depends_on_the_context_only_if_it_is_fed(
+    kind, decoder, features, tokens
+) -> None:
+    """Without feeding, the photo enters the LSTM only in its first state."""
     memory = decoder.memory(features)
-    elsewhere = memory._replace(values=torch.randn_like(memory.values))
+    other = memory._replace(values=torch.randn_like(memory.values))
 
     def hidden(memory: Any, steps: int) -> Tensor:
         state = decoder.start(memory, R)
@@ -483,19 +489,19 @@ def test_only_what_is_fed_reaches_the_hidden_state(kind, decoder, features, toke
             state = decoder.step(gates, state, memory).state
         return state.hidden
 
-    same = [torch.equal(hidden(memory, n), hidden(elsewhere, n)) for n in (1, 2)]
+    same = [torch.equal(hidden(memory, n), hidden(other, n)) for n in (1, 2)]
     assert (
         same
         == {
             "bahdanau": [False, False],
-            "luong": [True, False],  # from the second word on
+            "luong": [True, False],  # from the second word
             "luong, not fed": [True, True],
             "plain": [True, True],
         }[kind.removesuffix(", norms")]
     )
 
 
-def test_gates_say_how_much_of_the_context_is_let_in(kind, decoder, features, tokens) -> None:
+def test_gates_are_learned_only_by_bahdanau(kind, decoder, features, tokens) -> None:
     gates = decoder(decoder.memory(features), tokens).gates
 
     if CLASSES[kind] is BahdanauDecoder:
@@ -506,18 +512,18 @@ def test_gates_say_how_much_of_the_context_is_let_in(kind, decoder, features, to
 
 
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_without_a_context_the_order_does_not_matter(order: str) -> None:
+def test_order_is_ignored_without_a_context(order: str) -> None:
     decoder, expected = build("plain", order=order), build("plain")
 
     assert isinstance(decoder, PlainDecoder)
     assert decoder.state_dict().keys() == expected.state_dict().keys()
 
 
-# --- Once a photo --------------------------------------------------------------------------------
+# --- Projections and masks -----------------------------------------------------------------------
 
 
 @with_attention
-def test_the_features_are_projected_once_a_photo(kind, features, tokens) -> None:
+def test_features_are_projected_once_per_photo(kind, features, tokens) -> None:
     decoder, shapes = build(kind, projection_dim=4), []
     for module in (decoder.projection, decoder.attention.scorer.key):
         module.register_forward_hook(lambda _, args, out: shapes.append(tuple(out.shape)))
@@ -528,7 +534,7 @@ def test_the_features_are_projected_once_a_photo(kind, features, tokens) -> None
 
 
 @with_attention
-def test_the_projection_is_a_1_x_1_convolution_over_the_grid(kind) -> None:
+def test_projection_equals_a_1_x_1_convolution(kind) -> None:
     height, width, channels = 3, 2, 4
     decoder = build(kind, projection_dim=channels)
     grid = torch.randn(B, D, height, width)
@@ -544,7 +550,7 @@ def test_the_projection_is_a_1_x_1_convolution_over_the_grid(kind) -> None:
     torch.testing.assert_close(memory.summary, expected.mean(dim=1, keepdim=True))
 
 
-def test_projected_features_are_all_that_a_decoder_sees(kind, features, tokens) -> None:
+def test_decoder_uses_only_projected_features(kind, features, tokens) -> None:
     decoder = build(kind, projection_dim=4)
     bare = build_decoder(config_of(kind), 4, V, L)
     weights = decoder.state_dict()
@@ -554,11 +560,11 @@ def test_projected_features_are_all_that_a_decoder_sees(kind, features, tokens) 
     one = decoder(decoder.memory(features), tokens)
     other = bare(bare.memory(projected), tokens)
 
-    for mine, theirs in zip(flat(one), flat(other), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for before, after in zip(flat(one), flat(other), strict=True):
+        torch.testing.assert_close(before, after)
 
 
-def test_a_padded_photo_is_the_photo_and_a_summary_may_be_given(decoder, features, tokens) -> None:
+def test_masked_padding_equals_fewer_regions(decoder, features, tokens) -> None:
     count = 3
     mask = (torch.arange(L) < count).expand(B, L)
     given = torch.randn(B, 1, D)
@@ -576,10 +582,10 @@ def test_a_padded_photo_is_the_photo_and_a_summary_may_be_given(decoder, feature
     assert (other.outputs[0] - padded.outputs[0]).abs().amax(-1).min() > 1e-3
 
 
-# --- Training and first weights ------------------------------------------------------------------
+# --- Dropout and initialization ------------------------------------------------------------------
 
 
-def test_dropout_is_off_in_use_and_on_in_training(kind, features, tokens) -> None:
+def test_dropout_is_active_only_in_training(kind, features, tokens) -> None:
     decoder = build(kind, dropout=0.5)
     memory = decoder.memory(features)
     unrolled = decoder(memory, tokens)
@@ -595,35 +601,40 @@ def test_dropout_is_off_in_use_and_on_in_training(kind, features, tokens) -> Non
     assert not torch.equal(read(), read())
 
 
-def test_the_first_weights(kind) -> None:
+def test_initial_weights(kind) -> None:
     decoder = build_decoder(config_of(kind), D, V, L)
 
-    if decoder.gate_norms is not None:  # a norm takes the mean of the bias before it away
+    if decoder.gate_norms is not None:  # a norm cancels a constant bias before it
         assert not decoder.word_gates.bias.any()
         bias = [norm.bias.tolist() for norm in decoder.gate_norms]
     else:
         bias = decoder.word_gates.bias.reshape(4, N).tolist()
-    assert bias == [[0.0] * N, [1.0] * N, [0.0] * N, [0.0] * N]  # the forget gate starts open
+    assert bias == [
+        [0.0] * N,
+        [1.0] * N,
+        [0.0] * N,
+        [0.0] * N,
+    ]  # the forget gate starts open
     for gates in decoder.hidden_gates.weight.chunk(4):
         torch.testing.assert_close(gates @ gates.T, torch.eye(N))
 
 
-def test_before_learning_words_are_as_frequent_as_they_were_counted(kind) -> None:
+def test_initial_output_follows_word_frequencies(kind) -> None:
     decoder = build_decoder(config_of(kind), D, V, L)
     counts = torch.tensor([0.0, 0.0, 40.0, 5.0, 39.0, 2.0, 1.0, 0.0, 9.0])
     nn.init.zeros_(decoder.word_output.weight)
 
     decoder.init_output_bias(counts)
 
-    said = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
-    torch.testing.assert_close(said, (counts + 1) / (96 + V))
+    found = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
+    torch.testing.assert_close(found, (counts + 1) / (96 + V))
 
 
 # --- Norms ---------------------------------------------------------------------------------------
 
 
-def test_norms_keep_the_gates_whatever_their_inputs_are(features) -> None:
-    """Inputs a thousand times as large say the same."""
+def test_norms_make_gates_invariant_to_input_scale(features) -> None:
+    """Inputs a thousand times as large give the same outputs."""
     decoder = build("bahdanau, norms")
     gates, cell = 10 * torch.randn(B, R, 4 * N), torch.randn(B, R, N)
 
@@ -635,7 +646,7 @@ def test_norms_keep_the_gates_whatever_their_inputs_are(features) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_a_decoder_with_norms_learns_captions_by_heart(order: str, features) -> None:
+def test_a_decoder_with_norms_memorizes_captions(order: str, features) -> None:
     decoder = build_decoder(config_of(order, layer_norm=True), D, V, L).train()
     tokens = torch.tensor([[[START, 5, 6, 4, END]], [[START, 8, 6, 7, END]]])
     optimizer = torch.optim.Adam(decoder.parameters(), lr=0.03)

@@ -1,4 +1,4 @@
-"""Our EfficientNet-Lite against timm's: the same names, numbers and gradients."""
+"""Our EfficientNet-Lite against timm's: same names, outputs and gradients."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from captioner.models.efficientnet_lite import (
 from captioner.models.encoder import Encoder, build_encoder
 
 
-def theirs(size: int) -> nn.Module:
-    """timm's, cut before its pooling, its norms as if it had seen photos."""
+def timm_model(size: int) -> nn.Module:
+    """timm's model without pooling and head, with random batch norm statistics."""
     model = timm.create_model(f"tf_efficientnet_lite{size}", num_classes=0, global_pool="")
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -34,7 +34,7 @@ def theirs(size: int) -> nn.Module:
     return model.eval()
 
 
-def ours(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
+def our_model(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
     model = EfficientNetLite(size).eval()
     assert list(model.state_dict()) == list(weights)
     model.load_state_dict(weights)
@@ -43,10 +43,10 @@ def ours(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SCALES)
-def test_it_computes_what_timm_computes(size) -> None:
-    expected = theirs(size).double()
-    model = ours(size, expected.state_dict()).double()
-    # 65 to 127 pixels end on even and odd maps at every stride.
+def test_outputs_equal_timms(size) -> None:
+    expected = timm_model(size).double()
+    model = our_model(size, expected.state_dict()).double()
+    # 65 to 127 pixels give maps of even and odd sizes at every stride.
     for height, width in ((64, 96), (65, 71), (127, 90)):
         images = torch.randn(2, 3, height, width, dtype=torch.float64)
         with torch.no_grad():
@@ -57,9 +57,9 @@ def test_it_computes_what_timm_computes(size) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["conv_stem", "bn1", "blocks.4", "conv_head", "bn2"])
-def test_it_learns_what_timm_learns(stage) -> None:
-    """From any stage on; before it nothing learns, and norms are folded on the way."""
-    expected = theirs(0).double()
+def test_gradients_equal_timms(stage) -> None:
+    """With training from any stage on; earlier stages are frozen and their norms folded."""
+    expected = timm_model(0).double()
     encoder = Encoder("timm/tf_efficientnet_lite0").double()
     encoder.backbone.load_state_dict(expected.state_dict())
     learning = False
@@ -80,19 +80,19 @@ def test_it_learns_what_timm_learns(stage) -> None:
             assert parameter.grad.abs().max() > 0, name
 
 
-def test_its_first_weights_are_drawn_as_wide_as_timms() -> None:
-    drawn = timm.create_model("tf_efficientnet_lite0", num_classes=0).state_dict()
+def test_initial_weights_are_distributed_like_timms() -> None:
+    theirs = timm.create_model("tf_efficientnet_lite0", num_classes=0).state_dict()
     compared = 0
     for name, tensor in EfficientNetLite(0).state_dict().items():
         if tensor.ndim == 4 and tensor.numel() > 5000:
-            assert float(tensor.std()) == pytest.approx(float(drawn[name].std()), rel=0.1), name
+            assert float(tensor.std()) == pytest.approx(float(theirs[name].std()), rel=0.1), name
             compared += 1
-        elif tensor.ndim == 1:  # the norms'
-            assert torch.equal(tensor, drawn[name]), name
+        elif tensor.ndim == 1:  # batch norms
+            assert torch.equal(tensor, theirs[name]), name
     assert compared > 20
 
 
-def test_norms_are_folded_in_eval_mode_and_run_in_training_mode() -> None:
+def test_norms_are_folded_only_in_eval_mode() -> None:
     model = EfficientNetLite(0).eval()
     ran: list[str] = []
     for name, module in model.named_modules():
@@ -115,27 +115,27 @@ def count(ran: list[str], name: str, forward: Callable[[Tensor], Tensor], images
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("size", [0, 2])
-def test_norms_folded_for_good_change_nothing_but_rounding(size) -> None:
-    model = ours(size, theirs(size).state_dict()).double()
+def test_folding_norms_permanently_keeps_outputs(size) -> None:
+    model = our_model(size, timm_model(size).state_dict()).double()
     images = torch.randn(2, 3, 75, 64, dtype=torch.float64)
     expected = model(images)
 
-    for _ in range(2):  # the second time nothing is left to fold
+    for _ in range(2):  # folding again is a no-op
         model.fold_norms()
 
         torch.testing.assert_close(model(images), expected)
         assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-def test_only_its_own_names_mean_it() -> None:
+def test_only_known_names_select_our_implementation() -> None:
     assert [lite_size(f"timm/tf_efficientnet_lite{n}") for n in range(6)] == [0, 1, 2, 3, 4, None]
     for name in ("efficientnet_lite0", "tf_efficientnet_lite0.in1k", "tf_efficientnet_b0", ""):
         assert lite_size(f"timm/{name}") is None, name
     assert lite_size("tf_efficientnet_lite0") is None  # torchvision's, if it had one
 
 
-def test_timms_weights_and_how_they_saw_photos_are_taken_over(monkeypatch) -> None:
-    published = theirs(0)
+def test_timms_weights_and_preprocessing_are_used(monkeypatch) -> None:
+    published = timm_model(0)
     monkeypatch.setattr(timm, "create_model", lambda name, **how: published)
 
     encoder = build_encoder("timm/tf_efficientnet_lite0", "default")
@@ -147,7 +147,7 @@ def test_timms_weights_and_how_they_saw_photos_are_taken_over(monkeypatch) -> No
 
 
 @pytest.mark.parametrize("size", SCALES)
-def test_it_sees_photos_as_timms_do(size) -> None:
+def test_preprocessing_equals_timms(size) -> None:
     config = resolve_data_config({}, model=timm.create_model(f"tf_efficientnet_lite{size}"))
     encoder = Encoder(f"timm/tf_efficientnet_lite{size}")
     assert (encoder.mean, encoder.std) == (config["mean"], config["std"])

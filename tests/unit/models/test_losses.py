@@ -1,4 +1,4 @@
-"""What is minimised: known answers, and hard attention's gradient against all it could choose."""
+"""Training losses: known values, and hard attention's gradient by enumeration."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from captioner.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
 L, D, V = 3, 4, 8
 
 
-def build(selection: str = "hard", **words: Any) -> Decoder:
-    """In float64 and training mode."""
+def build(selection: str = "hard", **settings: Any) -> Decoder:
+    """Build in float64 and training mode."""
     config = DecoderConfig(
         embed_dim=2,
         hidden_dim=5,
@@ -38,7 +38,7 @@ def build(selection: str = "hard", **words: Any) -> Decoder:
         dropout=0.0,
         heads=3,
         selection=selection,  # type: ignore[arg-type]
-        **words,
+        **settings,
     )
     decoder = build_decoder(config, D, V, L).double().train()
     with torch.no_grad():
@@ -55,9 +55,9 @@ def features(photos: int) -> Tensor:
 
 
 def test_attention_penalty_known_answer() -> None:
-    # One photo with two captions on 4 regions. The first, 2 words, both on region 0: regions are
-    # looked at 2, 0, 0, 0 times where 2/4 is even: 1.5**2 + 3 * 0.5**2 = 3. The second, 1 word
-    # spread evenly and a padded place that does not count: 0.
+    # One photo with two captions and 4 regions. The first has 2 words, both on region 0: total
+    # alphas of 2, 0, 0, 0 against an even 2/4 give 1.5**2 + 3 * 0.5**2 = 3. The second has 1 word
+    # with uniform alphas, and ignored padding: 0.
     first = [[1.0, 0, 0, 0], [1.0, 0, 0, 0]]
     second = [[0.25] * 4, [0, 1.0, 0, 0]]
     alphas = torch.tensor([[first, second]])
@@ -68,18 +68,18 @@ def test_attention_penalty_known_answer() -> None:
 
 
 @pytest.mark.parametrize("steps", [2, 4, 7])
-def test_the_penalty_has_the_gradient_of_the_papers_target_of_one(steps: int) -> None:
+def test_penalty_has_the_same_gradient_as_the_papers_target_of_one(steps: int) -> None:
     scores = torch.randn(2, 3, steps, L, requires_grad=True)
     mask = torch.ones(2, 3, steps, dtype=torch.bool)
     mask[1, 2, steps // 2 :] = False
 
     attention_penalty(scores.softmax(-1), mask).backward()
-    ours, scores.grad = scores.grad, None
+    estimate, scores.grad = scores.grad, None
     looked = (scores.softmax(-1) * mask.unsqueeze(-1)).sum(2)
     (1 - looked).square().sum().backward()
 
-    torch.testing.assert_close(ours, scores.grad)
-    assert ours.abs().max() > 0.01
+    torch.testing.assert_close(estimate, scores.grad)
+    assert estimate.abs().max() > 0.01
 
 
 # --- Entropy -------------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ def test_entropy_known_answers() -> None:
     assert alphas.grad.isfinite().all()
 
 
-def test_the_entropy_of_a_map_on_one_region_has_a_finite_gradient() -> None:
-    """In float32, where the alphas of a sure model are exactly 0 and 1."""
+def test_entropy_of_one_hot_alphas_has_a_finite_gradient() -> None:
+    """In float32, the alphas of a confident model are exactly 0 and 1."""
     scores = torch.tensor([[0.0, 300.0, -300.0], [0.0, 0.0, -torch.inf]], requires_grad=True)
 
     entropy = map_entropy(scores.softmax(-1))
@@ -111,7 +111,7 @@ def test_the_entropy_of_a_map_on_one_region_has_a_finite_gradient() -> None:
 
 
 def test_score_function_known_answer() -> None:
-    # One photo, two captions of 2 words and of 1 word; the padding holds what must not count.
+    # One photo with captions of 2 words and of 1; the padding has values that must be ignored.
     halves, quarters = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
     alphas = torch.tensor([[[halves, quarters], [quarters, [0.0, 0.0, 1.0]]]])
     chosen = torch.tensor([[[0, 2], [0, 1]]])  # alphas 1/2 and 1/4; 1/4
@@ -122,13 +122,13 @@ def test_score_function_known_answer() -> None:
     def surrogate(baseline: float) -> float:
         return float(score_function(alphas, chosen, log_probs, mask, torch.tensor(baseline)))
 
-    # First caption: -1 - 3 = -4 is paid to the first choice and -3 to the second.
+    # First caption: the first choice gets the reward -1 - 3 = -4, the second -3.
     assert surrogate(0.0) == pytest.approx(-(-4 * -ln2 + -3 * -2 * ln2 + -5 * -2 * ln2))
-    # The baseline is taken off every word that is left: -4 + 2 * 2, -3 + 2, -5 + 2.
+    # The baseline is subtracted for each remaining word: -4 + 2 * 2, -3 + 2, -5 + 2.
     assert surrogate(-2.0) == pytest.approx(-(0 * -ln2 + -1 * -2 * ln2 + -3 * -2 * ln2))
 
 
-def test_the_score_function_teaches_the_alphas_alone() -> None:
+def test_score_function_has_gradients_for_the_alphas_only() -> None:
     scores = torch.randn(2, 1, 4, L, requires_grad=True)
     log_probs = (-torch.rand(2, 1, 4)).requires_grad_()
     chosen, mask = torch.randint(L, (2, 1, 4)), torch.ones(2, 1, 4, dtype=torch.bool)
@@ -139,7 +139,7 @@ def test_the_score_function_teaches_the_alphas_alone() -> None:
     assert log_probs.grad is None
 
 
-def test_padding_with_a_vanished_alpha_gives_no_nan() -> None:
+def test_padding_with_zero_alphas_gives_no_nan() -> None:
     scores = torch.zeros(1, 1, 3, L, requires_grad=True)
     mask = torch.tensor([[[True, True, False]]])
     alphas = scores.softmax(-1) * mask.unsqueeze(-1)
@@ -162,68 +162,68 @@ SHAPES = {
 }
 
 
-class Played:
-    """In the place of ``sample_index``: plays the regions it was given, word by word."""
+class ScriptedSampler:
+    """Replaces ``sample_index`` and returns scripted regions, step by step."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
         self.regions: list[list[int]] = []
         self.step = 0
 
-    def give(self, sequence: tuple[int, ...]) -> None:
+    def script(self, sequence: tuple[int, ...]) -> None:
         rest = iter(sequence)
         self.regions = [[next(rest) for _ in range(length)] for length in self.lengths]
         self.step = 0
 
     def __call__(self, alphas: Tensor) -> Tensor:
         captions = range(alphas.shape[:2].numel())
-        drawn = [self.regions[row][self.step] for row in captions]
+        regions = [self.regions[row][self.step] for row in captions]
         self.step += 1
-        return torch.tensor(drawn).view(alphas.shape[:2])
+        return torch.tensor(regions).view(alphas.shape[:2])
 
 
 class Enumeration:
-    """A hard decoder, a photo and captions, and every choice of regions that it could make."""
+    """A hard-attention decoder with one photo, and every possible choice of regions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, order: str, shape: str) -> None:
         self.decoder, self.photo = build(order=order), features(1)
         self.tokens = torch.tensor([SHAPES[shape]])
         self.real = self.tokens[..., 1:] != PAD
-        self.played = Played(self.real.sum(-1)[0].tolist())
-        monkeypatch.setattr("captioner.models.attention.sample_index", self.played)
+        self.sampler = ScriptedSampler(self.real.sum(-1)[0].tolist())
+        monkeypatch.setattr("captioner.models.attention.sample_index", self.sampler)
 
     def choices(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Probability and cross-entropy of every choice, from alphas and logits.
+        """Yield the probability and cross-entropy of every choice, from alphas and logits.
 
-        While the caller looks at one, the decoder makes this choice again.
+        Until the next one, the decoder's sampler is set to repeat the same choice.
         """
         decoder, total = self.decoder, 0.0
         for sequence in itertools.product(range(L), repeat=int(self.real.sum())):
-            self.played.give(sequence)
+            self.sampler.script(sequence)
             inputs = self.tokens[..., :-1].masked_fill(~self.real, PAD)
             unrolled = decoder(decoder.memory(self.photo), inputs)
             table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
             probability, cross_entropy = torch.ones(()).double(), torch.zeros(()).double()
-            for caption, regions in enumerate(self.played.regions):
+            for caption, regions in enumerate(self.sampler.regions):
                 for t, region in enumerate(regions):
                     assert unrolled.chosen[0, caption, t] == region
                     probability = probability * unrolled.alphas[0, caption, t, region]
                     word = self.tokens[0, caption, t + 1]
                     cross_entropy = cross_entropy - table[0, caption, t, word]
-            self.played.give(sequence)
+            self.sampler.script(sequence)
             yield probability, cross_entropy
             total += probability.item()
-        assert total == pytest.approx(1)  # all that there are
+        assert total == pytest.approx(1)  # all choices were enumerated
 
     def loss(self) -> Tensor:
-        """What hard attention should minimise: sum_s p(s) CE(s)."""
+        """The objective of hard attention: sum_s p(s) CE(s)."""
         return sum(probability * loss for probability, loss in self.choices())
 
     def objectives(self, baseline: float, reward: float = 1.0) -> Iterator[tuple[float, Tensor]]:
-        """Of every choice its probability, a constant, and what training minimises."""
+        """Yield the probability (a constant) and the training objective of every choice."""
         config = TrainingConfig(attention_penalty=0.0, hard_reward=reward, hard_entropy=0.0)
         for probability, _ in self.choices():
-            self.decoder.attention.baseline.fill_(baseline)  # the choice before has moved it
+            self.decoder.attention.baseline.fill_(baseline)  # the previous choice has updated it
             losses = caption_losses(self.decoder, self.decoder.memory(self.photo), self.tokens)
             yield probability.item(), losses.objective(config)
 
@@ -235,40 +235,44 @@ class Enumeration:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_hard_attentions_expected_gradient_is_that_of_the_expected_loss(
+def test_hard_attention_gradient_is_unbiased(
     monkeypatch: pytest.MonkeyPatch, order: str, shape: str
 ) -> None:
-    game = Enumeration(monkeypatch, order, shape)
+    enumeration = Enumeration(monkeypatch, order, shape)
 
-    truth = game.gradients(game.loss())
-    without = game.gradients(sum(p * value for p, value in game.objectives(0.0, reward=0.0)))
+    expected = enumeration.gradients(enumeration.loss())
+    cross_entropy_only = enumeration.gradients(
+        sum(p * value for p, value in enumeration.objectives(0.0, reward=0.0))
+    )
     for baseline in (0.0, -1.3):
-        ours = game.gradients(sum(p * value for p, value in game.objectives(baseline)))
-        for name, gradient in truth.items():
-            torch.testing.assert_close(ours[name], gradient, rtol=0, atol=1e-9, msg=name)
+        estimate = enumeration.gradients(
+            sum(p * value for p, value in enumeration.objectives(baseline))
+        )
+        for name, gradient in expected.items():
+            torch.testing.assert_close(estimate[name], gradient, rtol=0, atol=1e-9, msg=name)
 
-    # The cross-entropy alone teaches the alphas nothing, and the hidden states only half.
+    # Cross-entropy alone has no gradient for the alphas, and a wrong one for the hidden states.
     energy, gates = "attention.scorer.energy.weight", "hidden_gates.weight"
-    assert not without[energy].any()
-    assert truth[energy].abs().max() > 1e-3
-    assert (without[gates] - truth[gates]).abs().max() > 1e-3
+    assert not cross_entropy_only[energy].any()
+    assert expected[energy].abs().max() > 1e-3
+    assert (cross_entropy_only[gates] - expected[gates]).abs().max() > 1e-3
 
 
-def test_a_baseline_near_the_mean_lowers_the_variance(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = Enumeration(monkeypatch, "bahdanau", "one caption")
-    mean_log_prob = -game.loss().item() / int(game.real.sum())
+def test_baseline_near_the_mean_reduces_the_variance(monkeypatch: pytest.MonkeyPatch) -> None:
+    enumeration = Enumeration(monkeypatch, "bahdanau", "one caption")
+    mean_log_prob = -enumeration.loss().item() / int(enumeration.real.sum())
 
     def mean_square(baseline: float) -> float:
-        """Of the alphas' gradient; its mean is the same whatever the baseline."""
+        """Mean square of the alphas' gradient, whose mean does not depend on the baseline."""
         return sum(
-            p * float(game.gradients(value)["attention.scorer.energy.weight"].square().sum())
-            for p, value in game.objectives(baseline)
+            p * float(enumeration.gradients(value)["attention.scorer.energy.weight"].square().sum())
+            for p, value in enumeration.objectives(baseline)
         )
 
     assert mean_square(mean_log_prob) < 0.5 * mean_square(0.0)
 
 
-# --- What caption_losses makes of them -----------------------------------------------------------
+# --- caption_losses ------------------------------------------------------------------------------
 
 CAPTIONS = torch.tensor(
     [
@@ -280,12 +284,12 @@ WORDS = 2 + 4 + 3
 
 
 def losses_of(decoder: Decoder, photos: Tensor, smoothing: float = 0.0) -> Losses:
-    """The same choices and dropout every time."""
+    """Losses with the same sampled regions and dropout on every call."""
     torch.manual_seed(7)
     return caption_losses(decoder, decoder.memory(photos), CAPTIONS, smoothing)
 
 
-def test_the_baseline_moves_a_tenth_towards_the_batchs_mean_log_probability() -> None:
+def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
     decoder, photos = build(), features(2)
     expected = 0.0
 
@@ -297,18 +301,18 @@ def test_the_baseline_moves_a_tenth_towards_the_batchs_mean_log_probability() ->
         assert decoder.attention.baseline.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_baseline_stays_in_use_and_over_padding_alone() -> None:
+def test_baseline_is_not_updated_in_eval_mode_or_by_padding() -> None:
     decoder, photos = build(), features(2)
     decoder.attention.baseline.fill_(-1.5)
 
-    nothing = caption_losses(decoder, decoder.memory(photos), torch.full((2, 1, 4), PAD))
+    all_padding = caption_losses(decoder, decoder.memory(photos), torch.full((2, 1, 4), PAD))
     losses_of(decoder.eval(), photos)
 
-    assert [part.item() for part in nothing] == [0.0] * 5
+    assert [part.item() for part in all_padding] == [0.0] * 5
     assert decoder.attention.baseline.item() == -1.5
 
 
-def test_a_batch_is_paid_against_the_baseline_of_the_batches_before() -> None:
+def test_baseline_is_that_of_earlier_batches() -> None:
     decoder, photos = build(), features(2)
 
     first, second = losses_of(decoder, photos), losses_of(decoder, photos)
@@ -320,20 +324,20 @@ def test_a_batch_is_paid_against_the_baseline_of_the_batches_before() -> None:
     assert second.cross_entropy.item() == first.cross_entropy.item()
 
 
-def test_label_smoothing_does_not_enter_the_reward() -> None:
+def test_label_smoothing_does_not_affect_the_reward() -> None:
     decoder, photos = build(), features(2)
 
     plain = losses_of(decoder, photos)
-    moved = decoder.attention.baseline.clone()
+    baseline = decoder.attention.baseline.clone()
     decoder.attention.baseline.zero_()
     smooth = losses_of(decoder, photos, smoothing=0.3)
 
     assert smooth.cross_entropy.item() != plain.cross_entropy.item()
     assert smooth.score_function.item() == plain.score_function.item()
-    assert torch.equal(decoder.attention.baseline, moved)
+    assert torch.equal(decoder.attention.baseline, baseline)
 
 
-def test_the_entropy_is_summed_over_the_real_words() -> None:
+def test_entropy_is_summed_over_real_words() -> None:
     decoder, photos = build().eval(), features(2)
 
     losses = losses_of(decoder, photos)
@@ -348,7 +352,7 @@ def test_the_entropy_is_summed_over_the_real_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "settings",
     [
         {},
         {"order": "luong"},
@@ -357,10 +361,10 @@ def test_the_entropy_is_summed_over_the_real_words() -> None:
         {"attention": "fixed"},
         {"attention": "fixed_at_start"},
     ],
-    ids=lambda words: " ".join(words.values()) or "additive",
+    ids=lambda settings: " ".join(settings.values()) or "additive",
 )
-def test_soft_attention_has_no_score_function_and_no_entropy(words: dict[str, str]) -> None:
-    decoder, photos = build("soft", **words), features(2)
+def test_soft_attention_has_no_score_function_and_no_entropy(settings: dict[str, str]) -> None:
+    decoder, photos = build("soft", **settings), features(2)
 
     losses = losses_of(decoder, photos)
 
@@ -371,7 +375,7 @@ def test_soft_attention_has_no_score_function_and_no_entropy(words: dict[str, st
     assert losses.objective(plain) == losses.objective(rich) == losses.cross_entropy
 
 
-def test_the_objective_weighs_its_parts_as_the_config_says() -> None:
+def test_objective_is_the_weighted_sum_of_its_parts() -> None:
     parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11))
     config = TrainingConfig(attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0)
 
@@ -388,7 +392,7 @@ SENTENCES = torch.tensor(
 )
 
 
-def sure_of(word: int) -> Decoder:
+def always(word: int) -> Decoder:
     """A decoder that always generates one word."""
     decoder = build("soft")
     with torch.no_grad():
@@ -397,7 +401,7 @@ def sure_of(word: int) -> Decoder:
     return decoder
 
 
-def test_share_0_keeps_the_true_words() -> None:
+def test_probability_0_keeps_the_true_words() -> None:
     decoder, photos = build("soft"), features(2)
 
     inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, 0.0)
@@ -409,77 +413,79 @@ def test_share_0_keeps_the_true_words() -> None:
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_sampled_inputs_are_ordinary_words(share: float) -> None:
     decoder, photos = build("soft"), features(2)
-    with torch.no_grad():  # what it would say first, if it could
+    with torch.no_grad():  # the likeliest tokens, if they were allowed
         decoder.word_output.bias[[PAD, START, UNKNOWN]] += 30
     true, real = SENTENCES[..., :-1], SENTENCES[..., :-1] != PAD
     changed = torch.zeros(true.shape)
     for _ in range(100):
         inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, share)
-        assert torch.equal(inputs != PAD, real)  # padding stays
+        assert torch.equal(inputs != PAD, real)  # padding is kept
         assert torch.equal(inputs[..., 0], true[..., 0])
-        said = inputs != true
-        assert not torch.isin(inputs[said], torch.tensor([PAD, START, UNKNOWN])).any()
-        changed += said
+        replaced = inputs != true
+        assert not torch.isin(inputs[replaced], torch.tensor([PAD, START, UNKNOWN])).any()
+        changed += replaced
     assert not changed[..., 0].any()
     assert (changed[..., 1:][real[..., 1:]] > 0).all()
 
 
-def test_the_share_of_positions_is_replaced() -> None:
+def test_fraction_of_replaced_positions() -> None:
     photos, tokens = features(2), torch.full((2, 60, 22), 5)
     tokens[..., 0] = START
-    decoder = sure_of(6)
+    decoder = always(6)
 
     for share in (0.0, 0.3, 1.0):
         inputs = scheduled_inputs(decoder, decoder.memory(photos), tokens, share)
         assert (inputs[..., 1:] == 6).double().mean().item() == pytest.approx(share, abs=0.03)
 
 
-def test_inputs_are_sampled_given_the_inputs_before_them() -> None:
-    """Two steps on: after START, and after the word that was drawn there."""
+def test_inputs_are_sampled_conditional_on_earlier_inputs() -> None:
+    """The first sampled word given START, and the second given the first."""
     decoder, photo = build("soft").eval(), features(1)
-    memory, draws = decoder.memory(photo), 4000
-    tokens = torch.tensor([START, 4, 4, 4]).expand(1, draws, 4)
+    memory, samples = decoder.memory(photo), 4000
+    tokens = torch.tensor([START, 4, 4, 4]).expand(1, samples, 4)
 
     inputs = scheduled_inputs(decoder, memory, tokens, 1.0)[0]
 
-    spoken = [word for word in range(V) if word not in NEVER_GENERATED]
+    ordinary = [word for word in range(V) if word not in NEVER_GENERATED]
 
-    def shares(words: list[int]) -> Tensor:
+    def probabilities(words: list[int]) -> Tensor:
         unrolled = decoder(memory, torch.tensor([[words]]))
         logits = decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0, -1]
-        return logits[spoken].softmax(0)
+        return logits[ordinary].softmax(0)
 
     first = inputs[:, 1]
-    for words, drawn in [([START], first)] + [
-        ([START, word], inputs[first == word, 2]) for word in spoken
+    for words, sampled in [([START], first)] + [
+        ([START, word], inputs[first == word, 2]) for word in ordinary
     ]:
-        for word, share in zip(spoken, shares(words).tolist(), strict=True):
-            spread = (share * (1 - share) / max(1, len(drawn))) ** 0.5
-            assert abs((drawn == word).double().mean().nan_to_num() - share) < max(4 * spread, 1e-3)
+        for word, share in zip(ordinary, probabilities(words).tolist(), strict=True):
+            spread = (share * (1 - share) / max(1, len(sampled))) ** 0.5
+            assert abs((sampled == word).double().mean().nan_to_num() - share) < max(
+                4 * spread, 1e-3
+            )
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_scheduled_sampling_restores_the_mode_and_uses_no_dropout(training: bool) -> None:
-    decoder, photos = sure_of(6).train(training), features(2)
+    decoder, photos = always(6).train(training), features(2)
     decoder.dropout.p = 0.9
     with torch.no_grad():
         decoder.word_output.bias[6] = 0.0
         decoder.word_output.weight.normal_()
     memory, tokens = decoder.memory(photos), SENTENCES
 
-    def said(seed: int) -> Tensor:
+    def sample(seed: int) -> Tensor:
         torch.manual_seed(seed)
         return scheduled_inputs(decoder, memory, tokens, 1.0)
 
-    one, again = said(3), said(3)
+    one, again = sample(3), sample(3)
     assert decoder.training is decoder.dropout.training is training
     assert torch.equal(one, again)
-    assert any(not torch.equal(said(seed), one) for seed in range(4, 9))
+    assert any(not torch.equal(sample(seed), one) for seed in range(4, 9))
     decoder.dropout.p = 0.0
-    assert torch.equal(said(3), one)
+    assert torch.equal(sample(3), one)
 
 
-def test_inputs_change_the_context_and_not_the_targets() -> None:
+def test_inputs_replace_the_context_but_not_the_targets() -> None:
     decoder, photos = build("soft").eval(), features(2)
     memory = decoder.memory(photos)
     inputs = SENTENCES[..., :-1].clone()
@@ -492,17 +498,17 @@ def test_inputs_change_the_context_and_not_the_targets() -> None:
     true = SENTENCES[..., 1:]
     of_words = table.gather(-1, true.unsqueeze(-1)).squeeze(-1)[true != PAD]
     torch.testing.assert_close(losses.cross_entropy, -of_words.sum())
-    told_truth = caption_losses(decoder, memory, SENTENCES)
-    assert losses.cross_entropy.item() != told_truth.cross_entropy.item()
+    teacher_forced = caption_losses(decoder, memory, SENTENCES)
+    assert losses.cross_entropy.item() != teacher_forced.cross_entropy.item()
     same = caption_losses(decoder, memory, SENTENCES, inputs=SENTENCES[..., :-1])
-    assert all(torch.equal(one, other) for one, other in zip(same, told_truth, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(same, teacher_forced, strict=True))
 
 
 # --- Policy gradient -----------------------------------------------------------------------------
 
 
 def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
-    """Negative log-probability of every caption among words that can be generated, (B, R)."""
+    """Negative log-probability of every caption over the words that can be generated, (B, R)."""
     true = SENTENCES[..., 1:]
     unrolled = decoder(memory, SENTENCES[..., :-1])
     logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
@@ -512,17 +518,19 @@ def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
 
 
 @pytest.mark.parametrize("weights", [[[1.0, 1.0], [1.0, 1.0]], [[0.5, -2.0], [3.0, 9.0]]])
-def test_policy_gradient_is_the_weighted_log_probability(weights: list[list[float]]) -> None:
+def test_policy_gradient_is_the_weighted_negative_log_probability(
+    weights: list[list[float]],
+) -> None:
     decoder, memory_of = build("soft"), features(2)
     advantages = torch.tensor(weights)
     parameters = list(decoder.parameters())
 
     memory = decoder.memory(memory_of)
-    ours = policy_gradient_loss(decoder, memory, SENTENCES, lambda: advantages).cross_entropy
+    estimate = policy_gradient_loss(decoder, memory, SENTENCES, lambda: advantages).cross_entropy
     expected = (advantages * of_captions(decoder, decoder.memory(memory_of))).sum()
 
-    torch.testing.assert_close(ours, expected)
-    gradients = (torch.autograd.grad(value, parameters) for value in (ours, expected))
+    torch.testing.assert_close(estimate, expected)
+    gradients = (torch.autograd.grad(value, parameters) for value in (estimate, expected))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
         assert one.isfinite().all()
@@ -545,7 +553,7 @@ def test_policy_gradient_is_linear_in_the_advantages() -> None:
 def test_losses_do_not_depend_on_the_order(
     photos: list[int], captions: list[int], reward: bool
 ) -> None:
-    """Photos and captions are sorted, longest first; advantages and inputs must follow them."""
+    """Photos and captions are sorted by length; advantages and inputs must be sorted with them."""
     decoder, regions = build("soft").eval(), features(2)
     weights, inputs = torch.tensor([[0.5, -2.0], [3.0, 9.0]]), SENTENCES[..., :-1].clone()
     inputs[0, 0, 2], inputs[0, 1, 1], inputs[1, 0, 1] = 7, 4, 5
@@ -563,7 +571,7 @@ def test_losses_do_not_depend_on_the_order(
 
 
 def test_advantages_are_computed_after_the_forward_pass() -> None:
-    """So that rewards can be computed in the meantime."""
+    """So that rewards can be computed in parallel to it."""
     decoder, photos, calls = build("soft"), features(2), []
     decoder.word_output.register_forward_hook(lambda *_: calls.append("scored"))
 
@@ -576,7 +584,7 @@ def test_advantages_are_computed_after_the_forward_pass() -> None:
     assert calls == ["scored", "advantages"]
 
 
-def test_longest_first_known_answer() -> None:
+def test_longest_first_on_a_known_batch() -> None:
     tokens = torch.tensor(
         [[[1, 4, 2, 0], [1, 2, 0, 0]], [[0] * 4] * 2, [[1, 2, 0, 0], [1, 5, 5, 2]]]
     )

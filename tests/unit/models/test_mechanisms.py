@@ -1,4 +1,4 @@
-"""Every mechanism of attention through every order of the step: training, search and saving."""
+"""Every attention mechanism with every step order: training, search and saving."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from toy_encoder import PatchEncoder
 
 from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.data.preprocessing import Preprocessing
@@ -30,7 +31,7 @@ from captioner.models.losses import Losses, caption_losses
 from captioner.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
 
 B, L, D, V = 3, 4, 8, 13
-pytestmark = pytest.mark.slow  # every mechanism with every other: hundreds of tests
+pytestmark = pytest.mark.slow  # hundreds of combinations
 
 N = 6
 OPTIONS = SearchOptions(beam_size=3, num_captions=2, max_length=4)
@@ -46,7 +47,7 @@ MASK = torch.tensor([[True] * 4, [True, True, True, False], [True, True, False, 
 
 
 def combinations() -> list[DecoderConfig]:
-    """All that go together; ``fixed_at_start`` has no order, and must work under every one."""
+    """All valid combinations; ``fixed_at_start`` ignores the order and must accept each."""
     found = []
     for attention, query, selection, (order, feeding) in product(
         (*SCORERS, *WITHOUT_SCORER),
@@ -86,7 +87,7 @@ def description(config: DecoderConfig) -> str:
 
 COMBINATIONS = combinations()
 each = pytest.mark.parametrize("config", COMBINATIONS, ids=description)
-asked_by_photo = pytest.mark.parametrize(
+with_photo_query = pytest.mark.parametrize(
     "config",
     [c for c in COMBINATIONS if c.query != "hidden" or c.attention.startswith("fixed")],
     ids=description,
@@ -95,10 +96,10 @@ asked_by_photo = pytest.mark.parametrize(
 
 def build(config: DecoderConfig) -> Decoder:
     decoder = build_decoder(config, D, V, L)
-    with torch.no_grad():  # larger than at birth, so that nothing hides in a small number
+    with torch.no_grad():  # larger than the initial weights, to make errors visible
         for parameter in decoder.parameters():
             parameter.normal_(std=0.6)
-        decoder.word_output.bias[END] += 1  # some sentences end, others are cut
+        decoder.word_output.bias[END] += 1  # some sentences end, others are truncated
     return decoder
 
 
@@ -107,7 +108,7 @@ def features() -> Tensor:
     return torch.randn(B, L, D)
 
 
-def test_every_word_of_the_config_is_tried_in_every_order() -> None:
+def test_combinations_cover_every_setting_in_every_order() -> None:
     names = {description(config) for config in COMBINATIONS}
 
     assert len(names) == len(COMBINATIONS)
@@ -125,7 +126,7 @@ def test_every_word_of_the_config_is_tried_in_every_order() -> None:
 # --- Training ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mask", [None, MASK], ids=["all real", "masked"])
+@pytest.mark.parametrize("mask", [None, MASK], ids=["unmasked", "masked"])
 @each
 def test_every_parameter_gets_a_gradient(
     config: DecoderConfig, mask: Tensor | None, features: Tensor
@@ -141,7 +142,7 @@ def test_every_parameter_gets_a_gradient(
 
 
 @each
-def test_step_by_step_is_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
+def test_step_by_step_equals_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
     decoder = build(config).eval()
     memory = decoder.memory(features, MASK)
     inputs = torch.randint(4, V, (B, 2, 3))
@@ -163,9 +164,7 @@ def test_step_by_step_is_teacher_forcing(config: DecoderConfig, features: Tensor
 
 
 @each
-def test_the_losses_of_a_batch_are_those_of_its_photos(
-    config: DecoderConfig, features: Tensor
-) -> None:
+def test_batch_losses_are_the_sum_over_photos(config: DecoderConfig, features: Tensor) -> None:
     decoder = build(config).eval()
 
     together = caption_losses(decoder, decoder.memory(features), CAPTIONS)
@@ -181,9 +180,7 @@ def test_the_losses_of_a_batch_are_those_of_its_photos(
 
 
 @each
-def test_a_padded_photo_teaches_what_the_photo_teaches(
-    config: DecoderConfig, features: Tensor
-) -> None:
+def test_masked_padding_gives_the_same_gradients(config: DecoderConfig, features: Tensor) -> None:
     decoder, photo = build(config).eval(), slice(2, 3)
     real = int(MASK[photo].sum())
 
@@ -195,7 +192,7 @@ def test_a_padded_photo_teaches_what_the_photo_teaches(
 
 
 def gradients(decoder: Decoder, memory: Memory) -> dict[str, Tensor]:
-    """Of every parameter, the penalty's part too."""
+    """Gradients of the losses, penalty included, for every parameter."""
     decoder.zero_grad()
     losses = caption_losses(decoder, memory, CAPTIONS[:1])
     losses.objective(TrainingConfig(attention_penalty=0.5, hard_entropy=0.5)).backward()
@@ -217,9 +214,7 @@ def log_probs_of(decoder: Decoder, unrolled: Unrolled) -> Tensor:
 
 @each
 @torch.no_grad()
-def test_what_is_said_is_what_teacher_forcing_gives(
-    config: DecoderConfig, features: Tensor
-) -> None:
+def test_search_agrees_with_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
     decoder = build(config).eval()
 
     for photo, hypotheses in enumerate(search_photos(decoder, features, MASK)):
@@ -229,22 +224,20 @@ def test_what_is_said_is_what_teacher_forcing_gives(
             words = [*found.tokens, END] if found.ended else found.tokens
             unrolled = decoder(memory, torch.tensor([[[START, *words[:-1]]]]))
             table = log_probs_of(decoder, unrolled)[0, 0]
-            said = table[torch.arange(len(words)), torch.tensor(words)]
+            log_probs = table[torch.arange(len(words)), torch.tensor(words)]
             length = len(found.tokens)
             for array, expected in (
-                (found.token_log_probs, said[:length]),
+                (found.token_log_probs, log_probs[:length]),
                 (found.alphas, unrolled.alphas[0, 0, :length]),
                 (found.gates, unrolled.gates[0, 0, :length]),
             ):
                 torch.testing.assert_close(torch.from_numpy(array), expected)
-            assert found.log_prob == pytest.approx(said.sum().item(), rel=1e-4)
+            assert found.log_prob == pytest.approx(log_probs.sum().item(), rel=1e-4)
             assert not set(found.tokens) & {PAD, START, UNKNOWN}
 
 
 @each
-def test_a_batch_is_searched_as_its_photos_one_by_one(
-    config: DecoderConfig, features: Tensor
-) -> None:
+def test_searching_a_batch_equals_single_photos(config: DecoderConfig, features: Tensor) -> None:
     decoder = build(config).eval()
 
     together = search_photos(decoder, features, MASK)
@@ -257,55 +250,45 @@ def test_a_batch_is_searched_as_its_photos_one_by_one(
             assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
 
 
-@asked_by_photo
-def test_what_the_photo_asks_itself_is_asked_once_a_photo(
-    config: DecoderConfig, features: Tensor
-) -> None:
-    decoder, asked = build(config).eval(), []
+@with_photo_query
+def test_photo_queries_are_scored_once_per_photo(config: DecoderConfig, features: Tensor) -> None:
+    decoder, scored = build(config).eval(), []
     assert isinstance(decoder.attention, OneMap)
-    if config.query != "hidden":  # the fixed vectors have no scorer at all
+    if config.query != "hidden":  # fixed vectors have no scorer
         decoder.attention.scorer.register_forward_pre_hook(
-            lambda _, args: asked.append(args[0].shape[0] * args[0].shape[1])
+            lambda _, args: scored.append(args[0].shape[0] * args[0].shape[1])
         )
     questions = {"self": [B * L], "mean": [B], "hidden": []}[config.query]
 
     memory = decoder.memory(features)
-    assert asked == questions
+    assert scored == questions
     caption_losses(decoder, memory, CAPTIONS)
     search(DecoderStepper(decoder, memory), OPTIONS)
 
-    assert asked == questions
+    assert scored == questions
 
 
 # --- Saving --------------------------------------------------------------------------------------
 
 
-class Patches(nn.Module):
-    """The smallest thing that encodes, in the encoder's place: one region a 16 x 16 patch."""
+class NamedEncoder(PatchEncoder):
+    """Replaces ``Encoder``, which model folders build by name."""
 
     def __init__(self, name: str, *, image_size: int | None = None) -> None:
-        super().__init__()
+        super().__init__(D)
         del image_size
         self.name = name
-        self.conv = nn.Conv2d(3, D, 16, 16)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        grid = self.conv(images)
-        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
-
-    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        return D, (image_size // 16, image_size // 16)
 
 
 @each
 @torch.no_grad()
-def test_a_saved_model_comes_back_as_it_was_but_for_rounding(
+def test_saved_models_load_back_up_to_rounding(
     config: DecoderConfig, features: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captioner.model_folder.Encoder", Patches)
-    model = CaptionModel(Patches("patches"), config, Preprocessing(image_size=32), V).eval()
+    monkeypatch.setattr("captioner.model_folder.Encoder", NamedEncoder)
+    model = CaptionModel(NamedEncoder("patches"), config, Preprocessing(image_size=32), V).eval()
     if config.selection == "hard":
-        model.decoder.attention.baseline.fill_(-1.7)  # it is learned too
+        model.decoder.attention.baseline.fill_(-1.7)  # it is part of the state
     vocabulary = Vocabulary([f"word{number}" for number in range(4, V)])
 
     save_model(tmp_path / "model", StoredModel(model, config, vocabulary))

@@ -1,4 +1,4 @@
-"""Where an encoder's regions lie: padding arithmetic against gradients."""
+"""Positions of an encoder's regions: padding arithmetic against gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from captioner.models.regions import (
 
 
 class Layers(nn.Module):
-    """An encoder made of given layers."""
+    """An encoder made of the given layers."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class Layers(nn.Module):
         ([nn.Conv2d(3, 4, 4, stride=4)], (2, 4, 0, 16)),
         ([nn.Conv2d(3, 4, 3, padding=2, dilation=2)], (0.5, 1, 0, 16)),
         ([nn.Conv2d(3, 4, 3, padding="same")], (0.5, 1, 0, 16)),
-        # Paddings and poolings, with and without the optional arguments.
+        # Padding and pooling, with and without optional arguments.
         ([nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(3, 4, 3, stride=2)], (1.5, 2, 0, 16)),
         ([nn.Conv2d(3, 4, 1), nn.MaxPool2d(2)], (1, 2, 0, 16)),
         ([nn.Conv2d(3, 4, 1), nn.MaxPool2d(3, 2, ceil_mode=True)], (1.5, 2, 0, 16)),
         ([nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, 2, padding=1)], (0.5, 2, 0, 16)),
-        # Layers compose; 16 pixels do not divide by 5, so the last is never seen.
+        # Layers compose; 16 is not divisible by 5, so the last pixel is never seen.
         ([nn.Conv2d(3, 4, 5, stride=5), nn.ReLU(), nn.Conv2d(4, 4, 1)], (2.5, 5, 0, 15)),
         ([nn.Conv2d(3, 4, 2, stride=2), nn.BatchNorm2d(4), nn.MaxPool2d(2)], (2, 4, 0, 16)),
     ],
@@ -71,8 +71,8 @@ def test_encoders_of_known_geometry(name, size, first, pitch, stop) -> None:
     assert y == x == pytest.approx((first, pitch, 0, stop))
 
 
-def test_branches_of_different_position_are_measured() -> None:
-    """Half of the features come from 4 pixels, half from a pixel beside them."""
+def test_branches_at_different_positions_are_measured() -> None:
+    """Half of the features come from 4 pixels, the other half from a pixel beside them."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -85,7 +85,7 @@ def test_branches_of_different_position_are_measured() -> None:
 
     with torch.no_grad():
         encoder = Two()
-        encoder.other.weight.zero_()  # so that it does not count
+        encoder.other.weight.zero_()  # this branch has no effect
         y, x = locate_regions(encoder, 32)
 
     for axis in (y, x):
@@ -93,8 +93,8 @@ def test_branches_of_different_position_are_measured() -> None:
         assert axis.pitch == 4
 
 
-def test_a_grid_made_by_reshaping_is_measured() -> None:
-    """Patches without a convolution: pixel shuffling."""
+def test_grids_made_by_reshaping_are_measured() -> None:
+    """Patches without a convolution, by pixel unshuffling."""
 
     class Patches(nn.Module):
         def __init__(self) -> None:
@@ -111,7 +111,7 @@ def test_a_grid_made_by_reshaping_is_measured() -> None:
     assert (y.first, x.first) == pytest.approx((2, 2), abs=0.6)
 
 
-def test_measuring_leaves_the_encoder_as_it_was() -> None:
+def test_measuring_does_not_change_the_encoder() -> None:
     encoder = Layers(nn.Conv2d(3, 4, 3, stride=2, padding=1))
     encoder.layers[0].bias.requires_grad_(False)
 

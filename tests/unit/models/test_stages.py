@@ -1,4 +1,4 @@
-"""Encoders of which only the last stages learn: cached inputs of a stage, fast gradients."""
+"""Training only the last stages of an encoder: cached stage inputs and fast gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = [f"blocks.{number}" for number in range(7)]
 def lite() -> Encoder:
     torch.manual_seed(0)
     encoder = Encoder("timm/tf_efficientnet_lite0")
-    for module in encoder.modules():  # statistics that a forgotten norm would reveal
+    for module in encoder.modules():  # non-trivial statistics, so that a skipped norm is noticed
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
             nn.init.uniform_(module.running_var, 0.5, 2.0)
@@ -29,7 +29,7 @@ def lite() -> Encoder:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("pixels", [64, 96])
-def test_the_rest_of_the_stages_completes_what_the_first_ones_gave(
+def test_first_and_remaining_stages_compose_to_the_encoder(
     lite: Encoder, stage: str, pixels: int
 ) -> None:
     photos = torch.randn(2, 3, pixels, pixels)
@@ -42,7 +42,7 @@ def test_the_rest_of_the_stages_completes_what_the_first_ones_gave(
     torch.testing.assert_close(features, expected)
 
 
-def test_a_stage_depends_on_the_weights_before_it_alone(lite: Encoder) -> None:
+def test_stage_inputs_depend_only_on_earlier_weights(lite: Encoder) -> None:
     photos = torch.randn(1, 3, 64, 64)
     before, _ = lite.run_until(photos, "blocks.4")
     other = copy.deepcopy(lite)
@@ -56,12 +56,12 @@ def test_a_stage_depends_on_the_weights_before_it_alone(lite: Encoder) -> None:
 
 
 @pytest.mark.parametrize("stage", ["blocks.7", "blocks.3.0", "conv_head"])
-def test_an_encoder_is_split_between_its_stages_alone(lite: Encoder, stage: str) -> None:
+def test_splitting_elsewhere_than_at_a_stage_raises(lite: Encoder, stage: str) -> None:
     with pytest.raises(ConfigError, match=stage):
         lite.run_until(torch.zeros(1, 3, 64, 64), stage)
 
 
-def test_other_encoders_are_not_split() -> None:
+def test_other_encoders_cannot_be_split() -> None:
     with pytest.raises(ConfigError, match="cannot be split"):
         Encoder("timm/test_resnet").state_until("blocks.1")
 
@@ -69,17 +69,15 @@ def test_other_encoders_are_not_split() -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("size", [7, 8, 9])
-def test_gradients_of_a_depthwise_convolution_are_torchs(
-    stride: int, kernel: int, size: int
-) -> None:
-    """Ours replaces torch's backward pass on CPUs; in float64 both are exact."""
+def test_depthwise_convolution_gradients_equal_torchs(stride: int, kernel: int, size: int) -> None:
+    """Our backward pass replaces torch's on CPUs; in float64 the two agree."""
     layer = Convolution(6, 6, kernel, stride=stride, groups=6).double()
     bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
     photos = torch.randn(3, 6, size, size, dtype=torch.float64, requires_grad=True)
     ours = layer.convolve(photos, layer.weight, bias)
     assert "Depthwise" in type(ours.grad_fn).__name__
 
-    widened = layer.weight.new_zeros(6, 6, kernel, kernel)  # the same with full convolution
+    widened = layer.weight.new_zeros(6, 6, kernel, kernel)  # the same as a full convolution
     rows = torch.arange(6)
     widened = widened.index_put((rows, rows), layer.weight[:, 0])
     full = Convolution(6, 6, kernel, stride=stride).double()
@@ -96,7 +94,9 @@ def test_gradients_of_a_depthwise_convolution_are_torchs(
         torch.testing.assert_close(one, other)
 
 
-def test_folded_norms_learn_as_norms_do(lite: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folded_norms_have_the_same_gradients(
+    lite: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = copy.deepcopy(lite).double().requires_grad_(True)
     assert isinstance(encoder.backbone, EfficientNetLite)
     photos = torch.randn(2, 3, 64, 64, dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_frozen_depthwise_convolutions_keep_their_norms_frozen_too(lite: Encoder
     assert "backbone.blocks.4.0.conv_pw.weight" in learning
     assert "backbone.blocks.4.0.bn1.weight" in learning
     assert "backbone.blocks.4.0.bn3.weight" in learning
-    assert "backbone.bn2.weight" in learning  # the head's
+    assert "backbone.bn2.weight" in learning  # the head's norm
     assert not any(".conv_dw." in name or ".0.bn2." in name for name in learning)
     encoder.finetune_from("blocks.4", 64)
     assert encoder.backbone.blocks[4][0].conv_dw.weight.requires_grad  # type: ignore[union-attr,index]

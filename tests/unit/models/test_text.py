@@ -1,4 +1,4 @@
-"""Attention over text: the encoder's annotations, and the decoder that photos have."""
+"""Attention over text: the text encoder's annotations with the caption decoder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_direction(lstm: nn.LSTM, suffix: str) -> nn.LSTM:
     return single
 
 
-def test_a_word_is_annotated_with_what_was_read_up_to_it_from_either_side() -> None:
+def test_annotations_are_forward_and_backward_lstm_states() -> None:
     new = encoder()
     forward, backward = one_direction(new.lstm, ""), one_direction(new.lstm, "_reverse")
 
@@ -53,7 +53,7 @@ def test_a_word_is_annotated_with_what_was_read_up_to_it_from_either_side() -> N
         torch.testing.assert_close(text.summary[row, 0], ends)
 
 
-def test_padding_is_masked_and_empty() -> None:
+def test_padding_is_masked_and_zero() -> None:
     text = encoder()(SOURCE)
 
     assert text.mask.sum(dim=1).tolist() == [6, 3, 1]
@@ -69,7 +69,7 @@ MECHANISMS = [
 
 @pytest.mark.parametrize("order", ["bahdanau", "luong"])
 @pytest.mark.parametrize("attention", MECHANISMS)
-def test_every_mechanism_learns_and_looks_at_words_only(attention, order) -> None:
+def test_every_mechanism_has_gradients_and_ignores_padding(attention, order) -> None:
     new = model(attention=attention, order=order)
 
     losses = new(SOURCE, TARGET)
@@ -86,7 +86,7 @@ def test_every_mechanism_learns_and_looks_at_words_only(attention, order) -> Non
 
 
 @pytest.mark.parametrize("attention", MECHANISMS)
-def test_a_batch_is_its_texts_one_by_one(attention) -> None:
+def test_batch_equals_single_texts(attention) -> None:
     new = model(attention=attention).eval()
     options = SearchOptions(beam_size=3, max_length=5)
 
@@ -100,7 +100,7 @@ def test_a_batch_is_its_texts_one_by_one(attention) -> None:
             torch.testing.assert_close(alone[0].alphas, together[row][0].alphas[:, :length])
 
 
-def test_the_fixed_twin_sees_the_summary_and_nothing_else() -> None:
+def test_fixed_context_depends_only_on_the_summary() -> None:
     new = model(attention="fixed").eval()
     text = new.encoder(SOURCE)
 
@@ -109,15 +109,15 @@ def test_the_fixed_twin_sees_the_summary_and_nothing_else() -> None:
         unrolled = new.decoder(memory, TARGET[..., :-1])
         return new.decoder.readout(unrolled.embedded, *unrolled.outputs)
 
-    said = logits(text.features, text.summary)
+    expected = logits(text.features, text.summary)
 
-    torch.testing.assert_close(logits(torch.randn_like(text.features), text.summary), said)
-    assert not torch.allclose(logits(text.features, torch.randn_like(text.summary)), said)
+    torch.testing.assert_close(logits(torch.randn_like(text.features), text.summary), expected)
+    assert not torch.allclose(logits(text.features, torch.randn_like(text.summary)), expected)
 
 
 @pytest.mark.slow
-def test_attention_learns_to_turn_a_text_round() -> None:
-    """Three words backwards: learned, not by heart, since half of the texts are never shown."""
+def test_attention_learns_to_reverse_a_text() -> None:
+    """Reverse three words; half of the texts are held out, so memorizing them is not enough."""
     every = torch.cartesian_prod(*[torch.arange(4, 9)] * 3)[torch.randperm(125)]
     shown, kept_back = every[:90], every[90:]
 

@@ -89,7 +89,7 @@ def test_too_few_photos():
 # --- Writing ---
 
 
-def test_pycocotools_reads_what_is_written(tmp_path: Path):
+def test_pycocotools_reads_the_files(tmp_path: Path):
     splits = {
         "train": [photo("ä.jpg", " One . ", "Two ."), photo("b.jpg")],
         "val": [photo("c.jpg")],
@@ -105,7 +105,7 @@ def test_pycocotools_reads_what_is_written(tmp_path: Path):
     assert str(summary) == "train: 2 photos, 3 captions\nval: 1 photos, 1 captions"
 
 
-def test_what_is_written_can_be_imported_again(tmp_path: Path):
+def test_written_files_can_be_imported_again(tmp_path: Path):
     photos = [photo("a.jpg", "one", "two", image_id=7), photo("b.jpg", "three", image_id=2)]
     write_coco({UNSPLIT: photos}, tmp_path)
     assert import_coco(tmp_path / "captions_all.json") == {UNSPLIT: photos}
@@ -187,7 +187,7 @@ def test_a_split_that_ends_up_empty_gets_no_file(tmp_path: Path):
     assert (list(summary.files), summary.photos) == (["train"], {"train": 1, "val": 0})
 
 
-def test_the_wrong_image_folder_is_an_error(tmp_path: Path):
+def test_the_wrong_image_folder_raises(tmp_path: Path):
     with pytest.raises(DataError, match=r"none of the 1 photos is in this folder \(a\); give"):
         write_coco({"train": [photo("a")]}, tmp_path, images=tmp_path)
 
@@ -205,12 +205,12 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path):
 def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     write_coco({"test": [photo("b"), photo("c")]}, tmp_path)
     before = (tmp_path / "captions_test.json").read_bytes()
-    write_coco({"train": [photo("a")]}, tmp_path)  # splits may be written one by one
+    write_coco({"train": [photo("a")]}, tmp_path)  # splits may be written one at a time
     with pytest.raises(DataError, match=r"captions_test.json .* holds 1 of these photos \(b\)"):
         write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
     assert (tmp_path / "captions_test.json").read_bytes() == before
     assert list(load(tmp_path / "captions_train.json").imgs) == [1]
-    (tmp_path / "captions_test.json").write_text("mine")  # no captions
+    (tmp_path / "captions_test.json").write_text("mine")  # not a captions file
     write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
 
 

@@ -1,4 +1,4 @@
-"""Writing features: an interrupted run resumes and gives the same bytes."""
+"""Writing features: interrupted runs resume and give the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from toy_features import (
     BLOCK,
     PHOTOS,
-    SEEN,
+    PREPROCESSING,
     Plan,
     contents_of,
     encode,
@@ -73,7 +73,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, plan, calls, partia
     with (tmp_path / "f" / JOURNAL).open("a") as journal:
         journal.write(partial_line)
     left = FeatureWriter(tmp_path / "f", plan())
-    assert len(left.records) == min(PHOTOS, calls // 2 * BLOCK)  # one block is lost at most
+    assert len(left.records) == min(PHOTOS, calls // 2 * BLOCK)  # at most one block is lost
 
     fill(tmp_path / "f", plan(), failing(ENCODINGS - calls // 2 * 2))
 
@@ -129,7 +129,7 @@ def test_a_reader_keeps_its_open_rows(tmp_path, plan) -> None:
     assert torch.equal(cache.read(rows_of(plan())), expected)
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 def test_two_photos_of_one_id_are_refused(tmp_path, images, plan) -> None:
@@ -163,8 +163,8 @@ def test_incomplete_features_of_another_fingerprint_are_refused(tmp_path, plan) 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no locks")
-def test_two_processes_do_not_fill_one_folder(tmp_path, plan) -> None:
-    first = FeatureWriter(tmp_path / "f", plan()).fill(encode, SEEN, BLOCK)
+def test_two_processes_cannot_fill_the_same_folder(tmp_path, plan) -> None:
+    first = FeatureWriter(tmp_path / "f", plan()).fill(encode, PREPROCESSING, BLOCK)
     next(first)
 
     with pytest.raises(DataError, match="another process"):
@@ -187,7 +187,7 @@ def test_missing_bytes_shrink_as_rows_are_written(tmp_path, plan) -> None:
         return encode(pixels).repeat(1, 1, 1024)
 
     assert FeatureWriter(tmp_path / "f", large).missing_bytes == large.bytes
-    filling = FeatureWriter(tmp_path / "f", large).fill(wide, SEEN, BLOCK)
+    filling = FeatureWriter(tmp_path / "f", large).fill(wide, PREPROCESSING, BLOCK)
     next(filling)
     filling.close()
 

@@ -1,4 +1,4 @@
-"""Importers: known small files in, known photos out."""
+"""Importers: small files of every layout and the photos they contain."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_csv_by_header_and_separator(tmp_path: Path, separator: str, header: tup
     assert captions_of(import_csv(file)) == {"a.jpg": (one, "two")}
 
 
-def test_csv_quotes_hold_separators_and_line_ends(tmp_path: Path):
+def test_quoted_csv_fields_may_contain_separators_and_line_breaks(tmp_path: Path):
     file = put(tmp_path / "a.csv", 'file,caption\na.jpg,"one, two"\nb.jpg,"three\nfour"\n')
     assert captions_of(import_csv(file)) == {"a.jpg": ("one, two",), "b.jpg": ("three\nfour",)}
 

@@ -1,4 +1,4 @@
-"""Writing shards: their bytes, and interrupted runs."""
+"""Writing shards: contents, determinism and interrupted runs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactor
     return made
 
 
-def test_a_shard_is_what_webdataset_reads(images: list[CaptionedImage], folder: Path):
-    """Grouped as webdataset.tariterators groups: the name up to the first dot, lower case."""
+def test_shards_follow_webdatasets_naming(images: list[CaptionedImage], folder: Path):
+    """Grouped as in webdataset.tariterators: by the lower-case name up to the first dot."""
     by_id = {one.image_id: one for one in images}
     seen = []
     for path in sorted(folder.glob("*.tar")):
@@ -45,7 +45,7 @@ def test_a_shard_is_what_webdataset_reads(images: list[CaptionedImage], folder: 
                 found = re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name)
                 assert found is not None
                 key, extension = found[1], found[2].lower()
-                assert key == last or key not in samples  # a sample's files follow each other
+                assert key == last or key not in samples  # a sample's files are consecutive
                 assert extension not in samples.setdefault(key, {})
                 samples[key][extension] = tar.extractfile(member).read()  # type: ignore[union-attr]
                 last = key
@@ -56,7 +56,7 @@ def test_a_shard_is_what_webdataset_reads(images: list[CaptionedImage], folder: 
             assert int(key) == image.image_id
             assert about["file_name"] == image.path.name
             assert about["captions"] == list(image.captions)
-            assert sample["png"] == image.path.read_bytes()  # not encoded again
+            assert sample["png"] == image.path.read_bytes()  # not re-encoded
             seen.append(image.image_id)
     assert sorted(seen) == sorted(by_id)
     assert seen != sorted(seen)  # shuffled
@@ -64,13 +64,15 @@ def test_a_shard_is_what_webdataset_reads(images: list[CaptionedImage], folder: 
 
 @pytest.fixture(scope="module")
 def webdataset() -> Any:
-    """The library itself; its imports warn."""
+    """The library, whose imports warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("webdataset")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it closes nothing
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # it leaves files open
 def test_webdataset_reads_our_shards(
     images: list[CaptionedImage], folder: Path, webdataset: Any
 ) -> None:
@@ -86,7 +88,7 @@ def test_webdataset_reads_our_shards(
         assert json.loads(sample["json"])["captions"] == list(image.captions)
 
 
-@pytest.mark.parametrize("extension", ["jpg", "png"])  # its members are sorted: .json is between
+@pytest.mark.parametrize("extension", ["jpg", "png"])  # members are sorted, with .json between them
 def test_we_read_the_shards_of_webdataset(
     images: list[CaptionedImage], extension: str, tmp_path: Path, webdataset: Any
 ) -> None:
@@ -173,7 +175,7 @@ def test_an_interrupted_run_resumes(
     with pytest.raises(Stopped):
         write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=stop)
     left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert len(left) == max(0, after - 1) // PER_SHARD  # whole shards, and nothing else
+    assert len(left) == max(0, after - 1) // PER_SHARD  # complete shards only
     (tmp_path / "out" / ".shard-000007.tar.tmp-0123abcd").write_bytes(b"of a run that was killed")
 
     reported: list[int] = []
@@ -201,14 +203,16 @@ def test_an_unreadable_photo_is_skipped(images: list[CaptionedImage], tmp_path: 
     assert written.manifest.photos == 6
     assert len(written.manifest.shards) == 4
 
-    (tmp_path / "out" / MANIFEST).unlink()  # stopped before the end: named again, not forgotten
+    (
+        tmp_path / "out" / MANIFEST
+    ).unlink()  # as if stopped before the end: the photo is reported again
     whole = contents(tmp_path / "out")
     again = write_shards(given, tmp_path / "out", photos_per_shard=2)
     assert again == written
     assert contents(tmp_path / "out").items() >= whole.items()
 
 
-def test_no_readable_photo_is_an_error(tmp_path: Path):
+def test_no_readable_photos_raise(tmp_path: Path):
     gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
     with pytest.raises(DataError, match=r"none of 1 photos.*gone\.jpg"):
         write_shards([gone], tmp_path / "out")

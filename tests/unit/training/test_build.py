@@ -28,9 +28,9 @@ from captioner.vocabulary import UNKNOWN
 def test_decoder_settings_are_checked_before_the_data_are_read(
     configure: Any, tmp_path: Path, words: dict[str, str], expected: str
 ):
-    nowhere = str(tmp_path / "nowhere.json")  # reading it would be another error
+    missing = str(tmp_path / "missing.json")  # reading it would raise another error
     with pytest.raises(ConfigError, match=expected):
-        prepare(configure(decoder=words, data={"train_annotations": [nowhere]}))
+        prepare(configure(decoder=words, data={"train_annotations": [missing]}))
 
 
 def test_unknown_forced_words_fail_before_training(configure: Any):
@@ -38,7 +38,7 @@ def test_unknown_forced_words_fail_before_training(configure: Any):
         prepare(configure(search={"forced_words": ["xylophone"]}))
 
 
-def test_the_seed_decides_the_initial_weights(configure: Any):
+def test_initial_weights_depend_on_the_seed(configure: Any):
     def weights(seed: int) -> dict[str, torch.Tensor]:
         torch.rand(3)  # the state of the generator does not matter
         return prepare(configure(training={"seed": seed})).stored.model.state_dict()
@@ -48,7 +48,7 @@ def test_the_seed_decides_the_initial_weights(configure: Any):
     assert not torch.equal(one["decoder.embedding.weight"], other["decoder.embedding.weight"])
 
 
-def test_mean_and_std_are_the_encoders_unless_the_config_gives_others(configure: Any):
+def test_mean_and_std_default_to_the_encoders(configure: Any):
     stored = prepare(configure()).stored
     assert stored.model.preprocessing.mean == stored.model.encoder.mean
     stored = prepare(configure(encoder={"mean": [0, 0.5, 1], "std": [1, 2, 3]})).stored
@@ -170,7 +170,7 @@ def test_a_second_stage_at_another_image_size_resamples_position_embeddings(
 
     assert second.grid == (4, 4)
     assert second.encoder.backbone.pos_embed.shape == (1, 17, 64)
-    features = open_encoder(config)[0]  # of prepare features
+    features = open_encoder(config)[0]  # as prepare features does
     for name, value in features.state_dict().items():
         assert torch.equal(value, second.encoder.state_dict()[name]), name
 
@@ -188,11 +188,11 @@ def test_a_second_stage_inherits_encoder_image_size_and_resizing(configure: Any,
         "timm/test_resnet", 96, "squash",
     )  # fmt: skip
     config = configure(init_from=str(tmp_path / "run"), encoder=unset)
-    assert open_encoder(config)[1] == first.model.preprocessing  # of prepare features
+    assert open_encoder(config)[1] == first.model.preprocessing  # as prepare features does
 
 
 def logits_of(stored: Any) -> torch.Tensor:
-    """Of the words after "a red" on a gray photo, (V,)."""
+    """Logits of the word after "a red" for a gray photo, (V,)."""
     model = stored.model.eval()
     features = model.encode(torch.full((1, 48, 48, 3), 90, dtype=torch.uint8))
     tokens = [stored.vocabulary.start(), *stored.vocabulary.encode(["a", "red"])]
@@ -204,7 +204,7 @@ def logits_of(stored: Any) -> torch.Tensor:
 def test_new_words_share_the_probability_of_an_unknown_word(
     configure: Any, two_files: tuple[str, str], tmp_path: Path, styles: list[str]
 ):
-    """Whatever came before, the probability of every known word stays as it is."""
+    """The probabilities of all known words are unchanged."""
     data = {"train_annotations": [two_files[0]], "styles": styles}
     first = prepare(configure(data=data)).stored
     torch.nn.init.normal_(first.model.decoder.word_output.bias)
@@ -222,12 +222,12 @@ def test_new_words_share_the_probability_of_an_unknown_word(
     torch.testing.assert_close(after[known], before[known])
     added = after[len(old) :]
     torch.testing.assert_close(added.sum() + after[UNKNOWN], before[UNKNOWN])
-    torch.testing.assert_close(added, added[:1].expand(4))  # each occurs once
+    torch.testing.assert_close(added, added[:1].expand(4))  # each new word occurs once
     save_model(tmp_path / "second", second)
     assert load_model(tmp_path / "second").vocabulary == new
 
 
-def test_the_threshold_and_an_option_decide_which_words_are_new(
+def test_threshold_and_option_select_new_words(
     configure: Any, two_files: tuple[str, str], tmp_path: Path
 ):
     save_model(
@@ -258,4 +258,4 @@ def test_a_second_stage_keeps_mean_and_std(configure: Any, first_stage: Path, na
 
 def test_a_missing_first_stage_is_refused(configure: Any, tmp_path: Path):
     with pytest.raises(ModelError, match="does not exist"):
-        prepare(configure(init_from=str(tmp_path / "nowhere")))
+        prepare(configure(init_from=str(tmp_path / "missing")))

@@ -15,7 +15,7 @@ from captioner.training.data import read_data
 from captioner.vocabulary import END
 
 
-def test_the_vocabulary_comes_from_the_training_captions_alone(
+def test_vocabulary_is_built_from_training_captions_only(
     configure: Any, two_files: tuple[str, str]
 ):
     train, val = two_files
@@ -53,7 +53,7 @@ def test_karpathy_split_of_one_file_has_every_caption_once(configure: Any, tmp_p
 
 
 def test_captions_are_encoded_and_truncated(configure: Any):
-    setup = prepare(configure(data={"max_words": 2}))  # of three
+    setup = prepare(configure(data={"max_words": 2}))  # captions have three words
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
     assert words == [["a", item.image.path.stem] for item in setup.train]
     bias = setup.stored.model.decoder.word_output.bias

@@ -15,7 +15,7 @@ from captioner.training.dry_run import DryRun, dry_run, duration
 from captioner.training.loop import Trainer, start
 
 
-def test_nothing_is_written_and_the_steps_are_counted(configure: Any, tmp_path: Path):
+def test_dry_run_writes_nothing_and_counts_steps(configure: Any, tmp_path: Path):
     config = configure(training={"epochs": 7})
     found = dry_run(prepare(config), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -62,7 +62,7 @@ def test_unknown_trackers_are_refused(configure: Any, tmp_path: Path):
         dry_run(prepare(config), tmp_path / "run")
 
 
-def test_the_duration_is_that_of_steps_and_validations():
+def test_duration_is_the_sum_of_steps_and_validations():
     estimate = DryRun(
         steps=1000, epochs=10, step=0.5, validation=30, memory=2 * 10**9, disk=10**9, free=10**11
     )

@@ -55,7 +55,7 @@ def progress_of(folder: Path) -> dict[str, Any]:
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     progress: dict[str, Any] = json.loads(header["__metadata__"]["progress"])
     del progress["seconds"]
-    progress["curve"].pop("waited", None)  # a time too
+    progress["curve"].pop("waited", None)  # a duration as well
     return progress
 
 
@@ -147,8 +147,8 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
         pytest.param(AUGMENTED, [3], id="cropped and colour-jittered"),
         pytest.param(FINE_TUNED, [4], id="fine-tuned"),
         pytest.param({"data": {"workers": 1}}, [4], id="worker process"),
-        pytest.param(AVERAGED, [2, 4], id="twice"),
-        pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="three times"),
+        pytest.param(AVERAGED, [2, 4], id="interrupted twice"),
+        pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="interrupted three times"),
         pytest.param({"decoder": {"selection": "hard"}}, [4], id="sampled regions"),
         pytest.param(SELF_CRITICAL, [2, 4], id="self-critical"),
         pytest.param(
@@ -159,7 +159,7 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
         pytest.param(
             {"training": {"micro_batch": 2}, "decoder": {"layer_norm": True}},
             [4],
-            id="in parts",
+            id="micro-batches",
         ),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 def test_a_killed_run_resumes_from_its_last_checkpoint(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The power fails after the second validation is written and before the state is."""
+    """Killed after the second validation is written, but before the training state is."""
     config = configure()
     train(config, tmp_path / "straight")
     trainer = Trainer(prepare(config), RunFolder(tmp_path / "died", config))
@@ -242,12 +242,12 @@ def test_a_signal_stops_between_two_steps(configure: Any, tmp_path: Path, kind: 
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with signal_in_step(2, kind), pytest.raises(Interrupted):
         train(configure(), tmp_path)
-    assert progress_of(tmp_path)["step"] == 2  # the step that was running is saved
+    assert progress_of(tmp_path)["step"] == 2  # the running step is completed and saved
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
 def test_a_second_sigterm_is_ignored(configure: Any, tmp_path: Path):
-    """Launchers forward theirs to processes that the system has already signalled."""
+    """Launchers forward their signal to processes that have already received it."""
     with signal_in_step(2, signal.SIGTERM, times=2), pytest.raises(Interrupted):
         train(configure(), tmp_path)
     assert progress_of(tmp_path)["step"] == 2
@@ -269,7 +269,7 @@ def test_a_signal_during_validation_stops_after_it(
     assert len(rows(tmp_path)) == 1
 
 
-def test_a_second_signal_stops_at_once(configure: Any, tmp_path: Path):
+def test_a_second_signal_stops_immediately(configure: Any, tmp_path: Path):
     handler = signal.getsignal(signal.SIGINT)
     with signal_in_step(2, times=2), pytest.raises(KeyboardInterrupt):
         train(configure(), tmp_path)
@@ -292,7 +292,7 @@ def test_early_stopping(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ):
-    """Patience starts at the first score: until then the newest model is the best."""
+    """Patience starts at the first score; until then the newest model is the best one."""
     set_scores(monkeypatch, [0, 0, 0, 0.3, 0.2, 0.3])
     config = configure(training={"epochs": 9, "patience": 2, "lr": 0.0})
     progress = train(config, tmp_path).progress
@@ -308,7 +308,7 @@ def test_early_stopping(
     assert len(rows(tmp_path)) == 6
 
 
-def test_a_run_without_any_score_keeps_its_last_model(
+def test_a_run_without_scores_keeps_the_last_model(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     set_scores(monkeypatch, [0, 0, 0, 0])
@@ -320,7 +320,7 @@ def test_a_run_without_any_score_keeps_its_last_model(
 @pytest.mark.parametrize(
     ("select", "expected"), [("CIDEr", (1, 3)), ("BLEU-4", (2, 4)), ("loss", (3, 4))]
 )
-def test_the_best_model_is_selected_by_a_setting(
+def test_setting_selects_the_best_model(
     configure: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -372,7 +372,7 @@ def test_the_running_average_is_validated_and_saved(configure: Any, tmp_path: Pa
     assert not torch.equal(kept["decoder.embedding.weight"], raw)
 
 
-def test_the_best_model_holds_the_frequencies_of_its_training_captions(
+def test_best_model_stores_frequencies_of_its_training_captions(
     configure: Any, squares: Path, tmp_path: Path
 ):
     train(configure(training={"epochs": 1}), tmp_path / "run")
@@ -454,7 +454,7 @@ def test_training_curves_have_a_point_every_few_steps(configure: Any, tmp_path: 
     assert read_steps(tmp_path / "stopped") == points
 
 
-def test_training_curves_can_be_left_out(configure: Any, tmp_path: Path):
+def test_training_curves_can_be_disabled(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 1, "log_every": 0}), tmp_path)
     assert not (tmp_path / "steps.jsonl").exists()
 
@@ -490,7 +490,7 @@ def cached(
 def test_a_cache_trains_the_same_model_as_the_photos(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Photos are encoded one at a time, as for the cache: the last bit may depend on the batch."""
+    """Encode photos one at a time, as for the cache: rounding may depend on the batch."""
     encode = CaptionModel.encode
 
     def one_by_one(self: CaptionModel, pixels: torch.Tensor) -> torch.Tensor:
@@ -578,8 +578,8 @@ def test_settings_that_change_the_steps_are_refused_on_resume(configure: Any, tm
 # --- Micro-batches, plateau, kept models, rewards ---
 
 
-def test_a_step_in_parts_has_the_gradients_of_the_whole_step(configure: Any, tmp_path: Path):
-    """Gradients, not weights: Adam turns the rounding of a near-zero gradient into a full step."""
+def test_micro_batches_give_the_gradients_of_the_whole_batch(configure: Any, tmp_path: Path):
+    """Compare gradients, since Adam turns rounding of a near-zero gradient into a full step."""
 
     def gradients(micro_batch: int) -> dict[str, torch.Tensor]:
         config = configure(
@@ -609,7 +609,7 @@ def test_a_step_in_parts_has_the_gradients_of_the_whole_step(configure: Any, tmp
 
 
 def set_scores(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:
-    """Make validations return these."""
+    """Make validations return these CIDEr scores."""
     scores, whole = iter(ciders), Trainer._validate
 
     def validate(self: Trainer, stored: StoredModel) -> Any:
@@ -626,7 +626,7 @@ def test_a_plateau_halves_the_learning_rate(
     set_scores(monkeypatch, [0.3, 0.3, 0.2, 0.4, 0.1, 0.1])
     settings = {"schedule": "plateau", "plateau_patience": 2, "epochs": 6, "lr": 1e-3}
     train(configure(training=settings), tmp_path)
-    # Two validations without a better one: halved after the third and after the sixth.
+    # Halved after two validations without improvement: after the third and the sixth.
     assert [row["lr"] for row in rows(tmp_path)] == [1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 5e-4]
 
 
@@ -714,7 +714,7 @@ def test_keep_best_can_be_raised_on_resume(configure: Any, tmp_path: Path):
     assert (tmp_path / "average").is_dir()
 
 
-def test_a_finished_run_without_kept_models_is_not_averaged(configure: Any, tmp_path: Path):
+def test_finished_run_without_kept_models_is_not_averaged(configure: Any, tmp_path: Path):
     train(configure(training={"epochs": 1}), tmp_path)
     train(configure(training={"epochs": 1, "keep_best": 2}), tmp_path, resume=True)
     assert not (tmp_path / "average").exists()

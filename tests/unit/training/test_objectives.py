@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from toy_encoder import PatchEncoder
 
 from captioner.config import (
     DecoderConfig,
@@ -40,24 +41,9 @@ WORDS = Vocabulary(["a", "dog", "runs", "on", "grass", "the", "man", "hat"])
 CAPTIONS = ("A dog runs.", "The man on the grass.", "A dog on the grass runs.")
 
 
-class Patches(nn.Module):
-    """A minimal encoder: one region for each 16 x 16 patch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, D, 16, 16)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        grid = self.conv(images)
-        return grid.flatten(2).transpose(1, 2), (grid.shape[2], grid.shape[3])
-
-    def measure(self, image_size: int) -> tuple[int, tuple[int, int]]:
-        return D, (image_size // 16, image_size // 16)
-
-
 def model_of(vocabulary: Vocabulary, dropout: float = 0.0) -> CaptionModel:
     config = DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6, dropout=dropout)
-    model = CaptionModel(Patches(), config, Preprocessing(image_size=32), len(vocabulary))
+    model = CaptionModel(PatchEncoder(D), config, Preprocessing(image_size=32), len(vocabulary))
     with torch.no_grad():  # larger than initialized: captions differ from photo to photo
         for parameter in model.decoder.parameters():
             parameter.normal_(std=0.7)
@@ -65,7 +51,7 @@ def model_of(vocabulary: Vocabulary, dropout: float = 0.0) -> CaptionModel:
 
 
 def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[EncodedImage]:
-    """Photo n, with id 10 + n, has some of CAPTIONS and one of the first n + 1 words."""
+    """Photo n, with id 10 + n, has some of CAPTIONS and a caption of the first n + 1 words."""
     photos = []
     for number in range(count):
         texts = (*CAPTIONS[: 1 + number % 3], " ".join(vocabulary.words[: number + 1]))
@@ -76,7 +62,7 @@ def photos_of(vocabulary: Vocabulary, count: int = 5) -> list[EncodedImage]:
 
 
 def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch:
-    """Features that are a function of the photo; photos in ``filling`` have no captions."""
+    """A batch with features that depend on the photo; photos in ``filling`` have no captions."""
     items = []
     for photo in photos:
         number = photo.image.image_id
@@ -87,7 +73,7 @@ def batch_of(photos: list[EncodedImage], filling: tuple[int, ...] = ()) -> Batch
 
 class OneTask(SelfCritical):
     def task(self, *arguments: Any) -> Task:
-        """The only task, without cross-entropy."""
+        """Return the only task, without cross-entropy."""
         (task,) = self.tasks(*arguments)
         return task
 
@@ -99,7 +85,7 @@ def objective_of(photos: list[EncodedImage], seed: int = 0, **changes: Any) -> O
 
 
 def sentences_of(task: Task, batch: Batch) -> dict[int, list[list[int]]]:
-    """Samples by photo."""
+    """Sampled sentences by photo."""
     return dict(zip(batch.image_ids, task.tokens.tolist(), strict=True))
 
 
@@ -107,13 +93,13 @@ def words_in(sentence: list[int]) -> tuple[int, ...]:
     return tuple(token for token in sentence if token not in (PAD, START, END))
 
 
-# --- The gradient, by enumeration of all sentences -----------------------------------------------
+# --- The gradient by enumeration of all sentences ------------------------------------------------
 
 LENGTH = 3
 
 
 def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Words, and whether the sentence ended: up to two words and the end, or three, truncated."""
+    """Words, and whether the sentence ended: up to two words and the end, or three words."""
     for length in range(LENGTH):
         for words in itertools.product((4, 5), repeat=length):
             yield words, True
@@ -123,7 +109,7 @@ def all_sentences() -> Iterator[tuple[tuple[int, ...], bool]]:
 
 def toy_reward(words: tuple[int, ...], ended: bool) -> float:
     """Different for every sentence; exact in float32."""
-    return sum((word - 3) * 3**place for place, word in enumerate(words)) / 8 - 1.5 * ended
+    return sum((word - 3) * 3**position for position, word in enumerate(words)) / 8 - 1.5 * ended
 
 
 class ToyReward:
@@ -144,7 +130,7 @@ def hypothesis(words: tuple[int, ...], ended: bool) -> Hypothesis:
 
 
 class Enumeration:
-    """One photo, a model in float64, and every caption that it can sample."""
+    """One photo, a float64 model, and every caption that it can sample."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, greedy: int = 0, **changes: Any) -> None:
         photos = photos_of(TWO_WORDS, 1)
@@ -153,16 +139,16 @@ class Enumeration:
         self.objective = objective_of(photos, small=True, max_length=LENGTH, **changes)
         self.objective.reward = ToyReward()  # type: ignore[assignment]
         self.sentences = list(all_sentences())
-        self.drawn: tuple[int, ...] = ()
+        self.sampled: tuple[int, ...] = ()
 
-        def search(stepper: Any, options: Any, **keys: Any) -> list[list[Hypothesis]]:
-            numbers = self.drawn if options.temperature else (greedy,)
-            return [[hypothesis(*self.sentences[number]) for number in numbers]]
+        def search(stepper: Any, options: Any, **seeds: Any) -> list[list[Hypothesis]]:
+            indices = self.sampled if options.temperature else (greedy,)
+            return [[hypothesis(*self.sentences[index]) for index in indices]]
 
         monkeypatch.setattr(objectives, "search", search)
 
     def log_probs(self) -> Tensor:
-        """Of every sentence, word by word, over words and the end token."""
+        """Log-probability of every sentence, one step at a time, over words and the end token."""
         decoder, totals = self.model.decoder, []
         memory = decoder.memory(self.images)
         for words, ended in self.sentences:
@@ -177,9 +163,9 @@ class Enumeration:
             totals.append(total)
         return torch.stack(totals)
 
-    def loss_of(self, drawn: tuple[int, ...]) -> Tensor:
+    def loss_of(self, sampled: tuple[int, ...]) -> Tensor:
         """The training loss if these sentences are sampled."""
-        self.drawn = drawn
+        self.sampled = sampled
         [task] = self.objective.tasks(self.model, self.batch, self.images, 0)
         losses = self.model(
             self.images, task.tokens, inputs=task.inputs, advantages=task.advantages
@@ -194,66 +180,76 @@ class Enumeration:
     def expected_reward(self) -> Tensor:
         rewards = torch.tensor([toy_reward(*sentence) for sentence in self.sentences]).double()
         probabilities = self.log_probs().exp()
-        assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)  # complete
+        assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)  # all sentences
         return (probabilities * rewards).sum()
 
 
 @pytest.mark.parametrize("greedy", [0, 5, 14])
-def test_with_a_constant_baseline_the_expected_gradient_is_that_of_the_expected_reward(
+def test_gradient_with_a_constant_baseline_is_unbiased(
     monkeypatch: pytest.MonkeyPatch, greedy: int
 ) -> None:
-    game = Enumeration(monkeypatch, greedy, samples=1, baseline="greedy")
-    truth = game.gradient(-game.expected_reward())
-    shares = game.log_probs().exp().tolist()
+    enumeration = Enumeration(monkeypatch, greedy, samples=1, baseline="greedy")
+    expected = enumeration.gradient(-enumeration.expected_reward())
+    probabilities = enumeration.log_probs().exp().tolist()
 
-    ours = game.gradient(sum(share * game.loss_of((n,)) for n, share in enumerate(shares)))
+    estimate = enumeration.gradient(
+        sum(probability * enumeration.loss_of((n,)) for n, probability in enumerate(probabilities))
+    )
 
-    assert len(shares) == 15
-    torch.testing.assert_close(ours, truth, rtol=0, atol=1e-8)
-    assert truth.abs().max() > 0.01
+    assert len(probabilities) == 15
+    torch.testing.assert_close(estimate, expected, rtol=0, atol=1e-8)
+    assert expected.abs().max() > 0.01
 
 
 @pytest.mark.slow
-def test_the_other_samples_as_a_baseline_leave_the_expected_gradient_as_it_is(
+def test_gradient_with_the_leave_one_out_baseline_is_unbiased(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    game = Enumeration(monkeypatch, samples=2)
-    truth = game.gradient(-game.expected_reward())
-    shares = game.log_probs().exp().tolist()
+    enumeration = Enumeration(monkeypatch, samples=2)
+    expected = enumeration.gradient(-enumeration.expected_reward())
+    probabilities = enumeration.log_probs().exp().tolist()
 
-    ours = game.gradient(
+    estimate = enumeration.gradient(
         sum(
-            (1 + (one != other)) * shares[one] * shares[other] * game.loss_of((one, other))
-            for one, other in itertools.combinations_with_replacement(range(len(shares)), 2)
+            (1 + (one != other))
+            * probabilities[one]
+            * probabilities[other]
+            * enumeration.loss_of((one, other))
+            for one, other in itertools.combinations_with_replacement(range(len(probabilities)), 2)
         )
     )
 
-    torch.testing.assert_close(ours, 2 * truth, rtol=0, atol=1e-8)  # summed over samples
+    torch.testing.assert_close(estimate, 2 * expected, rtol=0, atol=1e-8)  # summed over samples
 
 
-def test_captions_are_sampled_with_the_probabilities_of_the_loss() -> None:
+def test_sampling_and_loss_use_the_same_probabilities() -> None:
     """Both exclude the tokens that are never generated."""
     photos = photos_of(TWO_WORDS, 1)
     model, batch = model_of(TWO_WORDS).double(), batch_of(photos)
     with torch.no_grad():
         model.decoder.word_output.bias[[PAD, START, UNKNOWN]] += 1.0
-    draws = 5_000
-    objective = objective_of(photos, small=True, max_length=LENGTH, samples=draws)
+    samples = 5_000
+    objective = objective_of(photos, small=True, max_length=LENGTH, samples=samples)
 
     [task] = objective.tasks(model, batch, batch.images.double(), 0)
 
     found = [tuple(t for t in row if t != PAD)[1:] for row in task.tokens[0].tolist()]
-    game = Enumeration.__new__(Enumeration)
-    game.model, game.images = model, batch.images.double()
-    game.sentences = list(all_sentences())
-    for (words, ended), log_prob in zip(game.sentences, game.log_probs().tolist(), strict=True):
-        share = np.exp(log_prob)
+    enumeration = Enumeration.__new__(Enumeration)
+    enumeration.model, enumeration.images = model, batch.images.double()
+    enumeration.sentences = list(all_sentences())
+    for (words, ended), log_prob in zip(
+        enumeration.sentences, enumeration.log_probs().tolist(), strict=True
+    ):
+        probability = np.exp(log_prob)
         count = found.count((*words, END) if ended else words)
-        assert abs(count / draws - share) < 4 * (share * (1 - share) / draws) ** 0.5 + 1e-9
+        assert (
+            abs(count / samples - probability)
+            < 4 * (probability * (1 - probability) / samples) ** 0.5 + 1e-9
+        )
 
 
-def test_a_better_caption_becomes_more_probable() -> None:
-    """Training on its samples, the model learns the sentence with the highest reward."""
+def test_training_finds_the_sentence_with_the_highest_reward() -> None:
+    """Training only on the model's own samples."""
     photos = photos_of(TWO_WORDS, 1)
     model, batch = model_of(TWO_WORDS), batch_of(photos)
     objective = objective_of(photos, small=True, max_length=LENGTH, samples=8)
@@ -277,42 +273,48 @@ def test_a_better_caption_becomes_more_probable() -> None:
 # --- Rewards and baselines -----------------------------------------------------------------------
 
 
-def test_leave_one_out_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = Enumeration(monkeypatch, samples=3)
-    rewards = [toy_reward(*game.sentences[number]) for number in (1, 4, 9)]
-    game.drawn = (1, 4, 9)
+def test_leave_one_out_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    enumeration = Enumeration(monkeypatch, samples=3)
+    rewards = [toy_reward(*enumeration.sentences[number]) for number in (1, 4, 9)]
+    enumeration.sampled = (1, 4, 9)
 
-    [task] = game.objective.tasks(game.model, game.batch, game.images, 0)
+    [task] = enumeration.objective.tasks(
+        enumeration.model, enumeration.batch, enumeration.images, 0
+    )
 
     others = [(sum(rewards) - own) / 2 for own in rewards]
     expected = [own - other for own, other in zip(rewards, others, strict=True)]
     assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
-    sums = game.objective.sums()
+    sums = enumeration.objective.sums()
     assert sums["reward"] == pytest.approx(sum(rewards))
-    assert sums["baseline"] == pytest.approx(sum(rewards))  # the same mean, always
+    assert sums["baseline"] == pytest.approx(sum(rewards))  # the mean is always the same
     assert sums["samples"] == 3
 
 
-def test_greedy_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = Enumeration(monkeypatch, 7, samples=2, baseline="greedy")
-    rewards = [toy_reward(*game.sentences[number]) for number in (1, 14)]
-    baseline = toy_reward(*game.sentences[7])
-    game.drawn = (1, 14)
+def test_greedy_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    enumeration = Enumeration(monkeypatch, 7, samples=2, baseline="greedy")
+    rewards = [toy_reward(*enumeration.sentences[number]) for number in (1, 14)]
+    baseline = toy_reward(*enumeration.sentences[7])
+    enumeration.sampled = (1, 14)
 
-    [task] = game.objective.tasks(game.model, game.batch, game.images, 0)
+    [task] = enumeration.objective.tasks(
+        enumeration.model, enumeration.batch, enumeration.images, 0
+    )
 
     expected = [own - baseline for own in rewards]
     assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
-    sums = game.objective.sums()
+    sums = enumeration.objective.sums()
     assert sums["reward"] == pytest.approx(sum(rewards))
     assert sums["baseline"] == pytest.approx(2 * baseline)
 
 
 def test_a_truncated_sample_has_no_end_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    game = Enumeration(monkeypatch, samples=3)
-    game.drawn = (0, 2, 14)  # no words; one word; three words, truncated
+    enumeration = Enumeration(monkeypatch, samples=3)
+    enumeration.sampled = (0, 2, 14)  # no words; one word; three words, truncated
 
-    [task] = game.objective.tasks(game.model, game.batch, game.images, 0)
+    [task] = enumeration.objective.tasks(
+        enumeration.model, enumeration.batch, enumeration.images, 0
+    )
 
     assert task.tokens.tolist() == [
         [[START, END, PAD, PAD], [START, 5, END, PAD], [START, 5, 5, 5]]
@@ -321,7 +323,7 @@ def test_a_truncated_sample_has_no_end_token(monkeypatch: pytest.MonkeyPatch) ->
     assert task.inputs is None
 
 
-def test_samples_of_a_certain_model_are_its_greedy_captions() -> None:
+def test_samples_of_a_deterministic_model_are_greedy() -> None:
     """So that all advantages are 0."""
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS), batch_of(photos)
@@ -336,23 +338,24 @@ def test_samples_of_a_certain_model_are_its_greedy_captions() -> None:
         assert objective.sums()["reward"] > 0
 
 
-def test_a_photo_is_rewarded_by_its_own_captions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is sorted by length, unlike the photos."""
+def test_rewards_use_the_photos_own_captions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is sorted by length, the photos are not."""
     photos = photos_of(WORDS)
     batch = batch_of(photos)
-    said = {photo.image.image_id: tuple(max(photo.tokens, key=len)[:-1]) for photo in photos}
+    own_caption = {photo.image.image_id: tuple(max(photo.tokens, key=len)[:-1]) for photo in photos}
     monkeypatch.setattr(
         objectives,
         "search",
         lambda stepper, options, **_: [
-            [hypothesis(said[number], True), hypothesis((11,), True)] for number in batch.image_ids
+            [hypothesis(own_caption[number], True), hypothesis((11,), True)]
+            for number in batch.image_ids
         ],
     )
     objective = objective_of(photos, samples=2, cider=0.0, bleu=1.0)
 
     weights = objective.tasks(model_of(WORDS), batch, batch.images, 0)[0].advantages()
 
-    assert batch.image_ids != tuple(said)
+    assert batch.image_ids != tuple(own_caption)
     assert weights[:, 0].min() > 0.9  # all n-grams match, against almost none
     torch.testing.assert_close(weights[:, 0], -weights[:, 1])
 
@@ -366,7 +369,7 @@ def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
     objective = objective_of(photos)
     together = sentences_of(objective.tasks(model, whole, whole.images.double(), 3)[0], whole)
 
-    for parts in ([[0], [1, 2, 3, 4]], [[4, 2, 0], [3, 1]]):  # as two processes would
+    for parts in ([[0], [1, 2, 3, 4]], [[4, 2, 0], [3, 1]]):  # as in two processes
         for numbers in parts:
             batch = batch_of([photos[number] for number in numbers])
             [task] = objective.tasks(model, batch, batch.images.double(), 3)
@@ -383,19 +386,19 @@ def test_samples_depend_on_seed_and_step() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS), batch_of(photos)
 
-    def drawn(seed: int, step: int) -> list[Any]:
+    def sample(seed: int, step: int) -> list[Any]:
         torch.manual_seed(len(found))  # the state of the generator does not matter
         return objective_of(photos, seed).tasks(model, batch, batch.images, step)[0].tokens.tolist()
 
     found: list[Any] = []
     for given in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        found.append(drawn(*given))
-        assert drawn(*given) == found[-1]
+        found.append(sample(*given))
+        assert sample(*given) == found[-1]
     assert all(found.count(one) == 1 for one in found)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_model_mode_and_random_generator_are_left_alone(training: bool) -> None:
+def test_sampling_restores_mode_and_random_state(training: bool) -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9).train(training), batch_of(photos)
     modes = {name: module.training for name, module in model.named_modules()}
@@ -411,10 +414,10 @@ def test_dropout_is_off_when_sampling() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
 
-    drawn = objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens
+    samples = objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens
     model.decoder.dropout.p = 0.0
 
-    assert torch.equal(objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens, drawn)
+    assert torch.equal(objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens, samples)
 
 
 def test_dropout_is_off_in_the_training_pass() -> None:
@@ -437,7 +440,7 @@ def test_dropout_is_off_in_the_training_pass() -> None:
 
 
 def test_a_photo_without_captions_adds_nothing() -> None:
-    """A second process that has only a photo without captions changes nothing."""
+    """Nor does a second process that has only such a photo."""
     photos = photos_of(WORDS)
     model = model_of(WORDS).double()
     whole, other = batch_of(photos), batch_of([photos[0]], filling=(10,))
@@ -494,7 +497,7 @@ def test_sums_accumulate_and_are_reset() -> None:
     assert once.sums() == dict.fromkeys(first, 0.0)
 
 
-def test_the_signature_covers_all_that_rewards_depend_on() -> None:
+def test_signature_covers_everything_that_rewards_depend_on() -> None:
     photos = photos_of(WORDS)
     settings: list[dict[str, Any]] = [
         {}, {"samples": 3}, {"baseline": "greedy"}, {"cider": 0.5}, {"bleu": 0.5},
@@ -531,7 +534,7 @@ def test_an_error_in_the_reward_reaches_the_loop() -> None:
 # --- Reference captions --------------------------------------------------------------------------
 
 
-def test_reference_captions_are_those_of_the_batch() -> None:
+def test_reference_task_uses_the_batchs_captions() -> None:
     photos = photos_of(WORDS)
     batch = batch_of(photos)
 
@@ -548,7 +551,7 @@ def test_reference_captions_are_those_of_the_batch() -> None:
 def test_scheduled_sampling_rises_linearly() -> None:
     photos = photos_of(WORDS)
     model, batch = model_of(WORDS), batch_of(photos)
-    batch = batch._replace(  # many words, so that shares can be distinguished
+    batch = batch._replace(  # many words, for precise fractions
         tokens=torch.full((5, 40, 12), 5).index_fill(2, torch.tensor([0]), START)
     )
     with torch.no_grad():
@@ -556,18 +559,18 @@ def test_scheduled_sampling_rises_linearly() -> None:
         model.decoder.word_output.bias[6] = 50.0  # always the most probable word
     objective = ReferenceCaptions(0.8, 100)
 
-    shares = []
+    fractions = []
     for step in (0, 25, 50, 100):
         inputs = objective.tasks(model, batch, batch.images, step)[0].inputs
         assert (inputs[..., 0] == START).all()
-        shares.append((inputs[..., 1:] == 6).float().mean().item())
+        fractions.append((inputs[..., 1:] == 6).float().mean().item())
 
-    assert shares == pytest.approx([0.0, 0.2, 0.4, 0.8], abs=0.03)
+    assert fractions == pytest.approx([0.0, 0.2, 0.4, 0.8], abs=0.03)
     assert model.decoder.training
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "self_critical"])
-def test_the_config_chooses_the_objective(kind: str) -> None:
+def test_config_selects_the_objective(kind: str) -> None:
     config = TrainConfig(
         training=TrainingConfig(objective=kind, seed=7),  # type: ignore[arg-type]
         self_critical=SelfCriticalConfig(samples=3),
@@ -586,7 +589,7 @@ def test_the_config_chooses_the_objective(kind: str) -> None:
         assert (found.config.samples, found.seed) == (3, 7)
 
 
-def test_distributed_training_does_not_move_the_tensors_of_a_task() -> None:
+def test_accelerate_does_not_move_the_tensors_of_a_task() -> None:
     """Tokens are read on the CPU; if they were moved to a GPU, every step would wait for it."""
     from torch.distributed.utils import _to_kwargs
 
@@ -595,5 +598,5 @@ def test_distributed_training_does_not_move_the_tensors_of_a_task() -> None:
 
     ((given, moved),), _ = _to_kwargs((task, tokens), {}, torch.device("meta"), False)
 
-    assert moved.is_meta  # what happens to a tensor argument
+    assert moved.is_meta  # an ordinary tensor is moved
     assert given is task

@@ -1,4 +1,4 @@
-"""Parameter groups, learning rate, running average."""
+"""Parameter groups, learning rate schedule and running average of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_only_matrices_have_weight_decay(configure: Any):
     model = prepare(config).stored.model
     groups = make_optimizer(model, config.training).param_groups
     found = {id(p): group for group in groups for p in group["params"]}
-    assert len(found) == sum(len(group["params"]) for group in groups)  # none twice
+    assert len(found) == sum(len(group["params"]) for group in groups)  # no duplicates
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             assert id(parameter) not in found, name
@@ -50,28 +50,28 @@ def test_a_frozen_encoder_is_not_optimized(configure: Any):
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        (0, 1 / 11),  # not 0: the first step trains too
+        (0, 1 / 11),  # not 0, so that the first step has an effect
         (4, 5 / 11),
         (9, 10 / 11),
         (10, 1.0),  # end of the warm-up
         (35, 0.5 * (1 + math.cos(math.pi / 4))),
         (60, 0.5),  # halfway down
         (110, 0.0),
-        (500, 0.0),  # a run that is longer than planned
+        (500, 0.0),  # a run longer than planned
     ],
 )
-def test_known_answers(step: int, expected: float):
+def test_schedule_known_answers(step: int, expected: float):
     assert lr_factor(step, warmup_steps=10, total_steps=110) == pytest.approx(expected, abs=1e-12)
 
 
-def test_warmup_then_decay():
+def test_schedule_rises_then_decays():
     factors = [lr_factor(step, 10, 110) for step in range(111)]
     assert all(a < b for a, b in pairwise(factors[:11]))
     assert all(a > b for a, b in pairwise(factors[10:]))
     assert all(0 <= factor <= 1 for factor in factors)
 
 
-def test_without_warmup_it_starts_at_the_peak():
+def test_without_warmup_the_schedule_starts_at_the_peak():
     assert lr_factor(0, warmup_steps=0, total_steps=10) == 1
 
 

@@ -1,4 +1,4 @@
-"""Warnings of settings that cannot work with the data."""
+"""Warnings about settings that cannot work with the data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def setup(configure: Any) -> Setup:
     return setup
 
 
-def test_settings_that_work_give_no_warning(setup: Setup):
+def test_good_settings_give_no_warning(setup: Setup):
     assert warnings_of(setup) == []
 
 
@@ -47,7 +47,7 @@ def test_the_warm_up_is_at_most_a_fifth_of_the_run(setup: Setup):
 @pytest.mark.parametrize(
     ("warmup", "steps"), [(300, 3236), (50, 1880), (50, 1128), (1000, 35420), (20, 300)]
 )
-def test_the_schedules_of_the_shipped_configs_are_kept(warmup: int, steps: int):
+def test_schedules_of_the_shipped_configs_are_unchanged(warmup: int, steps: int):
     assert warmup_steps(TrainingConfig(warmup_steps=warmup), steps) == warmup
 
 
@@ -77,7 +77,7 @@ def test_a_loss_that_self_critical_training_raises(setup: Setup):
     assert "training.select loss prefers models without self_critical training" in warning
 
 
-def test_a_vocabulary_that_leaves_out_many_words(configure: Any):
+def test_a_vocabulary_that_excludes_many_words(configure: Any):
     setup = prepare(configure(data={"vocabulary_threshold": 5}))
     setup.val = setup.val * 3
     [warning] = warnings_of(setup)

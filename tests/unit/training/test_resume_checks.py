@@ -1,4 +1,4 @@
-"""What must match when resuming: a table over every setting, so that a new one is decided on."""
+"""Which settings must match when resuming; every setting must be listed here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MUST_MATCH = {
     ),
     "training.batch_size",
     "training.seed",
-    # What is learned and saved.
+    # Objective, schedule and saved models.
     "training.objective",
     "training.ema_decay",
     *(
@@ -106,13 +106,13 @@ def settings_of(config: TrainConfig, **changes: Any) -> dict[str, Any]:
 
 
 def saved(settings: dict[str, Any]) -> dict[str, Any]:
-    """As they are read from a checkpoint."""
+    """The settings after a round trip through a checkpoint's JSON."""
     loaded: dict[str, Any] = json.loads(json.dumps(settings))
     return loaded
 
 
 def changed(name: str) -> TrainConfig:
-    """The default config with another value of one setting, whether it is valid or not."""
+    """The default config with another value for one setting, valid or not."""
     config = copy.deepcopy(TrainConfig())
     *sections, field = name.split(".")
     owner = getattr(config, sections[0]) if sections else config
@@ -160,8 +160,8 @@ def test_other_validation_captions_are_refused():
         check_resume(Path("state"), saved(settings("a dog")), settings("a cat"))
 
 
-def test_checkpoints_of_earlier_releases_are_compared_as_far_as_they_go():
-    """They hold few settings, the batch size under another name, and were selected by CIDEr."""
+def test_old_checkpoints_are_compared_by_the_settings_they_have():
+    """They store few settings, another name for the batch size, and selected models by CIDEr."""
     held = {"photos": 0, "batch_size": 32, "training.seed": 0, "shards": "none"}
     check_resume(Path("state"), held, settings_of(TrainConfig()))
     for name, message in (

@@ -1,4 +1,4 @@
-"""The run folder and the training state: exact, atomic, never pickled."""
+"""The run folder and the training state: exact, atomic and without pickle."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def test_a_state_is_restored_exactly(run: Run, state: Path):
     assert any(name.startswith("optimizer") for name in everything(run))
     assert_same(run, fresh)
     run.train(3)
-    fresh.train(3)  # and continues identically
+    fresh.train(3)  # training continues identically
     assert_same(run, fresh)
 
 
 def test_moments_have_the_memory_layout_of_their_weights(state: Path):
-    """AdamW's fused step pairs them by memory offset; other strides would pair wrong ones."""
+    """AdamW's fused step pairs elements by memory offset, so strides must match."""
     fresh = build()
     load_state(state, *fresh)
     for parameter, moments in fresh.optimizer.state.items():
@@ -157,7 +157,7 @@ def test_nothing_is_pickled(state: Path, monkeypatch: pytest.MonkeyPatch):
     assert {name.split(".")[0] for name in arrays} == {"model", "average", "optimizer"}
     raw = state.read_bytes()
     end = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:end])  # the file is a JSON header and raw numbers
+    header = json.loads(raw[8:end])  # the file is a JSON header and raw tensors
     sizes = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     assert len(raw) == end + max(sizes)
 
@@ -298,7 +298,7 @@ def test_metrics_are_json_lines(folder: RunFolder):
     assert [json.loads(line) for line in folder.metrics.read_text().splitlines()] == folder.rows()
 
 
-def test_a_line_that_was_being_written_when_the_run_was_killed_is_left_out(folder: RunFolder):
+def test_an_incomplete_last_line_is_ignored(folder: RunFolder):
     folder.path.mkdir()
     for step in (20, 40, 60):
         folder.add_steps({"epoch": 1, "step": step, "loss": 0.5})

@@ -1,4 +1,4 @@
-"""Several data sets in one model: a start token for each, from the config to the caption."""
+"""Several data sets in one model, each with its own start token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def both(squares: Path, tmp_path: Path) -> dict[str, Any]:
+def two_styles(squares: Path, tmp_path: Path) -> dict[str, Any]:
     """The squares twice: "a red square", and in another style, "look red"."""
     content = json.loads((squares / "captions.json").read_text())
     for image in content["images"]:
@@ -49,9 +49,9 @@ def both(squares: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_the_vocabulary_numbers_a_start_token_for_each_style() -> None:
+def test_each_style_has_its_own_start_token() -> None:
     words = Vocabulary(["a", "dog"], ["plain", "loud"])
-    assert len(words) == 6  # what the decoder has outputs for
+    assert len(words) == 6  # the decoder's outputs
     assert [words.start(style) for style in ("", "plain", "loud")] == [6, 6, 7]
     assert Vocabulary(["a", "dog"]).start() == START
     assert words != Vocabulary(["a", "dog"])
@@ -63,9 +63,9 @@ def test_the_vocabulary_numbers_a_start_token_for_each_style() -> None:
         Vocabulary(["a"], ["plain", "plain"])
 
 
-def test_one_model_learns_two_styles_by_heart(both: Any, configure: Any, tmp_path: Path) -> None:
-    """The same photos: only the start token can tell which caption is wanted."""
-    config = configure(data=both, training={"epochs": 60, "batch_size": 4, "patience": 0})
+def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_path: Path) -> None:
+    """The photos are the same, so only the start token selects the caption."""
+    config = configure(data=two_styles, training={"epochs": 60, "batch_size": 4, "patience": 0})
     start(prepare(config), tmp_path / "run", resume=False)
 
     rows = rows_of(tmp_path / "run")
@@ -75,8 +75,8 @@ def test_one_model_learns_two_styles_by_heart(both: Any, configure: Any, tmp_pat
     assert model.stored.vocabulary.styles == ("plain", "loud")
     photos = sorted(Path(config.data.images[0]).glob("*.png"))
     for style, pattern in (("plain", "a {} square"), ("loud", "look {}")):
-        said = [model.caption(photo, style=style).text for photo in photos]
-        assert said == [pattern.format(photo.stem) for photo in photos]
+        captions = [model.caption(photo, style=style).text for photo in photos]
+        assert captions == [pattern.format(photo.stem) for photo in photos]
     assert model.caption(photos[0]).text == model.caption(photos[0], style="plain").text
     with pytest.raises(ConfigError, match="no style 'shy'"):
         model.caption(photos[0], style="shy")
@@ -86,14 +86,14 @@ def test_one_model_learns_two_styles_by_heart(both: Any, configure: Any, tmp_pat
     assert loud.log_prob > plain.log_prob + 1
 
 
-def test_the_reward_is_learned_from_in_both_styles(
-    both: Any, configure: Any, tmp_path: Path
+def test_self_critical_training_of_two_styles(
+    two_styles: Any, configure: Any, tmp_path: Path
 ) -> None:
-    first = configure(data=both, training={"epochs": 25, "batch_size": 4})
+    first = configure(data=two_styles, training={"epochs": 25, "batch_size": 4})
     start(prepare(first), tmp_path / "first", resume=False)
     best = str(tmp_path / "first" / "best")
     second = configure(
-        data=both,
+        data=two_styles,
         training={"objective": "self_critical", "epochs": 8, "lr": 1e-3, "patience": 0},
         self_critical={"max_length": 6, "cross_entropy": 0.5},
         init_from=best,
@@ -105,17 +105,17 @@ def test_the_reward_is_learned_from_in_both_styles(
     assert load_model(tmp_path / "second" / "best").vocabulary.styles == ("plain", "loud")
 
 
-def test_fine_tuning_adds_a_style_that_starts_as_the_default_one(
-    both: Any, configure: Any, tmp_path: Path
+def test_fine_tuning_adds_a_style_that_starts_like_the_default(
+    two_styles: Any, configure: Any, tmp_path: Path
 ) -> None:
-    first = configure(data=both, training={"epochs": 20})
+    first = configure(data=two_styles, training={"epochs": 20})
     start(prepare(first), tmp_path / "first", resume=False)
     best = str(tmp_path / "first" / "best")
     styles = {"styles": ["plain", "mine"], "val_styles": ["plain", "mine"]}
-    other = json.loads(Path(both["train_annotations"][1]).read_text())
-    other["annotations"][0]["caption"] = "Hello, hello!"  # a new word beside the new style
-    Path(both["train_annotations"][1]).write_text(json.dumps(other))
-    second = prepare(configure(data=both | styles, init_from=best))
+    other = json.loads(Path(two_styles["train_annotations"][1]).read_text())
+    other["annotations"][0]["caption"] = "Hello, hello!"  # a new word as well as a new style
+    Path(two_styles["train_annotations"][1]).write_text(json.dumps(other))
+    second = prepare(configure(data=two_styles | styles, init_from=best))
     assert second.stored.vocabulary.styles == ("plain", "loud", "mine")
     assert second.stored.vocabulary.words[-1] == "hello"
 
@@ -129,7 +129,7 @@ def test_fine_tuning_adds_a_style_that_starts_as_the_default_one(
         assert found.log_prob == pytest.approx(old[kept].log_prob, rel=1e-5)
 
 
-def test_a_model_without_styles_learns_named_ones(configure: Any, tmp_path: Path) -> None:
+def test_styles_can_be_added_to_a_model_without_styles(configure: Any, tmp_path: Path) -> None:
     start(prepare(configure(training={"epochs": 1})), tmp_path / "first", resume=False)
     data = {"styles": ["mine"], "val_styles": ["mine"]}
     config = configure(data=data, init_from=str(tmp_path / "first" / "best"))
@@ -149,17 +149,17 @@ def test_an_older_model_folder_has_one_style(stored_model: Any, tmp_path: Path) 
     assert found.search == stored_model.search
 
 
-def test_photos_of_a_data_set_are_taken_more_than_once(both: Any, configure: Any) -> None:
-    photos = prepare(configure(data=both | {"repeats": [1, 3]})).train
+def test_a_data_set_can_be_repeated_within_an_epoch(two_styles: Any, configure: Any) -> None:
+    photos = prepare(configure(data=two_styles | {"repeats": [1, 3]})).train
     ids = [photo.image.image_id for photo in photos]
     assert [ids.count(i) for i in (1, 8, 1 + OFFSET, 8 + OFFSET)] == [1, 1, 3, 3]
-    vocabulary = prepare(configure(data=both)).stored.vocabulary
+    vocabulary = prepare(configure(data=two_styles)).stored.vocabulary
     starts = {photo.image.image_id // OFFSET: photo.start for photo in photos}
     assert starts == {0: vocabulary.start("plain"), 1: vocabulary.start("loud")}
 
 
-def test_data_sets_with_the_same_ids_are_told_apart(configure: Any, tmp_path: Path) -> None:
-    """Two sets that each count from 1, as ``captioner prepare dataset`` does."""
+def test_data_sets_may_use_the_same_ids(configure: Any, tmp_path: Path) -> None:
+    """Two sets numbered from 1, as by ``captioner prepare dataset``."""
     files, folders = [], []
     for name, color in (("cats", "red"), ("dogs", "blue")):
         folder = tmp_path / name
@@ -186,7 +186,7 @@ def test_data_sets_with_the_same_ids_are_told_apart(configure: Any, tmp_path: Pa
         prepare(configure(data=data | {"features": str(tmp_path / "features")}))
 
 
-def test_photos_with_too_few_captions_are_left_out(
+def test_photos_with_too_few_captions_are_skipped(
     squares: Path, configure: Any, tmp_path: Path
 ) -> None:
     content = json.loads((squares / "captions.json").read_text())
@@ -210,13 +210,15 @@ def test_photos_with_too_few_captions_are_left_out(
         ({"styles": ["", "loud"], "val_styles": []}, "empty name"),
     ],
 )
-def test_settings_that_do_not_fit(both: Any, changes: dict[str, Any], message: str) -> None:
+def test_inconsistent_settings_raise(
+    two_styles: Any, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        DataConfig(**both | changes)
+        DataConfig(**two_styles | changes)
 
 
-def test_photos_with_as_many_captions_share_a_batch() -> None:
-    """A batch is as wide as its photo with the most captions: mixed, most of it is padding."""
+def test_batches_group_photos_by_number_of_captions() -> None:
+    """A batch is as wide as its photo with the most captions; mixed batches are mostly padding."""
     lengths = [[5] if number % 4 else [5, 6, 7, 8, 9] for number in range(128)]
     sampler = EpochSampler(lengths, 8, seed=0, bucket=16)
     counts = [{len(lengths[index]) for _, index in batch} for batch in sampler]
@@ -225,7 +227,7 @@ def test_photos_with_as_many_captions_share_a_batch() -> None:
 
 
 @pytest.mark.slow
-def test_training_from_a_stages_features_is_training_from_photos(
+def test_training_from_stage_features_equals_training_from_photos(
     squares: Path, configure: Any, tmp_path: Path
 ) -> None:
     config = configure(
@@ -249,7 +251,7 @@ def test_training_from_a_stages_features_is_training_from_photos(
 
     assert losses("features_run") == pytest.approx(losses("photos"), rel=1e-4)
 
-    rewarded = configure(  # the encoder is frozen again: its first stages are still the same
+    rewarded = configure(  # the encoder's first stages are unchanged
         encoder={"name": "timm/tf_efficientnet_lite0", "image_size": 64},
         training={"objective": "self_critical", "epochs": 1, "batch_size": 4, "ema_decay": 0.9},
         self_critical={"cross_entropy": 0.5},

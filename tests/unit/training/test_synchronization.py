@@ -1,8 +1,8 @@
-"""Nothing in a training step waits for the device.
+"""No training step synchronizes with the device.
 
-A pretended device keeps its tensors on the CPU and records what would make a program wait for a
-GPU: values read back, copies that do not run ahead, and operations whose result's size depends on
-values. With a GPU, CUDA itself checks the same steps.
+A simulated device keeps its tensors on the CPU and records what would wait for a GPU: values read
+back, blocking copies, and operations whose result has a data-dependent size. With a GPU, CUDA
+itself checks the same steps.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from captioner.training.run import RunFolder
 from captioner.vocabulary import START
 
 DEVICE = torch.device("meta")
-"""The name of the pretended device: autograd runs its backward pass like a CPU's."""
+"""The name of the simulated device: autograd runs its backward pass like a CPU's."""
 
-WAITING = {
+SYNCHRONIZING = {
     torch.ops.aten._local_scalar_dense.default: "a value is read",
-    torch.ops.aten.nonzero.default: "the size of the result depends on values",
-    torch.ops.aten.masked_select.default: "the size of the result depends on values",
-    torch.ops.aten._unique2.default: "the size of the result depends on values",
+    torch.ops.aten.nonzero.default: "the size of the result is data-dependent",
+    torch.ops.aten.masked_select.default: "the size of the result is data-dependent",
+    torch.ops.aten._unique2.default: "the size of the result is data-dependent",
     torch.ops.aten.equal.default: "a value is read",
     torch.ops.aten.multinomial.default: "a GPU checks the values first",
 }
 
 
 class OnDevice(Tensor):
-    """A tensor of the pretended device."""
+    """A tensor of the simulated device."""
 
     held: Tensor
 
@@ -71,24 +71,24 @@ class OnDevice(Tensor):
         raise AssertionError(f"{func} on the device outside of PretendedDevice")
 
 
-class PretendedDevice(TorchDispatchMode):
-    """Runs operations on tensors of the pretended device, and records what waits for it."""
+class SimulatedDevice(TorchDispatchMode):
+    """Runs operations on tensors of the simulated device, and records what waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits: list[str] = []
+        self.syncs: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         held = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)]
         target = kwargs.get("device")
         moved = func is torch.ops.aten._to_copy.default and target is not None
-        if func in WAITING and held:
-            self._record(func, WAITING[func])
+        if func in SYNCHRONIZING and held:
+            self._record(func, SYNCHRONIZING[func])
         if func is torch.ops.aten.index.Tensor and held:
             indices = [index for index in args[1] if index is not None]
             if any(index.dtype == torch.bool for index in indices):
-                self._record(func, "the size of the result depends on values")
+                self._record(func, "the size of the result is data-dependent")
             if not all(isinstance(index, OnDevice) for index in indices):
                 self._record(func, "an index on the CPU is copied")
         if moved and bool(held) != (target == DEVICE):
@@ -109,23 +109,23 @@ class PretendedDevice(TorchDispatchMode):
     def _record(self, func: Any, why: str) -> None:
         frames = [f for f in traceback.extract_stack() if "captioner/" in f.filename]
         where = f" in {'/'.join(f.name for f in frames)}:{frames[-1].lineno}" if frames else ""
-        self.waits.append(f"{func}: {why}{where}")
+        self.syncs.append(f"{func}: {why}{where}")
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
     class Autocast(torch.autocast):
-        def __init__(self, kind: str, *given: Any, **options: Any) -> None:
-            super().__init__("cpu" if kind == DEVICE.type else kind, *given, **options)
+        def __init__(self, kind: str, *args: Any, **options: Any) -> None:
+            super().__init__("cpu" if kind == DEVICE.type else kind, *args, **options)
 
     monkeypatch.setattr(torch, "autocast", Autocast)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": False)
-    with PretendedDevice() as mode:
+    with SimulatedDevice() as mode:
         yield mode
 
 
 @pytest.mark.parametrize(
-    "wait",
+    "sync",
     [
         lambda x: x.sum().item(),
         lambda x: bool((x > 0).any()),
@@ -137,22 +137,22 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
         lambda x: x.softmax(0).multinomial(1),
     ],
 )
-def test_waits_are_recorded(device: PretendedDevice, wait: Callable[[Tensor], object]):
+def test_synchronizations_are_recorded(device: SimulatedDevice, sync: Callable[[Tensor], object]):
     x = upload(torch.rand(3), DEVICE)
-    assert device.waits == []
-    wait(x)
-    assert device.waits
+    assert device.syncs == []
+    sync(x)
+    assert device.syncs
 
 
-def test_computing_is_no_wait(device: PretendedDevice):
+def test_computation_does_not_synchronize(device: SimulatedDevice):
     x = upload(torch.rand(3, 4), DEVICE).requires_grad_()
     (x.exp() @ torch.ones(4, 2, device=DEVICE)).sum().backward()
     assert isinstance(x.grad, OnDevice)
-    assert device.waits == []
+    assert device.syncs == []
 
 
-def moved(trainer: Trainer, device: PretendedDevice) -> tuple[torch.nn.Module, Any]:
-    """Model and optimizer of a trainer, on the pretended device."""
+def moved(trainer: Trainer, device: SimulatedDevice) -> tuple[torch.nn.Module, Any]:
+    """Model and optimizer of a trainer, on the simulated device."""
     trainer.model.to(DEVICE)
     trainer.device, trainer._sums = DEVICE, trainer._sums.to(DEVICE)
     if trainer.average is not None:
@@ -160,7 +160,7 @@ def moved(trainer: Trainer, device: PretendedDevice) -> tuple[torch.nn.Module, A
     trainables = [p for p in trainer.model.parameters() if p.requires_grad]
     trainer.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
     trainer.optimizer.param_groups[0]["peak_lr"] = 1e-3
-    device.waits.clear()
+    device.syncs.clear()
     return _TaskLosses(trainer.model), trainer.optimizer
 
 
@@ -177,8 +177,8 @@ def moved(trainer: Trainer, device: PretendedDevice) -> tuple[torch.nn.Module, A
     ],
     ids=str,
 )
-def test_no_step_waits(
-    configure: Any, tmp_path: Path, device: PretendedDevice, changes: dict[str, Any]
+def test_no_step_synchronizes(
+    configure: Any, tmp_path: Path, device: SimulatedDevice, changes: dict[str, Any]
 ):
     config = configure(**changes)
     trainer = Trainer(prepare(config), RunFolder(tmp_path / "run", config))
@@ -189,16 +189,16 @@ def test_no_step_waits(
     for batch in batches:
         trainer.step(model, optimizer, batch)
         trainer.progress.step += 1
-    assert device.waits == []
+    assert device.syncs == []
     after = trainer.model.decoder.word_output.weight.detach()
     assert not torch.equal(before.held, after.held)  # type: ignore[attr-defined]
 
 
-def test_normalizing_does_not_wait(device: PretendedDevice):
+def test_normalizing_does_not_synchronize(device: SimulatedDevice):
     pixels = torch.randint(255, (2, 8, 8, 3), dtype=torch.uint8)
     expected = Preprocessing().normalize(pixels)
     found = Preprocessing().normalize(upload(pixels, DEVICE))
-    assert device.waits == []
+    assert device.syncs == []
     assert torch.equal(found.held, expected)  # type: ignore[attr-defined]
 
 
@@ -216,7 +216,9 @@ def test_normalizing_does_not_wait(device: PretendedDevice):
     ],
     ids=str,
 )
-def test_search_waits_once_a_step(tiny_model: Any, device: PretendedDevice, options: SearchOptions):
+def test_search_synchronizes_once_per_step(
+    tiny_model: Any, device: SimulatedDevice, options: SearchOptions
+):
     words = SearchTokens(
         forced=(6,) if options.forced_words else (), banned=(9,), repeatable=(5,), bad_endings=(7,)
     )
@@ -228,17 +230,17 @@ def test_search_waits_once_a_step(tiny_model: Any, device: PretendedDevice, opti
         decoder = tiny_model.decoder.to(DEVICE)
         starts = upload(torch.full((5,), START), DEVICE)
         stepper = DecoderStepper(decoder, decoder.memory(upload(features, DEVICE)), starts)
-        device.waits.clear()
+        device.syncs.clear()
         found = search(stepper, options, words, evidence=True)
     assert [[h.tokens for h in photo] for photo in found] == [
         [h.tokens for h in photo] for photo in expected
     ]
-    in_steps = [wait for wait in device.waits if "_trace" not in wait]  # reads the results
+    in_steps = [sync for sync in device.syncs if "_trace" not in sync]  # except reading the results
     assert len(in_steps) <= options.max_length
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_no_step_waits_on_cuda(configure: Any, tmp_path: Path):
+def test_no_step_synchronizes_on_cuda(configure: Any, tmp_path: Path):
     config = configure(decoder={"selection": "hard"}, training={"scheduled_sampling": 0.5})
     trainer = Trainer(prepare(config), RunFolder(tmp_path / "run", config))
     batches = list(trainer.source.batches(0, 0))

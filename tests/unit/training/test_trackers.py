@@ -37,7 +37,7 @@ def test_curves_include_the_metrics_already_in_the_folder(folder: RunFolder):
     assert points == [(10, pytest.approx(0.1)), (20, pytest.approx(0.2))]
 
 
-def test_training_curves_have_tags_of_their_own(folder: RunFolder):
+def test_training_curves_have_separate_tags(folder: RunFolder):
     folder.add_metrics(row(1))
     folder.add_steps({"epoch": 1, "step": 5, "loss": 3.0})
     with Trackers(["tensorboard"], folder) as trackers:

@@ -1,4 +1,4 @@
-"""Validation: captions as a user gets them, and their scores."""
+"""Validation: the captions that a user would get, and their scores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def setup(configure: Any) -> Setup:
     return prepare(configure())
 
 
-def test_captions_are_those_a_user_gets(setup: Setup, configure: Any):
+def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     search = configure().search
     sentences = decode(captioner, setup.val, search)
@@ -52,15 +52,15 @@ def test_an_unreadable_photo_stops_validation(setup: Setup, configure: Any, tmp_
         decode(captioner, [*setup.val, CaptionedImage(99, bad, ("x",))], configure().search)
 
 
-def test_decoding_leaves_the_random_generator_alone(setup: Setup, configure: Any):
+def test_decoding_keeps_the_random_state(setup: Setup, configure: Any):
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     before = torch.get_rng_state()
     decode(captioner, setup.val, configure().search)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_loss_is_that_of_the_reference_captions(setup: Setup, configure: Any):
-    """Against the training loss in evaluation mode; batched by length, so in another order."""
+def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
+    """Compared with the training loss in eval mode; batches are by length, so in another order."""
     photos = [
         replace(image, captions=(*image.captions, f"an unknown {'very ' * n} long caption"))
         for n, image in enumerate(setup.val)
@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_the_reference_captions(setup: Setup, configure: Any
     assert scores["perplexity"] == pytest.approx(math.exp(expected))
 
 
-def test_each_style_has_its_loss():
+def test_each_style_has_its_own_loss():
     def sentence(number: int, style: str, nats: float) -> Sentence:
         nothing = np.zeros(0, np.float32)
         caption = Caption(("a",), nothing, nothing.reshape(0, 1, 1), nothing, 0.0)
@@ -99,7 +99,7 @@ def test_each_style_has_its_loss():
     [("CIDEr", 0.426, "CIDEr 42.6"), ("BLEU-4", 0.2, "BLEU-4 20.0"),
      ("loss", -2.5, "validation loss 2.500")],
 )  # fmt: skip
-def test_the_score_that_selects(select: str, expected: float, described: str):
+def test_selection_score(select: str, expected: float, described: str):
     score = selection_score({"CIDEr": 0.426, "Bleu_4": 0.2, "val_loss": 2.5}, select)
     assert score == expected
     assert describe_selection(select, score) == described

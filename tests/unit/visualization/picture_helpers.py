@@ -1,4 +1,4 @@
-"""Small photos, captions and measurements shared by the tests of pictures."""
+"""Small photos, captions and measurements shared by the visualization tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_caption(
 
 
 def one_hot(grid: tuple[int, int], *cells: tuple[int, int]) -> Caption:
-    """A caption with one word per cell, which has all of its attention."""
+    """A caption with one word per cell, each with all of its attention on that cell."""
     alphas = np.zeros((len(cells), *grid), dtype=np.float32)
     for word, cell in enumerate(cells):
         alphas[(word, *cell)] = 1.0
@@ -62,19 +62,19 @@ def one_hot(grid: tuple[int, int], *cells: tuple[int, int]) -> Caption:
     return Caption(words, -one, alphas, one, -float(len(cells)))
 
 
-def places_of(page: Image.Image, panel: Image.Image) -> list[tuple[int, int]]:
+def positions_of(page: Image.Image, panel: Image.Image) -> list[tuple[int, int]]:
     """Upper left corners of all exact copies of a panel on a page."""
-    pixels, wanted = np.asarray(page), np.asarray(panel)
-    height, width = wanted.shape[:2]
+    pixels, expected = np.asarray(page), np.asarray(panel)
+    height, width = expected.shape[:2]
     across, down = pixels.shape[1] - width + 1, pixels.shape[0] - height + 1
     starts = np.ones((down, across), dtype=bool)
-    for x in range(min(width, 8)):  # compare whole panels only where the first pixels agree
-        starts &= (pixels[:down, x : x + across] == wanted[0, x]).all(axis=2)
+    for x in range(min(width, 8)):  # compare whole panels only where the first pixels match
+        starts &= (pixels[:down, x : x + across] == expected[0, x]).all(axis=2)
     rows, columns = np.nonzero(starts)
     return [
         (int(x), int(y))
         for y, x in zip(rows, columns, strict=True)
-        if (pixels[y : y + height, x : x + width] == wanted).all()
+        if (pixels[y : y + height, x : x + width] == expected).all()
     ]
 
 
@@ -83,7 +83,7 @@ def panels_of(
 ) -> list[tuple[int, int]]:
     """Corners of the photo and of each word's panel, each of which occurs exactly once."""
     scale = shared_scale(caption.alphas, caption.gates)
-    places = places_of(page, photo)
+    places = positions_of(page, photo)
     for alpha in caption.alphas:
         panel = attention_image(
             photo,
@@ -92,7 +92,7 @@ def panels_of(
             regions=caption.regions,
             **options,  # type: ignore[arg-type]
         )
-        places += places_of(page, panel)
+        places += positions_of(page, panel)
     assert len(places) == 1 + len(caption.words)
     return places
 

@@ -1,4 +1,4 @@
-"""Animations: the map of every frame, the sentence, and the encoded files."""
+"""Animations: the map of every frame, the sentence and the encoded files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from picture_helpers import (
     make_caption,
     noisy,
     one_hot,
-    places_of,
+    positions_of,
 )
 from PIL import Image, ImageSequence
 
@@ -46,7 +46,7 @@ def panel_of(frame: Image.Image, animation: Animation, size: tuple[int, int]) ->
     return frame.convert("RGB").crop((x, y, x + size[0], y + size[1]))
 
 
-def resting(animation: Animation) -> list[int]:
+def still_frames(animation: Animation) -> list[int]:
     """Index of the last frame of each word, and of the pause."""
     ends, last = [], -1
     for shot in animation._shots:
@@ -59,7 +59,7 @@ def resting(animation: Animation) -> list[int]:
 # --- frames --------------------------------------------------------------------------------------
 
 
-def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
+def test_every_frame_interpolates_between_two_words_maps() -> None:
     photo, caption = noisy((70, 50)), make_caption(["a", "dog", "runs"], crop_box=CropBox(0.1))
     animation = animate(photo, caption, seconds_per_word=0.4)
     scale = shared_scale(caption.alphas, caption.gates)
@@ -69,8 +69,8 @@ def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
         alpha = interpolate(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
-        wanted = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
-        assert panel_of(frame, animation, photo.size).tobytes() == wanted.tobytes()
+        expected = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
+        assert panel_of(frame, animation, photo.size).tobytes() == expected.tobytes()
         assert frame.size == animation.size
         assert frame.mode == "RGB"
 
@@ -79,30 +79,31 @@ def test_every_frame_shows_a_map_between_two_words_pixel_for_pixel() -> None:
 def test_a_one_hot_map_moves_between_regions_of_a_rotated_photo(
     tmp_path: Path, smooth: bool
 ) -> None:
-    turned = Image.Exif()
-    turned[0x112] = 6
-    flat((150, 60)).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "p.jpg", exif=turned)
+    exif = Image.Exif()
+    exif[0x112] = 6
+    flat((150, 60)).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "p.jpg", exif=exif)
     animation = animate(tmp_path / "p.jpg", one_hot(GRID, *CELLS), smooth=smooth)
     frames = list(animation.frames())
-    for end, cell in zip(resting(animation), CELLS, strict=False):
+    for end, cell in zip(still_frames(animation), CELLS, strict=False):
         assert brightest_cell(panel_of(frames[end], animation, (150, 60)), GRID) == cell
     # From the first to the second word, the first region gets darker and the second brighter.
-    first, second = resting(animation)[:2]
-    way = [luma(panel_of(frame, animation, (150, 60))) for frame in frames[first : second + 1]]
-    leaving = [frame[:20, 120:].mean() for frame in way]
-    coming = [frame[40:, :30].mean() for frame in way]
-    assert (np.diff(leaving) <= 0).all()
-    assert (np.diff(coming) >= 0).all()
-    assert leaving[0] > leaving[-1] + 30
-    moving = len(set(leaving))
-    assert 5 <= moving < len(way)  # the map moves, then rests
+    first, second = still_frames(animation)[:2]
+    panels = [luma(panel_of(frame, animation, (150, 60))) for frame in frames[first : second + 1]]
+    fading = [panel[:20, 120:].mean() for panel in panels]
+    growing = [panel[40:, :30].mean() for panel in panels]
+    assert (np.diff(fading) <= 0).all()
+    assert (np.diff(growing) >= 0).all()
+    assert fading[0] > fading[-1] + 30
+    moving = len(set(fading))
+    assert 5 <= moving < len(panels)  # the map moves, then stays still
 
 
 def test_same_attention_has_the_same_colour_in_every_frame() -> None:
     caption = one_hot((1, 2), (0, 0), (0, 1))
     animation = animate(flat((40, 20)), caption, smooth=False)
     first, second, whole = (
-        panel_of(list(animation.frames())[end], animation, (40, 20)) for end in resting(animation)
+        panel_of(list(animation.frames())[end], animation, (40, 20))
+        for end in still_frames(animation)
     )
     assert first.getpixel((5, 10)) == second.getpixel((35, 10))
     assert first.getpixel((35, 10)) == second.getpixel((5, 10))
@@ -110,14 +111,14 @@ def test_same_attention_has_the_same_colour_in_every_frame() -> None:
     assert first.getpixel((5, 10)) != whole.getpixel((5, 10))  # half the attention, another colour
 
 
-def test_the_sentence_grows_and_never_jumps() -> None:
+def test_sentence_grows_without_moving_earlier_words() -> None:
     words = ["a", "brown", "dog", "'s", "bowl", "on", "the", "very", "green", "grass", "outside"]
     animation = animate(noisy((200, 80)), make_caption(words), seconds_per_word=0.2)
     scene = animation._scene
     assert max(line for _, line, _ in scene.words) >= 1  # over several lines
     assert [word for _, _, word in scene.words][:5] == ["a", "brown", "dog", "'s", "bowl"]
     frames = [np.asarray(frame) for frame in animation.frames()]
-    texts = [frames[end][scene.sentence_top : scene.numbers_top] for end in resting(animation)]
+    texts = [frames[end][scene.sentence_top : scene.numbers_top] for end in still_frames(animation)]
     background, last = texts[-1][-1, -1], texts[-1]
     written = (last != background).any(axis=2)
     before = np.zeros_like(written)
@@ -126,7 +127,7 @@ def test_the_sentence_grows_and_never_jumps() -> None:
         assert ink.sum() > before.sum()
         assert not (before & ~ink).any()  # earlier words stay
         same = (text == last).all(axis=2)
-        if position:  # earlier words are where they will be at the end
+        if position:  # earlier words are already in their final position
             left, line, _ = scene.words[position]
             above = slice(0, round(1.55 * scene.text) * line)
             assert same[above][ink[above]].all()
@@ -151,10 +152,10 @@ def test_gate_and_probability_of_the_current_word() -> None:
         log_probs = np.array([-1.0, log_prob], np.float32)
         animation = animate(photo, replace(caption, gates=gates, log_probs=log_probs))
         frames = list(animation.frames())
-        pages.append([np.asarray(frames[end]) for end in resting(animation)])
-    assert (pages[0][0] == pages[1][0]).all()  # the first word's are the same
+        pages.append([np.asarray(frames[end]) for end in still_frames(animation)])
+    assert (pages[0][0] == pages[1][0]).all()  # the first word's numbers are equal
     columns = [np.nonzero((pages[0][1] != other[1]).any(axis=(0, 2)))[0] for other in pages[1:]]
-    assert columns[0].max() < columns[1].min()  # β left of p, and apart
+    assert columns[0].max() < columns[1].min()  # β is left of p, without overlap
 
 
 def test_frames_are_drawn_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,7 @@ def test_frames_are_drawn_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     list(frames)
     assert (
         len(drawn) == len(animation._shots) < animation.duration * 15
-    )  # resting frames are drawn once
+    )  # still frames are drawn once
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0.8, 15), (0.33, 10), (0.05, 1), (1.0, 50)])
@@ -184,8 +185,8 @@ def test_the_duration_follows_the_options(seconds: float, rate: int) -> None:
         frames_per_second=rate,
     )
     assert all(shot.frames > 0 for shot in animation._shots)
-    wanted = max(count * seconds, count / rate) + 2.0
-    assert animation.duration == pytest.approx(wanted, abs=1.5 / rate)
+    expected = max(count * seconds, count / rate) + 2.0
+    assert animation.duration == pytest.approx(expected, abs=1.5 / rate)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -207,10 +208,8 @@ def test_gif_and_webp_match_the_frames(tmp_path: Path, ending: str, theme: str) 
     frames = list(animation.frames())
     with Image.open(path) as file:
         assert file.size == animation.size
-        assert file.info["loop"] == 0  # for ever
-        assert (
-            file.n_frames <= len(animation._shots) < len(frames)
-        )  # resting frames are stored once
+        assert file.info["loop"] == 0  # forever
+        assert file.n_frames <= len(animation._shots) < len(frames)  # still frames are stored once
         pages, ends, time = [], [], 0
         for page in ImageSequence.Iterator(file):
             page.load()
@@ -218,7 +217,7 @@ def test_gif_and_webp_match_the_frames(tmp_path: Path, ending: str, theme: str) 
             ends.append(time)
             pages.append(page.convert("RGB"))
     assert ends[-1] == pytest.approx(1000 * animation.duration, abs=10)
-    for end, cell in zip(resting(animation), CELLS, strict=False):
+    for end, cell in zip(still_frames(animation), CELLS, strict=False):
         at = (end + 0.5) * 1000 / 15  # milliseconds, within the frame
         page = pages[next(i for i, until in enumerate(ends) if until > at)]
         assert brightest_cell(panel_of(page, animation, (150, 60)), GRID) == cell
@@ -228,12 +227,12 @@ def test_gif_and_webp_match_the_frames(tmp_path: Path, ending: str, theme: str) 
     assert np.abs(corners[0] - corners[1]).max() <= 4  # the background
 
 
-def test_a_gif_has_one_palette_so_that_nothing_flickers(tmp_path: Path) -> None:
+def test_a_gif_has_one_palette(tmp_path: Path) -> None:
     photo, caption = noisy((90, 60)), make_caption(["a", "dog", "runs"])
     animation = animate(photo, caption, seconds_per_word=0.4)
     palette = animation._palette().getpalette()
     assert palette is not None
-    assert len(palette) <= 3 * 255  # one entry is free for "unchanged"
+    assert len(palette) <= 3 * 255  # one entry is reserved for "unchanged"
     colours = {tuple(palette[i : i + 3]) for i in range(0, len(palette), 3)}
     assert {(255, 255, 255), (20, 20, 27)} <= colours  # background and text are exact
     animation.save(tmp_path / "animation.gif")
@@ -266,7 +265,9 @@ def test_mp4_plays_in_browsers(tmp_path: Path) -> None:
     import av
 
     animation, path = saved(tmp_path, ".mp4")
-    assert path.read_bytes().find(b"moov") < path.read_bytes().find(b"mdat")  # starts at once
+    assert path.read_bytes().find(b"moov") < path.read_bytes().find(
+        b"mdat"
+    )  # playable while downloading
     with av.open(str(path)) as container:
         (stream,) = container.streams.video
         context = stream.codec_context
@@ -278,7 +279,7 @@ def test_mp4_plays_in_browsers(tmp_path: Path) -> None:
         pages = [frame.to_image() for frame in container.decode(stream)]
     frames = list(animation.frames())
     assert len(pages) == len(frames)
-    for end, cell in zip(resting(animation), CELLS, strict=False):
+    for end, cell in zip(still_frames(animation), CELLS, strict=False):
         assert brightest_cell(panel_of(pages[end], animation, (150, 60)), GRID) == cell
         difference = np.abs(np.asarray(pages[end], float) - np.asarray(frames[end], float))
         assert difference.mean() < 6
@@ -320,7 +321,7 @@ def test_the_same_animation_gives_the_same_bytes(tmp_path: Path, ending: str) ->
     np.testing.assert_array_equal(caption.alphas, alphas)
 
 
-def test_a_notebook_shows_it() -> None:
+def test_notebooks_show_animations() -> None:
     shown = animate(flat((40, 30)), make_caption(["a", '"<dog>"']), seconds_per_word=0.2)
     shown_html = shown._repr_html_()
     match = re.fullmatch(
@@ -338,11 +339,11 @@ def test_a_notebook_shows_it() -> None:
 # --- words and options ---------------------------------------------------------------------------
 
 
-def test_no_words_is_the_photo_and_a_note(tmp_path: Path) -> None:
+def test_an_empty_caption_is_the_photo_and_a_note(tmp_path: Path) -> None:
     photo = noisy((60, 40))
     animation = animate(photo, make_caption([]))
     frames = list(animation.frames())
-    assert len(places_of(frames[0], photo)) == 1
+    assert len(positions_of(frames[0], photo)) == 1
     assert (luma(frames[0])[45:] < 200).any()
     for ending in (".gif", ".webp", ".mp4"):
         animation.save(tmp_path / f"animation{ending}")
@@ -366,7 +367,7 @@ def test_nan_can_be_drawn() -> None:
     assert len(list(animate(noisy((60, 40)), caption).frames())) > 2
 
 
-def test_a_long_caption_has_room_from_the_start() -> None:
+def test_a_long_caption_has_all_its_lines_from_the_start() -> None:
     animation = animate(noisy((90, 30)), make_caption(["standing"] * 40), seconds_per_word=0.1)
     scene = animation._scene
     for left, line, word in scene.words:

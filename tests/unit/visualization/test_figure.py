@@ -24,7 +24,7 @@ from picture_helpers import (
     noisy,
     one_hot,
     panels_of,
-    places_of,
+    positions_of,
 )
 from PIL import Image
 
@@ -83,9 +83,9 @@ def test_a_one_hot_map_is_brightest_in_its_region_of_a_rotated_photo(
 ) -> None:
     grid, cells = (3, 5), [(0, 4), (2, 0), (1, 2)]
     upright = flat((150, 60))
-    turned = Image.Exif()
-    turned[0x112] = 6  # stored rotated, to be shown a quarter turn clockwise
-    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "photo.jpg", exif=turned)
+    exif = Image.Exif()
+    exif[0x112] = 6  # stored rotated: shown turned by 90 degrees clockwise
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "photo.jpg", exif=exif)
 
     figure = overlay(tmp_path / "photo.jpg", one_hot(grid, *cells), smooth=smooth)
 
@@ -120,13 +120,13 @@ def test_the_pictures_in_the_svg_are_those_in_the_png() -> None:
     assert len(embedded(figure)) == 4  # photo, two words, scale
 
 
-def test_the_pdf_holds_every_panel_at_its_full_pixels() -> None:
+def test_the_pdf_contains_every_panel_at_full_resolution() -> None:
     pdf = overlay(noisy((90, 60)), make_caption(["a", "dog"]))._drawing.pdf()
     sizes = re.findall(rb"/Type /XObject.{0,200}?/Width (\d+)", pdf, re.DOTALL)
     heights = re.findall(rb"/Subtype /Image.{0,200}?/Height (\d+)", pdf, re.DOTALL)
     assert sizes.count(b"90") == heights.count(b"60") == 3
     assert b"DejaVuSans" in pdf
-    assert b"/Subtype /CIDFontType2" in pdf  # TrueType: the letters stay text
+    assert b"/Subtype /CIDFontType2" in pdf  # TrueType: letters are stored as text
     assert b"/Type3" not in pdf
 
 
@@ -160,12 +160,14 @@ def test_a_phrase_is_the_mean_or_maximum_of_its_words(combine: str) -> None:
     photo, caption = noisy((60, 40)), make_caption(WORDS)
     first, second = caption.alphas[1:3]
     by_hand = (first + second) / 2 if combine == "mean" else np.where(first > second, first, second)
-    wanted = attention_image(photo, by_hand, scale_max=shared_scale(caption.alphas, caption.gates))
+    expected = attention_image(
+        photo, by_hand, scale_max=shared_scale(caption.alphas, caption.gates)
+    )
 
     figure = overlay(photo, caption, only=["brown dog"], combine=combine)  # type: ignore[arg-type]
 
     (panel,) = maps_of(figure)
-    assert panel.image.tobytes() == wanted.tobytes()
+    assert panel.image.tobytes() == expected.tobytes()
     assert panel.title == "attention: brown dog"
     texts = texts_of(figure)
     assert f"{'mean' if combine == 'mean' else 'greatest'} of 2 words" in texts
@@ -179,25 +181,25 @@ def test_only_keeps_the_scale_and_the_given_order() -> None:
     chosen = maps_of(overlay(photo, caption, only=["cat", "a", "2", "2-3", "brown"]))
     titles = [picture.title.partition(": ")[2] for picture in chosen]
     assert titles == ["cat", "a", "a", "brown", "brown dog"]  # "2" and "brown" are the same
-    for picture, place in zip(chosen, (5, 0, 4, 1), strict=False):
-        assert picture.image.tobytes() == whole[place].image.tobytes()
+    for picture, index in zip(chosen, (5, 0, 4, 1), strict=False):
+        assert picture.image.tobytes() == whole[index].image.tobytes()
 
 
 def test_each_method_has_its_own_scale_and_an_explanation() -> None:
-    """Shares of attention and of relevance are not comparable, so neither dims the other."""
+    """Attention and relevance are not comparable, so neither may dim the other."""
     photo, attention = noisy((60, 40)), make_caption(WORDS)
     cam = replace(make_caption(WORDS, seed=1), method="grad_cam")
     cam.alphas[2] = 0  # no region supports the word
 
     figure = overlay(photo, [attention, cam], labels=["attention", "Grad-CAM"])
 
-    wanted = [
+    expected = [
         attention_image(photo, alpha, scale_max=shared_scale(one.alphas, gates))
         for one, gates in ((attention, attention.gates), (cam, None))
         for alpha in one.alphas
     ]
     drawn = [one for one in embedded(figure) if one.title.startswith(("attention: ", "Grad-CAM: "))]
-    assert [one.image.tobytes() for one in drawn] == [one.tobytes() for one in wanted]
+    assert [one.image.tobytes() for one in drawn] == [one.tobytes() for one in expected]
     texts = " ".join(texts_of(figure))
     assert "each method on its own scale" in texts
     assert "Grad-CAM: features of the region that raise the word's log p" in texts
@@ -274,7 +276,7 @@ def test_gate_and_probability_are_written_above_the_word() -> None:
     ]
     first, *others = pages
     changed = [np.nonzero((first != other).any(axis=(0, 2)))[0] for other in others]
-    assert changed[0].max() < changed[1].min()  # β left of p, and apart
+    assert changed[0].max() < changed[1].min()  # β is left of p, without overlap
     texts = texts_of(overlay(photo, with_numbers(0.91, math.log(0.42))))
     assert {"β", "0.91", "p 0.42", "log p −1.00"} <= set(texts)
 
@@ -326,7 +328,7 @@ def test_the_scale_shows_zero_uniform_and_maximum() -> None:
     assert {"0", "uniform 2%", "25%", "share of attention per region"} <= set(texts)
 
 
-def test_a_word_with_a_nearly_closed_gate_is_named_where_it_exceeds_the_scale() -> None:
+def test_a_word_above_the_scale_with_a_nearly_closed_gate_is_noted() -> None:
     caption = replace(
         make_caption(["a", "dog", "runs"]), gates=np.array([0.01, 0.9, 0.5], np.float32)
     )
@@ -341,22 +343,22 @@ def test_a_word_with_a_nearly_closed_gate_is_named_where_it_exceeds_the_scale() 
     assert not any("above the scale" in text for text in without)
 
 
-def test_maps_are_drawn_where_the_regions_lie() -> None:
+def test_maps_are_drawn_at_the_regions_positions() -> None:
     photo, caption = noisy((90, 90)), make_caption(["dog"], (3, 3))
     moved = replace(caption, geometry=Geometry(Axis(0.3, 0.3), Axis(0.01, 0.3, 0.0, 0.9)))
 
     figure = overlay(photo, moved)
 
     top = shared_scale(caption.alphas, caption.gates)
-    wanted = attention_image(photo, caption.alphas[0], scale_max=top, regions=moved.regions)
+    expected = attention_image(photo, caption.alphas[0], scale_max=top, regions=moved.regions)
     shown = [item.image for item in figure._drawing.items if isinstance(item, Picture)]
-    assert wanted.tobytes() in [image.tobytes() for image in shown]
+    assert expected.tobytes() in [image.tobytes() for image in shown]
     assert any("hatched" in text for text in texts_of(figure))
 
 
 @pytest.mark.slow
 def test_the_uniform_tick_can_be_drawn_at_any_position() -> None:
-    """Regression: at a fractional pixel it could not be drawn."""
+    """Even at a fractional pixel."""
     for uniform_over_top in np.linspace(0.02, 0.5, 25):
         top = 1 / 64 / uniform_over_top
         alphas = np.full((1, 8, 8), (1 - top) / 63, np.float32)
@@ -367,8 +369,8 @@ def test_the_uniform_tick_can_be_drawn_at_any_position() -> None:
         ticks = [i for i in figure._drawing.items if isinstance(i, Box) and i.top >= bar.y]
         (tick,) = ticks
         middle = (tick.left + tick.right) / 2
-        wanted = bar.x + bar.image.width * uniform_over_top
-        assert middle == pytest.approx(wanted, abs=1.5)
+        expected = bar.x + bar.image.width * uniform_over_top
+        assert middle == pytest.approx(expected, abs=1.5)
 
 
 # --- alternatives --------------------------------------------------------------------------------
@@ -427,7 +429,7 @@ def test_captions_are_side_by_side_with_aligned_rows_and_labels() -> None:
     assert items["ours"].x == min(m.x for m in left)
     assert items["theirs"].y == items["ours"].y < min(m.y for m in left)
     assert {"a dog", "the cat on it"} <= set(items)
-    assert len(places_of(figure.image(), photo)) == 2
+    assert len(positions_of(figure.image(), photo)) == 2
 
 
 def test_one_scale_for_all_captions() -> None:
@@ -445,7 +447,7 @@ def test_many_captions_wrap_and_different_grids_are_noted() -> None:
     rows = {m.y for m in maps_of(figure)}
     assert len(rows) >= 2
     assert "3 × 3 and 3 × 4" in " ".join(texts_of(figure))
-    assert len(places_of(figure.image(), noisy((90, 60)))) == 5
+    assert len(positions_of(figure.image(), noisy((90, 60)))) == 5
 
 
 # --- outlines ------------------------------------------------------------------------------------
@@ -468,7 +470,7 @@ def test_outlines_follow_the_border_of_the_mask() -> None:
             assert np.abs(distance[changed]).max() < 3
             line = np.median(after[window][np.abs(distance) < 0.6])
             edges = np.median(after[window][(np.abs(distance) > 1) & (np.abs(distance) < 2)])
-            assert line > 180  # a light line
+            assert line > 180  # a bright line
             assert edges < 70  # with dark edges
 
 
@@ -554,7 +556,7 @@ def test_matplotlib_settings_are_ignored_and_kept() -> None:
         drawing = overlay(photo, caption, alternatives=2)._drawing
         return drawing.image().tobytes(), drawing.svg().encode(), drawing.pdf()
 
-    wanted = all_formats()
+    expected = all_formats()
     strange = {
         "figure.dpi": 300, "savefig.dpi": 33, "font.family": "serif", "font.size": 40,
         "text.hinting": "force_autohint", "pdf.fonttype": 3, "pdf.compression": 9,
@@ -564,21 +566,21 @@ def test_matplotlib_settings_are_ignored_and_kept() -> None:
     }  # fmt: skip
     with mpl.rc_context(strange):
         before = dict(mpl.rcParams)
-        assert all_formats() == wanted
+        assert all_formats() == expected
         assert dict(mpl.rcParams) == before
 
 
 @pytest.mark.slow
-def test_threads_draw_the_same() -> None:
+def test_threads_draw_equal_figures() -> None:
     photos = [noisy((40, 30 + i)) for i in range(3)]
 
     def draw(photo: Image.Image) -> tuple[bytes, bytes]:
         drawing = overlay(photo, make_caption(["a", "dog"]))._drawing
         return drawing.image().tobytes(), drawing.pdf()
 
-    wanted = [draw(photo) for photo in photos]
+    expected = [draw(photo) for photo in photos]
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(draw, photos)) == wanted
+        assert list(pool.map(draw, photos)) == expected
 
 
 def test_the_svg_has_text_with_an_embedded_font_and_no_requests() -> None:
@@ -587,7 +589,9 @@ def test_the_svg_has_text_with_an_embedded_font_and_no_requests() -> None:
     root = svg_of(figure)
     assert root.findtext(f"{SVG}title") == 'a <dog> & "cat" $x^2$ 猫'
     texts = texts_of(figure)
-    assert {'<dog> & "cat"', "$x^2$", "猫"} <= set(texts)  # the viewer may have what DejaVu lacks
+    assert {'<dog> & "cat"', "$x^2$", "猫"} <= set(
+        texts
+    )  # DejaVu has no 猫, but the viewer may have a font for it
     assert svg.count("@font-face") == 2
     outside = re.findall(r"(?:href=\"|url\()(?!data:)[^\")]*", svg)
     assert outside == []
@@ -606,7 +610,7 @@ def test_mathtext_is_not_interpreted(tmp_path: Path) -> None:
         (panel,) = maps_of(figure)
         title = figure.image().crop((panel.x, panel.y - 40, panel.x + 100, panel.y - 20))
         widths.append(np.nonzero(luma(title) < 128)[1].max())
-    assert widths[0] > 1.8 * widths[1]  # the dollars are there
+    assert widths[0] > 1.8 * widths[1]  # the dollar signs are visible
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -664,8 +668,8 @@ def test_nothing_overlaps_or_leaves_the_figure(
         boxes, (width, height) = boxes_of(figure), figure.size
         for left, top, right, bottom, what in boxes:
             assert left >= 0 and top >= 0 and right <= width and bottom <= height, what  # noqa: PT018
-        for place, one in enumerate(boxes):
-            for other in boxes[:place]:
+        for index, one in enumerate(boxes):
+            for other in boxes[:index]:
                 apart_x = one[0] >= other[2] - 0.5 or other[0] >= one[2] - 0.5
                 apart_y = one[1] >= other[3] - 0.5 or other[1] >= one[3] - 0.5
                 assert apart_x or apart_y, (one, other)
@@ -705,7 +709,7 @@ def test_a_figure_too_large_to_draw_is_an_error(size: tuple[int, int]) -> None:
         overlay(flat(size), make_caption(["a"] * 5), panel_size=0, columns=columns)
 
 
-def test_empty_caption_is_the_photo_and_a_note() -> None:
+def test_an_empty_caption_is_the_photo_and_a_note() -> None:
     photo, caption = noisy((200, 100)), make_caption([])
     figure = overlay(photo, caption, coverage=True)
     ((_, y),) = panels_of(figure.image(), caption, photo)
@@ -713,7 +717,7 @@ def test_empty_caption_is_the_photo_and_a_note() -> None:
     assert "No words, so no attention to show." in " ".join(texts_of(figure))
 
 
-STRANGE = [
+UNUSUAL = [
     "pneumonoultramicroscopicsilicovolcanoconiosis" * 3,
     "猫が座っている",
     "🐈",
@@ -731,7 +735,7 @@ STRANGE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", STRANGE)
+@pytest.mark.parametrize("word", UNUSUAL)
 def test_any_word_can_be_drawn(word: str) -> None:
     photo, caption = noisy((120, 80)), make_caption([word, "dog"], alternatives=1)
     figure = overlay(photo, caption, labels=[word], alternatives=1)
@@ -740,11 +744,11 @@ def test_any_word_can_be_drawn(word: str) -> None:
 
 
 def test_any_words_can_be_drawn_in_a_pdf(tmp_path: Path) -> None:
-    caption = make_caption(STRANGE, alternatives=1)
+    caption = make_caption(UNUSUAL, alternatives=1)
     overlay(noisy((120, 80)), caption, alternatives=1).save(tmp_path / "figure.pdf")
     pdf = (tmp_path / "figure.pdf").read_bytes()
     widths = re.findall(rb"/Type /XObject.{0,200}?/Width (\d+)", pdf, re.DOTALL)
-    assert widths.count(b"120") == 1 + len(STRANGE)  # the photo, and every word's panel
+    assert widths.count(b"120") == 1 + len(UNUSUAL)  # the photo, and every word's panel
 
 
 # --- themes --------------------------------------------------------------------------------------
@@ -790,8 +794,8 @@ def test_the_dark_theme_changes_only_the_background() -> None:
 def test_every_mode_becomes_rgb(mode: str) -> None:
     photo, caption = noisy((60, 40)).convert("RGB" if mode == "LA" else mode), make_caption(["a"])
     photo = photo.convert("L").convert("LA") if mode == "LA" else photo
-    wanted = overlay(photo.convert("RGB"), caption).image().tobytes()
-    assert overlay(photo, caption).image().tobytes() == wanted
+    expected = overlay(photo.convert("RGB"), caption).image().tobytes()
+    assert overlay(photo, caption).image().tobytes() == expected
 
 
 def test_the_inputs_are_not_changed() -> None:
@@ -813,9 +817,9 @@ def test_the_returned_image_is_a_copy() -> None:
 def test_a_path_and_an_image_give_the_same_picture(tmp_path: Path) -> None:
     photo, caption = noisy((60, 40)), make_caption(["a", "dog"])
     photo.save(tmp_path / "photo.png")
-    wanted = overlay(photo, caption).image().tobytes()
-    assert overlay(tmp_path / "photo.png", caption).image().tobytes() == wanted
-    assert overlay(str(tmp_path / "photo.png"), [caption]).image().tobytes() == wanted
+    expected = overlay(photo, caption).image().tobytes()
+    assert overlay(tmp_path / "photo.png", caption).image().tobytes() == expected
+    assert overlay(str(tmp_path / "photo.png"), [caption]).image().tobytes() == expected
 
 
 # --- errors --------------------------------------------------------------------------------------

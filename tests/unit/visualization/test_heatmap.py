@@ -37,7 +37,7 @@ def test_one_hot_block_is_exactly_its_region(
         alpha = np.zeros(height * width, dtype=np.float32)
         alpha[index] = 1.0  # row-major: region = row * width + column
         row, column = divmod(index, width)
-        got = np.nan_to_num(
+        result = np.nan_to_num(
             attention_map(alpha.reshape(grid), size, Geometry.even(grid, *crop_box), smooth=False)
         )
         across = (np.arange(columns) + 0.5) / columns
@@ -45,8 +45,8 @@ def test_one_hot_block_is_exactly_its_region(
         down = (np.arange(rows) + 0.5) / rows * height
         # Pixel centres on a border between regions may be rounded to either side.
         clear = np.ix_(np.abs(down - down.round()) > 1e-6, np.abs(across - across.round()) > 1e-6)
-        wanted = np.outer(np.floor(down) == row, np.floor(across) == column)
-        np.testing.assert_array_equal(got[clear], wanted[clear].astype(np.float32))
+        expected = np.outer(np.floor(down) == row, np.floor(across) == column)
+        np.testing.assert_array_equal(result[clear], expected[clear].astype(np.float32))
 
 
 @pytest.mark.parametrize("smooth", [True, False])
@@ -68,32 +68,32 @@ def test_a_one_hot_region_is_brightest_in_the_picture(grid: tuple[int, int], smo
 
 def test_smooth_map_is_bilinear_between_centres_and_constant_outside() -> None:
     alpha = np.array([[0.0, 0.4], [0.2, 0.4]])
-    got = attention_map(alpha, (8, 8))
+    result = attention_map(alpha, (8, 8))
     # Centres of the regions lie between pixels 1 and 2 and between 5 and 6.
     along = np.clip((np.arange(8) - 1.5) / 4, 0, 1)
     y, x = np.meshgrid(along, along, indexing="ij")
-    wanted = 0.4 * x * (1 - y) + 0.2 * (1 - x) * y + 0.4 * x * y
-    np.testing.assert_allclose(got, wanted, atol=1e-6)
+    expected = 0.4 * x * (1 - y) + 0.2 * (1 - x) * y + 0.4 * x * y
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_smooth_map_stays_within_the_values(grid: tuple[int, int]) -> None:
     alpha = np.random.default_rng(1).random(grid).astype(np.float32)
-    got = attention_map(alpha, (53, 31))
-    assert got.shape == (31, 53)
-    assert got.min() >= alpha.min() - 1e-6
-    assert got.max() <= alpha.max() + 1e-6
+    result = attention_map(alpha, (53, 31))
+    assert result.shape == (31, 53)
+    assert result.min() >= alpha.min() - 1e-6
+    assert result.max() <= alpha.max() + 1e-6
 
 
 def test_smooth_map_has_the_value_of_the_region_at_its_centre() -> None:
     alpha = np.random.default_rng(2).random((3, 5)).astype(np.float32)
-    got = attention_map(alpha, (5 * 7, 3 * 9))  # odd cells: a pixel lies on each centre
-    np.testing.assert_allclose(got[4::9, 3::7], alpha, rtol=1e-5)
+    result = attention_map(alpha, (5 * 7, 3 * 9))  # odd cells: a pixel lies on each centre
+    np.testing.assert_allclose(result[4::9, 3::7], alpha, rtol=1e-5)
 
 
 def test_uniform_attention_is_flat() -> None:
-    got = attention_map(np.full((7, 9), 1 / 63), (50, 40))
-    np.testing.assert_allclose(got, 1 / 63, rtol=1e-6)
+    result = attention_map(np.full((7, 9), 1 / 63), (50, 40))
+    np.testing.assert_allclose(result, 1 / 63, rtol=1e-6)
 
 
 @pytest.mark.parametrize("colormap", COLORMAPS)
@@ -106,7 +106,7 @@ def test_luminance_rises_with_attention(colormap: str, level: int) -> None:
 
 
 @pytest.mark.parametrize("colormap", COLORMAPS)
-def test_luminance_rises_on_every_colour(colormap: str) -> None:
+def test_luminance_rises_over_photos_of_every_colour(colormap: str) -> None:
     alpha = np.linspace(0, 1, 17)[None]
     for colour in np.ndindex(4, 4, 4):
         photo = Image.new("RGB", (17, 1), tuple(85 * value for value in colour))
@@ -128,13 +128,15 @@ def test_shared_scale() -> None:
 
 
 def test_a_word_with_a_nearly_closed_gate_does_not_set_the_scale() -> None:
-    """As the first "a" of many captions, which has the sharpest map and hardly uses it."""
+    """Like the first "a" of many captions, which has the sharpest map and hardly uses it."""
     maps = np.array([[[0.9, 0.1, 0.0]], [[0.5, 0.3, 0.2]], [[0.2, 0.2, 0.6]]])
     gates = np.array([0.01, 0.9, 0.8])
 
     assert shared_scale(maps, gates) == pytest.approx(2 / 3)  # twice uniform
     assert shared_scale(np.repeat(maps, 2, axis=2) / 2, gates) == pytest.approx(1 / 3)
-    assert shared_scale(maps, [0.01, 0.02, 0.0]) == pytest.approx(0.9)  # all of them: all count
+    assert shared_scale(maps, [0.01, 0.02, 0.0]) == pytest.approx(
+        0.9
+    )  # if all gates are nearly closed, all words count
     assert shared_scale(maps, [CLOSED_GATE, 1.0, 1.0]) == pytest.approx(0.9)
     assert above_scale(maps, gates, 0.7).tolist() == [True, False, False]
     assert above_scale(maps, None, 0.7).tolist() == [False] * 3
@@ -165,7 +167,7 @@ def test_photo_stays_recognisable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "panel_size", "wanted"),
+    ("size", "panel_size", "expected"),
     [
         ((5000, 4000), 640, (640, 512)),
         ((1, 5000), 640, (1, 640)),
@@ -177,9 +179,9 @@ def test_photo_stays_recognisable() -> None:
     ],
 )
 def test_fit_photo_scales_down_only(
-    size: tuple[int, int], panel_size: int, wanted: tuple[int, int]
+    size: tuple[int, int], panel_size: int, expected: tuple[int, int]
 ) -> None:
-    assert fit_photo(flat(size), panel_size).size == wanted
+    assert fit_photo(flat(size), panel_size).size == expected
 
 
 def test_transparent_pixels_are_blended_with_white() -> None:

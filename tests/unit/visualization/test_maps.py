@@ -47,7 +47,7 @@ def test_a_missing_position_lists_the_words(query: str) -> None:
         find(WORDS, query)
 
 
-def test_an_empty_caption_has_nothing() -> None:
+def test_an_empty_caption_has_no_words_to_find() -> None:
     with pytest.raises(ConfigError, match="no words"):
         find((), "dog")
 

@@ -114,7 +114,7 @@ def test_text_is_escaped() -> None:
     assert f"<h1>{html.escape(EVIL)}</h1>" in made
 
 
-def test_a_filled_template_is_a_gallery() -> None:
+def test_filling_the_gallery_template_by_hand_gives_the_same_page() -> None:
     made = gallery([Entry(photo(), [make()], EVIL), Entry(photo(), [make()], "y")]).html
     (items,) = re.findall(r'<ol class="gallery">\n(.*)\n</ol>', made, re.DOTALL)
     data = embedded(data_of(made), "captioner-data")
@@ -155,7 +155,7 @@ def test_only_the_pages_own_scripts_may_run() -> None:
         assert len(texts) == count
 
 
-def test_the_policy_of_a_page_without_scripts_allows_none() -> None:
+def test_the_policy_of_a_page_without_scripts_allows_no_scripts() -> None:
     rules = policy(document("x", "<body></body>", styles=[], scripts=[]), connect="'self'")
 
     assert "script-src 'none'" in rules
@@ -184,7 +184,7 @@ def test_a_page_needs_an_html_extension(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
 
 
-def test_the_same_page_is_the_same_bytes() -> None:
+def test_pages_are_deterministic() -> None:
     assert page(photo(), make()).html == page(photo(), make()).html
 
 
@@ -283,7 +283,7 @@ def test_a_photo_caption_keeps_the_path_of_its_photo(
     assert "width=&quot;640&quot; height=&quot;160&quot;" in (caption._repr_html_() or "")
 
 
-def test_a_page_of_another_method_does_not_speak_of_attention() -> None:
+def test_a_page_of_another_method_does_not_mention_attention() -> None:
     other = replace(make(), method="occlusion")
 
     assert "Brighter means more attention" in page(photo(), make()).html
