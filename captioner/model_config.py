@@ -29,21 +29,29 @@ MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
 """Everything that a model folder holds: weights as safetensors, JSON, and the model card. Nothing
 else is read from it, downloaded or pushed."""
 EXPORTED = "exported"
-"""Entry of the config of an exported folder: opset, precision and special tokens."""
+"""Entry of the config of an exported folder: opset, precision, special tokens and source."""
+SOURCE = "source"
+"""Part of that entry: the fingerprint of the model folder that was exported."""
 ENCODER_GRAPH, DECODER_GRAPH = "encoder.onnx", "decoder.onnx"
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
 
-SHIPPED = "shipped"
-SHIPPED_MODEL = Path(__file__).parent / "pretrained"
-"""Name and folder of the model that is included in the package."""
+SHIPPED, SHIPPED_INT8 = "shipped", "shipped-int8"
+"""Names of the model that is included, in full precision and exported in 8 bits."""
+PRETRAINED, PRETRAINED_INT8 = (
+    Path(__file__).parent / name for name in ("pretrained", "pretrained_int8")
+)
+"""Their folders; captioner-runtime alone has the second only."""
+SHIPPED_MODEL = PRETRAINED if (PRETRAINED / CONFIG).is_file() else PRETRAINED_INT8
+"""The default model."""
 
 
 def find_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> Path:
     """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
 
-    ``shipped`` is the model that is included in the package, unless there is such a folder.
+    ``shipped`` is the model that is included in the package, ``shipped-int8`` the same model in 8
+    bits, unless there are such folders.
     ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded.
 
     Args:
@@ -63,8 +71,8 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
             "(hf:user/name) have them"
         )
     path = complete_folder(folder)
-    if str(folder) == SHIPPED and not path.exists():
-        return SHIPPED_MODEL
+    if not path.exists() and str(folder) in (SHIPPED, SHIPPED_INT8):
+        return SHIPPED_MODEL if str(folder) == SHIPPED else PRETRAINED_INT8
     if (path / CONFIG).exists():
         return path
     best = complete_folder(path / BEST)

@@ -12,7 +12,6 @@ from PIL import Image
 from captioner.caption import Caption
 from captioner.data.images import Photo
 from captioner.visualization.heatmap import fit_photo
-from captioner.visualization.pages import page
 
 _SIDE = 640  # pixels of a photo that was not given as a path
 
@@ -27,6 +26,8 @@ class PhotoCaption(Caption):
     def _repr_html_(self) -> str | None:
         if self.photo is None:
             return None
+        from captioner.visualization.pages import page
+
         return page(self.photo, self, panel_size=_SIDE)._repr_html_()
 
 
