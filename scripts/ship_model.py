@@ -5,13 +5,14 @@
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
         [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
-        [--failures scripts/model_failures.md] [--note "..."]
+        [--failures scripts/model_failures.md] [--note "..."] [--export-to captioner/pretrained_int8]
 
 Stores the search options and the history of the runs with the model and measures it with
 ``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
 and attention on instance masks. Calibrates its confidence on the same photos with ``captioner
 calibrate``. The scores are written to config.json and, through scripts/model_card.md, to the model
-card. --to is replaced at the end, when everything is measured.
+card. --to is replaced at the end, when everything is measured. The model is then exported in 8 bits
+to --export-to, calibrated on photos of both training sets.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from captioner.model_config import CARD, WEIGHTS
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
 from captioner.training.run import read_metrics
+from export_shipped import export_shipped
 
 Report = Mapping[str, Any]
 
@@ -111,6 +113,12 @@ def main() -> None:
     )
     save_model(options.to, stored)
     atomic_write(options.to / CARD, card)
+    if options.export_to:
+        sets_of_training = (options.coco / "captions_train.json", options.coco / "train"), (
+            options.validation.with_name("captions_train.json"),
+            options.flickr8k / "images",
+        )
+        export_shipped(options.to, options.export_to, *zip(*sets_of_training, strict=True))
     print(json.dumps(stored.info, indent=2))
 
 
@@ -127,6 +135,9 @@ def _parse() -> argparse.Namespace:
         "--coco128", type=Path, required=True, help="images/ and annotations/instances.json"
     )
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
+    parser.add_argument(
+        "--export-to", type=Path, help="for the default model: captioner/pretrained_int8"
+    )
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--block-repeats", action="store_true")
