@@ -27,7 +27,7 @@ CONFIDENCE = "confidence.safetensors"
 CARD = "README.md"
 MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
 """Everything that a model folder holds: weights as safetensors, JSON, and the model card. Nothing
-else is read from it, downloaded or pushed."""
+else is read from it, downloaded or pushed; exported folders have graphs for weights."""
 EXPORTED = "exported"
 """Entry of the config of an exported folder: opset, precision, special tokens and source."""
 SOURCE = "source"
@@ -89,22 +89,24 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
 def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
     """The folder of a model of the hub; another kind of model is refused before its weights."""
     first = hub.fetch(model, [CONFIG], **options)
-    require_captioner_model(model, first)
+    weights = weight_files(require_captioner_model(model, first))
+    files = [*(name for name in MODEL_FILES if name != WEIGHTS), *weights]
     # That commit, even if the branch moves on meanwhile.
-    path = hub.fetch(model, MODEL_FILES, commit=first.name, **options)
-    if not (path / WEIGHTS).is_file():
-        raise ModelError(f"{model} is not a captioner model: it has no {WEIGHTS}")
+    path = hub.fetch(model, files, commit=first.name, **options)
+    for name in weights:
+        if not (path / name).is_file():
+            raise ModelError(f"{model} is not a captioner model: it has no {name}")
     return path
 
 
-def require_captioner_model(model: hub.HubModel, folder: Path) -> None:
-    """Raise ModelError unless the files of a repository of the hub include a captioner config."""
+def require_captioner_model(model: hub.HubModel, folder: Path) -> dict[str, Any]:
+    """The config among the files of a repository of the hub; ModelError if it is another's."""
     path = folder / CONFIG
     problem = "no format_version"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(config, dict) and isinstance(config.get("format_version"), int):
-            return
+            return config
     except FileNotFoundError:
         raise ModelError(f"{model} is not a captioner model: it has no {CONFIG}") from None
     except (ValueError, OSError) as error:

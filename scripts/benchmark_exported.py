@@ -1,46 +1,63 @@
 """Compare models that run with torch, exported models and 8-bit ones, in one run.
 
-    python scripts/benchmark_exported.py shipped exported int8 --photos photos/
+    python scripts/benchmark_exported.py shipped:fp32 shipped:bf16 small shipped-int8 \
+        --photos photos/ [--runtime small-venv/bin/python]
 
 In every round each model captions the same photos, so that a busy machine slows all of them: the
-ratio to the first model is the median over the rounds. Cold starts are processes of their own.
+ratio to the first model is the median over the rounds. Cold starts are processes of their own; with
+--runtime, exported models start in the environment where captioner-runtime alone is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from captioner.api import Captioner, load
 from captioner.data.folders import find_images
-from captioner.model_config import find_model, read_config, weight_files
+from captioner.model_config import find_model, is_exported, read_config, weight_files
 
 COLD_START = """
-import resource, sys
+import sys
 from captioner.cli.main import main
-code = main(["caption", sys.argv[1], "--model", sys.argv[2]])
-print("KB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+code = main(["caption", sys.argv[1], "--model", sys.argv[2], "--precision", sys.argv[3]])
+# Not of getrusage, which counts the parent process too.
+print(*(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
 sys.exit(code)
 """
+
+PRECISIONS = ("fp32", "bf16")
 
 
 def main() -> None:
     """Print a row per model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="+", help="model folders and exported folders")
+    parser.add_argument("models", nargs="+", help="folders, exported or MODEL:fp32, MODEL:bf16")
     parser.add_argument("--photos", required=True, help="folder of photos")
     parser.add_argument("--count", type=int, default=64, help="photos to caption")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--runtime", default=sys.executable, help="Python that has captioner-runtime only"
+    )
     options = parser.parse_args()
     photos = find_images([options.photos], recursive=True)[: options.count]
 
-    cold = {name: [cold_start(name, photos[0]) for _ in range(3)] for name in options.models}
-    models = {name: load(name, precision="auto") for name in options.models}
+    cold: dict[str, list[tuple[float, float]]] = {}
+    models = {}
+    for name in options.models:
+        model, precision = parsed(name)
+        python = options.runtime if is_exported(model) else sys.executable
+        cold[name] = [cold_start(python, model, precision, photos[0]) for _ in range(6)][1:]
+    for name in options.models:
+        model, precision = parsed(name)
+        models[name] = load(model, precision=precision)
     seconds: dict[str, list[float]] = {name: [] for name in models}
     texts: dict[str, list[str]] = {}
     for round_number in range(options.rounds + 1):
@@ -57,13 +74,19 @@ def main() -> None:
         ratios = [a / b for a, b in zip(seconds[first], seconds[name], strict=True)]
         equal = sum(a == b for a, b in zip(texts[first], texts[name], strict=True))
         print(
-            f"| {name} ({models[name].precision}) | {megabytes(name):.1f} "
+            f"| {name} ({models[name].precision}) | {megabytes(parsed(name)[0]):.1f} "
             f"| {len(photos) / statistics.median(seconds[name]):.1f} "
             f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
             f"| {equal} of {len(photos)} "
-            f"| {statistics.median(one[0] for one in cold[name]):.1f} "
+            f"| {statistics.median(one[0] for one in cold[name]):.2f} "
             f"| {statistics.median(one[1] for one in cold[name]):.0f} |"
         )
+
+
+def parsed(name: str) -> tuple[str, Any]:
+    """A model and its precision: ``shipped:fp32``; without one it is ``auto``."""
+    model, _, precision = name.rpartition(":")
+    return (model, precision) if precision in PRECISIONS else (name, "auto")
 
 
 def captions(model: Captioner, photos: list[Path]) -> list[str]:
@@ -71,14 +94,17 @@ def captions(model: Captioner, photos: list[Path]) -> list[str]:
     return [result.captions[0].text for result in model.stream(photos, batch_size=16)]
 
 
-def cold_start(model: str, photo: Path) -> tuple[float, float]:
+def cold_start(python: str, model: str, precision: str, photo: Path) -> tuple[float, float]:
     """Seconds and peak memory (MB) of a process that captions one photo."""
-    command = [sys.executable, "-c", COLD_START, str(photo), model]
+    command = [python, "-c", COLD_START, str(photo), model, precision]
+    unwanted = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if python != sys.executable else ()
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     started = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"KB (\d+)", done.stdout)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    seconds = time.monotonic() - started
+    found = re.search(r"VmHWM:\s*(\d+) kB", done.stdout)
     assert found is not None
-    return time.monotonic() - started, int(found[1]) / 1024
+    return seconds, int(found[1]) / 1024
 
 
 def megabytes(model: str) -> float:

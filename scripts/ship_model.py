@@ -5,7 +5,8 @@
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
         [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
-        [--failures scripts/model_failures.md] [--note "..."] [--export-to captioner/pretrained_int8]
+        [--failures scripts/model_failures.md] [--note "..."] \
+        [--export-to captioner/pretrained_int8]
 
 Stores the search options and the history of the runs with the model and measures it with
 ``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
@@ -25,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from export_shipped import export_shipped
+
 from captioner.cli.calibrate import main as calibrate
 from captioner.cli.evaluate import main as evaluate
 from captioner.confidence import Calibrator, read_calibrator
@@ -38,7 +41,6 @@ from captioner.model_config import CARD, WEIGHTS
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
 from captioner.training.run import read_metrics
-from export_shipped import export_shipped
 
 Report = Mapping[str, Any]
 
@@ -114,11 +116,13 @@ def main() -> None:
     save_model(options.to, stored)
     atomic_write(options.to / CARD, card)
     if options.export_to:
-        sets_of_training = (options.coco / "captions_train.json", options.coco / "train"), (
-            options.validation.with_name("captions_train.json"),
-            options.flickr8k / "images",
+        annotations = (options.coco / "captions_val.json", options.validation)
+        export_shipped(
+            options.to,
+            options.export_to,
+            [one.with_name("captions_train.json") for one in annotations],
+            [options.coco / "train", options.flickr8k / "images"],
         )
-        export_shipped(options.to, options.export_to, *zip(*sets_of_training, strict=True))
     print(json.dumps(stored.info, indent=2))
 
 
