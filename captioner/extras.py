@@ -40,13 +40,17 @@ def require_extra(extra: str, needed_by: str | None = None) -> None:
     Raises:
         ConfigError: Some are not.
     """
-    package = "captioner" if has_full_package() else "captioner-runtime"
-    absent = [name for name in EXTRAS.get(extra, ()) if importlib.util.find_spec(name) is None]
-    if absent:
+    if absent := absent_modules(extra):
+        package = "captioner" if has_full_package() else "captioner-runtime"
         raise ConfigError(
             f"{needed_by or f'captioner {extra}'} needs {', '.join(absent)}; run: "
             f"pip install '{package}[{extra}]'"
         )
+
+
+def absent_modules(extra: str) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [name for name in EXTRAS.get(extra, ()) if importlib.util.find_spec(name) is None]
 
 
 def has_full_package() -> bool:

@@ -3,9 +3,10 @@
     python scripts/benchmark_exported.py shipped:fp32 shipped:bf16 small shipped-int8 \
         --photos photos/ [--runtime small-venv/bin/python]
 
-In every round each model captions the same photos, so that a busy machine slows all of them: the
-ratio to the first model is the median over the rounds. Cold starts are processes of their own; with
---runtime, exported models start in the environment where captioner-runtime alone is installed.
+In every round each model captions the same photos; the ratio to the first model is the median over
+the rounds. Cold starts are processes of their own; with --runtime, exported models start in the
+environment where captioner-runtime alone is installed. On a machine that is busy with other work,
+give --cpu and OMP_NUM_THREADS=1: processor time differs little from that on an idle machine.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from captioner.api import Captioner, load
 from captioner.data.folders import find_images
@@ -34,6 +36,8 @@ sys.exit(code)
 """
 
 PRECISIONS = ("fp32", "bf16")
+STARTS = 3
+"""Cold starts of each model, after one that fills the system's cache."""
 
 
 def main() -> None:
@@ -46,7 +50,9 @@ def main() -> None:
     parser.add_argument(
         "--runtime", default=sys.executable, help="Python that has captioner-runtime only"
     )
+    parser.add_argument("--cpu", action="store_true", help="measure processor time")
     options = parser.parse_args()
+    clock = time.process_time if options.cpu else time.monotonic
     photos = find_images([options.photos], recursive=True)[: options.count]
 
     cold: dict[str, list[tuple[float, float]]] = {}
@@ -54,7 +60,8 @@ def main() -> None:
     for name in options.models:
         model, precision = parsed(name)
         python = options.runtime if is_exported(model) else sys.executable
-        cold[name] = [cold_start(python, model, precision, photos[0]) for _ in range(6)][1:]
+        starts = [cold_start(python, model, precision, photos[0]) for _ in range(STARTS + 1)]
+        cold[name] = [(one.cpu if options.cpu else one.wall, one.megabytes) for one in starts[1:]]
     for name in options.models:
         model, precision = parsed(name)
         models[name] = load(model, precision=precision)
@@ -62,10 +69,10 @@ def main() -> None:
     texts: dict[str, list[str]] = {}
     for round_number in range(options.rounds + 1):
         for name, model in models.items():
-            started = time.monotonic()
+            started = clock()
             texts[name] = captions(model, photos)
             if round_number:  # the first warms up
-                seconds[name].append(time.monotonic() - started)
+                seconds[name].append(clock() - started)
 
     first = options.models[0]
     print("| model | MB | photos/s | speed ratio | same captions | cold start (s) | peak (MB) |")
@@ -94,17 +101,34 @@ def captions(model: Captioner, photos: list[Path]) -> list[str]:
     return [result.captions[0].text for result in model.stream(photos, batch_size=16)]
 
 
-def cold_start(python: str, model: str, precision: str, photo: Path) -> tuple[float, float]:
-    """Seconds and peak memory (MB) of a process that captions one photo."""
+class Start(NamedTuple):
+    """What a process takes that captions one photo."""
+
+    wall: float
+    """Seconds."""
+    cpu: float
+    """Seconds of processor time."""
+    megabytes: float
+    """Peak memory."""
+
+
+def cold_start(python: str, model: str, precision: str, photo: Path) -> Start:
+    """Caption a photo in a new process."""
     command = [python, "-c", COLD_START, str(photo), model, precision]
     unwanted = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if python != sys.executable else ()
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
-    started = time.monotonic()
+    started, used = time.monotonic(), children_cpu()
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    seconds = time.monotonic() - started
+    wall, cpu = time.monotonic() - started, children_cpu() - used
     found = re.search(r"VmHWM:\s*(\d+) kB", done.stdout)
     assert found is not None
-    return seconds, int(found[1]) / 1024
+    return Start(wall, cpu, int(found[1]) / 1024)
+
+
+def children_cpu() -> float:
+    """Seconds of processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def megabytes(model: str) -> float:

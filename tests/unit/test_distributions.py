@@ -220,6 +220,21 @@ def test_help_of_the_runtimes_commands_needs_no_extra(runtime_alone, command) ->
     assert done.stdout.startswith("usage: ") or "captioner" in done.stdout
 
 
+def test_drawing_without_what_draws_is_one_line(runtime_alone) -> None:
+    """A caption in a notebook is then shown as text."""
+    script = (
+        "import captioner; "
+        f"caption = captioner.load().caption({str(PHOTO)!r}, beam_size=1); "
+        "print(caption._repr_html_()); "
+        f"captioner.overlay({str(PHOTO)!r}, caption)"
+    )
+    done = run(runtime_alone, "-c", script)
+
+    assert done.stdout == "None\n"
+    last = done.stderr.splitlines()[-1]
+    assert "needs contourpy, fontTools, matplotlib; run: pip install 'captioner-run" in last
+
+
 def test_names_of_the_full_package_are_import_errors(runtime_alone) -> None:
     for name in ("train", "register_encoder", "register_scorer"):
         done = run(runtime_alone, "-c", f"from captioner import {name}")
