@@ -102,7 +102,17 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        try:
+            module = importlib.import_module(_MODULES[name])
+        except ModuleNotFoundError as error:
+            if error.name is None or not _MODULES[name].startswith(error.name):
+                raise
+            raise ImportError(
+                f"captioner.{name} needs torch and the full package, and captioner-runtime is "
+                "installed; run: pip install captioner",
+                name=error.name,
+            ) from None
+        return getattr(module, name)
     raise AttributeError(f"module 'captioner' has no attribute {name!r}")
 
 

@@ -31,6 +31,7 @@ from captioner.decoding.arrays import Array, top_k
 from captioner.decoding.search import Hypothesis
 from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ImageError, OptionError
+from captioner.extras import require_full_package
 from captioner.hardware import Precision
 from captioner.hub import PREFIX, is_hub_name, parse
 from captioner.inference import ATTENTION_METHODS, Engine, Ensemble, Prepared, as_map
@@ -116,6 +117,7 @@ def load(
 def _read_model(path: Path) -> StoredModel | ExportedModel:
     if is_exported(path):
         return read_exported(path)
+    require_full_package(f"the model {path}, which is not exported,")
     try:
         import_module("torch")
     except ModuleNotFoundError:

@@ -27,23 +27,31 @@ CONFIDENCE = "confidence.safetensors"
 CARD = "README.md"
 MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
 """Everything that a model folder holds: weights as safetensors, JSON, and the model card. Nothing
-else is read from it, downloaded or pushed."""
+else is read from it, downloaded or pushed; exported folders have graphs for weights."""
 EXPORTED = "exported"
-"""Entry of the config of an exported folder: opset, precision and special tokens."""
+"""Entry of the config of an exported folder: opset, precision, special tokens and source."""
+SOURCE = "source"
+"""Part of that entry: the fingerprint of the model folder that was exported."""
 ENCODER_GRAPH, DECODER_GRAPH = "encoder.onnx", "decoder.onnx"
 BEST = "best"
 RUN_CONFIG = "config.yaml"
 """In a run folder: the folder of its best model, and its settings."""
 
-SHIPPED = "shipped"
-SHIPPED_MODEL = Path(__file__).parent / "pretrained"
-"""Name and folder of the model that is included in the package."""
+SHIPPED, SHIPPED_INT8 = "shipped", "shipped-int8"
+"""Names of the model that is included, in full precision and exported in 8 bits."""
+PRETRAINED, PRETRAINED_INT8 = (
+    Path(__file__).parent / name for name in ("pretrained", "pretrained_int8")
+)
+"""Their folders; captioner-runtime alone has the second only."""
+SHIPPED_MODEL = PRETRAINED if (PRETRAINED / CONFIG).is_file() else PRETRAINED_INT8
+"""The default model."""
 
 
 def find_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> Path:
     """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
 
-    ``shipped`` is the model that is included in the package, unless there is such a folder.
+    ``shipped`` is the model that is included in the package, ``shipped-int8`` the same model in 8
+    bits, unless there are such folders.
     ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded.
 
     Args:
@@ -63,8 +71,8 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
             "(hf:user/name) have them"
         )
     path = complete_folder(folder)
-    if str(folder) == SHIPPED and not path.exists():
-        return SHIPPED_MODEL
+    if not path.exists() and str(folder) in (SHIPPED, SHIPPED_INT8):
+        return SHIPPED_MODEL if str(folder) == SHIPPED else PRETRAINED_INT8
     if (path / CONFIG).exists():
         return path
     best = complete_folder(path / BEST)
@@ -81,22 +89,24 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
 def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
     """The folder of a model of the hub; another kind of model is refused before its weights."""
     first = hub.fetch(model, [CONFIG], **options)
-    require_captioner_model(model, first)
+    weights = weight_files(require_captioner_model(model, first))
+    files = [*(name for name in MODEL_FILES if name != WEIGHTS), *weights]
     # That commit, even if the branch moves on meanwhile.
-    path = hub.fetch(model, MODEL_FILES, commit=first.name, **options)
-    if not (path / WEIGHTS).is_file():
-        raise ModelError(f"{model} is not a captioner model: it has no {WEIGHTS}")
+    path = hub.fetch(model, files, commit=first.name, **options)
+    for name in weights:
+        if not (path / name).is_file():
+            raise ModelError(f"{model} is not a captioner model: it has no {name}")
     return path
 
 
-def require_captioner_model(model: hub.HubModel, folder: Path) -> None:
-    """Raise ModelError unless the files of a repository of the hub include a captioner config."""
+def require_captioner_model(model: hub.HubModel, folder: Path) -> dict[str, Any]:
+    """The config among the files of a repository of the hub; ModelError if it is another's."""
     path = folder / CONFIG
     problem = "no format_version"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(config, dict) and isinstance(config.get("format_version"), int):
-            return
+            return config
     except FileNotFoundError:
         raise ModelError(f"{model} is not a captioner model: it has no {CONFIG}") from None
     except (ValueError, OSError) as error:

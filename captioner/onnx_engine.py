@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
 from captioner.confidence import Calibrator, read_calibrator
 from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.preprocessing import Preprocessing
+from captioner.decoding.arrays import NUMPY
 from captioner.decoding.search import Advance
 from captioner.errors import CaptionerError, ConfigError, ModelError
 from captioner.files import FREQUENCIES
@@ -178,7 +178,7 @@ class OnnxEngine:
 class OnnxStepper:
     """Steps ``decoder.onnx`` over the beams of a batch of photos."""
 
-    xp: Any = array_api_compat.numpy
+    xp = NUMPY
     device: Any = "cpu"
     end_token = END
 
@@ -264,6 +264,6 @@ def _runtime() -> Any:
         import onnxruntime
     except ImportError:
         raise ConfigError(
-            "an exported model needs onnxruntime; run: pip install 'captioner[export]'"
+            "an exported model needs onnxruntime; run: pip install onnxruntime"
         ) from None
     return onnxruntime

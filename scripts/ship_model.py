@@ -5,13 +5,15 @@
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
         [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
-        [--failures scripts/model_failures.md] [--note "..."]
+        [--failures scripts/model_failures.md] [--note "..."] \
+        [--export-to captioner/pretrained_int8]
 
 Stores the search options and the history of the runs with the model and measures it with
 ``captioner evaluate``: captions on the validation photos of both data sets, each in its own style,
 and attention on instance masks. Calibrates its confidence on the same photos with ``captioner
 calibrate``. The scores are written to config.json and, through scripts/model_card.md, to the model
-card. --to is replaced at the end, when everything is measured.
+card. --to is replaced at the end, when everything is measured. The model is then exported in 8 bits
+to --export-to, calibrated on photos of both training sets.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from export_shipped import export_shipped
 
 from captioner.cli.calibrate import main as calibrate
 from captioner.cli.evaluate import main as evaluate
@@ -111,6 +115,14 @@ def main() -> None:
     )
     save_model(options.to, stored)
     atomic_write(options.to / CARD, card)
+    if options.export_to:
+        annotations = (options.coco / "captions_val.json", options.validation)
+        export_shipped(
+            options.to,
+            options.export_to,
+            [one.with_name("captions_train.json") for one in annotations],
+            [options.coco / "train", options.flickr8k / "images"],
+        )
     print(json.dumps(stored.info, indent=2))
 
 
@@ -129,6 +141,9 @@ def _parse() -> argparse.Namespace:
         "--coco128", type=Path, required=True, help="images/ and annotations/instances.json"
     )
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
+    parser.add_argument(
+        "--export-to", type=Path, help="for the default model: captioner/pretrained_int8"
+    )
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)
     parser.add_argument("--block-repeats", action="store_true")

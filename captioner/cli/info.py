@@ -67,6 +67,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _stored(folder: Path) -> dict[str, Any]:
     """The facts of a model folder."""
+    from captioner.extras import require_full_package
+
+    require_full_package(f"the model {folder}, which is not exported,")
     from captioner.model_folder import load_model
 
     stored = load_model(folder)

@@ -2,11 +2,13 @@
 
 The search uses what both libraries share (operators, indexing) and the functions of the Python
 array API standard (https://data-apis.org/array-api), which ``array-api-compat`` gives for both
-under the same names. Importing it does not import torch.
+under the same names. Importing it does not import torch. NumPy has them itself since 2.1, which
+saves a command line the 0.1 seconds that the import of ``array_api_compat.numpy`` takes.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import array_api_compat
@@ -19,9 +21,23 @@ Array: TypeAlias = Any
 """A torch tensor on any device, or a NumPy array."""
 
 
+NUMPY: Any = np if hasattr(np, "cumulative_sum") else import_module("array_api_compat.numpy")
+"""The functions of the standard for NumPy arrays."""
+
+
 def namespace(*arrays: Array) -> Any:
-    """The functions of the array API standard for these arrays."""
+    """The functions of the array API standard for these arrays, all of one library."""
+    if isinstance(arrays[0], np.ndarray):
+        return NUMPY
     return array_api_compat.array_namespace(*arrays)
+
+
+def argsort(values: Array, axis: int) -> Array:
+    """Indices that sort from largest to smallest; equal values keep their order.
+
+    NumPy lacks the standard's ``descending``.
+    """
+    return namespace(values).argsort(-values, axis=axis, stable=True)
 
 
 def on_device(values: Any, dtype: Any, xp: Any, device: Any) -> Array:

@@ -56,7 +56,7 @@ class Stepper(Protocol):
     """
 
     xp: Any
-    """Namespace of its arrays: ``array_api_compat.torch`` or ``array_api_compat.numpy``."""
+    """Namespace of its arrays: ``array_api_compat.torch`` or ``arrays.NUMPY``."""
     device: Any
     """Of its arrays; "cpu" for NumPy."""
     start_token: int | Array

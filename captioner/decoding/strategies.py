@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from captioner.config import SearchOptions
-from captioner.decoding.arrays import Array, namespace, on_device, top_k
+from captioner.decoding.arrays import Array, argsort, namespace, on_device, top_k
 from captioner.decoding.words import SearchTokens
 
 
@@ -68,7 +68,7 @@ class Strategy:
     def best(self, beams: Beams) -> Array:
         """The beams to return, best first, (B, n); ties keep their order."""
         ranks = self.ranks(beams)
-        order = namespace(ranks).argsort(ranks, axis=1, descending=True, stable=True)
+        order = argsort(ranks, axis=1)
         return order[:, : self.options.num_captions]
 
     def ranks(self, beams: Beams) -> Array:
@@ -152,11 +152,11 @@ class DiverseBeams(Strategy):
         ranks = self.ranks(beams)
         xp = namespace(ranks)
         ranks = ranks.reshape(len(ranks), self.options.beam_groups, -1)  # (B, groups, own)
-        inside = xp.argsort(ranks, axis=2, descending=True, stable=True)
+        inside = argsort(ranks, axis=2)
         ranks = xp.take_along_axis(ranks, inside, axis=2)
         starts = xp.arange(ranks.shape[1], device=ranks.device) * ranks.shape[2]
         index = inside + starts[:, None]
-        among = xp.argsort(ranks, axis=1, descending=True, stable=True)
+        among = argsort(ranks, axis=1)
         index = xp.take_along_axis(index, among, axis=1)
         return xp.permute_dims(index, (0, 2, 1)).reshape(len(ranks), -1)
 
@@ -253,7 +253,7 @@ class Sampling(Strategy):
         if self.options.top_k:
             shares, index = top_k(shares, min(self.options.top_k, vocabulary))
         if self.options.top_p < 1:
-            order = xp.argsort(shares, axis=2, descending=True, stable=True)
+            order = argsort(shares, axis=2)
             shares = xp.take_along_axis(shares, order, axis=2)
             index = xp.take_along_axis(index, order, axis=2)
             before = xp.cumulative_sum(shares, axis=2) - shares

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from captioner.extras import require_extra
 from captioner.files import atomic_write
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -24,8 +25,10 @@ def save_figure(report: Mapping[str, Any], path: Path) -> None:
         path: The file; its extension, one of ``FORMATS``, selects the format.
 
     Raises:
+        ConfigError: matplotlib is not installed.
         OSError: The file cannot be written.
     """
+    require_extra("attend", "a diagram")
     from matplotlib.figure import Figure
 
     groups = report["groups"]

@@ -25,8 +25,10 @@ from captioner.model_config import (
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
+    SOURCE,
     TOKENIZER,
     find_model,
+    fingerprint,
     read_config,
 )
 from captioner.model_folder import StoredModel, load_model
@@ -73,6 +75,7 @@ def export(
     path = find_model(folder)
     stored = load_model(path)
     config = exported_config(read_config(path), stored)
+    config[EXPORTED][SOURCE] = fingerprint(path)
     photos = [_prepare(stored.model, photo) for photo in calibration]  # before minutes of work
     with atomic_folder(output) as new:
         attention = stored.decoder.attention

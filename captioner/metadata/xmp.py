@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 from xml.parsers import expat
-from xml.sax.saxutils import escape, quoteattr
 
 from captioner.errors import DataError
 
@@ -54,6 +53,8 @@ def set_description(packet: bytes | None, text: str) -> bytes:
     Raises:
         DataError: The packet is damaged, or not in the form that photo programs write.
     """
+    from xml.sax.saxutils import escape, quoteattr  # here, since it imports an HTTP client
+
     packet = _EMPTY.encode() if packet is None else packet
     found = _parse(packet)
     items = [f'<rdf:li xml:lang="x-default">{escape(text)}</rdf:li>'.encode()]

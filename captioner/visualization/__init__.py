@@ -1,18 +1,31 @@
-"""Figures, animations, pages and archives of captions and their attention."""
+"""Figures, animations, pages and archives of captions and their attention.
 
-from captioner.visualization.animation import Animation, animate
-from captioner.visualization.archive import MapArchive
-from captioner.visualization.figure import Figure, overlay
-from captioner.visualization.heatmap import (
-    COLORMAPS,
-    attention_image,
-    attention_map,
-    fit_photo,
-    scale_bar,
-    shared_scale,
-)
-from captioner.visualization.notebook import PhotoCaption
-from captioner.visualization.pages import Entry, Page, gallery, page
+Names are imported on first use: captions need few of these modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+_MODULES = {
+    "COLORMAPS": "heatmap",
+    "Animation": "animation",
+    "Entry": "pages",
+    "Figure": "figure",
+    "MapArchive": "archive",
+    "Page": "pages",
+    "PhotoCaption": "notebook",
+    "animate": "animation",
+    "attention_image": "heatmap",
+    "attention_map": "heatmap",
+    "fit_photo": "heatmap",
+    "gallery": "pages",
+    "overlay": "figure",
+    "page": "pages",
+    "scale_bar": "heatmap",
+    "shared_scale": "heatmap",
+}
 
 __all__ = [
     "COLORMAPS",
@@ -32,3 +45,28 @@ __all__ = [
     "scale_bar",
     "shared_scale",
 ]
+
+if TYPE_CHECKING:
+    from captioner.visualization.animation import Animation, animate
+    from captioner.visualization.archive import MapArchive
+    from captioner.visualization.figure import Figure, overlay
+    from captioner.visualization.heatmap import (
+        COLORMAPS,
+        attention_image,
+        attention_map,
+        fit_photo,
+        scale_bar,
+        shared_scale,
+    )
+    from captioner.visualization.notebook import PhotoCaption
+    from captioner.visualization.pages import Entry, Page, gallery, page
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from PIL import ImageFont
 
+from captioner.extras import require_extra
+
 FAMILY = "DejaVu Sans"
 MISSING = "\N{WHITE SQUARE}"
 """Drawn for a character that the font lacks."""
@@ -24,6 +26,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def font_file(bold: bool = False) -> Path:
     """Path of the font file."""
+    require_extra("attend", "drawing attention")
     import matplotlib
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"

@@ -26,6 +26,7 @@ from PIL import Image
 from captioner.caption import Caption
 from captioner.data.images import to_rgb
 from captioner.errors import ConfigError
+from captioner.extras import require_extra
 from captioner.geometry import Geometry
 
 COLORMAPS = ("inferno", "magma", "plasma", "viridis", "cividis", "gray")
@@ -259,6 +260,7 @@ def palette(colormap: str = "inferno") -> str:
 def _colours(name: str) -> NDArray[np.float32]:
     """Red, green and blue of the 256 colours of a colormap, (3, 256), 0 to 1."""
     check_colormap(name)
+    require_extra("attend", "drawing attention")
     import matplotlib
 
     colours: NDArray[np.float32] = matplotlib.colormaps[name](np.arange(256))[:, :3].T

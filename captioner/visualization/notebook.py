@@ -11,22 +11,27 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.data.images import Photo
+from captioner.extras import absent_modules
 from captioner.visualization.heatmap import fit_photo
-from captioner.visualization.pages import page
 
 _SIDE = 640  # pixels of a photo that was not given as a path
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PhotoCaption(Caption):
-    """A caption that knows its photo; notebooks show it in the attention viewer."""
+    """A caption that knows its photo; notebooks show it in the attention viewer.
+
+    They show its text if what draws is not installed.
+    """
 
     photo: Image.Image | Path | None = None
     """The path of the photo, or a copy of at most 640 pixels per side if it was not a path."""
 
     def _repr_html_(self) -> str | None:
-        if self.photo is None:
+        if self.photo is None or absent_modules("attend"):
             return None
+        from captioner.visualization.pages import page
+
         return page(self.photo, self, panel_size=_SIDE)._repr_html_()
 
 

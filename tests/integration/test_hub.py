@@ -25,6 +25,7 @@ from captioner import hub as hub_module
 from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.errors import ConfigError, ModelError
+from captioner.model_config import PRETRAINED_INT8
 from captioner.model_folder import load_model
 
 # Of huggingface_hub's own upload of large files.
@@ -126,6 +127,21 @@ def test_an_ensemble_is_not_pushed(hub, model, tiny):
     both = captioner.load(model, tiny.twin)
     with pytest.raises(ConfigError, match="push each model on its own"):
         both.push_to_hub("me/pets")
+
+
+def test_an_exported_folder_is_loaded_but_not_pushed(hub, capsys):
+    hub.add("me/small", contents(PRETRAINED_INT8) | {"model.safetensors": b"not needed"})
+
+    assert said("hf:me/small") == said(PRETRAINED_INT8)
+
+    assert {"encoder.onnx", "decoder.onnx"} < set(hub.downloads())
+    assert "model.safetensors" not in hub.downloads()
+    assert main(["push", str(PRETRAINED_INT8), "hf:me/other"]) != OK
+    *_, line = capsys.readouterr().err.splitlines()  # after the bar of the download
+    assert "is exported" in line
+    hub.add("me/half", {"config.json": (PRETRAINED_INT8 / "config.json").read_bytes()})
+    with pytest.raises(ModelError, match=r"it has no encoder\.onnx"):
+        captioner.load("hf:me/half")
 
 
 # --- nothing else is read from other people's folders --------------------------------------------

@@ -17,7 +17,7 @@ from PIL import Image
 from captioner.cli.main import main
 from captioner.cli.train import read
 from captioner.config import TrainConfig
-from captioner.model_config import SHIPPED_MODEL
+from captioner.model_config import SHIPPED_MODEL, fingerprint, read_config
 from captioner.model_folder import load_model
 from captioner.training.data import read_data
 
@@ -88,9 +88,15 @@ def test_ship_model_writes_scores_and_a_card(
     captions = ("--validation", annotations)
     arguments = [best, "--runs", run, *sets, *captions, "--to", shipped, "--beam-size", 2]
     arguments += ["--skip-confidence"]  # thirty photos are too few
+    shutil.copytree(photos / "images", coco / "train")
+    for folder in (coco, annotations.parent):
+        shutil.copy(annotations, folder / "captions_train.json")
+    arguments += ["--export-to", tmp_path / "exported"]
     monkeypatch.setattr(sys, "argv", ["ship_model.py", *map(str, arguments)])
     script("ship_model").main()
 
+    exported = read_config(tmp_path / "exported")["exported"]
+    assert (exported["precision"], exported["source"]) == ("int8", fingerprint(shipped))
     stored = load_model(shipped)
     assert stored.search.beam_size == 2
     [stage] = stored.info["stages"]

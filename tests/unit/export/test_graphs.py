@@ -24,7 +24,7 @@ from captioner.errors import ConfigError, ModelError
 from captioner.export import folder as export_folder
 from captioner.export.folder import export
 from captioner.export.graphs import OPSET
-from captioner.model_config import CONFIG, DECODER_GRAPH, ENCODER_GRAPH
+from captioner.model_config import CONFIG, DECODER_GRAPH, ENCODER_GRAPH, fingerprint
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.attention import SCORERS, WITHOUT_SCORER, Scorer, check_attention
 from captioner.models.captioner import CaptionModel
@@ -254,6 +254,7 @@ def test_the_folder_describes_itself(pair) -> None:
             "first_word": 4,
             "styles": {"plain": 13, "loud": 14},
         },
+        "source": fingerprint(pair[0]),
     }
     assert own == config  # entries that this version does not know, too
     for name in (ENCODER_GRAPH, DECODER_GRAPH):

@@ -1,0 +1,60 @@
+"""Export the shipped model in 8 bits, for captioner-runtime: captioner/pretrained_int8.
+
+    python scripts/export_shipped.py \
+        --annotations COCO/captions_train.json --images COCO/train \
+        --annotations data/flickr8k/captions_train.json --images FLICKR8K/images
+
+Give the training photos of every data set, never those whose captions are scored: a sample of them
+calibrates the ranges of the activations. scripts/ship_model.py calls this for a new model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.data.coco import read_dataset
+from captioner.errors import CaptionerError
+from captioner.export.folder import export
+from captioner.model_config import PRETRAINED, PRETRAINED_INT8
+
+PHOTOS = 100
+"""Calibration photos of each data set."""
+
+
+def export_shipped(
+    model: Path, output: Path, annotations: Sequence[Path], images: Sequence[Path]
+) -> None:
+    """Export a model in 8 bits, calibrated on photos of its training data."""
+    photos: list[Path] = []
+    for captions, folder in zip(annotations, images, strict=True):
+        known = sorted(image.path for image in read_dataset([str(captions)], [str(folder)]))
+        photos += random.Random(0).sample(known, min(PHOTOS, len(known)))
+    done = export(model, output, photos)
+    for name, megabytes in done.sizes.items():
+        print(f"{output / name}  {megabytes:.1f} MB")
+    if done.equal is not None:
+        print("the same caption as float32 for {} of {} calibration photos".format(*done.equal))
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--annotations", type=Path, action="append", required=True)
+    parser.add_argument("--images", type=Path, action="append", required=True)
+    parser.add_argument("--model", type=Path, default=PRETRAINED)
+    parser.add_argument("--to", type=Path, default=PRETRAINED_INT8)
+    given = parser.parse_args()
+    if len(given.annotations) != len(given.images):
+        parser.error("give one --images for every --annotations")
+    export_shipped(given.model, given.to, given.annotations, given.images)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CaptionerError as problem:
+        sys.exit(f"{Path(__file__).name}: {problem}")
