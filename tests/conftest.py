@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -165,7 +165,7 @@ def browser(patience: float) -> Iterator[Any]:
 
 
 @contextmanager
-def static_server(folder: Path) -> Iterator[str]:
+def _static_server(folder: Path) -> Iterator[str]:
     """A plain static file server, like ``python -m http.server``: its address."""
 
     class Quiet(SimpleHTTPRequestHandler):
@@ -182,17 +182,23 @@ def static_server(folder: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.fixture(scope="session")
+def static_server() -> Callable[[Path], AbstractContextManager[str]]:
+    """``with static_server(folder) as address``: a plain static file server."""
+    return _static_server
+
+
 @pytest.fixture
 def serve_folder() -> Iterator[Callable[[Path], str]]:
     """``serve_folder(folder)``: the address of a static file server, until the test ends."""
     with ExitStack() as servers:
-        yield lambda folder: servers.enter_context(static_server(folder))
+        yield lambda folder: servers.enter_context(_static_server(folder))
 
 
 @pytest.fixture(scope="module")
 def javascript(browser: Any) -> Iterator[Any]:
     """A tab that can import the site's modules: ``await import("/search.js")``."""
-    with static_server(WEB) as address:
+    with _static_server(WEB) as address:
         tab = browser.new_page()
         tab.goto(f"{address}search.js")
         yield tab

@@ -1,4 +1,4 @@
-"""The static site's preprocessing (export/web/resize.js, photo.js) against Pillow's, byte by byte."""
+"""The static site's preprocessing (resize.js and photo.js) against Pillow's, byte by byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ pytestmark = [
 
 _PIXELS = """async ({width, height, pixels, settings}) => {
     const {cropBox, encoderInput} = await import("/photo.js");
-    const rows = (top, bottom) => Uint8ClampedArray.from(pixels).subarray(4 * top * width, 4 * bottom * width);
+    const bytes = Uint8ClampedArray.from(pixels);
+    const rows = (top, bottom) => bytes.subarray(4 * top * width, 4 * bottom * width);
     const box = cropBox(width, height, settings);
     return [box, [...encoderInput(width, height, rows, box, settings)]];
 }"""

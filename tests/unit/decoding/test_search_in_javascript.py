@@ -1,4 +1,4 @@
-"""The search of the static site (export/web/search.js) against brute force and the Python search."""
+"""The static site's search (search.js) against brute force and the Python search."""
 
 from __future__ import annotations
 
