@@ -56,12 +56,15 @@ export class Vocabulary {
 export function splitWords(text, brackets = {}) {
   const names = Object.fromEntries(Object.entries(brackets).map(([name, sign]) => [sign, name]));
   const plain = text.normalize("NFC").toLowerCase().replaceAll(/[‘’]/g, "'");
-  const found = plain.match(/[()[\]{}&#]|'(?:s|re|ve|ll|d|m)(?![\p{L}\p{N}])|[\p{L}\p{N}](?:[\p{L}\p{M}\p{N}-]*[\p{L}\p{M}\p{N}])?(?:n't)?/gu) ?? [];
-  return found.flatMap((word) => {
-    if (word in names) return [names[word]];
-    const negated = /^(.*?)(n't)$/.exec(word) ?? /^(can)(not)$/.exec(word);
-    return negated ? negated.slice(1).filter(Boolean) : [word];
-  });
+  const found = plain.match(/[()[\]{}&#]|[\p{L}\p{N}'][\p{L}\p{M}\p{N}'-]*/gu) ?? [];
+  return found.flatMap((word) => (word in names ? [names[word]] : withoutClitics(word.replace(/['-]+$/, ""))));
+}
+
+/** A word and the clitics at its end: isn't, is and n't. */
+function withoutClitics(word) {
+  const parts = /^(.*)(n't|'(?:s|re|ve|ll|d|m))$/.exec(word) ?? /^(can)(not)$/.exec(word);
+  if (parts === null) return word === "" ? [] : [word];
+  return [...withoutClitics(parts[1]), parts[2]];
 }
 
 /** A caption as `Caption.as_dict(attention=True)` has it.
