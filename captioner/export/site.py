@@ -188,6 +188,7 @@ def _page(model: ExportedModel, sizes: Mapping[str, int]) -> str:
         intro=_INTRO,
         scripts=[asset("device.js", _WEB)],
         data={"device": device},
+        styles=[asset("site.css", _WEB)],
         head=_HEAD,
     )
 

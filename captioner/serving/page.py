@@ -78,6 +78,7 @@ def caption_page(
     intro: str,
     scripts: Sequence[str],
     data: Mapping[str, Any],
+    styles: Sequence[str] = (),
     head: Sequence[str] = (),
 ) -> str:
     """The page without what brings photos to the model: the served page and the static site.
@@ -89,6 +90,7 @@ def caption_page(
         scripts: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
             and ``Upload``.
         data: What they need, in addition to what the page does.
+        styles: More style sheets.
         head: More elements of the head.
     """
     settings = {
@@ -103,7 +105,7 @@ def caption_page(
     return document(
         "captioner",
         _body(model, max_beam, intro, embedded(settings, "captioner-data")),
-        styles=[*viewer_styles(), asset("page.css", _WEB)],
+        styles=[*viewer_styles(), asset("page.css", _WEB), *styles],
         scripts=[
             *viewer_scripts(),
             *(asset(name, _WEB) for name in _BEFORE),

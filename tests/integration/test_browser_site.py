@@ -212,7 +212,7 @@ MECHANISMS = {
     "dot-luong": {"attention": "dot", "order": "luong", "projection_dim": 6},
     "fixed": {"attention": "fixed"},
     "fixed_at_start": {"attention": "fixed_at_start", "input_feeding": False},
-    "multi_head": {"attention": "multi_head", "heads": 7},
+    "multi_head": {"attention": "multi_head", "attention_dim": 8, "heads": 2},
     "hard": {"attention": "additive", "selection": "hard"},
 }
 

@@ -35,7 +35,7 @@ def test_plain_captions_are_split_as_in_python(javascript) -> None:
         chosen[0] = chosen[0].capitalize()
         chosen[3] += ","
         chosen[5] = "man's"
-        texts.append(" ".join(chosen) + ".")
+        texts.append(" ".join(chosen) + "!")  # "a." would be an abbreviation
 
     found = javascript.evaluate(_SPLIT, [texts, BRACKETS])
 

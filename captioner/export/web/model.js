@@ -12,7 +12,7 @@ export class Model {
   /** `ort` is the module of ONNX Runtime, `files` the site's by name, as bytes.
       `providers` names what runs the encoder; the decoder's steps are too small for a GPU. */
   static async load(ort, config, files, providers) {
-    const make = (name, executionProviders) => ort.InferenceSession.create(files[name], { executionProviders });
+    const make = (name, executionProviders) => ort.InferenceSession.create(files[name], { executionProviders, logSeverityLevel: 3 });
     const encoder = await make("encoder.onnx", providers);
     const decoder = await make("decoder.onnx", ["wasm"]);
     const calibrator = config.calibrated ? new Calibrator(files["confidence.safetensors"]) : null;
