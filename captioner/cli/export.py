@@ -91,11 +91,13 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def _export(model: str | Path, output: Path, photos: Sequence[Path]) -> None:
+def _export(
+    model: str | Path, output: Path, photos: Sequence[Path], *, list_files: bool = True
+) -> None:
     from captioner.export.folder import export
 
     written = export(model, output, photos)
-    for name, size in written.sizes.items():
+    for name, size in written.sizes.items() if list_files else ():
         print(f"{output / name}  {size:.1f} MB")
     print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")
     if written.equal is not None:
@@ -127,7 +129,7 @@ def _write_site(
         exported = Path(model)
         if EXPORTED not in config:
             exported = Path(temporary) / "exported"
-            _export(model, exported, photos)
+            _export(model, exported, photos, list_files=False)
         site = write_site(exported, output, runtime)
     print(f"{output}  {site.files} files; the first visit loads {site.first_load:.1f} MB")
     print(f"the GPU, if the reader chooses it: {site.gpu:.1f} MB more")
