@@ -48,7 +48,7 @@ from captioner.onnx_engine import ExportedModel, read_exported
 from captioner.serving.page import PageModel, caption_page
 from captioner.subwords import SPACE
 from captioner.tokenizer import caption_tokens
-from captioner.visualization.document import asset, escaped, policy
+from captioner.visualization.document import asset, policy, with_policy
 from captioner.visualization.heatmap import palette
 from captioner.vocabulary import BLANK
 
@@ -130,8 +130,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     files["manifest.json"] = _json(_manifest())
     page = _page(model, {name: len(content) for name, content in files.items()})
     rules = site_policy(page)
-    rule = f'<meta http-equiv="Content-Security-Policy" content="{escaped(rules)}">'
-    files["index.html"] = page.replace("<title>", f"{rule}\n<title>", 1).encode()
+    files["index.html"] = with_policy(page, rules).encode()
     files["sw.js"] = _service_worker(files, f"{rules}; frame-ancestors 'none'")
     with atomic_folder(output) as new:
         for name, content in files.items():

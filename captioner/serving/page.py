@@ -134,6 +134,7 @@ def _style_field(model: PageModel) -> str:
 
 def _body(model: PageModel, max_beam: int, intro: str, data: str) -> str:
     number, options = f'type="number" min="1" max="{max_beam}"', model.options
+    hidden = "" if model.own_words else " hidden"
     return f"""<body class="empty">
 <main>
 <h1>captioner</h1>
@@ -151,8 +152,7 @@ def _body(model: PageModel, max_beam: int, intro: str, data: str) -> str:
 </label>
 <label>captions
 <input name="num_captions" {number} placeholder="{options.num_captions}"></label>
-{_style_field(model)}<label class="own-caption"{"" if model.own_words else " hidden"}>test your own
-caption
+{_style_field(model)}<label class="own-caption"{hidden}>test your own caption
 <input name="words" type="text" maxlength="400" placeholder="a dog runs through the grass"></label>
 <button type="submit">Caption</button>
 <p class="quiet" id="beam-note" aria-live="polite"></p>

@@ -97,9 +97,15 @@ def document(
     return f"<!doctype html>\n{root}\n{chr(10).join(elements)}\n{body}\n{code}\n</html>\n"
 
 
-def with_policy(page: str) -> str:
-    """Add the policy to the document, for files, which have no server to send it."""
-    rule = f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy(page))}">'
+def with_policy(page: str, rules: str | None = None) -> str:
+    """Add a policy to the document, for files, which have no server to send it.
+
+    Args:
+        page: From ``document``.
+        rules: The policy; None: that of ``policy``.
+    """
+    content = escaped(rules or policy(page))
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
 
 

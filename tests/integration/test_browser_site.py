@@ -435,6 +435,23 @@ def test_accessibility(site, tiny, open_site, scheme, width) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_a_file_that_the_host_lacks_is_reported_once(
+    site, tiny, visit, serve_folder, tmp_path
+) -> None:
+    shutil.copytree(site.folder, tmp_path / "site")
+    (tmp_path / "site" / "model" / "decoder.onnx.gzip").unlink()
+    address = serve_folder(tmp_path / "site")
+    tab = visit(address, allowed=address)
+    problem = "The model cannot run: model/decoder.onnx.gzip could not be loaded."
+
+    expect(tab.locator(".device")).to_contain_text(problem)
+    tab.locator("#file").set_input_files(sorted(tiny.photos.iterdir()))
+
+    expect(tab.locator(".card[data-state='failed']")).to_have_count(1)
+    expect(tab.locator(".card[data-state='stopped']")).to_have_count(3)
+    visit.complaints[:] = [line for line in visit.complaints if "404" not in line]
+
+
 def test_a_browser_without_a_gpu(site, open_site, visit) -> None:
     tab = open_site(site.folder)
 
@@ -443,3 +460,26 @@ def test_a_browser_without_a_gpu(site, open_site, visit) -> None:
     expect(tab.locator(".device")).to_contain_text("This browser has no access to a GPU.")
     expect(tab.locator(".device")).to_contain_text("The model runs on the CPU")
     visit.complaints[:] = [one for one in visit.complaints if "No available adapters" not in one]
+
+
+def test_the_gpu_loads_its_runtime_on_demand(site, tiny, browser, serve_folder) -> None:
+    """With Chromium's own software GPU, where it has one."""
+    address = serve_folder(site.folder)
+    flags = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"]
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with browser.browser_type.launch(executable_path=chromium, args=flags) as with_gpu:
+        tab = with_gpu.new_page()
+        loaded: list[str] = []
+        tab.context.on("request", lambda request: loaded.append(request.url))
+        tab.goto(address)
+        ready_offline(tab)
+        if tab.evaluate("navigator.gpu.requestAdapter()") is None:
+            pytest.skip("this Chromium has no software GPU")
+        assert not any("asyncify" in url for url in loaded)
+
+        tab.get_by_role("button", name="Use the GPU").click()
+
+        expect(tab.locator(".device")).to_contain_text("The model runs on the GPU.")
+        assert any("asyncify" in url for url in loaded)
+        photos = sorted(tiny.photos.iterdir())
+        assert_as_python(results(tab, *photos), site.model, photos)

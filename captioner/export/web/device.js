@@ -85,7 +85,7 @@ class Device {
         else if (data.kind === "failed") fail(data.message);
         else if (data.kind === "captioned") this.settle(data);
         else {
-          this.running(data, names);
+          this.running(data, [...Object.values(runtime), ...Object.values(files)]);
           resolve();
         }
       };
