@@ -83,7 +83,9 @@ _SEARCH = (
     "block_repeats",
     "style",
 )
-"""Search options that the page's search reads; the words of the others are token ids."""
+"""Search options that the page's search reads."""
+_OTHER_OPTIONS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
+"""Those whose words the page gets as token ids, and those without effect in a beam search."""
 _INTRO = """<p class="quiet">Captions photos and shows where the model looked. The model runs in
 this page: your photos stay on this device, and nothing is sent anywhere.</p>
 <p class="quiet device"><span aria-live="polite">Starting …</span>
@@ -146,17 +148,12 @@ def check_search(options: SearchOptions) -> None:
     Raises:
         ConfigError: It does not.
     """
-    others = {
-        "temperature": options.temperature > 0,
-        "beam_groups": options.beam_groups > 1,
-        "forced_words": bool(options.forced_words),
-    }
-    for name, used in others.items():
-        if used:
-            value = getattr(options, name)
+    default = SearchOptions()
+    for name, value in vars(options).items():
+        if name not in (*_SEARCH, *_OTHER_OPTIONS) and value != getattr(default, name):
             raise ConfigError(
-                f"the model's search default {name} is {value!r}, and the page has beam search "
-                f"only; export a copy of the model whose config.json lacks it"
+                f"the model's search default {name} is {value!r}, which the page does not support; "
+                f"export a copy of the model whose config.json lacks it"
             )
 
 

@@ -331,8 +331,8 @@ def test_without_a_service_worker_it_runs_in_one_thread(site, tiny, open_site, v
     assert_as_python(results(tab, photo), site.model, [photo])
 
 
-def test_several_threads(site, tiny, open_site) -> None:
-    tab = open_site(site.folder, "?threads=2")
+def test_several_threads_in_a_folder_of_the_host(site, tiny, open_site) -> None:
+    tab = open_site(site.folder.parent, "site/?threads=2")  # in a folder, as on GitHub Pages
     ready_offline(tab)
 
     expect(tab.locator(".device")).to_contain_text("CPU, 2 threads")

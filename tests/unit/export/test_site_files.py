@@ -176,6 +176,6 @@ def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) 
 def test_searches_that_the_page_lacks_are_refused(tmp_path, search) -> None:
     exported = write_exported(tmp_path / "exported", **search)
 
-    with pytest.raises(ConfigError, match=f"{next(iter(search))} is .* beam search only"):
+    with pytest.raises(ConfigError, match=f"{next(iter(search))} is .* the page does not support"):
         site_of(exported)
     assert not (tmp_path / "site").exists()
