@@ -15,9 +15,9 @@ from captioner.errors import ConfigError
 from captioner.geometry import Geometry
 
 # Tokens that the Penn Treebank convention splits off a word.
-_CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
+CLITICS = frozenset({"'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"})
 # Its names of brackets.
-_BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
+BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}"}
 
 
 class CropBox(NamedTuple):
@@ -179,7 +179,7 @@ def join_words(words: tuple[str, ...] | list[str]) -> str:
     """
     text = ""
     for word in words:
-        sign = _BRACKETS.get(word, word)
-        joined = not text or word in _CLITICS or sign in ")]}" or text[-1] in "([{"
+        sign = BRACKETS.get(word, word)
+        joined = not text or word in CLITICS or sign in ")]}" or text[-1] in "([{"
         text += sign if joined else f" {sign}"
     return text

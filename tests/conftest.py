@@ -7,7 +7,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 # Tests run in parallel and some start processes, so more threads would only compete for cores. Set
@@ -37,6 +44,8 @@ torch.cpu.get_capabilities = lambda: {**_capabilities(), "amx_bf16": False}
 settings.register_profile("captioner", deadline=None, derandomize=True, database=None)
 settings.load_profile("captioner")
 
+WEB = Path(__file__).parents[1] / "captioner" / "export" / "web"
+"""The site's own JavaScript."""
 WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
 
 # --- the three tiers -----------------------------------------------------------------------------
@@ -127,3 +136,69 @@ def stored_model(
     """The tiny model with everything that a model folder contains."""
     search = SearchOptions(beam_size=2, max_length=4)
     return StoredModel(tiny_model, tiny_config, vocabulary, search, {"dataset": "none"})
+
+
+# --- the browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def patience() -> float:
+    """Milliseconds until a test that waits for the page gives up."""
+    return 60_000
+
+
+@pytest.fixture(scope="module")
+def browser(patience: float) -> Iterator[Any]:
+    """Headless Chromium; where it is missing the test is left out, but not in CI."""
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=patience)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
+        pytest.skip("Chromium is not installed (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        # CI runs as root, for whom Chromium has no sandbox of its own.
+        made = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@contextmanager
+def _static_server(folder: Path) -> Iterator[str]:
+    """A plain static file server, like ``python -m http.server``: its address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def static_server() -> Callable[[Path], AbstractContextManager[str]]:
+    """``with static_server(folder) as address``: a plain static file server."""
+    return _static_server
+
+
+@pytest.fixture
+def serve_folder() -> Iterator[Callable[[Path], str]]:
+    """``serve_folder(folder)``: the address of a static file server, until the test ends."""
+    with ExitStack() as servers:
+        yield lambda folder: servers.enter_context(_static_server(folder))
+
+
+@pytest.fixture(scope="module")
+def javascript(browser: Any) -> Iterator[Any]:
+    """A tab that can import the site's modules: ``await import("/search.js")``."""
+    with _static_server(WEB) as address:
+        tab = browser.new_page()
+        tab.goto(f"{address}search.js")
+        yield tab

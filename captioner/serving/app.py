@@ -105,7 +105,8 @@ def create_app(
     add_api_pages(app)
     _add_probes(app, service, lifecycle, metrics, ReadyResponse(**ready))
     methods = [method for method in METHOD_TITLES if _supports(model, method)]
-    _add_page(app, index_page(limits, model.options(), model.ensemble.image_size, methods))
+    styles, size = model.stored.vocabulary.styles, model.ensemble.image_size
+    _add_page(app, index_page(limits, model.options(), size, methods, styles))
     _add_error_handlers(app, metrics, queries)
     _add_middleware(
         app,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from captioner.config import METHOD_TITLES, SearchOptions
 from captioner.serving.limits import Limits
 from captioner.visualization import document as documents
-from captioner.visualization.document import asset, document, embedded
+from captioner.visualization.document import asset, document, embedded, escaped
 from captioner.visualization.pages import (
     FOOTERS,
     VIEWER_ASSETS,
@@ -23,21 +24,33 @@ MAX_PHOTOS = 100
 """Maximum number of photos on the page, whose browser keeps their captions and maps."""
 
 _WEB = Path(__file__).parent / "web"
-_SCRIPTS = (
-    "key.js",
-    "kinds.js",
-    "upload.js",
-    "requests.js",
-    "form.js",
-    "cards.js",
-    "figure.js",
-    "downloads.js",
-    "page.js",
-)
+_BEFORE = ("kinds.js", "pictures.js", "jobs.js")
+_SERVER_SCRIPTS = ("key.js", "upload.js", "requests.js")
+_AFTER = ("form.js", "cards.js", "figure.js", "downloads.js", "page.js")
+"""Scripts of the page, before and after those that bring photos to the model."""
+_INTRO = """<p class="quiet">Captions photos and shows where the model looked. Your photos are sent
+to this server only, kept in memory while they are processed, and never stored.</p>"""
+
+
+class PageModel(NamedTuple):
+    """What the page offers of a model."""
+
+    options: SearchOptions
+    """Default search options, shown in empty fields."""
+    methods: Collection[str]
+    """How the model can compute maps."""
+    styles: Sequence[str]
+    """The default first."""
+    own_words: bool = True
+    """Whether captions of the reader's own can be tested."""
 
 
 def index_page(
-    limits: Limits, options: SearchOptions, image_size: int, methods: Collection[str]
+    limits: Limits,
+    options: SearchOptions,
+    image_size: int,
+    methods: Collection[str],
+    styles: Sequence[str] = (),
 ) -> str:
     """The HTML document with its styles and scripts inline.
 
@@ -47,22 +60,59 @@ def index_page(
         image_size: Height and width of the model's input (pixels); the page uploads no photo
             with less than twice as many if the original has them.
         methods: How the model can compute maps.
+        styles: The model's styles, the default first.
     """
-    data = {
-        "limits": asdict(limits),
+    return caption_page(
+        PageModel(options, methods, styles),
+        max_beam=limits.max_beam,
+        intro=_INTRO,
+        scripts=[asset(name, _WEB) for name in _SERVER_SCRIPTS],
+        data={"limits": asdict(limits), "imageSize": image_size},
+    )
+
+
+def caption_page(
+    model: PageModel,
+    *,
+    max_beam: int,
+    intro: str,
+    scripts: Sequence[str],
+    data: Mapping[str, Any],
+    styles: Sequence[str] = (),
+    head: Sequence[str] = (),
+) -> str:
+    """The page without what brings photos to the model: the served page and the static site.
+
+    Args:
+        model: The model.
+        max_beam: Maximum beam size and number of captions.
+        intro: Markup below the title.
+        scripts: Scripts that define ``Pool``, a ``JobPool`` with ``captions(body, query, signal)``,
+            and ``Upload``.
+        data: What they need, in addition to what the page does.
+        styles: More style sheets.
+        head: More elements of the head.
+    """
+    settings = {
+        **data,
         "look": viewer_look(),
-        "imageSize": image_size,
         "maxPhotos": MAX_PHOTOS,
-        "methods": {name: METHOD_TITLES[name] for name in methods},
+        "methods": {name: METHOD_TITLES[name] for name in model.methods},
         "template": gallery_template(),
         "footers": FOOTERS,
         "viewerAssets": VIEWER_ASSETS,
     }
     return document(
         "captioner",
-        _body(limits, options, embedded(data, "captioner-data")),
-        styles=[*viewer_styles(), asset("page.css", _WEB)],
-        scripts=[*viewer_scripts(), *(asset(name, _WEB) for name in _SCRIPTS)],
+        _body(model, max_beam, intro, embedded(settings, "captioner-data")),
+        styles=[*viewer_styles(), asset("page.css", _WEB), *styles],
+        scripts=[
+            *viewer_scripts(),
+            *(asset(name, _WEB) for name in _BEFORE),
+            *scripts,
+            *(asset(name, _WEB) for name in _AFTER),
+        ],
+        head=head,
     )
 
 
@@ -71,13 +121,24 @@ def policy(page: str) -> str:
     return documents.policy(page, connect="'self'") + "; frame-ancestors 'none'"
 
 
-def _body(limits: Limits, options: SearchOptions, data: str) -> str:
-    number = f'type="number" min="1" max="{limits.max_beam}"'
+def _style_field(model: PageModel) -> str:
+    if len(model.styles) < 2:
+        return ""
+    default = model.options.style or model.styles[0]
+    options = "".join(
+        f"<option{' selected' if style == default else ''}>{escaped(style)}</option>"
+        for style in model.styles
+    )
+    return f'<label>style\n<select name="style">{options}</select></label>\n'
+
+
+def _body(model: PageModel, max_beam: int, intro: str, data: str) -> str:
+    number, options = f'type="number" min="1" max="{max_beam}"', model.options
+    hidden = "" if model.own_words else " hidden"
     return f"""<body class="empty">
 <main>
 <h1>captioner</h1>
-<p class="quiet">Captions photos and shows where the model looked. Your photos are sent to this
-server only, kept in memory while they are processed, and never stored.</p>
+{intro}
 <div class="drop">
 <span><input id="file" type="file" accept="image/*" multiple>
 <label class="pick" for="file">Choose photos</label></span>
@@ -91,7 +152,7 @@ server only, kept in memory while they are processed, and never stored.</p>
 </label>
 <label>captions
 <input name="num_captions" {number} placeholder="{options.num_captions}"></label>
-<label class="own-caption">test your own caption
+{_style_field(model)}<label class="own-caption"{hidden}>test your own caption
 <input name="words" type="text" maxlength="400" placeholder="a dog runs through the grass"></label>
 <button type="submit">Caption</button>
 <p class="quiet" id="beam-note" aria-live="polite"></p>

@@ -68,6 +68,7 @@ def document(
     styles: Sequence[str],
     scripts: Sequence[str],
     theme: ThemeName = "auto",
+    head: Sequence[str] = (),
 ) -> str:
     """Build the document.
 
@@ -77,43 +78,52 @@ def document(
         styles: Style sheets.
         scripts: Scripts, run in order after the body.
         theme: ``auto`` follows the reader's system.
+        head: More elements of the head, such as another icon than an empty one.
 
     Raises:
         ConfigError: The theme is unknown.
     """
     if theme not in ("auto", *THEMES):
         raise ConfigError(f"unknown theme {theme!r}; choose one of auto, {', '.join(THEMES)}")
-    head = [
+    elements = [
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<link rel="icon" href="data:,">',
+        *(head or ['<link rel="icon" href="data:,">']),
         f"<title>{escaped(title)}</title>",
         *(f"<style>{style}</style>" for style in styles),
     ]
     code = "".join(f"<script>{script}</script>" for script in scripts)
     root = '<html lang="en">' if theme == "auto" else f'<html lang="en" data-theme="{theme}">'
-    return f"<!doctype html>\n{root}\n{chr(10).join(head)}\n{body}\n{code}\n</html>\n"
+    return f"<!doctype html>\n{root}\n{chr(10).join(elements)}\n{body}\n{code}\n</html>\n"
 
 
-def with_policy(page: str) -> str:
-    """Add the policy to the document, for files, which have no server to send it."""
-    rule = f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy(page))}">'
+def with_policy(page: str, rules: str | None = None) -> str:
+    """Add a policy to the document, for files, which have no server to send it.
+
+    Args:
+        page: From ``document``.
+        rules: The policy; None: that of ``policy``.
+    """
+    content = escaped(rules or policy(page))
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
 
 
-def policy(page: str, *, connect: str = "'none'") -> str:
+def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str = "") -> str:
     """The Content-Security-Policy that allows a document's own scripts and styles only.
 
     Args:
         page: From ``document``.
         connect: Hosts to which scripts may send requests, as in ``connect-src``.
+        scripts: Further sources of ``script-src``.
+        images: Further sources of ``img-src``.
     """
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src {_hashes(_SCRIPT, page)}",
+            f"script-src {_hashes(_SCRIPT, page)} {scripts}".rstrip(),
             f"style-src {_hashes(_STYLE, page)}",
-            "img-src data: blob:",
+            f"img-src data: blob: {images}".rstrip(),
             f"connect-src {connect}",
             "base-uri 'none'",
             "form-action 'none'",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,28 +150,9 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
 
 # --- the browser ---------------------------------------------------------------------------------
 
-PATIENCE = 60_000  # milliseconds until a test that waits for the page gives up
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Headless Chromium; where it is missing the test is left out, but not in CI."""
-    from playwright.sync_api import expect, sync_playwright
-
-    expect.set_options(timeout=PATIENCE)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        assert not os.environ.get("CI"), "CI has no Chromium; .ci/run installs it"
-        pytest.skip("Chromium is not installed (apt-get install chromium)")
-    with sync_playwright() as playwright:
-        # CI runs as root, for whom Chromium has no sandbox of its own.
-        made = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield made
-        made.close()
-
 
 @pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def visit(browser: Any, patience: float, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """``visit(page or address, **context options)``: a tab that allows no word of complaint."""
     complaints: list[str] = []
     contexts = []
@@ -182,7 +161,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         settings: dict[str, Any] = {"reduced_motion": "reduce"} | options
         contexts.append(browser.new_context(**settings))
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(PATIENCE)
+        tab.set_default_timeout(patience)
         tab.on("console", lambda said: complaints.append(f"console: {said.text}"))
         tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         tab.on(

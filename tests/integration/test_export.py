@@ -21,6 +21,7 @@ from PIL import Image
 
 from captioner.api import load
 from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.export.onnxruntime_web import DIGESTS
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "coco_val"
@@ -218,6 +219,28 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
             "no.jpg: no such file",
         ),
         (["export", "nowhere", "-o", "new"], FAILED, "does not exist"),
+        (["export", "nowhere", "-o", "new", "--web"], FAILED, "does not exist"),
+        (["export", "{exported}", "-o", "{exported}", "--web"], USAGE, "exists; give --force"),
+        (
+            ["export", "{model}", "-o", "new", "--onnxruntime-web", "ort.tgz"],
+            USAGE,
+            "--onnxruntime-web is for --web",
+        ),
+        (
+            ["export", "{exported}", "-o", "new", "--web", "--onnxruntime-web", "ort.tgz"],
+            USAGE,
+            "ort.tgz: No such file or directory; give the tarball",
+        ),
+        (
+            ["export", "{exported}", "-o", "new", "--web", "--onnxruntime-web", "{photo}"],
+            USAGE,
+            "is not onnxruntime-web",
+        ),
+        (
+            ["export", "{exported}", "-o", "new", "--web", "--int8", "--calibration", "{photo}"],
+            USAGE,
+            "is exported already; give the model folder",
+        ),
         (["export", "{model}", "-o", "no/such/folder"], USAGE, "does not exist; create it first"),
         (["caption", "{photo}", "--model", "{exported}", "--model", "{model}"], USAGE, "one kind"),
         (["caption", "{photo}", "--model", "{exported}", "--precision", "bf16"], USAGE, "in fp32"),
@@ -267,6 +290,23 @@ def test_force_replaces_the_folder(tiny, exported, tmp_path, monkeypatch) -> Non
         "decoder.onnx",
         "encoder.onnx",
     }
+
+
+def test_a_site_is_made_from_a_model_or_an_exported_folder(
+    tiny, exported, tmp_path, monkeypatch, capsys
+) -> None:
+    runtime = {name: name.encode() for name in DIGESTS}
+    monkeypatch.setattr("captioner.export.onnxruntime_web.runtime_files", lambda source: runtime)
+
+    out = with_torch(capsys, "export", exported, "-o", tmp_path / "one", "--web")
+    both = with_torch(capsys, "export", tiny.model, "-o", tmp_path / "two", "--web")
+
+    assert re.search(r"one  \d+ files; the first visit loads \d\.\d MB\n", out)
+    assert both.startswith("float32: log-probabilities differ from torch's by at most")
+    for folder in ("one", "two"):
+        config = json.loads((tmp_path / folder / "model" / "config.json").read_text())
+        assert config["search"]["beam_size"] == 2
+        assert (tmp_path / folder / "index.html").is_file()
 
 
 # --- the shipped model ---------------------------------------------------------------------------

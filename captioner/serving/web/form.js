@@ -12,30 +12,30 @@ class OptionsForm {
     return this.fields.words.value.trim();
   }
 
+  /** A field's name and value, unless it is empty or the page does not have it. */
+  given(name) {
+    const value = this.fields[name]?.value.trim() ?? "";
+    return value === "" ? [] : [[name, value]];
+  }
+
   get valid() {
     return this.fields.beam_size.form.reportValidity();
   }
 
   /** Parameters for captions of any photo. */
   query() {
-    const parameters = OptionsForm.parameters();
-    for (const name of ["beam_size", "num_captions"]) {
-      const { value } = this.fields[name];
-      if (value !== "") parameters.set(name, value);
-    }
-    return `${parameters}`;
+    return this.parameters("beam_size", "num_captions", "style");
   }
 
   /** Parameters that explain the caption in the form; null if it is empty. */
   wordsQuery() {
     if (this.words === "") return null;
-    const parameters = OptionsForm.parameters();
-    parameters.set("words", this.words);
-    return `${parameters}`;
+    return this.parameters("words", "style");
   }
 
-  static parameters() {
-    return new URLSearchParams({ attention: "true", alternatives: "5" });
+  parameters(...names) {
+    const given = names.flatMap((name) => this.given(name));
+    return `${new URLSearchParams([["attention", "true"], ["alternatives", "5"], ...given])}`;
   }
 
   /** A beam holds at least as many sentences as there are captions; widen it if necessary. */

@@ -1,6 +1,7 @@
 "use strict";
-/* The session: photos are captioned two at a time, the selected one first and shown in the viewer.
-   Only photos and the options of the form are sent, to this server only. */
+/* The session: photos are captioned, the selected one first, and shown in the viewer. `Pool` and
+   `Upload` send photos and the options of the form to the server, and nothing else; in the static
+   site (captioner/export/web/device.js) they send nothing. */
 (() => {
   const settings = JSON.parse(document.getElementById("captioner-data").textContent);
   const find = (selector) => document.querySelector(selector);
@@ -43,7 +44,7 @@
     } catch (error) {
       if (abort.signal.aborted) return; // stopped, or started again with other options
       photo.enter("failed", error.message);
-      stopWithoutKey(error);
+      stopAll(error);
     }
     refresh(photo);
   }
@@ -59,14 +60,14 @@
       mine.state = "done";
     } catch (error) {
       Object.assign(mine, { state: "failed", error: error.message });
-      stopWithoutKey(error);
+      stopAll(error);
     }
     if (mine === explained) refresh(photo);
   }
 
-  /** Ask for an API key once, rather than for every photo. */
-  function stopWithoutKey(error) {
-    if (error instanceof KeyMissing) cancel();
+  /** Stop at an error that every photo would have: ask for an API key once, for example. */
+  function stopAll(error) {
+    if (error.stopsAll) cancel();
   }
 
   /** Caption whatever has no captions for the options of the form; `again`: also what failed. */

@@ -11,6 +11,8 @@ class RequestError extends Error {
 
 /** The user did not give an API key. */
 class KeyMissing extends RequestError {
+  stopsAll = true;
+
   constructor() {
     super("This server needs an API key. Press “Caption” to enter it.");
   }
@@ -51,28 +53,14 @@ function plainWords(status, message) {
   return text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
 }
 
-/** Runs jobs, functions that return a promise; `next()` returns the next one, or null. */
-class Pool {
-  static PARALLEL = 2;
+/** Two requests at a time. */
+class Pool extends JobPool {
   static TRIES = 6;
 
   constructor(next, onWait) {
-    this.next = next;
+    super(next, 2);
     this.onWait = onWait;
-    this.running = 0;
     this.resumes = 0; // time at which a busy server may be asked again, in milliseconds
-  }
-
-  fill() {
-    while (this.running < Pool.PARALLEL) {
-      const job = this.next();
-      if (job === null) return;
-      this.running += 1;
-      job().finally(() => {
-        this.running -= 1;
-        this.fill();
-      });
-    }
   }
 
   /** `requestCaptions`, until the server is no longer busy; all jobs wait then. */

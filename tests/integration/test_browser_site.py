@@ -1,0 +1,485 @@
+"""``captioner export --web`` in headless Chromium, from a plain static file server.
+
+Every test fails on a request to another host, a console error or a policy violation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from browsing import drawn, out_of_order, violations
+from PIL import Image
+from playwright.sync_api import Page as Tab
+from playwright.sync_api import expect
+
+from captioner import load
+from captioner.cli.main import OK, main
+from captioner.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
+from captioner.config import DecoderConfig, SearchOptions
+from captioner.data.images import open_image
+from captioner.data.preprocessing import Preprocessing
+from captioner.errors import ConfigError
+from captioner.export.onnxruntime_web import runtime_files
+from captioner.export.site import write_site
+from captioner.model_folder import StoredModel, save_model
+from captioner.models.captioner import CaptionModel
+from captioner.models.encoder import Encoder
+from captioner.visualization import attention_image, shared_scale
+from captioner.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.slow
+
+WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
+ASSETS = Path(__file__).parents[2] / "assets" / "examples"
+
+
+@pytest.fixture(scope="module")
+def runtime() -> dict[str, bytes]:
+    """onnxruntime-web, which is downloaded once."""
+    try:
+        return runtime_files()
+    except ConfigError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def site(tiny, runtime, tmp_path_factory) -> SimpleNamespace:
+    """``folder``, and the exported ``model`` in it."""
+    return make_site(tiny.model, tmp_path_factory.mktemp("site"), runtime)
+
+
+def make_site(model: Path, parent: Path, runtime: dict[str, bytes]) -> SimpleNamespace:
+    assert main(["export", str(model), "-o", str(parent / "exported")]) == OK
+    write_site(parent / "exported", parent / "site", runtime)
+    return SimpleNamespace(folder=parent / "site", model=load(parent / "exported"))
+
+
+@pytest.fixture
+def open_site(visit, serve_folder) -> Callable[..., Tab]:
+    """``open_site(folder, **context options)``: a tab where the model is loaded."""
+
+    def opened(folder: Path, query: str = "", **options: Any) -> Tab:
+        address = serve_folder(folder)
+        tab = visit(address + query, allowed=address, **options)
+        expect(tab.locator(".device")).to_contain_text("Ready")
+        return tab
+
+    return opened
+
+
+def ready_offline(tab: Tab) -> None:
+    tab.locator(".device[data-offline='true']").wait_for()
+
+
+def results(tab: Tab, *photos: Path) -> list[dict[str, Any]]:
+    """The captions of photos, as the page saves them."""
+    tab.locator("#file").set_input_files(photos)
+    expect(tab.locator(".count")).to_have_text(f"{len(photos)} of {len(photos)} captioned")
+    with tab.expect_download() as download:
+        group = tab.get_by_role("group", name="Download all results")
+        group.get_by_role("button", name="JSON").click()
+    found: list[dict[str, Any]] = json.loads(Path(download.value.path()).read_text())
+    assert [entry["image"] for entry in found] == [photo.name for photo in photos]
+    return [entry["captions"][0] for entry in found]
+
+
+def assert_as_python(
+    found: list[dict[str, Any]], model: Any, photos: list[Path], tolerance: float = 2e-3
+) -> None:
+    for one, photo in zip(found, photos, strict=True):
+        caption = model.caption(photo)
+        assert one["log_prob"] == pytest.approx(caption.log_prob, abs=tolerance)
+        if one["text"] != caption.text:  # a tie, which random weights have
+            assert one["log_prob"] == pytest.approx(caption.log_prob, abs=1e-4)
+            continue
+        assert one["log_probs"] == pytest.approx(caption.log_probs.tolist(), abs=tolerance)
+        assert one["confidence"] == pytest.approx(caption.confidence, abs=tolerance)
+
+
+# --- captions ------------------------------------------------------------------------------------
+
+
+def test_captions_are_those_of_python(site, tiny, open_site) -> None:
+    photos = sorted(tiny.photos.iterdir())
+    tab = open_site(site.folder)
+
+    assert_as_python(results(tab, *photos), site.model, photos)
+
+
+def test_photos_of_many_kinds(site, tiny, open_site, tmp_path) -> None:
+    """EXIF orientation, transparency, palettes, grey, JPEG, and a photo that is scaled a lot."""
+    photo = Image.open(tiny.photos / "3.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    large = Image.open(ASSETS / "chelsea.jpg")
+    made = {
+        "turned.jpg": lambda path: large.save(path, exif=exif, quality=95),
+        "clear.png": lambda path: photo.convert("RGBA").rotate(30, expand=True).save(path),
+        "palette.gif": lambda path: photo.convert("P").save(path),
+        "grey.png": lambda path: photo.convert("L").save(path),
+        "large.jpg": lambda path: large.resize((1900, 1300)).save(path, quality=90),
+    }
+    photos = [tmp_path / name for name in made]
+    for path, save in zip(photos, made.values(), strict=True):
+        save(path)
+    tab = open_site(site.folder)
+
+    for one, path in zip(results(tab, *photos), photos, strict=True):
+        caption = site.model.caption(path)
+        assert one["text"] == caption.text, path.name
+        # JPEG decoders round differently.
+        assert one["log_prob"] == pytest.approx(caption.log_prob, abs=0.05), path.name
+
+
+def test_the_viewer_shows_where_the_model_looked(site, tiny, open_site) -> None:
+    photo = tiny.photos / "1.png"
+    caption = site.model.caption(photo, alternatives=5)
+    tab = open_site(site.folder)
+
+    results(tab, photo)
+
+    expect(tab.get_by_role("status")).to_have_text(caption.text)
+    tab.get_by_role("listbox").get_by_role("option").nth(1).hover()
+    wanted = attention_image(
+        open_image(photo),
+        caption.alphas[1],
+        scale_max=shared_scale(caption.alphas, caption.gates),
+        regions=caption.regions,
+    )
+    assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
+    words = [one.word.replace("<end>", "end of the sentence") for one in caption.alternatives[1]]
+    assert tab.locator(".choices li span:first-child").all_inner_texts() == words
+    tab.get_by_label("maps").select_option("attention_gate")
+    expect(tab.locator(".legend")).to_contain_text("share of relevance per region")
+
+
+def test_options_and_own_words(site, tiny, open_site) -> None:
+    photo = tiny.photos / "2.png"
+    tab = open_site(site.folder)
+    results(tab, photo)
+
+    tab.get_by_label("beam size").fill("4")
+    tab.get_by_label("captions", exact=True).fill("3")
+    tab.keyboard.press("Enter")
+
+    expect(tab.get_by_role("listbox")).to_have_count(3)
+    captions = site.model.captions(photo, beam_size=4, num_captions=3)
+    names = [box.get_attribute("aria-label") for box in tab.get_by_role("listbox").all()]
+    assert names == [f"Words of the caption: {caption.text}" for caption in captions]
+
+    tab.get_by_label("test your own caption").fill("The man's hat!")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("status")).to_have_text("the man's hat")
+    explained = site.model.explain(photo, "the man's hat")
+    expect(tab.locator(".total")).to_have_text(f"log p {explained.log_prob:.1f}")
+
+    tab.get_by_label("test your own caption").fill("a gryphon runs")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("status")).to_have_text(
+        "The model does not know gryphon; use other words."
+    )
+
+
+def test_a_file_that_is_no_photo(site, tiny, open_site, tmp_path) -> None:
+    whole = (tiny.photos / "1.png").read_bytes()
+    (tmp_path / "broken.png").write_bytes(whole[:60])
+    tab = open_site(site.folder)
+
+    tab.locator("#file").set_input_files(tmp_path / "broken.png")
+
+    expect(tab.get_by_role("status")).to_have_text(
+        "This browser cannot open this photo. Save it as JPEG or PNG."
+    )
+    tab.get_by_role("button", name="Remove all").click()
+    photo = tiny.photos / "1.png"
+    assert_as_python(results(tab, photo), site.model, [photo])
+
+
+# --- other models --------------------------------------------------------------------------------
+
+MECHANISMS = {
+    "dot-luong": {"attention": "dot", "order": "luong", "projection_dim": 6},
+    "fixed": {"attention": "fixed"},
+    "fixed_at_start": {"attention": "fixed_at_start", "input_feeding": False},
+    "multi_head": {"attention": "multi_head", "attention_dim": 8, "heads": 2},
+    "hard": {"attention": "additive", "selection": "hard"},
+}
+
+
+def mean_colours(self: CaptionModel, pixels: torch.Tensor) -> torch.Tensor:
+    """An encoder that is exported in no time: the mean colours of the four quarters."""
+    quarters = pixels.float().reshape(-1, 2, 32, 2, 32, 3).mean(dim=(2, 4)).reshape(-1, 4, 3)
+    return (quarters / 127 - 1).repeat(1, 1, 32) * torch.linspace(-4, 4, 96)
+
+
+def other_site(
+    parent: Path, runtime: dict[str, bytes], styles: tuple[str, ...] = (), **decoder: Any
+) -> SimpleNamespace:
+    """A calibrated model that sees the middle of a photo, in BGR."""
+    torch.manual_seed(3)
+    sizes = {"embed_dim": 5, "hidden_dim": 6, "attention_dim": 7, "dropout": 0.0}
+    config = DecoderConfig(**sizes | decoder)
+    vocabulary = Vocabulary(WORDS, styles)
+    preprocessing = Preprocessing(image_size=64, resize="crop", channel_order="BGR")
+    encoder = Encoder("timm/test_resnet")
+    model = CaptionModel(encoder, config, preprocessing, len(vocabulary), len(styles)).eval()
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.mul_(3)
+    search = SearchOptions(beam_size=3, max_length=6, block_ngrams=2, guard_endings=True)
+    stored = StoredModel(model, config, vocabulary, search)
+    size = config.projection_dim or 96  # of the features that the decoder uses
+    stored.calibrator = Calibrator(
+        weights=np.linspace(-1, 1, len(FEATURES)) + 0.05,
+        mean=np.zeros(len(FEATURES)),
+        scale=np.full(len(FEATURES), 2.0),
+        lowest=np.full(len(FEATURES), -50.0),
+        highest=np.full(len(FEATURES), 50.0),
+        intercepts={style: 0.3 - 0.4 * n for n, style in enumerate(styles or [""])},
+        familiar=(0.5, 1.5),
+        space=PhotoSpace(np.full(size, 0.1, np.float32), np.eye(4, size, dtype=np.float32)),
+        phrases=PhraseTable.count(50, {("dog",): 20, ("man", "'s", "hat"): 2, ("a",): 45}),
+        search=search_key(search),
+    )
+    save_model(parent / "model", stored)
+    return make_site(parent / "model", parent, runtime)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_other_mechanisms(  # noqa: PLR0917
+    name, tiny, runtime, open_site, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(CaptionModel, "encode", mean_colours)
+    made = other_site(tmp_path, runtime, **MECHANISMS[name])
+    photos = sorted(tiny.photos.iterdir())
+    tab = open_site(made.folder)
+
+    assert_as_python(results(tab, *photos), made.model, photos)
+
+
+def test_styles_are_a_choice(tiny, runtime, open_site, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(CaptionModel, "encode", mean_colours)
+    made = other_site(tmp_path, runtime, ("plain", "loud"))
+    photos = sorted(tiny.photos.iterdir())
+    tab = open_site(made.folder)
+    assert_as_python(results(tab, *photos), made.model, photos)
+
+    tab.get_by_label("style").select_option("loud")
+
+    expect(tab.locator(".count")).to_have_text("4 of 4 captioned")
+    for card, photo in zip(tab.locator(".card .text").all(), photos, strict=True):
+        expect(card).to_have_text(made.model.caption(photo, style="loud").text)
+    loud = made.model.caption(photos[0], style="loud")
+    expect(tab.locator(".total")).to_contain_text(f"log p {loud.log_prob:.1f}")
+
+
+@pytest.mark.skipif(
+    "vnni" not in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else True,
+    reason="without VNNI, ONNX Runtime's 8-bit products saturate in Python, but not in a browser",
+)
+def test_the_shipped_model_in_8_bits(runtime, open_site, tmp_path) -> None:
+    """What the site is for: its captions, and what the first visit loads."""
+    photos = sorted(ASSETS.glob("*.jpg"))
+    command = ["export", "-o", str(tmp_path / "exported"), "--int8", "--calibration", str(ASSETS)]
+    assert main(command) == OK
+    written = write_site(tmp_path / "exported", tmp_path / "site", runtime)
+    tab = open_site(tmp_path / "site")
+
+    # A JPEG decoder's last bit can change an 8-bit activation.
+    assert_as_python(results(tab, *photos), load(tmp_path / "exported"), photos, tolerance=0.1)
+    assert written.first_load < 25
+
+
+# --- without a network ---------------------------------------------------------------------------
+
+
+def test_it_works_without_a_network(site, tiny, visit, static_server) -> None:
+    photos = sorted(tiny.photos.iterdir())
+    with static_server(site.folder) as address:
+        tab = visit(address, allowed=address)
+        ready_offline(tab)
+        assert tab.evaluate("crossOriginIsolated")  # the page was loaded again for threads
+    tab.context.set_offline(True)
+
+    assert_as_python(results(tab, *photos), site.model, photos)
+
+    tab.reload()
+    ready_offline(tab)
+    assert_as_python(results(tab, *photos), site.model, photos)
+
+
+def test_without_a_service_worker_it_runs_in_one_thread(site, tiny, open_site, visit) -> None:
+    tab = open_site(site.folder, service_workers="block")
+    visit.complaints.remove("console: Service Worker registration blocked by Playwright")
+    photo = tiny.photos / "1.png"
+
+    expect(tab.locator(".device")).to_contain_text("Ready. The model runs on the CPU.")
+    assert not tab.evaluate("crossOriginIsolated")
+    assert_as_python(results(tab, photo), site.model, [photo])
+
+
+def test_several_threads_in_a_folder_of_the_host(site, tiny, open_site) -> None:
+    tab = open_site(site.folder.parent, "site/?threads=2")  # in a folder, as on GitHub Pages
+    ready_offline(tab)
+
+    expect(tab.locator(".device")).to_contain_text("CPU, 2 threads")
+    photos = sorted(tiny.photos.iterdir())
+    assert_as_python(results(tab, *photos), site.model, photos)
+
+
+def test_a_new_version_replaces_the_old_one_as_a_whole(  # noqa: PLR0917
+    site, tiny, runtime, visit, static_server, tmp_path
+) -> None:
+    """Open tabs keep the old version; the next visit has the new one, also without a network."""
+    newer = make_site(tiny.twin, tmp_path, runtime)
+    served = tmp_path / "served"
+    shutil.copytree(site.folder, served)
+    photo = tiny.photos / "1.png"
+    with static_server(served) as address:
+        tab = visit(address, allowed=address)
+        ready_offline(tab)
+        shutil.rmtree(served)
+        shutil.copytree(newer.folder, served)
+
+        tab.reload()
+        ready_offline(tab)
+        assert_as_python(results(tab, photo), site.model, [photo])
+        tab.evaluate(
+            """async () => {
+                const registration = await navigator.serviceWorker.getRegistration();
+                await registration.update();
+                while (!registration.waiting) await new Promise((wake) => setTimeout(wake, 50));
+            }"""
+        )
+        context = tab.context
+        tab.close()
+    again = context.new_page()
+    again.goto(address)
+    ready_offline(again)
+    assert_as_python(results(again, photo), newer.model, [photo])
+
+
+# --- privacy -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger() -> Iterator[SimpleNamespace]:
+    """A server of someone else: its ``address``, and the requests that it ``got``."""
+    got: list[str] = []
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            got.append(self.path)
+            self.send_response(200)
+            self.send_header("Access-Control-Allow-Origin", "*")
+            self.end_headers()
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Listening)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield SimpleNamespace(address=f"http://127.0.0.1:{server.server_port}/", got=got)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("service_workers", ["allow", "block"])
+def test_nothing_can_be_sent_to_another_host(
+    site, stranger, open_site, visit, service_workers
+) -> None:
+    tab = open_site(site.folder, service_workers=service_workers)
+    send = """(address) => fetch(address, {method: "POST", body: "photo", mode: "no-cors"})
+        .then(() => "sent", () => "refused")"""
+
+    (worker,) = tab.workers
+    assert worker.evaluate(send, stranger.address) == "refused"
+    assert tab.evaluate(send, stranger.address) == "refused"
+
+    assert stranger.got == []
+    refusals = [line for line in visit.complaints if "Content Security Policy" in line]
+    assert len(refusals) >= 2  # of the page and of its worker, as the browser reports them
+    blocked = "console: Service Worker registration blocked by Playwright"
+    visit.complaints[:] = [one for one in visit.complaints if one not in (*refusals, blocked)]
+
+
+# --- everyone ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_accessibility(site, tiny, open_site, scheme, width) -> None:
+    tab = open_site(site.folder, color_scheme=scheme, viewport={"width": width, "height": 800})
+    assert violations(tab) == []
+
+    results(tab, *sorted(tiny.photos.iterdir()))
+
+    assert violations(tab) == []
+    assert out_of_order(tab) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_file_that_the_host_lacks_is_reported_once(
+    site, tiny, visit, serve_folder, tmp_path
+) -> None:
+    shutil.copytree(site.folder, tmp_path / "site")
+    (tmp_path / "site" / "model" / "decoder.onnx.gzip").unlink()
+    address = serve_folder(tmp_path / "site")
+    tab = visit(address, allowed=address)
+    problem = "The model cannot run: model/decoder.onnx.gzip could not be loaded."
+
+    expect(tab.locator(".device")).to_contain_text(problem)
+    tab.locator("#file").set_input_files(sorted(tiny.photos.iterdir()))
+
+    expect(tab.locator(".card[data-state='failed']")).to_have_count(1)
+    expect(tab.locator(".card[data-state='stopped']")).to_have_count(3)
+    visit.complaints[:] = [line for line in visit.complaints if "404" not in line]
+
+
+def test_a_browser_without_a_gpu(site, open_site, visit) -> None:
+    tab = open_site(site.folder)
+
+    tab.get_by_role("button", name="Use the GPU").click()
+
+    expect(tab.locator(".device")).to_contain_text("This browser has no access to a GPU.")
+    expect(tab.locator(".device")).to_contain_text("The model runs on the CPU")
+    visit.complaints[:] = [one for one in visit.complaints if "No available adapters" not in one]
+
+
+def test_the_gpu_loads_its_runtime_on_demand(site, tiny, browser, serve_folder) -> None:
+    """With Chromium's own software GPU, where it has one."""
+    address = serve_folder(site.folder)
+    flags = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--no-sandbox"]
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with browser.browser_type.launch(executable_path=chromium, args=flags) as with_gpu:
+        tab = with_gpu.new_page()
+        loaded: list[str] = []
+        tab.context.on("request", lambda request: loaded.append(request.url))
+        tab.goto(address)
+        ready_offline(tab)
+        if tab.evaluate("navigator.gpu.requestAdapter()") is None:
+            pytest.skip("this Chromium has no software GPU")
+        assert not any("asyncify" in url for url in loaded)
+
+        tab.get_by_role("button", name="Use the GPU").click()
+
+        expect(tab.locator(".device")).to_contain_text("The model runs on the GPU.")
+        assert any("asyncify" in url for url in loaded)
+        photos = sorted(tiny.photos.iterdir())
+        assert_as_python(results(tab, *photos), site.model, photos)
