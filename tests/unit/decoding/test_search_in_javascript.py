@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference_search import Task, assert_same_captions, brute_force, searches, reference_beam_search
+from reference_search import (
+    Task,
+    assert_same_captions,
+    brute_force,
+    reference_beam_search,
+    searches,
+)
 from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix, random_table
 
 from captioner.config import SearchOptions
