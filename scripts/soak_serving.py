@@ -5,16 +5,19 @@
 Starts `captioner serve` itself, restarts it by SIGTERM in the middle, and checks that
 
 - every request gets a status that its kind allows, and every valid photo its own caption;
-- no request that appears in the server's log with status 200 was lost on its way to a client;
-- resident memory and open descriptors do not grow (printed per quarter).
+- every photo that was accepted before SIGTERM got its caption, and no response that the server's
+  log reports was lost on its way to a client;
+- resident memory and open descriptors do not grow.
 
-Exits with 1 if a check fails.
+Prints the requests by kind and status and the use of memory as Markdown tables. Exits with 1 if a
+check fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import io
 import json
 import random
@@ -27,7 +30,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -35,6 +41,11 @@ from PIL import Image
 MAX_BYTES = 200_000
 TIMEOUT = 5  # --timeout of the server, seconds
 BUSY = {429, 503}
+SAMPLES = 12
+"""How often memory and descriptors are measured, the restart being in the middle."""
+GROWTH = 1.1
+"""Largest factor by which memory may grow from the second to the last sample before the restart,
+and after it."""
 
 
 def photo(number: int) -> bytes:
@@ -49,6 +60,36 @@ def photo(number: int) -> bytes:
 PHOTOS = [photo(number) for number in range(1, 8)]
 
 
+def as_bytes(photo: bytes) -> tuple[bytes, bytes]:
+    """Content type and body of a request with the photo alone."""
+    return b"image/png", photo
+
+
+def as_form(*photos: bytes) -> tuple[bytes, bytes]:
+    """Content type and body of a form with photos."""
+    name = b"images" if len(photos) > 1 else b"image"
+    head = b'--x\r\nContent-Disposition: form-data; name="%s"; filename="a.png"\r\n\r\n' % name
+    parts = b"".join(head + photo + b"\r\n" for photo in photos)
+    return b"multipart/form-data; boundary=x", parts + b"--x--\r\n"
+
+
+def as_json(photo: bytes) -> tuple[bytes, bytes]:
+    """Content type and body of a JSON object with the photo."""
+    return b"application/json", json.dumps({"image": base64.b64encode(photo).decode()}).encode()
+
+
+ENCODINGS: tuple[Callable[[bytes], tuple[bytes, bytes]], ...] = (as_bytes, as_form, as_json)
+
+
+class Response(NamedTuple):
+    """A response; status 0: the connection was closed without one."""
+
+    status: int
+    body: str = ""
+    last: bool = True
+    """Whether the server closes the connection after it."""
+
+
 class Soak:
     """The state of the clients and what they found."""
 
@@ -56,11 +97,13 @@ class Soak:
         self.port = port
         self.end = time.monotonic() + seconds
         self.captions: dict[int, str] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[tuple[str, int]] = Counter()
+        """Responses by kind of request and status (0: closed without one)."""
         self.wrong: list[str] = []
         self.received: set[str] = set()
-        """Ids of the valid requests whose response arrived."""
+        """Ids of the requests for a photo whose response arrived."""
         self.sent: set[str] = set()
+        """Ids of all requests for a photo."""
         self.restarting = False
         """Connections that the server had not accepted yet are closed without a response."""
 
@@ -73,13 +116,13 @@ class Soak:
             try:
                 await asyncio.wait_for(getattr(self, name)(chance), 120)
             except (ConnectionError, asyncio.IncompleteReadError):
-                self.counts[f"{name}: closed"] += 1
+                self.check(name, 0, LEFT.get(name, set()))
                 await asyncio.sleep(chance.uniform(0.05, 0.5))
             except TimeoutError:
                 self.wrong.append(f"{name}: no response within 120 s")
 
-    async def send(self, *parts: bytes, pause: float = 0.0, close: bool = False) -> tuple[int, str]:
-        """Send the parts over a new connection; status and body of the response (0: none)."""
+    async def send(self, *parts: bytes, pause: float = 0.0, close: bool = False) -> Response:
+        """Send the parts over a new connection and read the response."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             for part in parts:
@@ -88,73 +131,100 @@ class Soak:
                 await asyncio.sleep(pause)
             if close:
                 writer.write_eof()
-            return await response(reader)
+            return await read_response(reader)
         finally:
             writer.close()
 
-    def head(self, length: int | str, *lines: str) -> bytes:
-        """Headers of an upload."""
-        first = [
-            "POST /v1/captions HTTP/1.1", "Host: localhost", f"Content-Length: {length}", *lines,
-        ]  # fmt: skip
-        return "\r\n".join([*first, "", ""]).encode()
-
     def check(self, kind: str, status: int, allowed: set[int]) -> None:
         """Count a response and check its status."""
-        self.counts[f"{kind}: {status}"] += 1
+        self.counts[kind, status] += 1
         if status not in allowed | BUSY and not (status == 0 and self.restarting):
             self.wrong.append(f"{kind}: status {status}")
 
+    def compare(self, number: int, result: Any) -> None:
+        """Compare the caption of a photo with its earlier ones."""
+        caption = result["captions"][0]["text"]
+        if self.captions.setdefault(number, caption) != caption:
+            self.wrong.append(f"photo {number} got the caption of another: {caption}")
+
     async def valid(self, chance: random.Random) -> None:
-        """A photo, whose caption is compared with its earlier ones."""
+        """A photo as bytes, form or JSON."""
         number, request = chance.randrange(len(PHOTOS)), secrets.token_hex(8)
         self.sent.add(request)
-        body = PHOTOS[number]
-        head = self.head(len(body), f"X-Request-Id: {request}")
-        status, text = await self.send(head, body)
-        self.check("valid", status, {200})
-        if status == 200:
+        kind, body = chance.choice(ENCODINGS)(PHOTOS[number])
+        response = await self.send(head(len(body), kind, request), body)
+        self.check("valid", response.status, {200})
+        if response.status:
             self.received.add(request)
-            caption = json.loads(text)["captions"][0]["text"]
-            if self.captions.setdefault(number, caption) != caption:
-                self.wrong.append(f"photo {number} got the caption of another: {caption}")
+        if response.status == 200:
+            self.compare(number, json.loads(response.body))
+
+    async def batch(self, chance: random.Random) -> None:
+        """Photos in one form, a broken one among them; the results come line by line."""
+        one, two = chance.choices(range(len(PHOTOS)), k=2)
+        kind, body = as_form(PHOTOS[one], b"no photo", PHOTOS[two])
+        lines = "Accept: application/x-ndjson"
+        start = head(len(body), kind, secrets.token_hex(8), lines, path="/v1/batch")
+        response = await self.send(start, body)
+        self.check("batch", response.status, {200})
+        if response.status == 200:
+            results = [json.loads(line) for line in response.body.splitlines()]
+            for result, number, status in zip(
+                results, (one, None, two), (200, 415, 200), strict=False
+            ):
+                if number is not None and result["status"] == 200:
+                    self.compare(number, result)
+                elif result["status"] not in {status} | BUSY:
+                    self.wrong.append(f"batch: a photo with status {result['status']}")
+            if len(results) != 3 and not self.restarting:
+                self.wrong.append(f"batch: {len(results)} results")
+
+    async def overlay(self, chance: random.Random) -> None:
+        """A figure of a photo."""
+        body = chance.choice(PHOTOS)
+        start = head(len(body), b"image/png", secrets.token_hex(8), path="/v1/overlay.svg")
+        response = await self.send(start, body)
+        self.check("overlay", response.status, {200})
+        if response.status == 200 and "</svg>" not in response.body:
+            self.wrong.append("overlay: no SVG")
 
     async def corrupt(self, chance: random.Random) -> None:
         """Not a photo, or a broken one."""
         body = chance.choice([b"no photo", PHOTOS[6][:-300], b"%PDF-1.7"])
-        self.check("corrupt", (await self.send(self.head(len(body)), body))[0], {415, 422})
+        encode = chance.choice(ENCODINGS)
+        kind, body = encode(body)
+        response = await self.send(head(len(body), kind), body)
+        self.check("corrupt", response.status, {415, 422})
 
     async def oversized(self, chance: random.Random) -> None:
         """More bytes than allowed."""
         size = MAX_BYTES + 1 + chance.randrange(MAX_BYTES)
-        self.check("oversized", (await self.send(self.head(size), b"x" * size))[0], {413})
+        self.check("oversized", (await self.send(head(size), b"x" * size)).status, {413})
 
     async def slow_body(self, _: random.Random) -> None:
-        """A body that arrives byte by byte."""
-        body = PHOTOS[0]
-        parts = [self.head(len(body)), *(body[i : i + 1] for i in range(30))]
-        self.check("slow body", (await self.send(*parts, pause=0.3))[0], {408, 0})
+        """A body that arrives byte by byte, too slowly."""
+        parts = [head(len(PHOTOS[0])), *(PHOTOS[0][i : i + 1] for i in range(30))]
+        self.check("slow_body", (await self.send(*parts, pause=0.3)).status, {408})
 
     async def slow_headers(self, _: random.Random) -> None:
-        """Headers that arrive byte by byte."""
+        """Headers that arrive byte by byte, too slowly."""
         parts = [b"POST /v1/captions HTTP/1.1\r\nX: ", *[b"x"] * 30]
-        self.check("slow headers", (await self.send(*parts, pause=0.3))[0], {0})
+        self.check("slow_headers", (await self.send(*parts, pause=0.3)).status, {0})
 
     async def half_closed(self, _: random.Random) -> None:
-        """Closes its side after the request."""
-        body = PHOTOS[0]
-        status, _ = await self.send(self.head(len(body)), body, close=True)
-        self.check("half closed", status, {200, 0})
+        """Closes its side after the request, which counts as disconnecting."""
+        response = await self.send(head(len(PHOTOS[0])), PHOTOS[0], close=True)
+        self.check("half_closed", response.status, {200, 0})
 
     async def short(self, _: random.Random) -> None:
         """Less than its Content-Length."""
-        status, _ = await self.send(self.head(len(PHOTOS[0]) + 9), PHOTOS[0], close=True)
-        self.check("short", status, {0, 400, 408})
+        response = await self.send(head(len(PHOTOS[0]) + 9), PHOTOS[0], close=True)
+        self.check("short", response.status, {0, 400})
 
     async def wrong_length(self, chance: random.Random) -> None:
         """A Content-Length that is no number, or enormous."""
         length = chance.choice(["-1", "x", "1e3", "9" * 30, "5, 6"])
-        self.check("wrong length", (await self.send(self.head(length)))[0], {400, 413})
+        self.check("wrong_length", (await self.send(head(length))).status, {400, 413})
 
     async def bad_chunks(self, chance: random.Random) -> None:
         """Invalid chunked encoding."""
@@ -162,51 +232,76 @@ class Soak:
             b"POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
-        self.check("bad chunks", (await self.send(start, chunk))[0], {400, 0})
+        self.check("bad_chunks", (await self.send(start, chunk)).status, {400})
 
     async def pipelined(self, chance: random.Random) -> None:
         """Two requests at once: the responses come in their order."""
-        one, two = chance.sample(range(len(PHOTOS)), 2)
+        numbers = chance.sample(range(len(PHOTOS)), 2)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            for number in (one, two):
-                writer.write(self.head(len(PHOTOS[number])) + PHOTOS[number])
-            for number in (one, two):
-                status, text = await response(reader)
-                if status == 0:
+            for number in numbers:
+                writer.write(head(len(PHOTOS[number])) + PHOTOS[number])
+            for number in numbers:
+                response = await read_response(reader)
+                self.check("pipelined", response.status, {200})
+                if response.status == 200:
+                    self.compare(number, json.loads(response.body))
+                if response.last:
                     return
-                self.check("pipelined", status, {200})
-                if status == 200 and number in self.captions:
-                    caption = json.loads(text)["captions"][0]["text"]
-                    if caption != self.captions[number]:
-                        self.wrong.append(f"pipelined photo {number} got another's caption")
         finally:
             writer.close()
 
     async def leaving(self, chance: random.Random) -> None:
         """Disconnects before the response."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(self.head(len(PHOTOS[0])) + PHOTOS[0][: chance.randrange(len(PHOTOS[0]) + 1)])
+        writer.write(head(len(PHOTOS[0])) + PHOTOS[0][: chance.randrange(len(PHOTOS[0]) + 1)])
         await asyncio.sleep(chance.uniform(0, 0.1))
         writer.close()
-        self.counts["leaving"] += 1
+        self.check("leaving", 0, {0})
 
 
 KINDS = {
-    "valid": 60, "corrupt": 8, "oversized": 4, "slow_body": 2, "slow_headers": 2, "half_closed": 4,
-    "short": 3, "wrong_length": 4, "bad_chunks": 4, "pipelined": 6, "leaving": 5,
+    "valid": 56, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow_body": 2,
+    "slow_headers": 2, "half_closed": 4, "short": 3, "wrong_length": 4, "bad_chunks": 4,
+    "pipelined": 6, "leaving": 5,
 }  # fmt: skip
+"""Methods of ``Soak`` and how often each is called, relative to the others."""
+
+LEFT = {name: {0} for name in ("slow_body", "slow_headers", "half_closed", "short", "bad_chunks")}
+"""Kinds of requests that the server may close while they are being sent."""
 
 
-async def response(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """Status and body of the next response; 0 if the connection was closed without one."""
+def head(
+    length: int | str,
+    kind: bytes = b"image/png",
+    request: str = "",
+    *lines: str,
+    path: str = "/v1/captions",
+) -> bytes:
+    """Headers of an upload."""
+    first = [
+        f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {length}",
+        f"Content-Type: {kind.decode()}", *lines,
+    ]  # fmt: skip
+    if request:
+        first.append(f"X-Request-Id: {request}")
+    return "\r\n".join([*first, "", ""]).encode()
+
+
+async def read_response(reader: asyncio.StreamReader) -> Response:
+    """Read the next response."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except (asyncio.IncompleteReadError, ConnectionError):
-        return 0, ""
-    length = re.search(r"(?i)content-length: (\d+)", head)
-    body = await reader.readexactly(int(length[1])) if length else b""
-    return int(head.split()[1]), body.decode()
+        return Response(0)
+    body = b""
+    if length := re.search(r"(?i)content-length: (\d+)", head):
+        body = await reader.readexactly(int(length[1]))
+    else:  # chunked
+        while size := int(await reader.readline() or b"0", 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readline()
+    return Response(int(head.split()[1]), body.decode(), "connection: close" in head.lower())
 
 
 class Server:
@@ -241,22 +336,80 @@ class Server:
         return pages * 4096 >> 20, len(list((proc / "fd").iterdir()))
 
 
-async def run(soak: Soak, server: Server, clients: int, seconds: float) -> None:
-    """Run the clients; restart the server in the middle and print its usage per eighth."""
+class Usage(NamedTuple):
+    """Use of resources at a moment."""
+
+    minutes: float
+    memory: int
+    """Resident memory in MiB."""
+    descriptors: int
+
+
+async def run(
+    soak: Soak, server: Server, clients: int, seconds: float
+) -> tuple[list[Usage], datetime]:
+    """Run the clients and restart the server in the middle; its use of resources and that time."""
+    start, samples = time.monotonic(), []
     tasks = [asyncio.create_task(soak.client(seed)) for seed in range(clients)]
-    for eighth in range(1, 9):
-        await asyncio.sleep(seconds / 8)
-        memory, descriptors = server.usage()
-        print(f"{eighth / 8:4.0%}: {memory:,} MiB, {descriptors} descriptors", flush=True)
-        if eighth == 4:
-            soak.restarting, start = True, time.monotonic()
+    for sample in range(1, SAMPLES + 1):
+        await asyncio.sleep(seconds / SAMPLES)
+        samples.append(Usage((time.monotonic() - start) / 60, *server.usage()))
+        print(samples[-1], file=sys.stderr, flush=True)
+        if sample == SAMPLES // 2:
+            soak.restarting, began, stopped = True, time.monotonic(), datetime.now(timezone.utc)
             if code := await asyncio.to_thread(server.stop):
                 soak.wrong.append(f"the server exited with {code} on SIGTERM")
+            print(f"stopped after {time.monotonic() - began:.1f} s", file=sys.stderr)
             await asyncio.to_thread(server.start)
             soak.restarting = False
-            soak.end += time.monotonic() - start
-            print("restarted", flush=True)
+            soak.end += time.monotonic() - began
+            print(f"listens after {time.monotonic() - began:.1f} s", file=sys.stderr)
     await asyncio.gather(*tasks)
+    return samples, stopped
+
+
+def check_log(soak: Soak, lines: list[dict[str, Any]], stopped: datetime) -> int:
+    """Compare the server's log with what the clients received.
+
+    Returns:
+        The number of photos that the server had accepted when it was stopped.
+    """
+    in_flight = 0
+    for line in lines:
+        if line.get("id") not in soak.sent:
+            continue
+        end = datetime.fromisoformat(line["time"])
+        begin = end - timedelta(milliseconds=line["ms"] + 1)  # it is rounded
+        accepted = begin < stopped < end and line["status"] != 429
+        in_flight += accepted
+        if line["status"] != 200 and accepted:
+            soak.wrong.append(f"a photo accepted before SIGTERM got status {line['status']}")
+        if line["status"] not in {200} | BUSY:
+            soak.wrong.append(f"valid: status {line['status']} in the log")
+        if line["status"] == 200 and line["id"] not in soak.received:
+            soak.wrong.append("the response for a photo was lost")
+    return in_flight
+
+
+def check_growth(soak: Soak, samples: list[Usage]) -> None:
+    """Compare the use of memory after the warm-up of each process with its last."""
+    half = len(samples) // 2
+    for part in (samples[1:half], samples[half + 1 :]):
+        if part[-1].memory > GROWTH * part[0].memory:
+            soak.wrong.append(f"memory grew from {part[0].memory} to {part[-1].memory} MiB")
+
+
+def print_tables(soak: Soak, samples: list[Usage]) -> None:
+    """Print the requests by kind and status, and the use of resources."""
+    print("| requests | number by status |\n|---|---|")
+    for kind in KINDS:
+        found = sorted((status, n) for (name, status), n in soak.counts.items() if name == kind)
+        cells = [f"{status or 'closed'}: {number:,}" for status, number in found]
+        print(f"| {kind.replace('_', ' ')} | {', '.join(cells)} |")
+    print(f"| all | {soak.counts.total():,} |\n")
+    print("| minute | memory, MiB | descriptors |\n|---|---|---|")
+    for sample in samples:
+        print(f"| {sample.minutes:.1f} | {sample.memory:,} | {sample.descriptors} |")
 
 
 def main() -> None:
@@ -273,22 +426,23 @@ def main() -> None:
         server.start()
         try:
             soak = Soak(port, options.seconds)
-            asyncio.run(run(soak, server, options.clients, options.seconds))
+            samples, stopped = asyncio.run(run(soak, server, options.clients, options.seconds))
             time.sleep(2 * TIMEOUT)  # idle connections are closed
-            _, descriptors = server.usage()
+            memory, descriptors = server.usage()
             if descriptors > 40:
                 soak.wrong.append(f"{descriptors} descriptors are open after the clients have left")
             if code := server.stop():
                 soak.wrong.append(f"the server exited with {code}")
         finally:
             server.process.kill()
-        lines = [json.loads(x) for x in server.log.read_text().splitlines() if x.startswith("{")]
-    done = {line["id"] for line in lines if line.get("status") == 200} & soak.sent
-    if lost := done - soak.received:
-        soak.wrong.append(f"{len(lost)} accepted requests were lost: {sorted(lost)[:3]}")
-    for name, count in sorted(soak.counts.items()):
-        print(f"{name:24} {count:,}")
-    print(f"descriptors at the end: {descriptors}; accepted and completed: {len(done):,}")
+        log = server.log.read_text().splitlines()
+    in_flight = check_log(soak, [json.loads(x) for x in log if x.startswith("{")], stopped)
+    if options.seconds >= 600:  # shorter ones consist of warm-up
+        check_growth(soak, samples)
+    print_tables(soak, samples)
+    print(f"\nAfter the clients have left: {memory:,} MiB, {descriptors} descriptors.")
+    print(f"Photos in flight at SIGTERM, all captioned unless listed below: {in_flight}.")
+    print("\n".join(line for line in log if line.startswith("captioner: completing")))
     for problem, count in Counter(soak.wrong).most_common(20):
         print(f"WRONG {problem} ({count} times)")
     sys.exit(bool(soak.wrong))
