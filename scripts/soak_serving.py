@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +40,9 @@ import numpy as np
 from PIL import Image
 
 MAX_BYTES = 200_000
-TIMEOUT = 5  # --timeout of the server, seconds
+TIMEOUT = 10  # --timeout of the server, seconds
 BUSY = {429, 503}
+CLOSING = "shutting down"  # in the error of a server that has got SIGTERM
 SAMPLES = 12
 """How often memory and descriptors are measured, the restart being in the middle."""
 GROWTH = 1.1
@@ -89,6 +91,13 @@ class Response(NamedTuple):
     last: bool = True
     """Whether the server closes the connection after it."""
 
+    @property
+    def outcome(self) -> str:
+        """The status, and which of its two causes 503 has."""
+        if self.status == 503:
+            return "503 stopping" if CLOSING in self.body else "503 busy"
+        return str(self.status or "closed")
+
 
 class Soak:
     """The state of the clients and what they found."""
@@ -97,13 +106,15 @@ class Soak:
         self.port = port
         self.end = time.monotonic() + seconds
         self.captions: dict[int, str] = {}
-        self.counts: Counter[tuple[str, int]] = Counter()
-        """Responses by kind of request and status (0: closed without one)."""
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Responses by kind of request and outcome."""
         self.wrong: list[str] = []
-        self.received: set[str] = set()
-        """Ids of the requests for a photo whose response arrived."""
+        self.received: dict[str, Response] = {}
+        """The responses to requests for a photo, by the id of the request."""
         self.sent: set[str] = set()
         """Ids of all requests for a photo."""
+        self.not_running = 0
+        """Number of connections that were refused."""
         self.restarting = False
         """Connections that the server had not accepted yet are closed without a response."""
 
@@ -114,32 +125,45 @@ class Soak:
             kind, weight = zip(*KINDS.items(), strict=True)
             [name] = chance.choices(kind, weight)
             try:
-                await asyncio.wait_for(getattr(self, name)(chance), 120)
-            except (ConnectionError, asyncio.IncompleteReadError):
-                self.check(name, 0, LEFT.get(name, set()))
-                await asyncio.sleep(chance.uniform(0.05, 0.5))
+                response = await asyncio.wait_for(getattr(self, name)(chance), 120)
+            except ConnectionRefusedError:
+                self.not_running += 1
+                if not self.restarting:
+                    self.wrong.append("the server does not listen")
+                response = Response(0)
+            except (ConnectionError, asyncio.IncompleteReadError):  # cut off
+                response = Response(0)
+                self.check(name, response, {0} if name == "leaving" else set())
             except TimeoutError:
                 self.wrong.append(f"{name}: no response within 120 s")
+                continue
+            if response.status in BUSY or self.restarting:
+                await asyncio.sleep(chance.uniform(0, 1))
 
     async def send(self, *parts: bytes, pause: float = 0.0, close: bool = False) -> Response:
-        """Send the parts over a new connection and read the response."""
+        """Send the parts over a new connection, until the response comes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reading = asyncio.create_task(read_response(reader))
         try:
-            for part in parts:
-                writer.write(part)
-                await writer.drain()
-                await asyncio.sleep(pause)
-            if close:
-                writer.write_eof()
-            return await read_response(reader)
+            with suppress(ConnectionError):  # the response may have come before
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                    if (await asyncio.wait({reading}, timeout=pause))[0]:
+                        break
+                if close:
+                    writer.write_eof()
+            return await reading
         finally:
+            reading.cancel()
             writer.close()
 
-    def check(self, kind: str, status: int, allowed: set[int]) -> None:
+    def check(self, kind: str, response: Response, allowed: set[int]) -> Response:
         """Count a response and check its status."""
-        self.counts[kind, status] += 1
-        if status not in allowed | BUSY and not (status == 0 and self.restarting):
-            self.wrong.append(f"{kind}: status {status}")
+        self.counts[kind, response.outcome] += 1
+        if response.status not in allowed | BUSY and not (response.status == 0 and self.restarting):
+            self.wrong.append(f"{kind}: status {response.status}")
+        return response
 
     def compare(self, number: int, result: Any) -> None:
         """Compare the caption of a photo with its earlier ones."""
@@ -147,94 +171,88 @@ class Soak:
         if self.captions.setdefault(number, caption) != caption:
             self.wrong.append(f"photo {number} got the caption of another: {caption}")
 
-    async def valid(self, chance: random.Random) -> None:
+    async def valid(self, chance: random.Random) -> Response:
         """A photo as bytes, form or JSON."""
         number, request = chance.randrange(len(PHOTOS)), secrets.token_hex(8)
         self.sent.add(request)
         kind, body = chance.choice(ENCODINGS)(PHOTOS[number])
         response = await self.send(head(len(body), kind, request), body)
-        self.check("valid", response.status, {200})
         if response.status:
-            self.received.add(request)
+            self.received[request] = response
         if response.status == 200:
             self.compare(number, json.loads(response.body))
+        return self.check("valid", response, {200})
 
-    async def batch(self, chance: random.Random) -> None:
+    async def batch(self, chance: random.Random) -> Response:
         """Photos in one form, a broken one among them; the results come line by line."""
         one, two = chance.choices(range(len(PHOTOS)), k=2)
         kind, body = as_form(PHOTOS[one], b"no photo", PHOTOS[two])
-        lines = "Accept: application/x-ndjson"
-        start = head(len(body), kind, secrets.token_hex(8), lines, path="/v1/batch")
+        start = head(len(body), kind, "", "Accept: application/x-ndjson", path="/v1/batch")
         response = await self.send(start, body)
-        self.check("batch", response.status, {200})
         if response.status == 200:
             results = [json.loads(line) for line in response.body.splitlines()]
-            for result, number, status in zip(
-                results, (one, None, two), (200, 415, 200), strict=False
-            ):
-                if number is not None and result["status"] == 200:
-                    self.compare(number, result)
-                elif result["status"] not in {status} | BUSY:
-                    self.wrong.append(f"batch: a photo with status {result['status']}")
-            if len(results) != 3 and not self.restarting:
+            if [result.get("index") for result in results] != [0, 1, 2]:
                 self.wrong.append(f"batch: {len(results)} results")
+            for result, number in zip(results, (one, None, two), strict=False):
+                if result["status"] == 200 and number is not None:
+                    self.compare(number, result)
+                elif result["status"] not in {200 if number is not None else 415} | BUSY:
+                    self.wrong.append(f"batch: a photo with status {result['status']}")
+        return self.check("batch", response, {200})
 
-    async def overlay(self, chance: random.Random) -> None:
+    async def overlay(self, chance: random.Random) -> Response:
         """A figure of a photo."""
         body = chance.choice(PHOTOS)
-        start = head(len(body), b"image/png", secrets.token_hex(8), path="/v1/overlay.svg")
-        response = await self.send(start, body)
-        self.check("overlay", response.status, {200})
+        response = await self.send(head(len(body), path="/v1/overlay.svg"), body)
         if response.status == 200 and "</svg>" not in response.body:
             self.wrong.append("overlay: no SVG")
+        return self.check("overlay", response, {200})
 
-    async def corrupt(self, chance: random.Random) -> None:
+    async def corrupt(self, chance: random.Random) -> Response:
         """Not a photo, or a broken one."""
-        body = chance.choice([b"no photo", PHOTOS[6][:-300], b"%PDF-1.7"])
         encode = chance.choice(ENCODINGS)
-        kind, body = encode(body)
-        response = await self.send(head(len(body), kind), body)
-        self.check("corrupt", response.status, {415, 422})
+        kind, body = encode(chance.choice([b"no photo", PHOTOS[6][:-300], b"%PDF-1.7"]))
+        return self.check("corrupt", await self.send(head(len(body), kind), body), {415, 422})
 
-    async def oversized(self, chance: random.Random) -> None:
+    async def oversized(self, chance: random.Random) -> Response:
         """More bytes than allowed."""
         size = MAX_BYTES + 1 + chance.randrange(MAX_BYTES)
-        self.check("oversized", (await self.send(head(size), b"x" * size)).status, {413})
+        return self.check("oversized", await self.send(head(size), b"x" * size), {413})
 
-    async def slow_body(self, _: random.Random) -> None:
+    async def slow_body(self, _: random.Random) -> Response:
         """A body that arrives byte by byte, too slowly."""
-        parts = [head(len(PHOTOS[0])), *(PHOTOS[0][i : i + 1] for i in range(30))]
-        self.check("slow_body", (await self.send(*parts, pause=0.3)).status, {408})
+        parts = [head(len(PHOTOS[0])), *(PHOTOS[0][i : i + 1] for i in range(3 * TIMEOUT))]
+        return self.check("slow_body", await self.send(*parts, pause=0.5), {408})
 
-    async def slow_headers(self, _: random.Random) -> None:
-        """Headers that arrive byte by byte, too slowly."""
-        parts = [b"POST /v1/captions HTTP/1.1\r\nX: ", *[b"x"] * 30]
-        self.check("slow_headers", (await self.send(*parts, pause=0.3)).status, {0})
+    async def slow_headers(self, _: random.Random) -> Response:
+        """Headers that arrive byte by byte, too slowly; the connection is closed."""
+        parts = [b"POST /v1/captions HTTP/1.1\r\nX: ", *[b"x"] * (3 * TIMEOUT)]
+        return self.check("slow_headers", await self.send(*parts, pause=0.5), {0})
 
-    async def half_closed(self, _: random.Random) -> None:
+    async def half_closed(self, _: random.Random) -> Response:
         """Closes its side after the request, which counts as disconnecting."""
         response = await self.send(head(len(PHOTOS[0])), PHOTOS[0], close=True)
-        self.check("half_closed", response.status, {200, 0})
+        return self.check("half_closed", response, {200, 0})
 
-    async def short(self, _: random.Random) -> None:
-        """Less than its Content-Length."""
+    async def short(self, _: random.Random) -> Response:
+        """Less than its Content-Length, then closes its side."""
         response = await self.send(head(len(PHOTOS[0]) + 9), PHOTOS[0], close=True)
-        self.check("short", response.status, {0, 400})
+        return self.check("short", response, {0})
 
-    async def wrong_length(self, chance: random.Random) -> None:
+    async def wrong_length(self, chance: random.Random) -> Response:
         """A Content-Length that is no number, or enormous."""
         length = chance.choice(["-1", "x", "1e3", "9" * 30, "5, 6"])
-        self.check("wrong_length", (await self.send(head(length))).status, {400, 413})
+        return self.check("wrong_length", await self.send(head(length)), {400, 413})
 
-    async def bad_chunks(self, chance: random.Random) -> None:
+    async def bad_chunks(self, chance: random.Random) -> Response:
         """Invalid chunked encoding."""
         start = (
             b"POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
-        self.check("bad_chunks", (await self.send(start, chunk)).status, {400})
+        return self.check("bad_chunks", await self.send(start, chunk), {400})
 
-    async def pipelined(self, chance: random.Random) -> None:
+    async def pipelined(self, chance: random.Random) -> Response:
         """Two requests at once: the responses come in their order."""
         numbers = chance.sample(range(len(PHOTOS)), 2)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -242,33 +260,30 @@ class Soak:
             for number in numbers:
                 writer.write(head(len(PHOTOS[number])) + PHOTOS[number])
             for number in numbers:
-                response = await read_response(reader)
-                self.check("pipelined", response.status, {200})
+                response = self.check("pipelined", await read_response(reader), {200})
                 if response.status == 200:
                     self.compare(number, json.loads(response.body))
                 if response.last:
-                    return
+                    break
+            return response
         finally:
             writer.close()
 
-    async def leaving(self, chance: random.Random) -> None:
+    async def leaving(self, chance: random.Random) -> Response:
         """Disconnects before the response."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(head(len(PHOTOS[0])) + PHOTOS[0][: chance.randrange(len(PHOTOS[0]) + 1)])
         await asyncio.sleep(chance.uniform(0, 0.1))
         writer.close()
-        self.check("leaving", 0, {0})
+        return self.check("leaving", Response(0), {0})
 
 
 KINDS = {
-    "valid": 56, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow_body": 2,
-    "slow_headers": 2, "half_closed": 4, "short": 3, "wrong_length": 4, "bad_chunks": 4,
+    "valid": 58, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow_body": 1,
+    "slow_headers": 1, "half_closed": 4, "short": 3, "wrong_length": 4, "bad_chunks": 4,
     "pipelined": 6, "leaving": 5,
 }  # fmt: skip
 """Methods of ``Soak`` and how often each is called, relative to the others."""
-
-LEFT = {name: {0} for name in ("slow_body", "slow_headers", "half_closed", "short", "bad_chunks")}
-"""Kinds of requests that the server may close while they are being sent."""
 
 
 def head(
@@ -368,27 +383,27 @@ async def run(
     return samples, stopped
 
 
-def check_log(soak: Soak, lines: list[dict[str, Any]], stopped: datetime) -> int:
+def check_log(soak: Soak, lines: list[dict[str, Any]], stopped: datetime) -> Counter[str]:
     """Compare the server's log with what the clients received.
 
     Returns:
-        The number of photos that the server had accepted when it was stopped.
+        What became of the photos that the server was working on when it was stopped.
     """
-    in_flight = 0
+    outcomes: Counter[str] = Counter()
     for line in lines:
         if line.get("id") not in soak.sent:
             continue
         end = datetime.fromisoformat(line["time"])
         begin = end - timedelta(milliseconds=line["ms"] + 1)  # it is rounded
-        accepted = begin < stopped < end and line["status"] != 429
-        in_flight += accepted
-        if line["status"] != 200 and accepted:
-            soak.wrong.append(f"a photo accepted before SIGTERM got status {line['status']}")
-        if line["status"] not in {200} | BUSY:
-            soak.wrong.append(f"valid: status {line['status']} in the log")
-        if line["status"] == 200 and line["id"] not in soak.received:
-            soak.wrong.append("the response for a photo was lost")
-    return in_flight
+        response = soak.received.get(line["id"], Response(0))
+        if line["status"] != response.status:
+            problem = f"valid: status {line['status']} in the log, {response.status} received"
+            soak.wrong.append(problem)
+        if begin < stopped < end and line["status"] != 429:
+            outcomes[response.outcome] += 1
+            if response.status != 200 and CLOSING in response.body:
+                soak.wrong.append("a photo that was accepted before SIGTERM was refused after it")
+    return outcomes
 
 
 def check_growth(soak: Soak, samples: list[Usage]) -> None:
@@ -403,10 +418,11 @@ def print_tables(soak: Soak, samples: list[Usage]) -> None:
     """Print the requests by kind and status, and the use of resources."""
     print("| requests | number by status |\n|---|---|")
     for kind in KINDS:
-        found = sorted((status, n) for (name, status), n in soak.counts.items() if name == kind)
-        cells = [f"{status or 'closed'}: {number:,}" for status, number in found]
+        found = sorted((outcome, n) for (name, outcome), n in soak.counts.items() if name == kind)
+        cells = [f"{outcome}: {number:,}" for outcome, number in found]
         print(f"| {kind.replace('_', ' ')} | {', '.join(cells)} |")
-    print(f"| all | {soak.counts.total():,} |\n")
+    print(f"| all | {soak.counts.total():,} |")
+    print(f"| connections refused between stop and start | {soak.not_running:,} |\n")
     print("| minute | memory, MiB | descriptors |\n|---|---|---|")
     for sample in samples:
         print(f"| {sample.minutes:.1f} | {sample.memory:,} | {sample.descriptors} |")
@@ -436,13 +452,13 @@ def main() -> None:
         finally:
             server.process.kill()
         log = server.log.read_text().splitlines()
-    in_flight = check_log(soak, [json.loads(x) for x in log if x.startswith("{")], stopped)
+    outcomes = check_log(soak, [json.loads(x) for x in log if x.startswith("{")], stopped)
     if options.seconds >= 600:  # shorter ones consist of warm-up
         check_growth(soak, samples)
     print_tables(soak, samples)
     print(f"\nAfter the clients have left: {memory:,} MiB, {descriptors} descriptors.")
-    print(f"Photos in flight at SIGTERM, all captioned unless listed below: {in_flight}.")
-    print("\n".join(line for line in log if line.startswith("captioner: completing")))
+    found = ", ".join(f"{outcome}: {number}" for outcome, number in sorted(outcomes.items()))
+    print(f"Photos in flight at SIGTERM: {found}.")
     for problem, count in Counter(soak.wrong).most_common(20):
         print(f"WRONG {problem} ({count} times)")
     sys.exit(bool(soak.wrong))
