@@ -971,6 +971,33 @@ def test_maps_of_another_method(tab, served, tiny) -> None:
     expect(method).to_have_value("attention")
 
 
+def test_the_method_stays_when_another_photo_is_selected(tab, served, tiny) -> None:
+    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
+    expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
+    sent = posts(tab)
+    method, legend = tab.get_by_label("maps"), tab.locator(".legend")
+    method.select_option("grad_cam")
+    expect(legend).to_contain_text("share of relevance per region")
+
+    card(tab, 2).click()
+
+    expect(legend).to_contain_text("share of relevance per region")
+    expect(method).to_have_value("grad_cam")
+    caption = served.model.caption(tiny.photos / "2.png", method="grad_cam")
+    expect(tab.get_by_role("status")).to_have_text(caption.text)
+    [entry] = content(saved(tab, "HTML", "Download the overlay").read_text("utf-8"))[1]["entries"]
+    np.testing.assert_allclose(entry["captions"][0]["alphas"], caption.alphas, atol=2e-3)
+    card(tab, 1).click()  # whose maps the page has already
+    expect(legend).to_contain_text("share of relevance per region")
+    assert len(sent) == 2
+
+    method.select_option("attention")
+    card(tab, 2).click()
+    expect(method).to_have_value("attention")
+    expect(legend).to_contain_text("share of attention per region")
+    assert len(sent) == 2
+
+
 # --- API keys ------------------------------------------------------------------------------------
 
 KEY = "alice-0123456789abcdef"
