@@ -380,20 +380,14 @@ def test_batches_do_not_lengthen_retry_after(serve, model):
     serve(test)
 
 
-def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch):
+def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch, concurrency):
     monkeypatch.setattr(service_module, "LARGE_PIXELS", 23)
-    busy, most, lock = 0, 0, threading.Lock()
     real = service_module.open_reduced
 
     def counted(*given, **named):
-        nonlocal busy, most
-        with lock:
-            busy += 1
-            most = max(most, busy)
-        time.sleep(0.02)
-        with lock:
-            busy -= 1
-        return real(*given, **named)
+        with concurrency:
+            time.sleep(0.02)
+            return real(*given, **named)
 
     monkeypatch.setattr(service_module, "open_reduced", counted)
 
@@ -402,7 +396,7 @@ def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch):
         assert [(await one.response()).status for one in exchanges] == [200] * 6
 
     serve(test)
-    assert most == 1
+    assert concurrency.most == 1
 
 
 def test_default_limits_fit_cameras():

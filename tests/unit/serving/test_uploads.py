@@ -274,11 +274,6 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("given", "status", "message"), FORMS.values(), ids=FORMS)
-def test_refused_forms(serve, model, given, status, message):
-    check_refused(serve, model, given, status, message)
-
-
 JSONS = {
     "not JSON": ((b"{image: 3}", JSON), 400, "not valid JSON: "),
     "a photo": ((png(), JSON), 400, "to send a photo's bytes, leave out Content-Type"),
@@ -360,8 +355,14 @@ JSONS = {
 }
 
 
-@pytest.mark.parametrize(("given", "status", "message"), JSONS.values(), ids=JSONS)
-def test_refused_json(serve, model, given, status, message):
+@pytest.mark.parametrize(
+    ("given", "status", "message"),
+    [
+        *[pytest.param(*case, id=f"form: {name}") for name, case in FORMS.items()],
+        *[pytest.param(*case, id=f"JSON: {name}") for name, case in JSONS.items()],
+    ],
+)
+def test_refused_bodies(serve, model, given, status, message):
     check_refused(serve, model, given, status, message)
 
 
