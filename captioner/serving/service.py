@@ -52,7 +52,7 @@ DECODERS = 2
 """Number of photos decoded in parallel."""
 
 LARGE_PIXELS = 24_000_000
-"""Photos with more pixels are decoded one at a time: each takes up to 25 bytes per pixel."""
+"""Photos with more pixels are decoded one at a time: each takes up to 16 bytes per pixel."""
 
 REDUCTION = 2
 """Large JPEGs are decoded at a reduced size, at least this many times the model's input size."""
@@ -235,6 +235,7 @@ class Service:
         held = 0
 
         def hold(count: int) -> None:
+            """Hold ``count`` slots in all, or refuse the request."""
             nonlocal held
             more = min(count, self.limits.max_queue) - held
             if more > 0 and self.in_flight + more > self.limits.max_queue:
@@ -282,6 +283,7 @@ class Service:
         loop = asyncio.get_running_loop()
 
         def free(_: Future[T]) -> None:
+            """Count the thread as free; called in that thread."""
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._free_decoders.release)
 
