@@ -1,7 +1,7 @@
 """Process a request, from the bytes of a photo to its captions.
 
     admission   take a queue slot, or refuse the request before its body is read
-    body        read it into memory, within limits on bytes and seconds; see `uploads`
+    body        read it into memory, within limits on bytes and seconds; see `bodies`
     decoding    in a few threads; only the encoder's input is kept
     captions    in a batch with other requests; see `batching`
     response    rendered from the captions, as JSON or a picture
@@ -30,20 +30,13 @@ from captioner.data.images import USUAL_FORMATS, header_size, open_reduced
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
+from captioner.serving.bodies import check_headers, has_fields, read_body, read_photo
 from captioner.serving.lifecycle import closing
 from captioner.serving.limits import Limits
 from captioner.serving.requests import CaptionRequest, read_request, with_fields
 from captioner.serving.responses import RequestError
 from captioner.serving.throughput import Throughput
-from captioner.serving.uploads import (
-    Receive,
-    Upload,
-    check_headers,
-    client_closed,
-    has_fields,
-    read_body,
-    read_photo,
-)
+from captioner.serving.uploads import Receive, Upload, client_closed
 from captioner.visualization.heatmap import fit_photo
 
 T = TypeVar("T")
