@@ -231,3 +231,16 @@ def test_containers_start_a_valid_command_without_root(name):
     assert "HEALTHCHECK" in text
     [build] = re.findall(r"docker build -f (\S+)", text)
     assert build == f"deploy/{name}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_the_memory_of_decoding_is_measured():
+    script = Path(__file__).parents[2] / "scripts" / "measure_photo_memory.py"
+    command = [sys.executable, str(script), "--megapixels", "9", "--formats", "JPEG", "PNG, RGB"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    jpeg, png = (line.split("|") for line in done.stdout.splitlines()[2:])
+    assert [jpeg[1].strip(), png[1].strip()] == ["JPEG", "PNG, RGB"]
+    assert float(jpeg[2]) < float(png[2])  # decoded at a reduced size
