@@ -5,16 +5,19 @@
 Starts `captioner serve` itself, restarts it by SIGTERM in the middle, and checks that
 
 - every request gets a status that its kind allows, and every valid photo its own caption;
-- no request that appears in the server's log with status 200 was lost on its way to a client;
-- resident memory and open descriptors do not grow (printed per quarter).
+- every photo that was accepted before SIGTERM got its caption, and no response that the server's
+  log reports was lost on its way to a client;
+- resident memory and open descriptors do not grow.
 
-Exits with 1 if a check fails.
+Prints the requests by kind and status and the use of memory as Markdown tables. Exits with 1 if a
+check fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import io
 import json
 import random
@@ -27,14 +30,24 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 MAX_BYTES = 200_000
-TIMEOUT = 5  # --timeout of the server, seconds
+TIMEOUT = 10  # --timeout of the server, seconds
 BUSY = {429, 503}
+CLOSING = "shutting down"  # in the error of a server that has got SIGTERM
+SAMPLES = 12
+"""How often memory and descriptors are measured, the restart being in the middle."""
+GROWTH = 1.1
+"""Largest factor by which memory may grow from the second to the last sample before the restart,
+and after it."""
 
 
 def photo(number: int) -> bytes:
@@ -49,6 +62,43 @@ def photo(number: int) -> bytes:
 PHOTOS = [photo(number) for number in range(1, 8)]
 
 
+def as_bytes(photo: bytes) -> tuple[bytes, bytes]:
+    """Content type and body of a request with the photo alone."""
+    return b"image/png", photo
+
+
+def as_form(*photos: bytes) -> tuple[bytes, bytes]:
+    """Content type and body of a form with photos."""
+    name = b"images" if len(photos) > 1 else b"image"
+    head = b'--x\r\nContent-Disposition: form-data; name="%s"; filename="a.png"\r\n\r\n' % name
+    parts = b"".join(head + photo + b"\r\n" for photo in photos)
+    return b"multipart/form-data; boundary=x", parts + b"--x--\r\n"
+
+
+def as_json(photo: bytes) -> tuple[bytes, bytes]:
+    """Content type and body of a JSON object with the photo."""
+    return b"application/json", json.dumps({"image": base64.b64encode(photo).decode()}).encode()
+
+
+ENCODINGS: tuple[Callable[[bytes], tuple[bytes, bytes]], ...] = (as_bytes, as_form, as_json)
+
+
+class Response(NamedTuple):
+    """A response; status 0: the connection was closed without one."""
+
+    status: int
+    body: str = ""
+    last: bool = True
+    """Whether the server closes the connection after it."""
+
+    @property
+    def outcome(self) -> str:
+        """The status, and which of its two causes 503 has."""
+        if self.status == 503:
+            return "503 stopping" if CLOSING in self.body else "503 busy"
+        return str(self.status or "closed")
+
+
 class Soak:
     """The state of the clients and what they found."""
 
@@ -56,11 +106,15 @@ class Soak:
         self.port = port
         self.end = time.monotonic() + seconds
         self.captions: dict[int, str] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Responses by kind of request and outcome."""
         self.wrong: list[str] = []
-        self.received: set[str] = set()
-        """Ids of the valid requests whose response arrived."""
+        self.received: dict[str, Response] = {}
+        """The responses to requests for a photo, by the id of the request."""
         self.sent: set[str] = set()
+        """Ids of all requests for a photo."""
+        self.not_running = 0
+        """Number of connections that were refused."""
         self.restarting = False
         """Connections that the server had not accepted yet are closed without a response."""
 
@@ -71,142 +125,198 @@ class Soak:
             kind, weight = zip(*KINDS.items(), strict=True)
             [name] = chance.choices(kind, weight)
             try:
-                await asyncio.wait_for(getattr(self, name)(chance), 120)
-            except (ConnectionError, asyncio.IncompleteReadError):
-                self.counts[f"{name}: closed"] += 1
-                await asyncio.sleep(chance.uniform(0.05, 0.5))
+                response = await asyncio.wait_for(getattr(self, name)(chance), 120)
+            except ConnectionRefusedError:
+                self.not_running += 1
+                if not self.restarting:
+                    self.wrong.append("the server does not listen")
+                response = Response(0)
+            except (ConnectionError, asyncio.IncompleteReadError):  # cut off
+                response = Response(0)
+                self.check(name, response, {0} if name == "leaving" else set())
             except TimeoutError:
                 self.wrong.append(f"{name}: no response within 120 s")
+                continue
+            if response.status in BUSY or self.restarting:
+                await asyncio.sleep(chance.uniform(0, 1))
 
-    async def send(self, *parts: bytes, pause: float = 0.0, close: bool = False) -> tuple[int, str]:
-        """Send the parts over a new connection; status and body of the response (0: none)."""
+    async def send(self, *parts: bytes, pause: float = 0.0, close: bool = False) -> Response:
+        """Send the parts over a new connection, until the response comes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reading = asyncio.create_task(read_response(reader))
         try:
-            for part in parts:
-                writer.write(part)
-                await writer.drain()
-                await asyncio.sleep(pause)
-            if close:
-                writer.write_eof()
-            return await response(reader)
+            with suppress(ConnectionError):  # the response may have come before
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                    if (await asyncio.wait({reading}, timeout=pause))[0]:
+                        break
+                if close:
+                    writer.write_eof()
+            return await reading
         finally:
+            reading.cancel()
             writer.close()
 
-    def head(self, length: int | str, *lines: str) -> bytes:
-        """Headers of an upload."""
-        first = [
-            "POST /v1/captions HTTP/1.1", "Host: localhost", f"Content-Length: {length}", *lines,
-        ]  # fmt: skip
-        return "\r\n".join([*first, "", ""]).encode()
-
-    def check(self, kind: str, status: int, allowed: set[int]) -> None:
+    def check(self, kind: str, response: Response, allowed: set[int]) -> Response:
         """Count a response and check its status."""
-        self.counts[f"{kind}: {status}"] += 1
-        if status not in allowed | BUSY and not (status == 0 and self.restarting):
-            self.wrong.append(f"{kind}: status {status}")
+        self.counts[kind, response.outcome] += 1
+        if response.status not in allowed | BUSY and not (response.status == 0 and self.restarting):
+            self.wrong.append(f"{kind}: status {response.status}")
+        return response
 
-    async def valid(self, chance: random.Random) -> None:
-        """A photo, whose caption is compared with its earlier ones."""
+    def compare(self, number: int, result: Any) -> None:
+        """Compare the caption of a photo with its earlier ones."""
+        caption = result["captions"][0]["text"]
+        if self.captions.setdefault(number, caption) != caption:
+            self.wrong.append(f"photo {number} got the caption of another: {caption}")
+
+    async def valid(self, chance: random.Random) -> Response:
+        """A photo as bytes, form or JSON."""
         number, request = chance.randrange(len(PHOTOS)), secrets.token_hex(8)
         self.sent.add(request)
-        body = PHOTOS[number]
-        head = self.head(len(body), f"X-Request-Id: {request}")
-        status, text = await self.send(head, body)
-        self.check("valid", status, {200})
-        if status == 200:
-            self.received.add(request)
-            caption = json.loads(text)["captions"][0]["text"]
-            if self.captions.setdefault(number, caption) != caption:
-                self.wrong.append(f"photo {number} got the caption of another: {caption}")
+        kind, body = chance.choice(ENCODINGS)(PHOTOS[number])
+        response = await self.send(head(len(body), kind, request), body)
+        if response.status:
+            self.received[request] = response
+        if response.status == 200:
+            self.compare(number, json.loads(response.body))
+        return self.check("valid", response, {200})
 
-    async def corrupt(self, chance: random.Random) -> None:
+    async def batch(self, chance: random.Random) -> Response:
+        """Photos in one form, a broken one among them; the results come line by line."""
+        one, two = chance.choices(range(len(PHOTOS)), k=2)
+        kind, body = as_form(PHOTOS[one], b"no photo", PHOTOS[two])
+        start = head(len(body), kind, "", "Accept: application/x-ndjson", path="/v1/batch")
+        response = await self.send(start, body)
+        if response.status == 200:
+            results = [json.loads(line) for line in response.body.splitlines()]
+            if [result.get("index") for result in results] != [0, 1, 2]:
+                self.wrong.append(f"batch: {len(results)} results")
+            for result, number in zip(results, (one, None, two), strict=False):
+                if result["status"] == 200 and number is not None:
+                    self.compare(number, result)
+                elif result["status"] not in {200 if number is not None else 415} | BUSY:
+                    self.wrong.append(f"batch: a photo with status {result['status']}")
+        return self.check("batch", response, {200})
+
+    async def overlay(self, chance: random.Random) -> Response:
+        """A figure of a photo."""
+        body = chance.choice(PHOTOS)
+        response = await self.send(head(len(body), path="/v1/overlay.svg"), body)
+        if response.status == 200 and "</svg>" not in response.body:
+            self.wrong.append("overlay: no SVG")
+        return self.check("overlay", response, {200})
+
+    async def corrupt(self, chance: random.Random) -> Response:
         """Not a photo, or a broken one."""
-        body = chance.choice([b"no photo", PHOTOS[6][:-300], b"%PDF-1.7"])
-        self.check("corrupt", (await self.send(self.head(len(body)), body))[0], {415, 422})
+        encode = chance.choice(ENCODINGS)
+        kind, body = encode(chance.choice([b"no photo", PHOTOS[6][:-300], b"%PDF-1.7"]))
+        return self.check("corrupt", await self.send(head(len(body), kind), body), {415, 422})
 
-    async def oversized(self, chance: random.Random) -> None:
+    async def oversized(self, chance: random.Random) -> Response:
         """More bytes than allowed."""
         size = MAX_BYTES + 1 + chance.randrange(MAX_BYTES)
-        self.check("oversized", (await self.send(self.head(size), b"x" * size))[0], {413})
+        return self.check("oversized", await self.send(head(size), b"x" * size), {413})
 
-    async def slow_body(self, _: random.Random) -> None:
-        """A body that arrives byte by byte."""
-        body = PHOTOS[0]
-        parts = [self.head(len(body)), *(body[i : i + 1] for i in range(30))]
-        self.check("slow body", (await self.send(*parts, pause=0.3))[0], {408, 0})
+    async def slow_body(self, _: random.Random) -> Response:
+        """A body that arrives byte by byte, too slowly."""
+        parts = [head(len(PHOTOS[0])), *(PHOTOS[0][i : i + 1] for i in range(3 * TIMEOUT))]
+        return self.check("slow_body", await self.send(*parts, pause=0.5), {408})
 
-    async def slow_headers(self, _: random.Random) -> None:
-        """Headers that arrive byte by byte."""
-        parts = [b"POST /v1/captions HTTP/1.1\r\nX: ", *[b"x"] * 30]
-        self.check("slow headers", (await self.send(*parts, pause=0.3))[0], {0})
+    async def slow_headers(self, _: random.Random) -> Response:
+        """Headers that arrive byte by byte, too slowly; the connection is closed."""
+        parts = [b"POST /v1/captions HTTP/1.1\r\nX: ", *[b"x"] * (3 * TIMEOUT)]
+        return self.check("slow_headers", await self.send(*parts, pause=0.5), {0})
 
-    async def half_closed(self, _: random.Random) -> None:
-        """Closes its side after the request."""
-        body = PHOTOS[0]
-        status, _ = await self.send(self.head(len(body)), body, close=True)
-        self.check("half closed", status, {200, 0})
+    async def half_closed(self, _: random.Random) -> Response:
+        """Closes its side after the request, which counts as disconnecting."""
+        response = await self.send(head(len(PHOTOS[0])), PHOTOS[0], close=True)
+        return self.check("half_closed", response, {200, 0})
 
-    async def short(self, _: random.Random) -> None:
-        """Less than its Content-Length."""
-        status, _ = await self.send(self.head(len(PHOTOS[0]) + 9), PHOTOS[0], close=True)
-        self.check("short", status, {0, 400, 408})
+    async def short(self, _: random.Random) -> Response:
+        """Less than its Content-Length, then closes its side."""
+        response = await self.send(head(len(PHOTOS[0]) + 9), PHOTOS[0], close=True)
+        return self.check("short", response, {0})
 
-    async def wrong_length(self, chance: random.Random) -> None:
+    async def wrong_length(self, chance: random.Random) -> Response:
         """A Content-Length that is no number, or enormous."""
         length = chance.choice(["-1", "x", "1e3", "9" * 30, "5, 6"])
-        self.check("wrong length", (await self.send(self.head(length)))[0], {400, 413})
+        return self.check("wrong_length", await self.send(head(length)), {400, 413})
 
-    async def bad_chunks(self, chance: random.Random) -> None:
+    async def bad_chunks(self, chance: random.Random) -> Response:
         """Invalid chunked encoding."""
         start = (
             b"POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
-        self.check("bad chunks", (await self.send(start, chunk))[0], {400, 0})
+        return self.check("bad_chunks", await self.send(start, chunk), {400})
 
-    async def pipelined(self, chance: random.Random) -> None:
+    async def pipelined(self, chance: random.Random) -> Response:
         """Two requests at once: the responses come in their order."""
-        one, two = chance.sample(range(len(PHOTOS)), 2)
+        numbers = chance.sample(range(len(PHOTOS)), 2)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            for number in (one, two):
-                writer.write(self.head(len(PHOTOS[number])) + PHOTOS[number])
-            for number in (one, two):
-                status, text = await response(reader)
-                if status == 0:
-                    return
-                self.check("pipelined", status, {200})
-                if status == 200 and number in self.captions:
-                    caption = json.loads(text)["captions"][0]["text"]
-                    if caption != self.captions[number]:
-                        self.wrong.append(f"pipelined photo {number} got another's caption")
+            for number in numbers:
+                writer.write(head(len(PHOTOS[number])) + PHOTOS[number])
+            for number in numbers:
+                response = self.check("pipelined", await read_response(reader), {200})
+                if response.status == 200:
+                    self.compare(number, json.loads(response.body))
+                if response.last:
+                    break
+            return response
         finally:
             writer.close()
 
-    async def leaving(self, chance: random.Random) -> None:
+    async def leaving(self, chance: random.Random) -> Response:
         """Disconnects before the response."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(self.head(len(PHOTOS[0])) + PHOTOS[0][: chance.randrange(len(PHOTOS[0]) + 1)])
+        writer.write(head(len(PHOTOS[0])) + PHOTOS[0][: chance.randrange(len(PHOTOS[0]) + 1)])
         await asyncio.sleep(chance.uniform(0, 0.1))
         writer.close()
-        self.counts["leaving"] += 1
+        return self.check("leaving", Response(0), {0})
 
 
 KINDS = {
-    "valid": 60, "corrupt": 8, "oversized": 4, "slow_body": 2, "slow_headers": 2, "half_closed": 4,
-    "short": 3, "wrong_length": 4, "bad_chunks": 4, "pipelined": 6, "leaving": 5,
+    "valid": 58, "batch": 6, "overlay": 1, "corrupt": 8, "oversized": 4, "slow_body": 1,
+    "slow_headers": 1, "half_closed": 4, "short": 3, "wrong_length": 4, "bad_chunks": 4,
+    "pipelined": 6, "leaving": 5,
 }  # fmt: skip
+"""Methods of ``Soak`` and how often each is called, relative to the others."""
 
 
-async def response(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """Status and body of the next response; 0 if the connection was closed without one."""
+def head(
+    length: int | str,
+    kind: bytes = b"image/png",
+    request: str = "",
+    *lines: str,
+    path: str = "/v1/captions",
+) -> bytes:
+    """Headers of an upload."""
+    first = [
+        f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {length}",
+        f"Content-Type: {kind.decode()}", *lines,
+    ]  # fmt: skip
+    if request:
+        first.append(f"X-Request-Id: {request}")
+    return "\r\n".join([*first, "", ""]).encode()
+
+
+async def read_response(reader: asyncio.StreamReader) -> Response:
+    """Read the next response."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except (asyncio.IncompleteReadError, ConnectionError):
-        return 0, ""
-    length = re.search(r"(?i)content-length: (\d+)", head)
-    body = await reader.readexactly(int(length[1])) if length else b""
-    return int(head.split()[1]), body.decode()
+        return Response(0)
+    body = b""
+    if length := re.search(r"(?i)content-length: (\d+)", head):
+        body = await reader.readexactly(int(length[1]))
+    else:  # chunked
+        while size := int(await reader.readline() or b"0", 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readline()
+    return Response(int(head.split()[1]), body.decode(), "connection: close" in head.lower())
 
 
 class Server:
@@ -241,22 +351,81 @@ class Server:
         return pages * 4096 >> 20, len(list((proc / "fd").iterdir()))
 
 
-async def run(soak: Soak, server: Server, clients: int, seconds: float) -> None:
-    """Run the clients; restart the server in the middle and print its usage per eighth."""
+class Usage(NamedTuple):
+    """Use of resources at a moment."""
+
+    minutes: float
+    memory: int
+    """Resident memory in MiB."""
+    descriptors: int
+
+
+async def run(
+    soak: Soak, server: Server, clients: int, seconds: float
+) -> tuple[list[Usage], datetime]:
+    """Run the clients and restart the server in the middle; its use of resources and that time."""
+    start, samples = time.monotonic(), []
     tasks = [asyncio.create_task(soak.client(seed)) for seed in range(clients)]
-    for eighth in range(1, 9):
-        await asyncio.sleep(seconds / 8)
-        memory, descriptors = server.usage()
-        print(f"{eighth / 8:4.0%}: {memory:,} MiB, {descriptors} descriptors", flush=True)
-        if eighth == 4:
-            soak.restarting, start = True, time.monotonic()
+    for sample in range(1, SAMPLES + 1):
+        await asyncio.sleep(seconds / SAMPLES)
+        samples.append(Usage((time.monotonic() - start) / 60, *server.usage()))
+        print(samples[-1], file=sys.stderr, flush=True)
+        if sample == SAMPLES // 2:
+            soak.restarting, began, stopped = True, time.monotonic(), datetime.now(timezone.utc)
             if code := await asyncio.to_thread(server.stop):
                 soak.wrong.append(f"the server exited with {code} on SIGTERM")
+            print(f"stopped after {time.monotonic() - began:.1f} s", file=sys.stderr)
             await asyncio.to_thread(server.start)
             soak.restarting = False
-            soak.end += time.monotonic() - start
-            print("restarted", flush=True)
+            soak.end += time.monotonic() - began
+            print(f"listens after {time.monotonic() - began:.1f} s", file=sys.stderr)
     await asyncio.gather(*tasks)
+    return samples, stopped
+
+
+def check_log(soak: Soak, lines: list[dict[str, Any]], stopped: datetime) -> Counter[str]:
+    """Compare the server's log with what the clients received.
+
+    Returns:
+        What became of the photos that the server was working on when it was stopped.
+    """
+    outcomes: Counter[str] = Counter()
+    for line in lines:
+        if line.get("id") not in soak.sent:
+            continue
+        end = datetime.fromisoformat(line["time"])
+        begin = end - timedelta(milliseconds=line["ms"] + 1)  # it is rounded
+        response = soak.received.get(line["id"], Response(0))
+        if line["status"] != response.status:
+            problem = f"valid: status {line['status']} in the log, {response.status} received"
+            soak.wrong.append(problem)
+        if begin < stopped < end and line["status"] != 429:
+            outcomes[response.outcome] += 1
+            if response.status != 200 and CLOSING in response.body:
+                soak.wrong.append("a photo that was accepted before SIGTERM was refused after it")
+    return outcomes
+
+
+def check_growth(soak: Soak, samples: list[Usage]) -> None:
+    """Compare the use of memory after the warm-up of each process with its last."""
+    half = len(samples) // 2
+    for part in (samples[1:half], samples[half + 1 :]):
+        if part[-1].memory > GROWTH * part[0].memory:
+            soak.wrong.append(f"memory grew from {part[0].memory} to {part[-1].memory} MiB")
+
+
+def print_tables(soak: Soak, samples: list[Usage]) -> None:
+    """Print the requests by kind and status, and the use of resources."""
+    print("| requests | number by status |\n|---|---|")
+    for kind in KINDS:
+        found = sorted((outcome, n) for (name, outcome), n in soak.counts.items() if name == kind)
+        cells = [f"{outcome}: {number:,}" for outcome, number in found]
+        print(f"| {kind.replace('_', ' ')} | {', '.join(cells)} |")
+    print(f"| all | {soak.counts.total():,} |")
+    print(f"| connections refused between stop and start | {soak.not_running:,} |\n")
+    print("| minute | memory, MiB | descriptors |\n|---|---|---|")
+    for sample in samples:
+        print(f"| {sample.minutes:.1f} | {sample.memory:,} | {sample.descriptors} |")
 
 
 def main() -> None:
@@ -273,22 +442,23 @@ def main() -> None:
         server.start()
         try:
             soak = Soak(port, options.seconds)
-            asyncio.run(run(soak, server, options.clients, options.seconds))
+            samples, stopped = asyncio.run(run(soak, server, options.clients, options.seconds))
             time.sleep(2 * TIMEOUT)  # idle connections are closed
-            _, descriptors = server.usage()
+            memory, descriptors = server.usage()
             if descriptors > 40:
                 soak.wrong.append(f"{descriptors} descriptors are open after the clients have left")
             if code := server.stop():
                 soak.wrong.append(f"the server exited with {code}")
         finally:
             server.process.kill()
-        lines = [json.loads(x) for x in server.log.read_text().splitlines() if x.startswith("{")]
-    done = {line["id"] for line in lines if line.get("status") == 200} & soak.sent
-    if lost := done - soak.received:
-        soak.wrong.append(f"{len(lost)} accepted requests were lost: {sorted(lost)[:3]}")
-    for name, count in sorted(soak.counts.items()):
-        print(f"{name:24} {count:,}")
-    print(f"descriptors at the end: {descriptors}; accepted and completed: {len(done):,}")
+        log = server.log.read_text().splitlines()
+    outcomes = check_log(soak, [json.loads(x) for x in log if x.startswith("{")], stopped)
+    if options.seconds >= 600:  # shorter ones consist of warm-up
+        check_growth(soak, samples)
+    print_tables(soak, samples)
+    print(f"\nAfter the clients have left: {memory:,} MiB, {descriptors} descriptors.")
+    found = ", ".join(f"{outcome}: {number}" for outcome, number in sorted(outcomes.items()))
+    print(f"Photos in flight at SIGTERM: {found}.")
     for problem, count in Counter(soak.wrong).most_common(20):
         print(f"WRONG {problem} ({count} times)")
     sys.exit(bool(soak.wrong))

@@ -110,6 +110,29 @@ def _seed() -> None:
     torch.default_generator.manual_seed(0)
 
 
+class Concurrency:
+    """``with concurrency: ...`` in several threads: ``most`` of them were inside at a time."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._inside = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+
+
+@pytest.fixture
+def concurrency() -> Concurrency:
+    return Concurrency()
+
+
 @pytest.fixture
 def vocabulary() -> Vocabulary:
     return Vocabulary(WORDS)

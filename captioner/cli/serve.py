@@ -219,11 +219,15 @@ def _server(app: FastAPI, limits: Limits, address: str, proxies: list[str]) -> S
     from captioner.serving.connections import DRAIN_SECONDS, limited_protocol
 
     class Draining(uvicorn.Server):
+        """Completes the accepted requests before it stops listening."""
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Listen, and print the address."""
             await super().startup(sockets)
             _announce(f"serving on {address} (press Ctrl-C to stop)")
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """Refuse new requests, wait for the accepted ones, then close the sockets."""
             lifecycle = app.state.lifecycle
             lifecycle.drain()
             if lifecycle.accepted:
@@ -264,6 +268,7 @@ def _reloading(keys: ApiKeys | None) -> Iterator[None]:
         return
 
     def reload(*_: object) -> None:
+        """Read the file; keep the keys if it is invalid."""
         try:
             keys.reload()
         except ConfigError as error:

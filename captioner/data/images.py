@@ -34,8 +34,8 @@ MAX_PIXELS = 178_956_970
 MAX_STREAM_BYTES = 1 << 30
 """Limit for standard input and pipes (bytes), which may be endless."""
 
-USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Common photo formats, by Pillow's names."""
+USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
+"""Common photo formats, by Pillow's names; HEIF (HEIC) only if ``pillow-heif`` is installed."""
 
 _READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 _AGAIN = "copy or download the file again"
@@ -279,10 +279,8 @@ def _identify(
     """Read the header; refuse unsupported and too large files."""
     head = file.read(256)
     file.seek(0)
-    if formats is None and format_by_content(head) is HEIC:
-        register_heif()
     try:
-        image = Image.open(file, formats=formats)
+        image = Image.open(file, formats=_to_try(head, formats))
         pixels = image.width * image.height
     except Image.DecompressionBombError as error:
         problem = f"{_first_line(error)}; {_too_large(max_pixels)}"
@@ -303,6 +301,14 @@ def _identify(
     if image.format == "TIFF" and _is_raw(image, head, called):
         raise _error(called, RAW.problem, NotAnImageError)
     return image
+
+
+def _to_try(head: bytes, formats: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The formats without HEIF unless the file needs it: Pillow knows it only once registered."""
+    accepted = formats is None or "HEIF" in formats
+    if accepted and format_by_content(head) is HEIC and register_heif():
+        return formats
+    return formats if formats is None else tuple(name for name in formats if name != "HEIF")
 
 
 def _is_raw(image: Image.Image, head: bytes, called: str) -> bool:
@@ -408,7 +414,8 @@ def _not_an_image(head: bytes, called: str, formats: tuple[str, ...] | None) -> 
     kind = format_by_content(head)
     if kind is None and called.lower().endswith(RAW.extensions):
         kind = RAW
-    if kind is not None and formats is not None:
+    refused = formats is not None and not (kind is HEIC and "HEIF" in formats)
+    if kind is not None and refused:
         problem = f"{kind.name} is not supported here; give {_READABLE}"
         return _error(called, problem, NotAnImageError)
     if kind is not None and not kind.decodable:

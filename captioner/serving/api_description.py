@@ -17,7 +17,7 @@ There are three ways to send a photo, distinguished by the Content-Type:
 
     curl -F image=@photo.jpg http://localhost:8000/v1/captions
     curl --data-binary @photo.jpg http://localhost:8000/v1/captions
-    curl --json '{"image": "<base64>"}' http://localhost:8000/v1/captions
+    echo '{"image": "'$(base64 -w0 photo.jpg)'"}' | curl --json @- http://localhost:8000/v1/captions
 
 Options are query parameters, or fields of the form or of the JSON object. Errors are JSON,
 `{"error": "..."}`, with one line that states what was given, what is allowed and what to do."""
@@ -72,8 +72,6 @@ def request_body(options: str, example: str, *, several: bool = False) -> dict[s
         several: Whether there may be several photos.
     """
     name = "images" if several else "image"
-    files = " -F images=@b.jpg" if several else ""
-    photo = "a.jpg" if several else "photo.jpg"
     schema = f"#/components/schemas/{options}{'Batch' if several else 'Request'}"
     # Without the options, into which Swagger UI would put values that nobody chose.
     form = {
@@ -95,15 +93,29 @@ def request_body(options: str, example: str, *, several: bool = False) -> dict[s
     }
     if not several:
         content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
+    note = "; in a form, options come before the photos" if several else ""
     text = (
-        "JPEG, PNG, WebP, GIF, BMP or TIFF; the format is detected from the content. As a form: "
-        f"`curl -F {name}=@{photo}{files} 'http://localhost:8000{example}'`."
+        "JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server has pillow-heif; the format is "
+        f"detected from the content{note}.\n\n"
     )
-    if several:
-        text += " In a form, options come before the photos."
-    else:
-        text += " As bytes: `curl --data-binary @photo.jpg ...`, with any other Content-Type."
+    commands = _commands(f"'http://localhost:8000{example}'", several)
+    text += "".join(f"    {command}\n" for command in commands)
     return {"requestBody": {"required": True, "description": text, "content": content}}
+
+
+def _commands(url: str, several: bool) -> list[str]:
+    """Shell commands that send photos: as a form, as bytes, and as JSON."""
+    if several:
+        photos = """["'$(base64 -w0 a.jpg)'", "'$(base64 -w0 b.jpg)'"]"""
+        return [
+            f"curl -F images=@a.jpg -F images=@b.jpg {url}",
+            f"""echo '{{"images": {photos}}}' | curl --json @- {url}""",
+        ]
+    return [
+        f"curl -F image=@photo.jpg {url}",
+        f"curl --data-binary @photo.jpg {url}",
+        f"""echo '{{"image": "'$(base64 -w0 photo.jpg)'"}}' | curl --json @- {url}""",
+    ]
 
 
 def describe_bodies(app: FastAPI, models: Mapping[str, type[BaseModel]]) -> None:
@@ -116,6 +128,7 @@ def describe_bodies(app: FastAPI, models: Mapping[str, type[BaseModel]]) -> None
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
+        """FastAPI's schema with those of the bodies."""
         if app.openapi_schema is None:
             schemas = generate()["components"]["schemas"]
             for name, model in models.items():
@@ -132,6 +145,7 @@ def describe_keys(app: FastAPI) -> None:
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
+        """The schema with the keys."""
         schema = generate()
         schema["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},

@@ -22,17 +22,11 @@ from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from captioner.serving.access_log import log_exception
+from captioner.serving.bodies import check_headers, read_body
 from captioner.serving.requests import CaptionRequest, read_request, with_fields
 from captioner.serving.responses import RequestError, captions_json, internal_error, json_line
 from captioner.serving.service import Decoded, Service, disconnected, within
-from captioner.serving.uploads import (
-    Field,
-    Upload,
-    add_field,
-    check_headers,
-    client_closed,
-    read_body,
-)
+from captioner.serving.uploads import Field, Upload, add_field, client_closed
 
 NDJSON = "application/x-ndjson"
 

@@ -110,17 +110,20 @@ class Drain:
         expects = headers.get("expect", "").lower() == "100-continue"
 
         async def watched() -> Message:
+            """The next message; notes the end of the body."""
             nonlocal ended
             message = await receive()
             ended = ended or not message.get("more_body", False)
             return message
 
         async def drained() -> None:
+            """Discard the rest of the body."""
             left = DRAIN_BYTES
             while not ended and left > 0:
                 left -= len((await watched()).get("body", b""))
 
         async def send_after_body(message: Message) -> None:
+            """Send a message; a refusal only after the body."""
             # A response with another status is sent while its request is read.
             refused = message["type"] == "http.response.start" and message["status"] >= 400
             if refused and not ended:

@@ -79,7 +79,10 @@ _FIGURE, _PAGE = _options(overlay), _options(page)
 
 
 def _figure(suffix: str) -> Renderer:
+    """A renderer of figures in the format of a file name extension."""
+
     def render(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
+        """Draw the figure; ConfigError if it has too many pixels."""
         assert photo.picture is not None
         look = options.model_dump(include=set(_FIGURE))
         look["only"] = [word.strip() for given in look["only"] or () for word in given.split(",")]

@@ -1,7 +1,7 @@
 """Process a request, from the bytes of a photo to its captions.
 
     admission   take a queue slot, or refuse the request before its body is read
-    body        read it into memory, within limits on bytes and seconds; see `uploads`
+    body        read it into memory, within limits on bytes and seconds; see `bodies`
     decoding    in a few threads; only the encoder's input is kept
     captions    in a batch with other requests; see `batching`
     response    rendered from the captions, as JSON or a picture
@@ -30,20 +30,13 @@ from captioner.data.images import USUAL_FORMATS, header_size, open_reduced
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
+from captioner.serving.bodies import check_headers, has_fields, read_body, read_photo
 from captioner.serving.lifecycle import closing
 from captioner.serving.limits import Limits
 from captioner.serving.requests import CaptionRequest, read_request, with_fields
 from captioner.serving.responses import RequestError
 from captioner.serving.throughput import Throughput
-from captioner.serving.uploads import (
-    Receive,
-    Upload,
-    check_headers,
-    client_closed,
-    has_fields,
-    read_body,
-    read_photo,
-)
+from captioner.serving.uploads import Receive, Upload, client_closed
 from captioner.visualization.heatmap import fit_photo
 
 T = TypeVar("T")
@@ -52,7 +45,7 @@ DECODERS = 2
 """Number of photos decoded in parallel."""
 
 LARGE_PIXELS = 24_000_000
-"""Photos with more pixels are decoded one at a time: each takes up to 25 bytes per pixel."""
+"""Photos with more pixels are decoded one at a time: each takes up to 16 bytes per pixel."""
 
 REDUCTION = 2
 """Large JPEGs are decoded at a reduced size, at least this many times the model's input size."""
@@ -235,6 +228,7 @@ class Service:
         held = 0
 
         def hold(count: int) -> None:
+            """Hold ``count`` slots in all, or refuse the request."""
             nonlocal held
             more = min(count, self.limits.max_queue) - held
             if more > 0 and self.in_flight + more > self.limits.max_queue:
@@ -282,6 +276,7 @@ class Service:
         loop = asyncio.get_running_loop()
 
         def free(_: Future[T]) -> None:
+            """Count the thread as free; called in that thread."""
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._free_decoders.release)
 

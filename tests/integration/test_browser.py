@@ -166,6 +166,7 @@ def test_leaving_the_words_shows_the_selected_one(visit) -> None:
     expect(tab.locator(".stage")).to_have_class(re.compile("plain"))  # without heatmap
 
     word(tab, "runs").hover()
+    expect(tab.locator(".stage")).not_to_have_class(re.compile("plain"))
     tab.get_by_label("heatmap").hover()
     expect(tab.locator(".stage")).to_have_class(re.compile("plain"))
 
@@ -401,7 +402,9 @@ def test_several_words_are_selected_by_touch(visit) -> None:
 
 def test_a_mouse_needs_no_option_for_several_words(visit) -> None:
     tab = visit(page(photo(), make()))
-    expect(tab.get_by_label("select several words")).to_be_hidden()
+    option = tab.get_by_label("select several words")
+    expect(option).to_have_count(1)
+    expect(option).to_be_hidden()
 
 
 # --- zoom ----------------------------------------------------------------------------------------

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from test_serve import GOOD, serve  # noqa: F401  (a fixture)
+
+from captioner.client import Client
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OPTIONS = ["--root-path", "/captioner", "--allow-host", "photos.example.org"]
@@ -78,6 +87,111 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):  # noqa: F
     assert server.stop(15)[0] == 0
 
 
+# --- neighbours, other origins, restarts ---------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_compose_neighbour_and_prometheus_use_the_service_name(serve):  # noqa: F811
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    server = serve(*compose["services"]["captioner"]["command"])
+    neighbour = urlsplit(compose["services"]["app"]["command"][-1])
+
+    with httpx.Client(
+        base_url=server.url, headers={"Host": neighbour.netloc}, trust_env=False, timeout=60
+    ) as client:
+        assert client.get(neighbour.path).json()["status"] == "ok"
+        response = client.post("/v1/captions", files={"image": GOOD[0]})
+        assert response.status_code == 200
+        scraped = client.get("/metrics", headers={"Accept": "text/plain;version=0.0.4"})
+
+    families = {one.name: one for one in text_string_to_metric_families(scraped.text)}
+    counted = {
+        (sample.labels["route"], sample.labels["status"]): sample.value
+        for sample in families["captioner_requests"].samples
+        if sample.name.endswith("_total")
+    }
+    assert counted["/v1/captions", "200"] == 1
+
+
+@pytest.fixture
+def other_origin() -> Iterator[int]:
+    """The port of a web server with an empty page."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><link rel=icon href=data:,><title>app</title>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    site = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=site.serve_forever)
+    thread.start()
+    yield site.server_port
+    site.shutdown()
+    thread.join()
+    site.server_close()
+
+
+@pytest.mark.slow
+def test_fetch_from_another_origin(serve, visit, other_origin):  # noqa: F811
+    server = serve("--allow-origin", f"http://127.0.0.1:{other_origin}")
+    send = f"""async (photo) => {{
+        const bytes = Uint8Array.from(atob(photo), (letter) => letter.charCodeAt(0));
+        const form = new FormData();
+        form.append("image", new Blob([bytes]), "photo.png");
+        const address = "{server.url}/v1/captions";
+        const plain = await fetch(address, {{method: "POST", body: form}});
+        const preflighted = await fetch(address, {{
+            method: "POST",
+            headers: {{"Content-Type": "application/json"}},
+            body: JSON.stringify({{image: photo}}),
+        }});
+        return [await plain.json(), await preflighted.json()];
+    }}"""
+    photo = base64.b64encode(GOOD[0]).decode()
+
+    allowed = visit(f"http://127.0.0.1:{other_origin}/", allowed="http://127.0.0.1:")
+    first, second = allowed.evaluate(send, photo)
+
+    assert first["captions"][0]["text"]
+    assert second == first
+    refused = visit(f"http://localhost:{other_origin}/", allowed="http://")
+    with pytest.raises(Exception, match="Failed to fetch"):
+        refused.evaluate(send, photo)
+    assert any("CORS policy" in complaint for complaint in visit.complaints)
+    visit.complaints.clear()
+
+
+@pytest.mark.slow
+def test_a_restart_under_load_loses_no_photo(serve):  # noqa: F811
+    """The server is replaced while eight clients send photos, which repeat what is refused."""
+    port = free_port()
+    server = serve("--port", str(port))
+    photos = GOOD * 3
+    results = []
+
+    with Client(server.url, retry_for=300, trust_env=False) as client:
+        alone = [client.caption(photo).text for photo in GOOD[:4]]
+        for result in client.stream(photos, parallel=8):
+            results.append(result)
+            if len(results) == 20:
+                code, _ = server.stop(signal.SIGTERM)
+                serve("--port", str(port))
+
+    assert code == 0
+    assert [result.error for result in results] == [None] * len(photos)
+    texts = [result.captions.text for result in results]
+    assert texts[:30] == texts[30:60] == texts[60:]
+    assert texts[:4] == alone
+
+
+# --- systemd and containers ----------------------------------------------------------------------
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_unit_is_valid(tmp_path):
     unit = tmp_path / "captioner.service"
@@ -117,3 +231,16 @@ def test_containers_start_a_valid_command_without_root(name):
     assert "HEALTHCHECK" in text
     [build] = re.findall(r"docker build -f (\S+)", text)
     assert build == f"deploy/{name}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_the_memory_of_decoding_is_measured():
+    script = Path(__file__).parents[2] / "scripts" / "measure_photo_memory.py"
+    command = [sys.executable, str(script), "--megapixels", "9", "--formats", "JPEG", "PNG, RGB"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    jpeg, png = (line.split("|") for line in done.stdout.splitlines()[2:])
+    assert [jpeg[1].strip(), png[1].strip()] == ["JPEG", "PNG, RGB"]
+    assert float(jpeg[2]) < float(png[2])  # decoded at a reduced size

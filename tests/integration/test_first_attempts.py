@@ -194,6 +194,24 @@ def test_large_photos_as_forms(server):
     assert len(texts(curl(server, "curl -F image=@large.png URL/v1/captions"))) == 1
 
 
+@needs_curl
+def test_commands_in_the_api_description_run(server):
+    """As they are pasted from /docs, but for the port."""
+    schema = httpx.get(f"{server.url}/openapi.json", trust_env=False).json()
+    bodies = [item["post"]["requestBody"] for item in schema["paths"].values() if "post" in item]
+    texts = [schema["info"]["description"], *(body["description"] for body in bodies)]
+    commands = re.findall(r"^    (.*curl.*)$", "\n".join(texts), flags=re.MULTILINE)
+    assert len(commands) == 3 + 3 + 2 + 4 * 3  # captions, batch, overlays
+
+    for command in commands:
+        line = command.replace("http://localhost:8000", server.url)
+        line = line.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ")
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=server.folder, capture_output=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
 # --- batches -------------------------------------------------------------------------------------
 
 

@@ -58,10 +58,10 @@ def serve(tiny, tmp_path: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> Running:
-        (tmp_path / "spy").mkdir()
+        (tmp_path / "spy").mkdir(exist_ok=True)
         (tmp_path / "spy" / "sitecustomize.py").write_text(_SPY)
         folder = tmp_path / "here"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         path = os.pathsep.join([str(tmp_path / "spy"), os.environ.get("PYTHONPATH", "")])
         here = {"TMPDIR": str(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "captioner", "serve", "--port", "0", "--precision", "fp32"]

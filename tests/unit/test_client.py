@@ -193,18 +193,12 @@ def test_stream_keeps_the_order_and_returns_errors(run, tmp_path, slept):
         assert results[number].error is None
 
 
-def test_stream_is_bounded():
-    running, most, taken = 0, 0, 0
-    lock, released = threading.Lock(), threading.Event()
+def test_stream_is_bounded(concurrency):
+    taken, released = 0, threading.Event()
 
     def server(request):
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        released.wait(30)
-        with lock:
-            running -= 1
+        with concurrency:
+            released.wait(30)
         return httpx.Response(200, json=BODY)
 
     def photos():
@@ -220,7 +214,7 @@ def test_stream_is_bounded():
         next(stream)
         assert taken == 8  # photos are read as they are needed
         stream.close()
-    assert most <= 4
+    assert concurrency.most <= 4
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@
   let shown = null; // photo and response in the viewer
   let explained = null; // {photo, query, response, error, abort, state}: the caption of the form
   let running = false; // whether photos are being captioned
+  let method = "attention"; // how the maps of the selected photo are computed
+  const computed = new WeakMap(); // {method: response with its maps} by the response shown
 
   /* --- captioning ------------------------------------------------------------------------------ */
 
@@ -163,7 +165,8 @@
     setStatus(captions[0].text);
     if (shown?.response === response) return;
     clearResult();
-    shown = { photo, response, query, maps: { attention: response }, drawn: response, abort: null };
+    if (!computed.has(response)) computed.set(response, { attention: response });
+    shown = { photo, response, query, drawn: response, abort: null };
     if (typeof response.confidence === "number") captions[0].confidence ??= response.confidence;
     const actions = ({ text }) => [copyButton(text)];
     const reason = mismatch(photo, response);
@@ -174,29 +177,33 @@
       return;
     }
     photo.image.alt = captions[0].text;
-    const entry = { captions, image: photo.image, actions, methods: settings.methods, onMethod };
+    const entry = { captions, image: photo.image, actions, methods: settings.methods, onMethod: showMaps };
     viewer = new CaptionViewer(result, entry, settings.look);
     find(".overlay").hidden = viewer.captions.length === 0;
+    if (method !== "attention" && viewer.captions.length > 0) showMaps(method);
   }
 
-  /** Show the maps of a method, which the server computes for the photo in the viewer. */
-  async function onMethod(method) {
+  /** Show the maps of a method, which the server computes, for this photo and those selected next. */
+  async function showMaps(wanted) {
+    method = wanted;
     const mine = shown;
-    const { photo, query, maps } = mine;
+    const { photo, query, response } = mine;
+    const maps = computed.get(response);
+    viewer.nameMethod(method);
     mine.abort?.abort();
     const { signal } = (mine.abort = new AbortController());
     setStatus("computing the maps …");
     result.setAttribute("aria-busy", "true");
     try {
-      const wanted = `${query}&method=${method}`;
-      maps[method] ??= await pool.captions(photo.upload.body, wanted, signal);
+      maps[wanted] ??= await pool.captions(photo.upload.body, `${query}&method=${wanted}`, signal);
       if (signal.aborted) return;
-      mine.drawn = maps[method];
+      mine.drawn = maps[wanted];
       viewer.replaceMaps(mine.drawn.captions);
-      setStatus(mine.response.captions[0].text);
+      setStatus(response.captions[0].text);
     } catch (error) {
       if (signal.aborted) return;
-      viewer.resetMethod();
+      method = viewer.method(0);
+      viewer.nameMethod(method);
       setStatus(error.message, true);
     }
     result.removeAttribute("aria-busy");

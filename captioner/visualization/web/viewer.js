@@ -272,20 +272,20 @@ class CaptionViewer {
   replaceMaps(captions) {
     this.captions = captions.filter((caption) => caption.words.length > 0);
     this.fillLegend();
-    this.resetMethod();
+    this.nameMethod(this.method(0));
     this.show(this.selected);
     this.announcement.textContent = `maps: ${this.chosen.selectedOptions[0].textContent}`;
   }
 
-  /** Let the selector name the maps that are shown. */
-  resetMethod() {
-    this.chosen.value = this.method(0);
+  /** Let the selector name a method. */
+  nameMethod(method) {
+    this.chosen.value = method;
   }
 
   methodSelector({ methods, onMethod }) {
     const options = Object.entries(methods).map(([value, title]) => element("option", { value }, title));
     this.chosen = element("select", { onchange: () => onMethod(this.chosen.value) }, ...options);
-    this.resetMethod();
+    this.nameMethod(this.method(0));
     return element("label", {}, "maps ", this.chosen);
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from captioner.data.images import (
     image_size,
     open_image,
 )
-from captioner.errors import ImageError, NotAnImageError
+from captioner.errors import ImageError, LargeImageError, NotAnImageError
 
 GREY16 = np.array([[0, 257, 25700, 65535]], dtype=np.uint16)
 GREY8 = [0, 1, 100, 255]
@@ -367,8 +368,21 @@ def test_heic_is_read_with_pillow_heif(tmp_path: Path):
     assert image_size(tmp_path / "a.heic") == (64, 48)
     (tmp_path / "b.heic").write_bytes(heic()[:200])
     assert "the HEIC image header is truncated or damaged; copy" in failure(tmp_path / "b.heic")
+    assert open_image(tmp_path / "a.heic", formats=USUAL_FORMATS).size == (64, 48)
     with pytest.raises(NotAnImageError, match="HEIC is not supported here; give JPEG"):
-        open_image(tmp_path / "b.heic", formats=USUAL_FORMATS)
+        open_image(tmp_path / "a.heic", formats=("JPEG",))
+
+
+def test_heic_is_refused_before_it_is_decoded_if_it_is_too_large(tmp_path: Path):
+    content = heic()
+    (tmp_path / "a.heic").write_bytes(content)
+    with pytest.raises(LargeImageError, match="64 x 48 pixels; the limit is 3,000 pixels"):
+        open_image(tmp_path / "a.heic", max_pixels=3000)
+    at = content.index(b"ispe") + 8
+    for size in ((8, 8), (60_000, 60_000)):  # a header that lies
+        lying = content[:at] + struct.pack(">II", *size) + content[at + 8 :]
+        (tmp_path / "a.heic").write_bytes(lying)
+        assert "\n" not in failure(tmp_path / "a.heic")
 
 
 def test_without_pillow_heif_the_error_names_the_pip_command(
@@ -379,7 +393,10 @@ def test_without_pillow_heif_the_error_names_the_pip_command(
     formats.register_heif.cache_clear()
     (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
 
-    assert failure(tmp_path / "a.jpg").endswith("run: pip install 'captioner[heif]'")
+    problem = "HEIC needs pillow-heif; run: pip install 'captioner[heif]'"
+    assert failure(tmp_path / "a.jpg").endswith(problem)
+    with pytest.raises(NotAnImageError, match=re.escape(problem)):
+        open_image(tmp_path / "a.jpg", formats=USUAL_FORMATS)
     formats.register_heif.cache_clear()
 
 

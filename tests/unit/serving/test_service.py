@@ -17,8 +17,8 @@ import pytest
 from colour_server import BAD, name, png, until
 from PIL import Image
 
+from captioner.serving import bodies as bodies_module
 from captioner.serving import service as service_module
-from captioner.serving import uploads as uploads_module
 from captioner.serving.limits import Limits
 
 
@@ -225,21 +225,16 @@ class Body(io.BytesIO):
         self.alive.add(self)
 
 
-def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch):
+def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch, concurrency):
     """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
-    monkeypatch.setattr(uploads_module, "io", SimpleNamespace(BytesIO=Body))
-    decoding, most, started = 0, 0, threading.Semaphore(0)
-    gate, lock, real = threading.Event(), threading.Lock(), service_module.open_reduced
+    monkeypatch.setattr(bodies_module, "io", SimpleNamespace(BytesIO=Body))
+    started, gate = threading.Semaphore(0), threading.Event()
+    real = service_module.open_reduced
 
     def slow(*given, **named):
-        nonlocal decoding, most
-        with lock:
-            decoding += 1
-            most = max(most, decoding)
-        started.release()
-        assert gate.wait(30)
-        with lock:
-            decoding -= 1
+        with concurrency:
+            started.release()
+            assert gate.wait(30)
         return real(*given, **named)
 
     monkeypatch.setattr(service_module, "open_reduced", slow)
@@ -259,7 +254,7 @@ def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch):
             assert (await exchange.response()).texts == [f"{n}-{n}-{n} 2 0"]
 
     serve(test)
-    assert most == service_module.DECODERS
+    assert concurrency.most == service_module.DECODERS
     assert sorted(colour for batch in model.batches for colour in batch) == ["5-5-5", "6-6-6"]
 
 
@@ -380,20 +375,14 @@ def test_batches_do_not_lengthen_retry_after(serve, model):
     serve(test)
 
 
-def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch):
+def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch, concurrency):
     monkeypatch.setattr(service_module, "LARGE_PIXELS", 23)
-    busy, most, lock = 0, 0, threading.Lock()
     real = service_module.open_reduced
 
     def counted(*given, **named):
-        nonlocal busy, most
-        with lock:
-            busy += 1
-            most = max(most, busy)
-        time.sleep(0.02)
-        with lock:
-            busy -= 1
-        return real(*given, **named)
+        with concurrency:
+            time.sleep(0.02)
+            return real(*given, **named)
 
     monkeypatch.setattr(service_module, "open_reduced", counted)
 
@@ -402,7 +391,7 @@ def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch):
         assert [(await one.response()).status for one in exchanges] == [200] * 6
 
     serve(test)
-    assert most == 1
+    assert concurrency.most == 1
 
 
 def test_default_limits_fit_cameras():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import sys
 from typing import Any
 
 import httpx
 import pytest
 from colour_server import png, until
+from PIL import Image
+
+from captioner.data.formats import register_heif
 
 JSON = {"content-type": "application/json"}
 
@@ -80,6 +85,45 @@ def test_responses_do_not_depend_on_how_the_photo_is_sent(serve, given):
         assert response.body == plain.body  # byte for byte
 
     serve(test)
+
+
+def test_heic(serve):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    made = io.BytesIO()
+    pillow_heif.from_pillow(Image.new("RGB", (64, 48), (9, 8, 7))).save(made, quality=100)
+    heic = made.getvalue()
+
+    async def test(server):
+        body, headers = form({"image": heic})
+        response = await server.post(body, headers=headers).response()
+        assert response.status == 200
+        assert [response.json["width"], response.json["height"]] == [64, 48]
+        for end in (len(heic) // 2, 100):
+            broken = await server.post(heic[:end]).response()
+            assert broken.status == 422
+            assert "copy or download the file again" in broken.error
+
+    serve(test)
+
+    async def refused(server):
+        response = await server.post(heic).response()
+        assert response.status == 413
+        assert "64 x 48 pixels; the limit is 3,000" in response.error
+
+    serve(refused, max_pixels=3000)
+
+
+def test_heic_without_its_decoder(serve, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    register_heif.cache_clear()
+
+    async def test(server):
+        response = await server.post(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic").response()
+        assert response.status == 415
+        assert "HEIC needs pillow-heif; run: pip install 'captioner[heif]'" in response.error
+
+    serve(test)
+    register_heif.cache_clear()
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -274,11 +318,6 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("given", "status", "message"), FORMS.values(), ids=FORMS)
-def test_refused_forms(serve, model, given, status, message):
-    check_refused(serve, model, given, status, message)
-
-
 JSONS = {
     "not JSON": ((b"{image: 3}", JSON), 400, "not valid JSON: "),
     "a photo": ((png(), JSON), 400, "to send a photo's bytes, leave out Content-Type"),
@@ -360,8 +399,14 @@ JSONS = {
 }
 
 
-@pytest.mark.parametrize(("given", "status", "message"), JSONS.values(), ids=JSONS)
-def test_refused_json(serve, model, given, status, message):
+@pytest.mark.parametrize(
+    ("given", "status", "message"),
+    [
+        *[pytest.param(*case, id=f"form: {name}") for name, case in FORMS.items()],
+        *[pytest.param(*case, id=f"JSON: {name}") for name, case in JSONS.items()],
+    ],
+)
+def test_refused_bodies(serve, model, given, status, message):
     check_refused(serve, model, given, status, message)
 
 
