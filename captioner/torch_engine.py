@@ -117,6 +117,8 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
         for module in copied.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(torch.bfloat16)
+    if device.type == "cpu":
+        copied.encoder.fuse()
     with autocast(precision, device):
         copied.decoder.cache_word_gates()
     return copied
