@@ -110,6 +110,49 @@ class Unrolled(NamedTuple):
     """(B, R, T)."""
 
 
+class WordGates:
+    """The gate inputs of words, computed when a word of their block first occurs.
+
+    Most captions need a tenth of the vocabulary. A block is always computed whole, so that a word's
+    values do not depend on the words that were looked up with it or before. On other devices than
+    the CPU all are computed at once, as finding those that are missing would wait for the device.
+    """
+
+    BLOCK = 64
+    """Words that are computed together."""
+
+    def __init__(self, embedding: nn.Embedding, layer: nn.Linear) -> None:
+        """Allocate the table.
+
+        Args:
+            embedding: (V, E); it must not change.
+            layer: Maps E to 4N; it must not change.
+        """
+        self.embedding, self.layer = embedding, layer
+        words = len(embedding.weight)
+        # Not touched until it is written, so that words that do not occur take no memory.
+        with torch.inference_mode(False):  # to be written in any mode
+            self.table = layer.weight.new_empty(words, layer.out_features, requires_grad=False)
+        self.missing = set(range(-(-words // self.BLOCK)))
+        if self.table.device.type != "cpu":
+            self._compute(range(words))
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """The gate inputs of tokens: (...,) to (..., 4N)."""
+        if self.missing and self.table.device.type == "cpu":
+            blocks = {token // self.BLOCK for token in tokens.flatten().tolist()}
+            for block in blocks & self.missing:
+                first = block * self.BLOCK
+                self._compute(range(first, min(first + self.BLOCK, len(self.table))))
+                self.missing.discard(block)  # last: other threads may look up too
+        return nn.functional.embedding(tokens, self.table)
+
+    @torch.no_grad()
+    def _compute(self, words: range) -> None:
+        rows = slice(words.start, words.stop)
+        self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
+
+
 class Decoder(nn.Module):
     """Base class; subclasses implement ``step`` and ``readout``."""
 
@@ -157,8 +200,7 @@ class Decoder(nn.Module):
             self.cell_norm = nn.LayerNorm(hidden_dim)
         self.word_output = nn.Linear(readout_dim, vocabulary_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.cached_word_gates: Tensor | None
-        self.register_buffer("cached_word_gates", None, persistent=False)
+        self.cached_word_gates: WordGates | None = None
 
     def initialize(self) -> None:
         """Initialise the weights; constructors call it last."""
@@ -233,20 +275,19 @@ class Decoder(nn.Module):
         embedded: Tensor = self.dropout(self.embedding(tokens))
         return embedded
 
-    @torch.no_grad()
     def cache_word_gates(self) -> None:
-        """Cache the gate inputs of every word, (V, 4N), for inference.
+        """Keep the gate inputs of words, (V, 4N), for inference.
 
         A lookup then replaces a product, one seventh of a step's work in the shipped model. The
         weights must not change afterwards.
         """
-        self.cached_word_gates = self.word_gates(self.embedding.weight)
+        self.cached_word_gates = WordGates(self.embedding, self.word_gates)
 
     def embed_with_gates(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (..., E) and gate inputs (..., 4N) of tokens (...,)."""
         embedded = self.embed(tokens)
         if self.cached_word_gates is not None and not self.training:
-            return embedded, nn.functional.embedding(tokens, self.cached_word_gates)
+            return embedded, self.cached_word_gates.look_up(tokens)
         return embedded, self.word_gates(embedded)
 
     def lstm_cell(self, gates: Tensor, cell: Tensor) -> State:
