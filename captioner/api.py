@@ -86,7 +86,7 @@ def load(
             (``hf:user/name`` or ``hf:user/name@revision``); none: the model included in the
             package. Exported folders run with ONNX Runtime, and torch is not imported.
         revision: Branch, tag or commit of a single model of the hub.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
         precision: ``auto`` (bf16 if the hardware supports it natively), ``fp32``, ``bf16``.
 
     Raises:
