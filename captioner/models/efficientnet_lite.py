@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from captioner.models.fused import can_fuse, fused_convolution
 
@@ -131,6 +132,18 @@ class EfficientNetLite(nn.Module):
                     convolution.bias = nn.Parameter(bias, norm.bias.requires_grad)
                     setattr(module, name, nn.Identity())
 
+    def recompute(self) -> None:
+        """Compute the activations inside of blocks again in the backward pass.
+
+        They are up to six times as wide as the blocks' inputs, which are kept. Call it after the
+        parameters to train are chosen: blocks with none of them in or before them keep nothing.
+        """
+        learning = False
+        for module in self.modules():
+            if isinstance(module, Block):
+                learning = learning or any(p.requires_grad for p in module.parameters())
+                module.recomputed = learning
+
     def fuse(self) -> None:
         """Use `fused_convolution` where no gradients are needed, if it works; after `fold_norms`.
 
@@ -173,11 +186,21 @@ class Block(nn.Module):
             self.conv_dw, self.bn1 = depthwise, _norm(inner)
             self.conv_pw = Convolution(inner, out, 1)
             self.bn2 = _norm(out)
+        self.recomputed = False
+        """See ``EfficientNetLite.recompute``."""
         self.expands = expansion > 1
         self.skips = stride == 1 and width == out
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, width, H, W) to (B, out, H / stride, W / stride)."""
+        if self.recomputed and torch.is_grad_enabled():
+            recorded: Tensor = checkpoint(
+                self._run, features, use_reentrant=False, preserve_rng_state=False
+            )
+            return recorded
+        return self._run(features)
+
+    def _run(self, features: Tensor) -> Tensor:
         added = features if self.skips else None
         if not self.expands:
             inner = _layer(self.conv_dw, self.bn1, features, relu6=True)

@@ -337,6 +337,19 @@ class Encoder(nn.Module):
         if isinstance(self.backbone, EfficientNetLite):
             self.backbone.fold_norms()
 
+    def recompute(self) -> None:
+        """Keep fewer activations for the backward pass; call it after `finetune_from`.
+
+        Raises:
+            ConfigError: The encoder is not EfficientNet-Lite.
+        """
+        if not isinstance(self.backbone, EfficientNetLite):
+            raise ConfigError(
+                f"encoder.recompute needs an EfficientNet-Lite, not {self.name}; set "
+                "training.micro_batch instead, which saves memory with any encoder"
+            )
+        self.backbone.recompute()
+
     def fuse(self) -> None:
         """Run EfficientNet-Lite faster on a CPU, after `fold_norms`; a no-op for other encoders.
 
