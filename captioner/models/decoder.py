@@ -44,6 +44,7 @@ from captioner.models.attention import (
     masked_mean,
     widen,
 )
+from captioner.models.deferred import DeferredLinear, deferred_gradients
 from captioner.models.packing import PackedLayout
 
 
@@ -193,7 +194,7 @@ class Decoder(nn.Module):
         # The word's contribution to the LSTM gates needs no state, so it has a layer of its own:
         # training computes it for all steps in one product.
         self.word_gates = nn.Linear(config.embed_dim, 4 * hidden_dim)
-        self.hidden_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
+        self.hidden_gates = DeferredLinear(hidden_dim, 4 * hidden_dim)
         self.gate_norms, self.cell_norm = None, None
         if config.layer_norm:
             self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(4))
@@ -364,11 +365,12 @@ class Decoder(nn.Module):
         state = self.start(memory, layout.captions)
         steps = []
         all_gates = self.word_gates(embedded).split(layout.sizes)
-        for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
-            state = state.crop(photos, captions)
-            memory = memory.select(slice(photos))
-            steps.append(self.step(gates.view(photos, captions, -1), state, memory))
-            state = steps[-1].state
+        with deferred_gradients(self):
+            for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
+                state = state.crop(photos, captions)
+                memory = memory.select(slice(photos))
+                steps.append(self.step(gates.view(photos, captions, -1), state, memory))
+                state = steps[-1].state
 
         def packed(parts: Sequence[Tensor]) -> Tensor:
             return torch.cat([part.flatten(0, 1) for part in parts])
@@ -405,7 +407,7 @@ class BahdanauDecoder(Decoder):
             config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim, styles=styles
         )
         self.gate = nn.Linear(hidden_dim, 1)
-        self.context_gates = nn.Linear(self.feature_dim, 4 * hidden_dim, bias=False)
+        self.context_gates = DeferredLinear(self.feature_dim, 4 * hidden_dim)
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)
         self.initialize()
@@ -448,10 +450,10 @@ class LuongDecoder(Decoder):
             config, feature_dim, vocabulary_size, regions, readout_dim=hidden_dim, styles=styles
         )
         self.fed_gates = (
-            nn.Linear(hidden_dim, 4 * hidden_dim, bias=False) if config.input_feeding else None
+            DeferredLinear(hidden_dim, 4 * hidden_dim) if config.input_feeding else None
         )
-        self.hidden_output = nn.Linear(hidden_dim, hidden_dim, bias=False)
-        self.context_output = nn.Linear(self.feature_dim, hidden_dim, bias=False)
+        self.hidden_output = DeferredLinear(hidden_dim, hidden_dim)
+        self.context_output = DeferredLinear(self.feature_dim, hidden_dim)
         self.initialize()
 
     def start(self, memory: Memory, captions: int = 1) -> State:
