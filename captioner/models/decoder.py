@@ -367,8 +367,9 @@ class Decoder(nn.Module):
         all_gates = self.word_gates(embedded).split(layout.sizes)
         with deferred_gradients(self):
             for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
-                state = state.crop(photos, captions)
-                memory = memory.select(slice(photos))
+                if (photos, captions) != state.hidden.shape[:2]:  # else a copy going back
+                    state = state.crop(photos, captions)
+                    memory = memory.select(slice(photos))
                 steps.append(self.step(gates.view(photos, captions, -1), state, memory))
                 state = steps[-1].state
 
