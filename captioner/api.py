@@ -25,7 +25,7 @@ from PIL import Image
 from captioner.caption import END_NAME, Alternative, Caption, CropBox, join_words
 from captioner.confidence import Observation, no_confidence
 from captioner.config import ExplanationMethod, SearchOptions
-from captioner.data.images import Photo, is_photo, open_image
+from captioner.data.images import REDUCTION, Photo, is_photo, open_image
 from captioner.data.prefetch import read_ahead, reader_threads
 from captioner.decoding.arrays import Array, top_k
 from captioner.decoding.search import Hypothesis
@@ -37,7 +37,7 @@ from captioner.hub import PREFIX, is_hub_name, parse
 from captioner.inference import ATTENTION_METHODS, Engine, Ensemble, Prepared, as_map
 from captioner.model_config import SHIPPED_MODEL, find_model, is_exported
 from captioner.onnx_engine import ExportedModel, OnnxEngine, read_exported
-from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
+from captioner.visualization.notebook import SHOWN_SIDE, PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
 
 if TYPE_CHECKING:  # torch and the hub are imported when they are needed
@@ -87,7 +87,7 @@ def load(
             (``hf:user/name`` or ``hf:user/name@revision``); none: the model included in the
             package. Exported folders run with ONNX Runtime, and torch is not imported.
         revision: Branch, tag or commit of a single model of the hub.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
         precision: ``auto`` (bf16 if the hardware supports it natively), ``fp32``, ``bf16``.
 
     Raises:
@@ -847,7 +847,8 @@ class Captioner:
         return join_words(vocabulary.shown(hypothesis.tokens))
 
     def _read(self, photo: Photo) -> _Read:
-        image = open_image(photo)
+        side = max(REDUCTION * self.ensemble.image_size, SHOWN_SIDE)
+        image = open_image(photo, min_side=side)
         return _Read(self.prepare(image), shown_photo(image, photo))
 
     def _try_read(self, photo: Photo) -> tuple[Photo, _Read | ImageError]:

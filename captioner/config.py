@@ -178,6 +178,9 @@ class EncoderConfig:
     freeze_depthwise: bool = False
     """Freeze depthwise convolutions and their norms in fine-tuned stages. They have few weights,
     but their gradients are slow on CPUs."""
+    recompute: bool = False
+    """Compute the activations of fine-tuned blocks again in the backward pass instead of keeping
+    them: less memory, slower steps. EfficientNet-Lite only; see also training.micro_batch."""
 
     def __post_init__(self) -> None:
         check_options(self, "encoder")

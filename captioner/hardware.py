@@ -44,7 +44,7 @@ def keep_freed_memory(*, threads: bool = False) -> None:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """Return the device of this name; ``auto`` is CUDA if available, else the CPU.
+    """Return the device of this name; ``auto`` is CUDA, else MPS (Apple), else the CPU.
 
     Raises:
         ConfigError: The device is unknown or not available.
@@ -52,7 +52,9 @@ def pick_device(name: str = "auto") -> torch.device:
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta"

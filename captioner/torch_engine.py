@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,22 +102,28 @@ class TorchEngine:
         if weight.dtype == torch.float32 and not weight.is_inference():
             return decoder
         with torch.inference_mode(False):
-            return copy.deepcopy(decoder).float()
+            exact = copy.deepcopy(decoder).float()
+            exact.cached_word_gates = None  # they are in bf16
+            return exact
 
 
 def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
     """A copy optimised for inference; the original keeps its float32 weights.
 
-    For bf16 the weights of products are converted once: without gradients, autocast would convert
-    them again at every word.
+    Weights that both need are shared. For bf16 the weights of products are converted once: without
+    gradients, autocast would convert them again at every word.
     """
-    copied = copy.deepcopy(model).to(device).eval().requires_grad_(False)
+    shared: dict[int, Any] = {
+        id(part): nn.Parameter(part.detach(), requires_grad=False) for part in model.parameters()
+    }
+    copied = copy.deepcopy(model, shared).to(device).eval()
     copied.encoder.fold_norms()
     copied.encoder.to(memory_format=torch.channels_last)
     if precision == "bf16":
         for module in copied.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(torch.bfloat16)
-    with autocast(precision, device):
-        copied.decoder.cache_word_gates()
+    if device.type == "cpu":
+        copied.encoder.fuse()
+    copied.decoder.cache_word_gates()
     return copied

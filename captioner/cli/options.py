@@ -39,7 +39,7 @@ def add_model_options(parser: Parser) -> None:
     group.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
 
 
-DEVICE_HELP = "auto, cpu, cuda, cuda:1, ..."
+DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps, ..."
 
 
 SEARCH_GROUPS = {

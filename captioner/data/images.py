@@ -34,6 +34,9 @@ MAX_PIXELS = 178_956_970
 MAX_STREAM_BYTES = 1 << 30
 """Limit for standard input and pipes (bytes), which may be endless."""
 
+REDUCTION = 2
+"""Large JPEGs are decoded at a reduced size, at least this many times the model's input size."""
+
 USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
 """Common photo formats, by Pillow's names; HEIF (HEIC) only if ``pillow-heif`` is installed."""
 
@@ -71,6 +74,7 @@ def open_image(
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] | None = None,
+    min_side: int | None = None,
 ) -> Image.Image:
     """Read an image as RGB, upright and fully loaded.
 
@@ -81,6 +85,7 @@ def open_image(
         name: Name in error messages; default: the path or the open file's name.
         max_pixels: Files with more pixels are refused before decoding; at most ``MAX_PIXELS``.
         formats: Formats to accept, by Pillow's names; None: all that Pillow supports.
+        min_side: Decode a large JPEG at a reduced size, as `open_reduced` does; None: never.
 
     Returns:
         A new RGB image without metadata.
@@ -102,7 +107,7 @@ def open_image(
     called = name or _name_of(source)
     if isinstance(source, (str, os.PathLike)):
         with _open_file(source, called) as file:
-            return _decode(_seekable(file, called), called, max_pixels, formats)
+            return _decode(_seekable(file, called), called, max_pixels, formats, min_side)
     if not hasattr(source, "read"):
         kind = type(source).__name__
         raise NotAnImageError(
@@ -114,7 +119,7 @@ def open_image(
         raise _error(called, "opened as text; open it with mode 'rb'", NotAnImageError)
     if getattr(source, "closed", False):
         raise _error(called, "the file is closed; open it again")
-    return _decode(_seekable(source, called), called, max_pixels, formats)
+    return _decode(_seekable(source, called), called, max_pixels, formats, min_side)
 
 
 def open_reduced(
@@ -147,8 +152,7 @@ def open_reduced(
     with _quiet_pillow():
         image = _identify(_seekable(source, name), name, max_pixels, formats)
         width, height = image.size
-        if image.format in {"JPEG", "MPO"}:
-            image.draft(None, (min_side, min_side))
+        _reduce(image, min_side)
         rotated = _orientation(image) >= 5
         reduced = _plain(image, name)
     if reduced.size in (image.size, image.size[::-1]) and image.size == (width, height):
@@ -250,10 +254,23 @@ def _seekable(file: BinaryIO, called: str) -> BinaryIO:
 
 
 def _decode(
-    file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None
+    file: BinaryIO,
+    called: str,
+    max_pixels: int,
+    formats: tuple[str, ...] | None,
+    min_side: int | None,
 ) -> Image.Image:
     with _quiet_pillow():
-        return _plain(_identify(file, called, max_pixels, formats), called)
+        image = _identify(file, called, max_pixels, formats)
+        if min_side is not None:
+            _reduce(image, min_side)
+        return _plain(image, called)
+
+
+def _reduce(image: Image.Image, min_side: int) -> None:
+    """Let a JPEG that is not loaded yet be decoded at a reduced size, see `open_reduced`."""
+    if image.format in {"JPEG", "MPO"}:
+        image.draft(None, (min_side, min_side))
 
 
 def _plain(image: Image.Image, called: str) -> Image.Image:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models.additive import additive_scores, exponentials, training_scores
+from captioner.models.deferred import DeferredLinear
 from captioner.registry import Registry
 
 
@@ -119,7 +120,7 @@ class AdditiveScorer(Scorer):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.key = nn.Linear(sizes.features, sizes.attention)
-        self.query = nn.Linear(sizes.query, sizes.attention, bias=False)
+        self.query = DeferredLinear(sizes.query, sizes.attention)
         self.energy = nn.Linear(sizes.attention, 1, bias=False)
 
     def keys(self, features: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ from captioner.models.attention import (
     masked_mean,
     widen,
 )
+from captioner.models.deferred import DeferredLinear, deferred_gradients
 from captioner.models.packing import PackedLayout
 
 
@@ -110,6 +111,49 @@ class Unrolled(NamedTuple):
     """(B, R, T)."""
 
 
+class WordGates:
+    """The gate inputs of words, computed when a word of their block first occurs.
+
+    Most captions need a tenth of the vocabulary. A block is always computed whole, so that a word's
+    values do not depend on the words that were looked up with it or before. On other devices than
+    the CPU all are computed at once, as finding those that are missing would wait for the device.
+    """
+
+    BLOCK = 64
+    """Words that are computed together."""
+
+    def __init__(self, embedding: nn.Embedding, layer: nn.Linear) -> None:
+        """Allocate the table.
+
+        Args:
+            embedding: (V, E); it must not change.
+            layer: Maps E to 4N; it must not change.
+        """
+        self.embedding, self.layer = embedding, layer
+        words = len(embedding.weight)
+        # Not touched until it is written, so that words that do not occur take no memory.
+        with torch.inference_mode(False):  # to be written in any mode
+            self.table = layer.weight.new_empty(words, layer.out_features, requires_grad=False)
+        self.missing = set(range(-(-words // self.BLOCK)))
+        if self.table.device.type != "cpu":
+            self._compute(range(words))
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """The gate inputs of tokens: (...,) to (..., 4N)."""
+        if self.missing and self.table.device.type == "cpu":
+            blocks = {token // self.BLOCK for token in tokens.flatten().tolist()}
+            for block in blocks & self.missing:
+                first = block * self.BLOCK
+                self._compute(range(first, min(first + self.BLOCK, len(self.table))))
+                self.missing.discard(block)  # last: other threads may look up too
+        return nn.functional.embedding(tokens, self.table)
+
+    @torch.no_grad()
+    def _compute(self, words: range) -> None:
+        rows = slice(words.start, words.stop)
+        self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
+
+
 class Decoder(nn.Module):
     """Base class; subclasses implement ``step`` and ``readout``."""
 
@@ -150,15 +194,14 @@ class Decoder(nn.Module):
         # The word's contribution to the LSTM gates needs no state, so it has a layer of its own:
         # training computes it for all steps in one product.
         self.word_gates = nn.Linear(config.embed_dim, 4 * hidden_dim)
-        self.hidden_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
+        self.hidden_gates = DeferredLinear(hidden_dim, 4 * hidden_dim)
         self.gate_norms, self.cell_norm = None, None
         if config.layer_norm:
             self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(4))
             self.cell_norm = nn.LayerNorm(hidden_dim)
         self.word_output = nn.Linear(readout_dim, vocabulary_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.cached_word_gates: Tensor | None
-        self.register_buffer("cached_word_gates", None, persistent=False)
+        self.cached_word_gates: WordGates | None = None
 
     def initialize(self) -> None:
         """Initialise the weights; constructors call it last."""
@@ -233,20 +276,19 @@ class Decoder(nn.Module):
         embedded: Tensor = self.dropout(self.embedding(tokens))
         return embedded
 
-    @torch.no_grad()
     def cache_word_gates(self) -> None:
-        """Cache the gate inputs of every word, (V, 4N), for inference.
+        """Keep the gate inputs of words, (V, 4N), for inference.
 
         A lookup then replaces a product, one seventh of a step's work in the shipped model. The
         weights must not change afterwards.
         """
-        self.cached_word_gates = self.word_gates(self.embedding.weight)
+        self.cached_word_gates = WordGates(self.embedding, self.word_gates)
 
     def embed_with_gates(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (..., E) and gate inputs (..., 4N) of tokens (...,)."""
         embedded = self.embed(tokens)
         if self.cached_word_gates is not None and not self.training:
-            return embedded, nn.functional.embedding(tokens, self.cached_word_gates)
+            return embedded, self.cached_word_gates.look_up(tokens)
         return embedded, self.word_gates(embedded)
 
     def lstm_cell(self, gates: Tensor, cell: Tensor) -> State:
@@ -323,11 +365,13 @@ class Decoder(nn.Module):
         state = self.start(memory, layout.captions)
         steps = []
         all_gates = self.word_gates(embedded).split(layout.sizes)
-        for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
-            state = state.crop(photos, captions)
-            memory = memory.select(slice(photos))
-            steps.append(self.step(gates.view(photos, captions, -1), state, memory))
-            state = steps[-1].state
+        with deferred_gradients(self):
+            for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
+                if (photos, captions) != state.hidden.shape[:2]:  # else a copy going back
+                    state = state.crop(photos, captions)
+                    memory = memory.select(slice(photos))
+                steps.append(self.step(gates.view(photos, captions, -1), state, memory))
+                state = steps[-1].state
 
         def packed(parts: Sequence[Tensor]) -> Tensor:
             return torch.cat([part.flatten(0, 1) for part in parts])
@@ -364,7 +408,7 @@ class BahdanauDecoder(Decoder):
             config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim, styles=styles
         )
         self.gate = nn.Linear(hidden_dim, 1)
-        self.context_gates = nn.Linear(self.feature_dim, 4 * hidden_dim, bias=False)
+        self.context_gates = DeferredLinear(self.feature_dim, 4 * hidden_dim)
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)
         self.initialize()
@@ -407,10 +451,10 @@ class LuongDecoder(Decoder):
             config, feature_dim, vocabulary_size, regions, readout_dim=hidden_dim, styles=styles
         )
         self.fed_gates = (
-            nn.Linear(hidden_dim, 4 * hidden_dim, bias=False) if config.input_feeding else None
+            DeferredLinear(hidden_dim, 4 * hidden_dim) if config.input_feeding else None
         )
-        self.hidden_output = nn.Linear(hidden_dim, hidden_dim, bias=False)
-        self.context_output = nn.Linear(self.feature_dim, hidden_dim, bias=False)
+        self.hidden_output = DeferredLinear(hidden_dim, hidden_dim)
+        self.context_output = DeferredLinear(self.feature_dim, hidden_dim)
         self.initialize()
 
     def start(self, memory: Memory, captions: int = 1) -> State:

@@ -20,6 +20,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from captioner.models.fused import can_fuse, fused_convolution
 
 
 class Stage(NamedTuple):
@@ -105,7 +108,7 @@ class EfficientNetLite(nn.Module):
 
     def run_until(self, images: Tensor, stage: int) -> Tensor:
         """Run normalised photos (B, 3, H, W) up to the input of ``blocks.stage``."""
-        features = _relu6(_normed(self.conv_stem, self.bn1, images))
+        features = _layer(self.conv_stem, self.bn1, images, relu6=True)
         for blocks in self.blocks[:stage]:
             features = blocks(features)
         return features
@@ -114,7 +117,7 @@ class EfficientNetLite(nn.Module):
         """Run the input of ``blocks.stage`` to the output (B, 1280, Gh, Gw)."""
         for blocks in self.blocks[stage:]:
             features = blocks(features)
-        return _relu6(_normed(self.conv_head, self.bn2, features))
+        return _layer(self.conv_head, self.bn2, features, relu6=True)
 
     @torch.no_grad()
     def fold_norms(self) -> None:
@@ -128,6 +131,28 @@ class EfficientNetLite(nn.Module):
                     convolution.weight = nn.Parameter(weight, convolution.weight.requires_grad)
                     convolution.bias = nn.Parameter(bias, norm.bias.requires_grad)
                     setattr(module, name, nn.Identity())
+
+    def recompute(self) -> None:
+        """Compute the activations inside of blocks again in the backward pass.
+
+        They are up to six times as wide as the blocks' inputs, which are kept. Call it after the
+        parameters to train are chosen: blocks with none of them in or before them keep nothing.
+        """
+        learning = False
+        for module in self.modules():
+            if isinstance(module, Block):
+                learning = learning or any(p.requires_grad for p in module.parameters())
+                module.recomputed = learning
+
+    def fuse(self) -> None:
+        """Use `fused_convolution` where no gradients are needed, if it works; after `fold_norms`.
+
+        The weights must be on the CPU and keep their type.
+        """
+        fused = can_fuse(self.conv_stem.weight.dtype)
+        for module in self.modules():
+            if isinstance(module, Convolution):
+                module.fused = fused
 
 
 class Block(nn.Module):
@@ -161,23 +186,35 @@ class Block(nn.Module):
             self.conv_dw, self.bn1 = depthwise, _norm(inner)
             self.conv_pw = Convolution(inner, out, 1)
             self.bn2 = _norm(out)
+        self.recomputed = False
+        """See ``EfficientNetLite.recompute``."""
         self.expands = expansion > 1
         self.skips = stride == 1 and width == out
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, width, H, W) to (B, out, H / stride, W / stride)."""
-        if self.expands:
-            inner = _relu6(_normed(self.conv_pw, self.bn1, features))
-            inner = _relu6(_normed(self.conv_dw, self.bn2, inner))
-            result = _normed(self.conv_pwl, self.bn3, inner)
-        else:
-            inner = _relu6(_normed(self.conv_dw, self.bn1, features))
-            result = _normed(self.conv_pw, self.bn2, inner)
-        return result + features if self.skips else result
+        if self.recomputed and torch.is_grad_enabled():
+            recorded: Tensor = checkpoint(
+                self._run, features, use_reentrant=False, preserve_rng_state=False
+            )
+            return recorded
+        return self._run(features)
+
+    def _run(self, features: Tensor) -> Tensor:
+        added = features if self.skips else None
+        if not self.expands:
+            inner = _layer(self.conv_dw, self.bn1, features, relu6=True)
+            return _layer(self.conv_pw, self.bn2, inner, added=added)
+        inner = _layer(self.conv_pw, self.bn1, features, relu6=True)
+        inner = _layer(self.conv_dw, self.bn2, inner, relu6=True)
+        return _layer(self.conv_pwl, self.bn3, inner, added=added)
 
 
 class Convolution(nn.Conv2d):
     """A convolution with TensorFlow's ``SAME`` padding."""
+
+    fused = False
+    """See ``EfficientNetLite.fuse``."""
 
     def __init__(
         self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
@@ -277,6 +314,25 @@ def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=EPS)
 
 
+def _layer(
+    convolution: Convolution,
+    norm: nn.Module,
+    features: Tensor,
+    *,
+    relu6: bool = False,
+    added: Tensor | None = None,
+) -> Tensor:
+    """A convolution and its batch norm, then a sum or a relu6."""
+    if convolution.fused and not torch.is_grad_enabled():
+        (stride, _), groups = convolution.stride, convolution.groups
+        weight, bias = convolution.weight, convolution.bias
+        return fused_convolution(features, weight, bias, stride, groups, relu6=relu6, added=added)
+    result = _normed(convolution, norm, features)
+    if relu6:
+        return nn.functional.relu6(result, inplace=True)
+    return result if added is None else result + added
+
+
 def _normed(convolution: Convolution, norm: nn.Module, features: Tensor) -> Tensor:
     """A convolution and its batch norm, computed as one convolution with a bias.
 
@@ -300,10 +356,6 @@ def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Ten
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     weight = convolution.weight * scale[:, None, None, None]
     return weight, norm.bias - norm.running_mean * scale
-
-
-def _relu6(features: Tensor) -> Tensor:
-    return nn.functional.relu6(features, inplace=True)
 
 
 def _round_to_eight(channels: float) -> int:

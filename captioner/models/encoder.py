@@ -337,6 +337,27 @@ class Encoder(nn.Module):
         if isinstance(self.backbone, EfficientNetLite):
             self.backbone.fold_norms()
 
+    def recompute(self) -> None:
+        """Keep fewer activations for the backward pass; call it after `finetune_from`.
+
+        Raises:
+            ConfigError: The encoder is not EfficientNet-Lite.
+        """
+        if not isinstance(self.backbone, EfficientNetLite):
+            raise ConfigError(
+                f"encoder.recompute needs an EfficientNet-Lite, not {self.name}; set "
+                "training.micro_batch instead, which saves memory with any encoder"
+            )
+        self.backbone.recompute()
+
+    def fuse(self) -> None:
+        """Run EfficientNet-Lite faster on a CPU, after `fold_norms`; a no-op for other encoders.
+
+        The weights must keep their type and device.
+        """
+        if isinstance(self.backbone, EfficientNetLite):
+            self.backbone.fuse()
+
     def _as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
             kind = f"{len(features)} outputs" if isinstance(features, list) else "another output"

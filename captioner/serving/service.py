@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from captioner.api import Captioner
 from captioner.caption import Caption
-from captioner.data.images import USUAL_FORMATS, header_size, open_reduced
+from captioner.data.images import REDUCTION, USUAL_FORMATS, header_size, open_reduced
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
@@ -46,9 +46,6 @@ DECODERS = 2
 
 LARGE_PIXELS = 24_000_000
 """Photos with more pixels are decoded one at a time: each takes up to 16 bytes per pixel."""
-
-REDUCTION = 2
-"""Large JPEGs are decoded at a reduced size, at least this many times the model's input size."""
 
 
 class Decoded(NamedTuple):

@@ -90,6 +90,8 @@ def prepare(config: TrainConfig) -> Setup:
         model.preprocessing.image_size,
         freeze_depthwise=config.encoder.freeze_depthwise,
     )
+    if config.encoder.recompute:
+        model.encoder.recompute()
     model.encoder.to(memory_format=torch.channels_last)
     encoded = encode_captions(train, words, stored.vocabulary, config.data.max_words)
     if config.init_from is None:

@@ -46,6 +46,7 @@ MAY_CHANGE = frozenset(
         "training.hard_entropy",
         # How steps are computed, and what is written beside the model.
         "data.workers",
+        "encoder.recompute",
         "training.micro_batch",
         "training.precision",
         "training.compile",

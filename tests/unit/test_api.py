@@ -24,6 +24,7 @@ from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ImageError, ModelError, NotAnImageError
 from captioner.hardware import autocast
+from captioner.inference import Prepared
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
@@ -730,6 +731,50 @@ def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Pa
 
     assert (found - expected).norm() <= allowed * expected.norm()
     assert expected.std(dim=0).mean() > 0.01  # photos differ
+
+
+def test_weights_that_inference_does_not_change_are_not_copied(captioner: Captioner):
+    own = captioner.stored.model
+    for name, held in own.decoder.named_parameters():
+        assert captioner.model.decoder.get_parameter(name).data_ptr() == held.data_ptr(), name
+
+
+def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
+    model = with_norms()
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    learning = [parameter.requires_grad for parameter in model.model.parameters()]
+    for precision in ("fp32", "bf16"):
+        Captioner(model, device="cpu", precision=precision).caption(photos[0])  # type: ignore[arg-type]
+    after = model.model.state_dict()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+        assert tensor.dtype == after[name].dtype
+    assert learning == [parameter.requires_grad for parameter in model.model.parameters()]
+
+
+@pytest.mark.parametrize("given", ["path", "bytes"])
+def test_large_jpegs_are_decoded_at_a_reduced_size(
+    given, captioner: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "large.jpg"
+    ramp = np.linspace(0, 255, 2600).astype(np.uint8)
+    grey = np.broadcast_to(ramp, (2000, 2600))
+    Image.fromarray(np.stack([grey, grey[:, ::-1], grey], axis=2)).save(path)
+    sizes = []
+
+    def prepare(self: Captioner, image: Image.Image) -> Prepared:
+        sizes.append(image.size)
+        return self.ensemble.prepare(image)
+
+    monkeypatch.setattr(Captioner, "prepare", prepare)
+    found = captioner.caption(path if given == "path" else path.read_bytes())
+
+    assert sizes == [(1300, 1000)]  # at least 640 pixels wide and high
+    whole = captioner.caption(open_image(path))
+    assert found.words == whole.words
+    np.testing.assert_allclose(found.log_probs, whole.log_probs, atol=0.01)
+    assert found.crop_box == whole.crop_box
 
 
 # --- Search strategies ---

@@ -66,9 +66,15 @@ def test_autocast_uses_the_precision():
         assert (left @ left).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("gpu", "expected"), [(True, "cuda"), (False, "cpu")])
-def test_auto_prefers_the_gpu(monkeypatch: pytest.MonkeyPatch, gpu: bool, expected: str):
+@pytest.mark.parametrize(
+    ("gpu", "apple", "expected"),
+    [(True, False, "cuda"), (True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_auto_prefers_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, apple: bool, expected: str
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
     assert pick_device("auto").type == expected
     assert pick_device("cpu") == CPU
 

@@ -18,6 +18,7 @@ from captioner.models.decoder import (
     Decoder,
     LuongDecoder,
     PlainDecoder,
+    WordGates,
     build_decoder,
 )
 from captioner.models.losses import caption_losses, longest_first
@@ -659,3 +660,50 @@ def test_a_decoder_with_norms_memorizes_captions(order: str, features) -> None:
     assert (losses.cross_entropy / losses.words).item() < 0.05
     norms = [name for name, _ in decoder.named_parameters() if "norm" in name]
     assert len(norms) == 2 * 5
+
+
+# --- cached gate inputs ---
+
+
+@pytest.fixture
+def cached() -> WordGates:
+    """Of two blocks and a half, in a layer whose values are all different."""
+    torch.manual_seed(0)
+    words = 2 * WordGates.BLOCK + WordGates.BLOCK // 2
+    return WordGates(nn.Embedding(words, 6), nn.Linear(6, 8))
+
+
+def test_looked_up_gates_are_the_layers_own(cached) -> None:
+    last = len(cached.table) - 1
+    tokens = torch.tensor([[[3, WordGates.BLOCK], [last, 3]]])
+
+    with torch.inference_mode():
+        found = cached.look_up(tokens)
+
+    torch.testing.assert_close(found, cached.layer(cached.embedding(tokens)).detach())
+    assert not cached.missing
+
+
+def test_only_blocks_of_words_that_occur_are_computed(cached) -> None:
+    cached.table.fill_(torch.nan)
+    cached.look_up(torch.tensor([WordGates.BLOCK + 1]))
+
+    computed = ~cached.table.isnan().any(dim=1)
+    assert computed.nonzero().flatten().tolist() == [*range(WordGates.BLOCK, 2 * WordGates.BLOCK)]
+    assert cached.missing == {0, 2}
+
+
+def test_gates_do_not_depend_on_the_words_looked_up_before(cached) -> None:
+    tokens = torch.arange(len(cached.table))
+    again = WordGates(cached.embedding, cached.layer)
+    together = cached.look_up(tokens)
+    apart = torch.cat([again.look_up(token) for token in tokens.flip(0).split(1)]).flip(0)
+    assert torch.equal(together, apart)
+
+
+def test_gates_cached_in_inference_mode_are_completed_outside_of_it() -> None:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        cached = WordGates(nn.Embedding(130, 6), nn.Linear(6, 8))
+        cached.look_up(torch.tensor([0]))
+    assert torch.isfinite(cached.look_up(torch.tensor([129]))).all()

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 from captioner.models.efficientnet_lite import Convolution, EfficientNetLite
@@ -122,3 +122,38 @@ def test_frozen_depthwise_convolutions_keep_their_norms_frozen_too(lite: Encoder
     assert not any(".conv_dw." in name or ".0.bn2." in name for name in learning)
     encoder.finetune_from("blocks.4", 64)
     assert encoder.backbone.blocks[4][0].conv_dw.weight.requires_grad  # type: ignore[union-attr,index]
+
+
+def learned_and_kept(encoder: Encoder, photos: Tensor) -> tuple[list[Tensor], int]:
+    """Gradients of a step, and the bytes that were kept for its backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = encoder(photos)[0].square().mean()
+    learning = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    return list(torch.autograd.grad(loss, learning)), sum(kept.values())
+
+
+@pytest.mark.parametrize("stage", ["conv_stem", "blocks.4"])
+def test_recomputed_blocks_keep_less_and_learn_the_same(lite: Encoder, stage) -> None:
+    encoder = copy.deepcopy(lite)
+    encoder.finetune_from(stage, 64)
+    photos = torch.randn(4, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+    expected, before = learned_and_kept(encoder, photos)
+
+    encoder.recompute()
+    found, after = learned_and_kept(encoder, photos)
+
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert after < 0.6 * before
+
+
+def test_other_encoders_are_not_recomputed() -> None:
+    with pytest.raises(
+        ConfigError, match="recompute needs an EfficientNet-Lite, not resnet18; set"
+    ):
+        Encoder("resnet18").recompute()

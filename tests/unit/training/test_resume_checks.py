@@ -70,6 +70,8 @@ MUST_MATCH = {
 }  # fmt: skip
 
 MAY_CHANGE = {
+    # How a step is computed.
+    "encoder.recompute",
     # Files may be moved; their captions must match.
     "run_folder",
     *(
