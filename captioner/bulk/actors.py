@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import socket
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,20 +90,19 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     # As the plain command; Ray's default (15) starves beside other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Otherwise messages for Ray's own developers on the terminal; failures arrive as exceptions.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     resources: dict[str, Any] = {}
     if address == "local" and workers.number is not None:
         wanted = workers.number * workers.cpus
         resources = {"num_cpus": max(os.cpu_count() or 1, int(wanted) + (wanted % 1 > 0))}
     try:
-        ray.init(
-            address=address,
-            logging_level="ERROR",
-            log_to_driver=False,
-            include_dashboard=False if address == "local" else None,
-            **resources,
-        )
+        with _quiet():
+            ray.init(
+                address=address,
+                logging_level="ERROR",
+                log_to_driver=False,
+                include_dashboard=False if address == "local" else None,
+                **resources,
+            )
     except (ConnectionError, ValueError, TimeoutError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DataError(
@@ -117,6 +117,24 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep messages for Ray's own developers off the terminal; failures arrive as exceptions."""
+    if "RAY_BACKEND_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+    sys.stderr.flush()
+    terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)  # Ray prints there that it was given a level
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nowhere)
 
 
 def run_on_actors(
