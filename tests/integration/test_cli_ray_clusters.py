@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,6 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 ray = pytest.importorskip("ray")
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
-server = pytest.importorskip("moto.server")
-pytest.importorskip("s3fs")
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +27,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, pixels in enumerate(noise):
         Image.fromarray(pixels).save(folder / f"{number}.png")
     return folder
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty bucket on an S3 server of this process."""
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3 = fsspec.filesystem("s3", skip_instance_cache=True)
-    s3.mkdir("bucket")
-    yield "s3://bucket"
-    running.stop()
 
 
 def put(url: str, photos: Path) -> None:

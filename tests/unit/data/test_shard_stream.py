@@ -428,7 +428,7 @@ def test_a_shard_can_be_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
 
     def opened(path: Path, *given: Any, **settings: Any) -> Any:
         with real(path, *given, **settings) as file:
-            return Pipe(file.read()) if path.suffix == ".tar" else io.StringIO(file.read())
+            return Pipe(file.read())
 
     monkeypatch.setattr(Path, "open", opened)
     assert order(make()) == expected
