@@ -132,6 +132,7 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     finally:
+        del os.environ["RAY_BACKEND_LOG_LEVEL"]
         os.dup2(terminal, 2)
         os.close(terminal)
         os.close(nowhere)
