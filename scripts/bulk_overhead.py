@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-PARTS = 8
+PARTS = 4  # of whole batches: a batch never spans two parts
 COMMAND = [sys.executable, "-m", "captioner", "caption"]
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     """Measure in turns and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--photos", type=int, default=640, help=f"a multiple of {2 * PARTS}")
+    parser.add_argument("--photos", type=int, default=640, help=f"a multiple of {32 * PARTS}")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="0: plain")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
