@@ -106,8 +106,8 @@ class DataConfig:
     """Folder written by captioner prepare features; encoder features are read from it instead of
     being computed."""
     shards: str | None = None
-    """Folder written by captioner prepare shards; training photos are streamed from it. Captions
-    still come from train_annotations."""
+    """Folder written by captioner prepare shards, or the URL of a copy (s3://...); training photos
+    are streamed from it. Captions still come from train_annotations."""
     bucket_batches: Positive = 64
     """Sort photos by caption length within this many batches, so that less padding is computed; 1:
     random batches. Limited to a quarter of an epoch; ignored with shards."""

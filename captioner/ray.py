@@ -11,34 +11,26 @@ In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batc
     )
     captioned.write_parquet("s3://bucket/captions")
 
-`caption_parts` runs the parts of a job, which ``captioner caption --engine ray`` creates: each
-actor loads the model once, captions one part at a time and writes it before it takes the next.
+`caption_parts` runs the parts of a job, which ``captioner caption --engine ray`` creates, on the
+actors of `captioner.bulk.actors`: each captions one part at a time and writes it before it takes
+the next.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import ray
-import ray.data
-
 from captioner.api import Captioner, Result, load
+from captioner.bulk.actors import Actor, Found, Workers, run_on_actors
 from captioner.bulk.inputs import Part, RemoteFile, part_from_json, read_part
 from captioner.bulk.job import JOB, Job, Output, Row, decode_rows, encode_rows, row_schema
 from captioner.config import SearchOptions
-from captioner.errors import CaptionerError, DataError
-from captioner.hardware import Precision, keep_freed_memory
+from captioner.errors import DataError
+from captioner.hardware import Precision
 from captioner.model_config import SHIPPED_MODEL, fingerprint
-
-RETRIES = 20
-"""How often a part is given to another worker after its worker died; then the job fails."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +38,7 @@ class Model:
     """What an actor loads."""
 
     folders: tuple[str, ...] = ()
-    """Model folders that every machine can read; empty: the shipped model."""
+    """Model folders that every machine can read, or names of the hub; empty: the shipped model."""
     device: str = "auto"
     precision: Precision = "auto"
 
@@ -140,17 +132,6 @@ def row(name: str, result: Result) -> Row:
 # --- jobs ----------------------------------------------------------------------------------------
 
 
-class Workers(NamedTuple):
-    """The actors of a job."""
-
-    number: int | None = None
-    """None: as many as the cluster's CPUs and GPUs allow."""
-    cpus: float = 1
-    """CPUs of each."""
-    gpus: float = 0
-    """GPUs of each; 0.5: two actors share one."""
-
-
 class Finished(NamedTuple):
     """A part that was written."""
 
@@ -159,48 +140,6 @@ class Finished(NamedTuple):
     failed: int
     error: str
     """The first failed photo's message; empty if there is none."""
-
-
-@contextmanager
-def cluster(address: str | None, workers: Workers) -> Iterator[None]:
-    """Connect to a Ray cluster, or start one on this machine.
-
-    Args:
-        address: ``auto``, ``HOST:PORT``, or None: ``RAY_ADDRESS`` if set, otherwise this machine.
-        workers: The actors that a cluster of this machine has to allow.
-
-    Raises:
-        DataError: There is no cluster at this address.
-    """
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    # As the plain command; Ray's default (15) starves beside other processes.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    resources: dict[str, Any] = {}
-    if address == "local" and workers.number is not None:
-        wanted = workers.number * workers.cpus
-        resources = {"num_cpus": max(os.cpu_count() or 1, int(wanted) + (wanted % 1 > 0))}
-    try:
-        ray.init(
-            address=address,
-            logging_level="ERROR",
-            log_to_driver=False,
-            include_dashboard=False if address == "local" else None,
-            **resources,
-        )
-    except (ConnectionError, ValueError, TimeoutError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise DataError(
-            f"--ray-address is {address}: no connection ({reason}); start a cluster with ray start "
-            "--head, or leave the option out for this machine"
-        ) from error
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def caption_parts(
@@ -226,85 +165,53 @@ def caption_parts(
     Raises:
         DataError: A part cannot be read or written, or workers died too often.
     """
-    if not job.missing:
-        return
-    count = min(workers.number or _room(workers), len(job.missing))
     if model.device == "auto" and not workers.gpus:
         model = dataclasses.replace(model, device="cpu")  # not a GPU of others
-    items = [{"part": part.to_json()} for part in job.missing]
-    parts = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        _PartWriter,
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=count),
-        fn_constructor_args=(job.output, job.id, model),
-        fn_constructor_kwargs={
-            "fingerprints": model.fingerprints(),
-            "options": {"batch_size": batch_size, **vars(search)},
-            "folder": str(Path.cwd()),
-        },
-        num_cpus=workers.cpus,
-        num_gpus=workers.gpus,
-        ray_remote_args_fn=lambda: {"max_task_retries": RETRIES},  # Ray Data: without end
-    )
-    try:
-        for found in parts.iter_rows():
-            if found["problem"]:
-                raise DataError(found["problem"])
-            yield Finished(found["part"], found["photos"], found["failed"], found["error"])
-    except ray.exceptions.RayError as error:
+
+    def missing() -> str:
         left = sorted({part.number for part in job.missing} - job.output.finished())
         first = f", first {job.output.part_name(left[0])}" if left else ""
-        raise DataError(
-            f"the Ray job failed ({_reason(error)}; {len(left)} parts are missing{first}). The "
-            "finished ones are kept: check the machines' memory, then give --resume"
-        ) from error
+        return f"{len(left)} parts are missing{first}"
+
+    results = run_on_actors(
+        _PartWriter,
+        [part.to_json() for part in job.missing],
+        workers,
+        arguments={
+            "output": job.output,
+            "job_id": job.id,
+            "model": model,
+            "fingerprints": model.fingerprints(),
+            "options": {"batch_size": batch_size, **vars(search)},
+        },
+        missing=missing,
+        again="give --resume",
+    )
+    for found, _ in results:
+        yield Finished(**found)
 
 
-def _reason(error: Exception) -> str:
-    """What went wrong, from one of Ray's long messages."""
-    if isinstance(error, ray.exceptions.RayActorError) or "ActorDied" in str(error):
-        return f"a worker died again and again, {RETRIES} times were allowed"
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _room(workers: Workers) -> int:
-    """How many actors the cluster has room for; at least 1."""
-    held = ray.cluster_resources()
-    room = [held.get("CPU", 0) / workers.cpus] if workers.cpus else []
-    room += [held.get("GPU", 0) / workers.gpus] if workers.gpus else []
-    return max(1, int(min(room, default=1)))
-
-
-class _PartWriter:
-    """Captions parts and writes them; an actor."""
+class _PartWriter(Actor):
+    """Captions parts and writes them."""
 
     def __init__(
         self,
+        *,
         output: Output,
         job_id: str,
         model: Model,
-        *,
         fingerprints: Sequence[str],
         options: Mapping[str, Any],
-        folder: str,
+        **shared: Any,
     ) -> None:
+        super().__init__(**shared)
         self.output, self.job_id, self.options = output, job_id, options
         self.model, self.fingerprints = model, fingerprints
-        self.folder = folder
         self.captioner: Captioner | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        [text] = batch["part"]
-        part = part_from_json(str(text))
-        try:
-            found = self._write(part)
-            problem = ""
-        except (CaptionerError, OSError) as error:
-            # Raised here, it would arrive as a traceback through Ray.
-            found = Finished(part.number, 0, 0, "")
-            where = "" if isinstance(error, CaptionerError) else f"{socket.gethostname()}: "
-            problem = f"{where}{error}"
-        return {**{name: [value] for name, value in found._asdict().items()}, "problem": [problem]}
+    def process(self, item: str) -> Iterator[Found]:
+        part = part_from_json(item)
+        yield self._write(part)._asdict(), b""
 
     def _write(self, part: Part) -> Finished:
         name = self.output.part_name(part.number)
@@ -338,10 +245,6 @@ class _PartWriter:
             yield row(names[number], result)
 
     def _load(self) -> Captioner:
-        """Load the model, and work in the driver's folder, which relative names start at."""
-        keep_freed_memory(threads=True)  # as the command line does
-        if Path(self.folder).is_dir():
-            os.chdir(self.folder)
         if self.model.fingerprints() != self.fingerprints:
             raise DataError(
                 f"{socket.gethostname()} has another model than the machine that started the job; "

@@ -29,6 +29,7 @@ from fsspec.implementations.local import LocalFileSystem
 from captioner.data.folders import natural
 from captioner.data.formats import format_by_name
 from captioner.data.prefetch import read_ahead
+from captioner.data.storage import is_local
 from captioner.errors import ConfigError, DataError
 
 READERS = 8
@@ -132,11 +133,6 @@ def digest(parts: Iterable[Part]) -> str:
 
 
 # --- finding -------------------------------------------------------------------------------------
-
-
-def is_local(name: str) -> bool:
-    """Whether a name is a path, not a URL."""
-    return "://" not in name
 
 
 def _kind(name: str) -> Literal["photos", "parquet", "tar"] | None:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from captioner.cli.caption_formats import WRITERS, Entry, choose_format, entry
 from captioner.cli.caption_journal import Journal, Plan, journal_path, open_journal, unfinished
-from captioner.cli.caption_ray import add_ray_options, refuse_ray_options
+from captioner.cli.caption_ray import ENGINE, OPTIONS
 from captioner.cli.caption_ray import run as run_on_ray
 from captioner.cli.caption_sidecars import Store, check_photos, choose_store
 from captioner.cli.main import FAILED, OK, flag
@@ -31,6 +31,7 @@ from captioner.cli.options import (
 )
 from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import STDIN, add_photo_options, find_photos, missing
+from captioner.cli.ray_options import add_ray_options, check_ray_options
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError, DataError
 
@@ -91,7 +92,7 @@ def parser() -> Parser:
     )
     add_search_options(new)
     add_model_options(new)
-    add_ray_options(new)
+    add_ray_options(new, ENGINE, OPTIONS)
     return new
 
 
@@ -100,7 +101,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
     if options.engine == "ray":
         return _main_on_ray(options, argv)
-    refuse_ray_options(options)
+    check_ray_options(options, OPTIONS)
+    if options.format == "parquet":
+        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
     store = choose_store(options)
     target = _check(options)
     search = checked_search(options)

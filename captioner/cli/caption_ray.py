@@ -9,77 +9,40 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import warn
-from captioner.cli.parser import Parser
 from captioner.cli.photos import read_names
+from captioner.cli.ray_options import check_ray_options, chosen_workers
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
-from captioner.extras import require_extra
 
 if TYPE_CHECKING:
     from captioner.bulk.job import Output
 
 PART_PHOTOS = 1000
 FORMATS = ("jsonl", "parquet")
-_OWN = (
-    "workers", "worker_cpus", "worker_gpus", "part_photos", "image_column", "key_column",
-    "ray_address",
-)  # fmt: skip
-"""Options for this engine only."""
+ENGINE = (
+    "ray: caption on a Ray cluster, or with several processes of this machine. Reads photos, "
+    "folders, Parquet files, WebDataset tars and object storage (s3://...), and writes numbered "
+    "parts to the folder -o"
+)
+"""Help of ``--engine``."""
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "part_photos": (
+        int,
+        f"photos per part; a tar file is always one part (default: {PART_PHOTOS})",
+    ),
+    "image_column": (
+        str,
+        "column of Parquet files with the photos: bytes, paths or URLs (default: detected)",
+    ),
+    "key_column": (
+        str,
+        "column of Parquet files with the photos' names in the output (default: the path, or file "
+        "and row number)",
+    ),
+}
+"""Options for this engine only, besides those of `captioner.cli.ray_options`."""
 _NOT_YET = ("annotations", "sidecar", "embed", "in_place", "skip_existing", "min_confidence")
 """Options for the plain command only."""
-
-
-def add_ray_options(parser: Parser) -> None:
-    """``--engine`` and the options of the engine ray."""
-    group = parser.add_argument_group("millions of photos")
-    group.add_argument(
-        "--engine",
-        choices=["plain", "ray"],
-        default="plain",
-        help="ray: caption on a Ray cluster, or with several processes of this machine. Reads "
-        "photos, folders, Parquet files, WebDataset tars and object storage (s3://...), and writes "
-        "numbered parts to the folder -o",
-    )
-    group.add_argument(
-        "--workers", type=int | None, help="number of processes (default: as many as there is room)"
-    )
-    group.add_argument("--worker-cpus", type=float | None, help="CPUs per worker (default: 1)")
-    group.add_argument(
-        "--worker-gpus",
-        type=float | None,
-        help="GPUs per worker; 0.5: two workers share one (default: 0)",
-    )
-    group.add_argument(
-        "--part-photos",
-        type=int | None,
-        help=f"photos per part; a tar file is always one part (default: {PART_PHOTOS})",
-    )
-    group.add_argument(
-        "--image-column",
-        help="column of Parquet files with the photos: bytes, paths or URLs (default: detected)",
-    )
-    group.add_argument(
-        "--key-column",
-        help="column of Parquet files with the photos' names in the output (default: the path, or "
-        "file and row number)",
-    )
-    group.add_argument(
-        "--ray-address",
-        help="cluster to join: auto, or HOST:PORT (default: RAY_ADDRESS, or this machine)",
-    )
-
-
-def refuse_ray_options(options: Any) -> None:
-    """Check that the plain engine was given no options of the other.
-
-    Raises:
-        ConfigError: It was.
-    """
-    for name in _OWN:
-        if options[name] is not None:
-            raise ConfigError(f"{flag(name)} is for --engine ray; add it, or leave this option out")
-    if options.format == "parquet":
-        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
 
 
 def run(options: Any, search: SearchOptions, again: str) -> int:
@@ -91,7 +54,6 @@ def run(options: Any, search: SearchOptions, again: str) -> int:
         again: The command that continues after an interruption.
     """
     _check(options)
-    require_extra("ray", "--engine ray")
     from captioner.bulk.inputs import Columns, divide
     from captioner.bulk.job import DONE, Output, open_job
 
@@ -116,6 +78,7 @@ def run(options: Any, search: SearchOptions, again: str) -> int:
 
 def _check(options: Any) -> None:
     """Check options that contradict each other; fill in defaults."""
+    check_ray_options(options, OPTIONS)
     for name in _NOT_YET:
         if options[name]:
             raise ConfigError(f"{flag(name)} cannot be combined with --engine ray")
@@ -126,14 +89,6 @@ def _check(options: Any) -> None:
     options.format = options.format or "jsonl"
     if options.format not in FORMATS:
         raise ConfigError(f"--engine ray writes {' or '.join(FORMATS)}, not {options.format}")
-    for name in ("workers", "part_photos"):
-        if options[name] is not None and options[name] < 1:
-            raise ConfigError(f"{flag(name)} is {options[name]}; give 1 or more")
-    for name in ("worker_cpus", "worker_gpus"):
-        if options[name] is not None and not 0 <= options[name] < float("inf"):
-            raise ConfigError(f"{flag(name)} is {options[name]}; give 0 or more")
-    if options.worker_cpus == 0 and not options.worker_gpus:
-        raise ConfigError("--worker-cpus is 0; give 1 or more, or --worker-gpus")
 
 
 def _inputs(options: Any) -> list[str]:
@@ -172,15 +127,11 @@ def _caption(job: Any, options: Any, search: SearchOptions) -> dict[int, tuple[i
         return {}
     from tqdm import tqdm
 
-    from captioner.ray import Model, Workers, caption_parts, cluster
+    from captioner.bulk.actors import cluster
+    from captioner.ray import Model, caption_parts
 
-    workers = Workers(
-        options.workers,
-        1 if options.worker_cpus is None else options.worker_cpus,
-        options.worker_gpus or 0,
-    )
-    folders = tuple(str(Path(folder).absolute()) for folder in options.model)
-    model = Model(folders, options.device, options.precision)
+    workers = chosen_workers(options)
+    model = Model(tuple(map(_everywhere, options.model)), options.device, options.precision)
     counts: dict[int, tuple[int, int]] = {}
     sizes = [part.photos for part in job.missing]
     bar = tqdm(
@@ -199,6 +150,14 @@ def _caption(job: Any, options: Any, search: SearchOptions) -> dict[int, tuple[i
                 more = f" (and {found.failed - 1} more)" if found.failed > 1 else ""
                 warn(f"{job.output.part_name(found.part)}: {found.error}{more}")
     return counts
+
+
+def _everywhere(model: str) -> str:
+    """A model's name for workers: a folder of this machine, or the hub's name."""
+    from captioner.hub import is_hub_name
+    from captioner.model_config import find_model
+
+    return model if is_hub_name(model) else str(find_model(model).absolute())
 
 
 def _report(totals: dict[str, int], output: Output) -> int:

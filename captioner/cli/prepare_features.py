@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
 from captioner.cli.options import DEVICE_HELP, warn
+from captioner.cli.ray_options import add_ray_options, check_ray_options, chosen_workers
 from captioner.cli.train_options import (
     TrainParser,
     add_settings,
@@ -18,8 +19,23 @@ from captioner.cli.train_options import (
 from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
-    from captioner.prepare.feature_writer import FeaturePlan, FeatureWriter
-    from captioner.prepare.features import FeatureJob
+    from captioner.config import TrainConfig
+    from captioner.prepare.feature_writer import FeaturePlan, FeatureWriter, Progress
+
+PART_PHOTOS = 256
+ENGINE = (
+    "ray: encode on a Ray cluster, or with several processes of this machine; the folder is the "
+    "same. Machines read the photos from a shared disk"
+)
+"""Help of ``--engine``."""
+RAY_OPTIONS: dict[str, tuple[Any, str]] = {
+    "part_photos": (
+        int,
+        "photos that a worker takes at a time, rounded up to whole batches (default: "
+        f"{PART_PHOTOS})",
+    ),
+}
+"""Options for the engine ray only, besides those of `captioner.cli.ray_options`."""
 
 
 @functools.cache
@@ -43,6 +59,7 @@ def parser() -> TrainParser:
     new.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
     new.add_argument("--device", default="auto", help=DEVICE_HELP)
     new.add_argument("--force", action="store_true", help="replace existing features")
+    add_ray_options(new, ENGINE, RAY_OPTIONS)
     add_settings(
         new,
         [
@@ -62,21 +79,30 @@ def parser() -> TrainParser:
 def run(options: Any) -> int:
     """Encode the photos that are missing."""
     config, own = read_train_config(parser(), options)
-    folder = Path(own["output"])
-    if own["batch_size"] < 1:
-        raise ConfigError(f"--batch-size is {own['batch_size']}; give an integer >= 1")
+    folder, batch_size = Path(own["output"]), own["batch_size"]
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size is {batch_size}; give an integer >= 1")
+
+    check_ray_options(own, RAY_OPTIONS)
+    on_ray = own["engine"] == "ray"
+    device = own["device"]
+    if on_ray and device == "auto" and not own["worker_gpus"]:
+        device = "cpu"  # not a GPU of others
 
     from captioner.prepare.feature_writer import FeatureWriter
     from captioner.prepare.features import check_disk_space, plan_features
 
-    job = plan_features(config, dtype=own["dtype"], device=own["device"])
+    job = plan_features(config, dtype=own["dtype"], device=device)
     writer = FeatureWriter(folder, job.plan, force=own["force"])
     if writer.complete and not own["force"]:
         return _report(folder, job.plan)
     _print_size(folder, job.plan)
     check_disk_space(writer)
     try:
-        _fill(writer, job, own["batch_size"])
+        if on_ray:
+            _fill_on_ray(writer, config, own, device)
+        else:
+            _fill(writer, writer.fill(job.encoder.encode, job.encoder.preprocessing, batch_size))
     except KeyboardInterrupt:
         warn("interrupted; run the same command again to continue")
         return INTERRUPTED
@@ -95,7 +121,27 @@ def _print_size(folder: Path, plan: FeaturePlan) -> None:
     )
 
 
-def _fill(writer: FeatureWriter, job: FeatureJob, batch_size: int) -> None:
+def _fill_on_ray(
+    writer: FeatureWriter, config: TrainConfig, own: dict[str, Any], device: str
+) -> None:
+    from captioner.bulk.actors import cluster
+    from captioner.prepare.ray_features import ray_blocks
+
+    workers = chosen_workers(own)
+    blocks = ray_blocks(
+        writer,
+        config,
+        device=device,
+        batch_size=own["batch_size"],
+        part_photos=own["part_photos"] or PART_PHOTOS,
+        workers=workers,
+    )
+    with cluster(own["ray_address"], workers):
+        _fill(writer, writer.write(blocks))
+
+
+def _fill(writer: FeatureWriter, written: Progress) -> None:
+    """Write blocks with a progress bar."""
     from tqdm import tqdm
 
     bar = tqdm(
@@ -106,7 +152,7 @@ def _fill(writer: FeatureWriter, job: FeatureJob, batch_size: int) -> None:
         dynamic_ncols=True,
     )
     with bar:
-        for count, errors in writer.fill(job.encode, job.preprocessing, batch_size):
+        for count, errors in written:
             for error in errors:
                 warn(f"{error}; skipped")
             bar.update(count)

@@ -262,17 +262,32 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: The file is missing, cannot be read, or holds something else.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give a JSON file") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; give a JSON file") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); give a complete JSON file") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_json(content, path)
+
+
+def parse_json(content: bytes, name: str | Path) -> dict[str, Any]:
+    """Parse a JSON object, with or without a byte order mark.
+
+    Args:
+        content: The file's bytes.
+        name: The file's name, for messages.
+
+    Raises:
+        DataError: It holds something else.
+    """
+    try:
+        data = json.loads(content.decode("utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{name} is not JSON ({error}); give a complete JSON file") from error
     if not isinstance(data, dict):
-        raise DataError(f"{path} holds a JSON {type(data).__name__}; give an object with 'images'")
+        raise DataError(f"{name} holds a JSON {type(data).__name__}; give an object with 'images'")
     return data
 
 

@@ -36,6 +36,7 @@ from captioner.data.batches import (
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.shards import Manifest, Shard, ShardPhoto, read_shard
+from captioner.data.storage import join
 from captioner.errors import ConfigError, DataError, ImageError
 
 
@@ -176,7 +177,7 @@ class ShardStream(IterableDataset[list[Item]]):
 
     def _photos(self, worker: int) -> Iterator[ShardPhoto]:
         for shard in self._part(self._order(self.epoch), self.rank, worker):
-            yield from read_shard(self.manifest.folder / shard.name, shard)
+            yield from read_shard(join(self.manifest.folder, shard.name), shard)
 
     def _item(self, photo: ShardPhoto) -> Item:
         """Decode a photo and sample its captions."""

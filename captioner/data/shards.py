@@ -7,7 +7,7 @@ consecutive files that share their name up to the first dot are one sample.
     000000000042.json    {"image_id": 42, "file_name": "42.jpg", "captions": ["a dog", ...]}
 
 ``shards.json`` beside them lists each shard with its number of photos, size and SHA-256. It is
-written last: if it exists, the shards are complete.
+written last: if it exists, the shards are complete. The folder may be a URL of object storage.
 
 `captioner.prepare.shards` writes them, `captioner.data.shard_stream` reads them in training.
 """
@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from captioner.data.coco import read_json
+from captioner.data.coco import parse_json
+from captioner.data.storage import join, open_to_read, sizes
 from captioner.errors import DataError
 
 MANIFEST = "shards.json"
@@ -50,7 +51,8 @@ class Shard:
 class Manifest:
     """All shards of a folder."""
 
-    folder: Path
+    folder: str | Path
+    """A URL if it is in object storage."""
     shards: tuple[Shard, ...]
 
     @property
@@ -80,7 +82,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     """Read the manifest of a folder of shards.
 
     Args:
-        folder: Folder that ``captioner prepare shards`` wrote.
+        folder: Folder that ``captioner prepare shards`` wrote, or the URL of a copy.
 
     Returns:
         The shards. Their sizes have been checked; `read_shard` verifies their checksums.
@@ -89,13 +91,16 @@ def read_manifest(folder: str | Path) -> Manifest:
         DataError: The manifest is missing, damaged or of another version, or a shard is missing or
             has another size.
     """
-    folder = Path(folder)
-    path = folder / MANIFEST
-    if not path.exists():
+    path, found = join(folder, MANIFEST), sizes(folder)
+    if MANIFEST not in found:
         raise DataError(
             f"{path} does not exist; give a folder that captioner prepare shards has completed"
         )
-    data = read_json(path)
+    try:
+        with open_to_read(path) as file:
+            data = parse_json(file.read(), path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     if data.get("version") != VERSION:
         raise DataError(
             f"{path} has version {data.get('version')!r}, expected {VERSION}; recreate the shards "
@@ -111,31 +116,22 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not shards:
         raise DataError(f"{path} lists no shards; {_RECREATE}")
     for shard in shards:
-        _check_size(folder, shard)
+        if not SHARD_NAME.fullmatch(shard.name):
+            raise DataError(f"{path} lists {shard.name!r}, which is not a shard; {_RECREATE}")
+        if shard.name not in found:
+            raise DataError(f"{join(folder, shard.name)} is missing; {_RECREATE}")
+        _compare(join(folder, shard.name), "bytes", found[shard.name], shard.size)
     return Manifest(folder, shards)
 
 
-def _check_size(folder: Path, shard: Shard) -> None:
-    if not SHARD_NAME.fullmatch(shard.name):
-        raise DataError(
-            f"{folder / MANIFEST} lists {shard.name!r}, which is not a shard; {_RECREATE}"
-        )
-    path = folder / shard.name
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} is missing ({error.strerror}); {_RECREATE}") from error
-    _compare(path, "bytes", size, shard.size)
-
-
-def _compare(path: Path, unit: str, found: int, expected: int) -> None:
+def _compare(path: str | Path, unit: str, found: int, expected: int) -> None:
     if found != expected:
         raise DataError(
             f"{path} has {found:,} {unit}, but {MANIFEST} lists {expected:,}; {_RECREATE}"
         )
 
 
-def read_shard(path: Path, shard: Shard) -> Iterator[ShardPhoto]:
+def read_shard(path: str | Path, shard: Shard) -> Iterator[ShardPhoto]:
     """Read the photos of a shard.
 
     Raises:
@@ -144,7 +140,7 @@ def read_shard(path: Path, shard: Shard) -> Iterator[ShardPhoto]:
     """
     photos = 0
     try:
-        with path.open("rb") as raw:
+        with open_to_read(path) as raw:
             file = HashedFile(raw)
             for _, data, sample in read_samples(file):
                 fields = json.loads(sample)

@@ -3,7 +3,8 @@
     FOLDER/features.journal  while it is being filled: the header of features.json, then one line
                              per block whose rows are on disk
 
-An interrupted run loses at most one block. The encoder is passed in as a function.
+An interrupted run loses at most one block. The encoder is passed in as a function. `encode_photos`
+makes the blocks, in this process or elsewhere, and `FeatureWriter` writes them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,12 @@ from captioner.files import atomic_write, write_lock
 
 Encode = Callable[[Tensor], Tensor]
 """Pixels (B, H, W, 3) bytes to features (B, L, D) on any device."""
+
+Blocks = Generator["Block", None, None]
+"""Blocks of consecutive photos."""
+
+Progress = Iterator[tuple[int, list[str]]]
+"""For each block written, the number of photos and the errors of those that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +134,8 @@ class FeatureWriter:
         blocks = getattr(rows.stat(), "st_blocks", 0) if rows.exists() else 0  # of 512 bytes
         return max(0, self.plan.bytes - 512 * blocks)
 
-    def fill(
-        self, encode: Encode, preprocessing: Preprocessing, batch_size: int = 32
-    ) -> Iterator[tuple[int, list[ImageError]]]:
-        """Encode the missing photos, which threads read ahead.
+    def fill(self, encode: Encode, preprocessing: Preprocessing, batch_size: int = 32) -> Progress:
+        """Encode the missing photos, which threads read ahead, and write their features.
 
         Args:
             encode: The encoder.
@@ -138,8 +143,27 @@ class FeatureWriter:
             batch_size: Photos encoded together and written as one block. A resumed run gives the
                 same bytes only with the same batch size.
 
-        Yields:
-            For each block, the number of photos and the errors of those that could not be read.
+        Returns:
+            See `write`.
+        """
+
+        def blocks(start: int) -> Blocks:
+            return encode_photos(
+                [image.path for image in self.plan.images[start:]],
+                encode,
+                preprocessing,
+                batch_size=batch_size,
+                flipped=max(0, self.plan.flipped - start),
+                dtype=self.plan.fingerprint["dtype"],
+            )
+
+        return self.write(blocks)
+
+    def write(self, blocks: Callable[[int], Blocks]) -> Progress:
+        """Write the blocks of the missing photos.
+
+        Args:
+            blocks: Yields them, in order, starting at the photo of this index.
 
         Raises:
             DataError: Another process is filling the folder, or features overflow the dtype.
@@ -151,25 +175,24 @@ class FeatureWriter:
             if self.complete and not self.force:
                 return
             self._begin()
-            photos = read_ahead(
-                partial(_read_photo, preprocessing),
-                self.plan.images[len(self.records) :],
-                ahead=batch_size + 1,
-                threads=reader_threads(),
-            )
             with (
                 (self.folder / ROWS).open("r+b") as rows,
                 (self.folder / JOURNAL).open("a", encoding="utf-8") as journal,
-                closing(photos),
+                closing(blocks(len(self.records))) as found,
             ):
-                while block := list(islice(photos, batch_size)):
-                    records = self._write(rows, block, encode)
+                for block in found:
+                    self._write(rows, block)
                     rows.flush()
                     os.fsync(rows.fileno())
-                    journal.write(json.dumps(records) + "\n")
+                    journal.write(json.dumps(block.records) + "\n")
                     journal.flush()
-                    self.records += records
-                    yield len(block), [p.pixels for p in block if isinstance(p.pixels, ImageError)]
+                    self.records += block.records
+                    yield len(block.records), block.errors
+            if len(self.records) != len(self.plan.images):
+                raise DataError(
+                    f"{self.folder}: features of {len(self.records)} of {len(self.plan.images)} "
+                    "photos were computed"
+                )
             contents = {**self.plan.header, "records": self.records}
             atomic_write(self.folder / CONTENTS, json.dumps(contents))
             (self.folder / JOURNAL).unlink()
@@ -220,42 +243,96 @@ class FeatureWriter:
         with (self.folder / ROWS).open("xb") as rows:
             rows.truncate(self.plan.bytes)
 
-    def _write(self, rows: IO[bytes], block: Sequence[_Photo], encode: Encode) -> list[Record]:
-        """Encode a block's photos, then its flipped photos, and write their rows."""
-        start, count = len(self.records), len(self.plan.images)
-        pixels = {
-            start + n: p.pixels for n, p in enumerate(block) if not isinstance(p.pixels, ImageError)
-        }
-        flipped = {count + n: p[:, ::-1] for n, p in pixels.items() if n < self.plan.flipped}
-        crcs = self._store(rows, pixels, encode) | self._store(rows, flipped, encode)
-        return [
-            Record(*photo.file, crcs.get(n), crcs.get(count + n))
-            for n, photo in enumerate(block, start)
-        ]
-
-    def _store(
-        self, rows: IO[bytes], pixels: Mapping[int, NDArray[np.uint8]], encode: Encode
-    ) -> dict[int, int]:
-        """Encode pixels by row number and write the rows; returns their checksums."""
-        if not pixels:
-            return {}
-        dtype = self.plan.fingerprint["dtype"]
-        features = encode(torch.from_numpy(np.stack(list(pixels.values())))).to(DTYPES[dtype])
-        if not bool(features.isfinite().all()):
-            bad = next(
-                n for n, row in zip(pixels, features, strict=True) if not row.isfinite().all()
-            )
-            path = self.plan.images[bad % len(self.plan.images)].path
-            raise DataError(
-                f"{path}: features overflow {dtype}; use --dtype bfloat16 or float32, or check "
-                "the encoder's weights"
-            )
-        size = self.plan.row_bytes
-        data = features.cpu().contiguous().view(torch.uint8).numpy().reshape(len(pixels), size)
-        for row, values in zip(pixels, data, strict=True):
-            rows.seek(row * size)
+    def _write(self, rows: IO[bytes], block: Block) -> None:
+        """Write a block's rows."""
+        start, count, size = len(self.records), len(self.plan.images), self.plan.row_bytes
+        readable = [n for n, record in enumerate(block.records, start) if record.crc is not None]
+        flipped = [count + n for n in readable if n < self.plan.flipped]
+        for number, values in zip([*readable, *flipped], block.rows, strict=True):
+            rows.seek(number * size)
             rows.write(values.data)
-        return {row: zlib.crc32(values.data) for row, values in zip(pixels, data, strict=True)}
+
+
+class Block(NamedTuple):
+    """Features of consecutive photos."""
+
+    records: list[Record]
+    """One per photo."""
+    rows: NDArray[np.uint8]
+    """(B', bytes): the rows of the photos that could be read, then those of the flipped photos."""
+    errors: list[str]
+    """Of the photos that could not be read."""
+
+
+def encode_photos(
+    paths: Sequence[Path],
+    encode: Encode,
+    preprocessing: Preprocessing,
+    *,
+    batch_size: int,
+    flipped: int,
+    dtype: str,
+) -> Blocks:
+    """Encode photos, which threads read ahead.
+
+    Args:
+        paths: The photos.
+        encode: The encoder.
+        preprocessing: The encoder's preprocessing.
+        batch_size: Photos encoded together; a block. Flipped photos are encoded by themselves.
+        flipped: Number of photos, from the first, that are also encoded flipped.
+        dtype: Storage type of the rows.
+
+    Raises:
+        DataError: Features overflow the dtype.
+    """
+    photos = read_ahead(
+        partial(_read_photo, preprocessing),
+        paths,
+        ahead=batch_size + 1,
+        threads=reader_threads(),
+    )
+    start = 0
+    with closing(photos):
+        while batch := list(islice(photos, batch_size)):
+            names = paths[start : start + len(batch)]
+            yield _encode_block(batch, names, encode, flipped=flipped - start, dtype=dtype)
+            start += len(batch)
+
+
+def _encode_block(
+    batch: Sequence[_Photo], paths: Sequence[Path], encode: Encode, *, flipped: int, dtype: str
+) -> Block:
+    pixels = {n: p.pixels for n, p in enumerate(batch) if not isinstance(p.pixels, ImageError)}
+    mirrored = {n: p[:, ::-1] for n, p in pixels.items() if n < flipped}
+    rows = {
+        (n, is_flipped): row
+        for is_flipped, images in ((False, pixels), (True, mirrored))
+        for n, row in _encode(images, paths, encode, dtype).items()
+    }
+    crcs = {key: zlib.crc32(row.data) for key, row in rows.items()}
+    return Block(
+        [Record(*p.file, crcs.get((n, False)), crcs.get((n, True))) for n, p in enumerate(batch)],
+        np.stack(list(rows.values())) if rows else np.empty((0, 0), np.uint8),
+        [str(p.pixels) for p in batch if isinstance(p.pixels, ImageError)],
+    )
+
+
+def _encode(
+    pixels: Mapping[int, NDArray[np.uint8]], paths: Sequence[Path], encode: Encode, dtype: str
+) -> dict[int, NDArray[np.uint8]]:
+    """The rows of photos, by their index in the block."""
+    if not pixels:
+        return {}
+    features = encode(torch.from_numpy(np.stack(list(pixels.values())))).to(DTYPES[dtype])
+    if not bool(features.isfinite().all()):
+        bad = next(n for n, row in zip(pixels, features, strict=True) if not row.isfinite().all())
+        raise DataError(
+            f"{paths[bad]}: features overflow {dtype}; use --dtype bfloat16 or float32, or check "
+            "the encoder's weights"
+        )
+    data = features.cpu().contiguous().view(torch.uint8).numpy().reshape(len(pixels), -1)
+    return dict(zip(pixels, data, strict=True))
 
 
 class _Photo(NamedTuple):
@@ -267,10 +344,10 @@ class _Photo(NamedTuple):
     """(H, W, 3)."""
 
 
-def _read_photo(preprocessing: Preprocessing, image: CaptionedImage) -> _Photo:
-    file, data = read_file(image.path)  # once, so that the checksum is of the bytes decoded
+def _read_photo(preprocessing: Preprocessing, path: Path) -> _Photo:
+    file, data = read_file(path)  # once, so that the checksum is of the bytes decoded
     try:
-        photo = open_image(image.path if data is None else io.BytesIO(data), name=str(image.path))
+        photo = open_image(path if data is None else io.BytesIO(data), name=str(path))
         return _Photo(file, preprocessing.pixels(photo))
     except ImageError as error:
         return _Photo(file, error)

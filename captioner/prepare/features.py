@@ -19,30 +19,38 @@ from captioner.training.build import open_encoder
 from captioner.training.data import read_data
 
 
+class FeatureEncoder(NamedTuple):
+    """The encoder of a training run, and what its features look like."""
+
+    preprocessing: Preprocessing
+    encode: Encode
+    grid: tuple[int, int]
+    """Gh, Gw."""
+    feature_dim: int
+    """D."""
+    fingerprint: dict[str, str]
+    """From `feature_fingerprint`, with dtype and precision."""
+
+
 class FeatureJob(NamedTuple):
     """What to encode, and how."""
 
     plan: FeaturePlan
-    preprocessing: Preprocessing
-    encode: Encode
+    encoder: FeatureEncoder
 
 
-def plan_features(
-    config: TrainConfig, *, dtype: str = "float16", device: str = "auto"
-) -> FeatureJob:
-    """Plan the features that training with a config reads.
+def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
+    """Open the encoder that training with a config uses.
 
     Args:
-        config: The training photos come first, then the other validation photos. With
-            ``data.horizontal_flip``, training photos are also encoded flipped.
+        config: The config.
         dtype: Storage type: float16, bfloat16 or float32.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
 
     Raises:
-        CaptionerError: The settings, captions or weights cannot be used.
+        CaptionerError: The settings or weights cannot be used.
     """
     chosen = pick_device(device)
-    train, val = read_data(replace(config.data, shards=None))
     torch.manual_seed(config.training.seed)  # random weights must be those of the run
     encoder, preprocessing = open_encoder(config)
     stage = config.encoder.finetune_from  # training never changes the layers before it
@@ -61,11 +69,31 @@ def plan_features(
             features: Tensor = found[0]
             return features
 
+    return FeatureEncoder(preprocessing, encode, grid, feature_dim, fingerprint)
+
+
+def plan_features(
+    config: TrainConfig, *, dtype: str = "float16", device: str = "auto"
+) -> FeatureJob:
+    """Plan the features that training with a config reads.
+
+    Args:
+        config: The training photos come first, then the other validation photos. With
+            ``data.horizontal_flip``, training photos are also encoded flipped.
+        dtype: See `open_feature_encoder`.
+        device: See `open_feature_encoder`.
+
+    Raises:
+        CaptionerError: The settings, captions or weights cannot be used.
+    """
+    pick_device(device)  # an error before the captions are read
+    train, val = read_data(replace(config.data, shards=None))
+    encoder = open_feature_encoder(config, dtype=dtype, device=device)
     known = {(image.image_id, image.path) for image in train}
     images = [*train, *(image for image in val if (image.image_id, image.path) not in known)]
     flipped = len(train) if config.data.horizontal_flip else 0
-    plan = FeaturePlan(images, flipped, grid, feature_dim, fingerprint)
-    return FeatureJob(plan, preprocessing, encode)
+    plan = FeaturePlan(images, flipped, encoder.grid, encoder.feature_dim, encoder.fingerprint)
+    return FeatureJob(plan, encoder)
 
 
 def check_disk_space(writer: FeatureWriter) -> None:

@@ -148,6 +148,27 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
     }
 
 
+# --- object storage ---
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty bucket on an S3 server of this process."""
+    server, fsspec = pytest.importorskip("moto.server"), pytest.importorskip("fsspec")
+    pytest.importorskip("s3fs")
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3 = fsspec.filesystem("s3", skip_instance_cache=True)
+    s3.mkdir("bucket")
+    yield "s3://bucket"
+    running.stop()
+
+
 # --- the browser ---------------------------------------------------------------------------------
 
 

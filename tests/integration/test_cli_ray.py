@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kills import Job, ten_victims
 from PIL import Image
 
 from captioner.cli.main import FAILED, USAGE, main
@@ -232,104 +229,12 @@ def write_tar(path: Path, photos: list[Path]) -> None:
 # --- kills ---
 
 
-def start(model: Path, photos: Path, out: Path) -> subprocess.Popen[str]:
-    """The command as a process of its own, one photo to a part."""
-    arguments = command(model, photos, "-o", out, "--part-photos", "1", "--resume")
-    return subprocess.Popen(
-        [sys.executable, "-m", "captioner", *arguments], stderr=subprocess.PIPE, text=True
-    )
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and theirs."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            continue
-        children.setdefault(parent, []).append(int(folder.name))
-    found, waiting = [], [pid]
-    while waiting:
-        new = children.get(waiting.pop(), [])
-        found += new
-        waiting += new
-    return found
-
-
-def workers(driver: int) -> list[int]:
-    """The actors that caption."""
-    found = []
-    for pid in descendants(driver):
-        try:
-            name = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if name.startswith(b"ray::") and b"_PartWriter" in name:
-            found.append(pid)
-    return found
-
-
-def wait_until(condition: Callable[[], Any], driver: subprocess.Popen[str]) -> Any:
-    """Wait for a condition; None if the driver ended before."""
-    until = time.monotonic() + 240
-    while time.monotonic() < until:
-        if found := condition():
-            return found
-        if driver.poll() is not None:
-            return None
-        time.sleep(0.02)
-    raise AssertionError("timeout")
-
-
-def kill(driver: subprocess.Popen[str], victim: str, out: Path, rng: random.Random) -> list[int]:
-    """Kill the driver or a worker a random time after the next part was finished.
-
-    Returns:
-        The processes that Ray has to end itself.
-    """
-    before = len(list(out.glob("part-*")))
-    wait_until(lambda: len(list(out.glob("part-*"))) > before, driver)
-    time.sleep(rng.uniform(0, 0.1))
-    started = descendants(driver.pid)
-    found = wait_until(lambda: workers(driver.pid), driver)
-    assert found, "the job was done before the kill"
-    if victim == "worker":
-        os.kill(rng.choice(found), signal.SIGKILL)
-        return []
-    driver.kill()
-    driver.communicate()
-    return started
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def run_with_kills(victims: list[str], model: Path, photos: Path, out: Path) -> None:
-    """Run the job; restart a killed driver at once, while its workers may still run."""
-    rng = random.Random(0)
-    driver = start(model, photos, out)
-    started: list[int] = []
-    try:
-        for victim in victims:
-            started += kill(driver, victim, out, rng)
-            if victim == "driver":
-                driver = start(model, photos, out)
-        started += descendants(driver.pid)
-        err = driver.communicate(timeout=300)[1]
-        assert driver.returncode == FAILED, err
-    finally:
-        if driver.poll() is None:
-            driver.send_signal(signal.SIGINT)
-            driver.communicate(timeout=60)
-        until = time.monotonic() + 180  # Ray's agents notice after a minute that the driver is gone
-        while remaining := [pid for pid in started if alive(pid)]:
-            assert time.monotonic() < until, remaining
-            time.sleep(0.2)
+    """One photo to a part."""
+    arguments = command(model, photos, "-o", out, "--part-photos", "1", "--resume")
+    job = Job(arguments, "_PartWriter", lambda: len(list(out.glob("part-*"))))
+    code, err = job.run(victims, seed=0)
+    assert code == FAILED, err  # one photo is broken
 
 
 def check_complete(out: Path, photos: Path, model: Path) -> None:
@@ -354,8 +259,6 @@ def test_a_kill_loses_and_repeats_nothing(victim, tiny, tmp_path) -> None:
 
 @pytest.mark.stress
 def test_ten_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
-    photos, out = make_photos(tmp_path / "photos", 400), tmp_path / "out"
-    victims = ["worker", "driver"] * 5
-    random.Random(1).shuffle(victims)
-    run_with_kills(victims, tiny.model, photos, out)
+    photos, out = make_photos(tmp_path / "photos", 2000), tmp_path / "out"
+    run_with_kills(ten_victims(seed=1), tiny.model, photos, out)
     check_complete(out, photos, tiny.model)

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,6 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 ray = pytest.importorskip("ray")
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
-server = pytest.importorskip("moto.server")
-pytest.importorskip("s3fs")
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +29,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, pixels in enumerate(noise):
         Image.fromarray(pixels).save(folder / f"{number}.png")
     return folder
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty bucket on an S3 server of this process."""
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3 = fsspec.filesystem("s3", skip_instance_cache=True)
-    s3.mkdir("bucket")
-    yield "s3://bucket"
-    running.stop()
 
 
 def put(url: str, photos: Path) -> None:
@@ -105,9 +88,27 @@ def test_object_storage(bucket, photos, tiny, monkeypatch, capsys) -> None:
 
 
 TWO_MACHINES = """
-import os, sys
+import sys, time
+from pathlib import Path
+import ray
 from ray.cluster_utils import Cluster
+import captioner.ray
 from captioner.cli.main import main
+
+nodes = Path(sys.argv.pop(1))
+
+class Meets(captioner.ray._PartWriter):  # writes nothing before both machines have begun a part
+    def _write(self, part):
+        with (nodes / ray.get_runtime_context().get_node_id()).open("a") as file:
+            print(part.number, file=file)
+        until = time.monotonic() + 200
+        while len(list(nodes.iterdir())) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return super()._write(part)
+
+run = captioner.ray.run_on_actors
+captioner.ray.run_on_actors = lambda actor, *a, **k: run(Meets, *a, **k)
 cluster = Cluster(
     initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
 )
@@ -149,20 +150,40 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
-def test_two_machines(photos, tiny, tmp_path) -> None:
-    """Two raylets with one CPU each; both workers are needed for the CPUs of two."""
-    out = tmp_path / "out"
+Caption = Callable[..., subprocess.CompletedProcess[str]]
 
-    done = run(
-        TWO_MACHINES, "caption", photos, "--engine", "ray", "--workers", 2, "--part-photos", 1,
-        "--model", tiny.model, "-o", out,
-    )  # fmt: skip
+
+@pytest.fixture
+def caption(photos: Path, tiny: SimpleNamespace, tmp_path: Path) -> Caption:
+    """``caption(script, *arguments, workers=2, part_photos=1)``: a job into ``out``."""
+
+    def run_script(
+        script: str, *arguments: object, workers: int, part_photos: int
+    ) -> subprocess.CompletedProcess[str]:
+        ray_options = ["--workers", workers, "--part-photos", part_photos]
+        return run(
+            script, *arguments, "caption", photos, "--engine", "ray", *ray_options,
+            "--model", tiny.model, "-o", tmp_path / "out",
+        )  # fmt: skip
+
+    return run_script
+
+
+@pytest.mark.slow
+def test_two_machines(caption, photos, tmp_path) -> None:
+    """Two raylets with one CPU each: both do a share of the parts, and together all of them."""
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+
+    done = caption(TWO_MACHINES, nodes, workers=2, part_photos=1)
 
     assert done.returncode == OK, done.stderr
-    found = rows(str(out))
+    found = rows(str(tmp_path / "out"))
     assert [row["image"] for row in found] == [str(photos / f"{n}.png") for n in range(9)]
     assert all("captions" in row for row in found)
+    shares = [path.read_text().split() for path in nodes.iterdir()]
+    assert len(shares) == 2
+    assert sorted(int(part) for share in shares for part in share) == list(range(9))
 
 
 @pytest.mark.slow
@@ -179,7 +200,7 @@ def test_callable_class_in_a_pipeline(photos, tiny) -> None:
 
 FATAL_PHOTO = """
 import os, sys
-import captioner.ray
+import captioner.bulk.actors, captioner.ray
 from captioner.cli.main import main
 
 class Dies(captioner.ray._PartWriter):
@@ -188,22 +209,19 @@ class Dies(captioner.ray._PartWriter):
             os._exit(1)
         return super()._write(part)
 
-captioner.ray._PartWriter, captioner.ray.RETRIES = Dies, 1
+captioner.bulk.actors.RETRIES = 1
+run = captioner.ray.run_on_actors
+captioner.ray.run_on_actors = lambda actor, *a, **k: run(Dies, *a, **k)
 sys.exit(main(sys.argv[1:]))
 """
 
 
 @pytest.mark.slow
-def test_a_photo_that_kills_every_worker_ends_the_job(photos, tiny, tmp_path) -> None:
+def test_a_photo_that_kills_every_worker_ends_the_job(caption, tmp_path) -> None:
     """As a crash in a decoder would; otherwise the part would be tried without end."""
-    out = tmp_path / "out"
-
-    done = run(
-        FATAL_PHOTO, "caption", photos, "--engine", "ray", "--workers", 1, "--part-photos", 5,
-        "--model", tiny.model, "-o", out,
-    )  # fmt: skip
+    done = caption(FATAL_PHOTO, workers=1, part_photos=5)
 
     assert done.returncode == FAILED, done.stderr
     assert "a worker died again and again" in done.stderr
     assert "1 parts are missing, first part-00001.jsonl" in done.stderr
-    assert (out / "part-00000.jsonl").exists()
+    assert (tmp_path / "out" / "part-00000.jsonl").exists()

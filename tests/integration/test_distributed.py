@@ -208,3 +208,31 @@ def test_two_processes_can_be_stopped_and_resumed(config: Path, tmp_path: Path) 
     ones, twos = (load_file(folder / "state.safetensors") for folder in (straight, stopped))
     assert ones.keys() == twos.keys()
     assert not [name for name in ones if not torch.equal(ones[name], twos[name])]
+
+
+def test_shards_in_object_storage_train_the_same_weights(
+    config: Path, tmp_path: Path, bucket: str
+) -> None:
+    """Two processes with two readers each, from S3 and from a disk; and one that is resumed."""
+    fsspec = pytest.importorskip("fsspec")
+    local, remote = tmp_path / "shards", f"{bucket}/shards"
+    prepare_shards = ["prepare", "shards", str(config), "-o", str(local)]
+    assert main([*prepare_shards, "--photos-per-shard", "1"]) == OK
+    for path in local.iterdir():
+        with fsspec.open(f"{remote}/{path.name}", "wb") as file:
+            file.write(path.read_bytes())
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+
+    def arguments(name: str, *changes: str) -> list[str]:
+        shards = ["--data.shards", remote if name == "remote" else str(local)]
+        workers = ["--data.workers", "2"]
+        return [str(config), *shards, *workers, "--run-folder", str(tmp_path / name), *changes]
+
+    for changes in (("--training.epochs", "1"), ("--resume",)):
+        run(2, script, json.dumps([arguments(name, *changes) for name in ("remote", "local")]))
+
+    found, expected = (
+        load_file(tmp_path / name / "best" / "model.safetensors") for name in ("remote", "local")
+    )
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -189,11 +189,12 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
         ("google/bert", "its config.json has no format_version"),
         ("someone/yolo", "it has no config.json"),
         ("me/half", "it has no model.safetensors"),
-        ("me/empty", "it is empty"),
+        ("me/empty", "it (is empty|has no config.json)"),  # by the version of huggingface_hub
     ):
         with pytest.raises(ModelError) as caught:
             captioner.load(f"hf:{name}")
-        assert str(caught.value) == f"hf:{name} is not a captioner model: {problem}"
+        message = f"hf:{name} is not a captioner model: {problem}"
+        assert re.fullmatch(message, str(caught.value))
     assert "model.safetensors" not in hub.downloads()
 
 

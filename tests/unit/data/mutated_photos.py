@@ -20,7 +20,8 @@ def original_photos() -> dict[str, bytes]:
     """Small undamaged photos by file name: all formats and modes, rotated, with several frames."""
     noise = np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8)
     rgb = Image.fromarray(noise)
-    grey16 = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
+    deep = noise[..., 0].astype(np.uint16) * 257
+    grey16 = Image.fromarray(deep)
     turned = Image.Exif()
     turned[0x0112] = 6
     rgba = rgb.copy()
@@ -45,7 +46,7 @@ def original_photos() -> dict[str, bytes]:
         "deep.tiff": encoded(grey16, "TIFF"),
         "rotated.tif": encoded(rgb, "TIFF", exif=turned),
         "plain.ppm": encoded(rgb, "PPM"),
-        "deep.pgm": encoded(grey16, "PPM"),
+        "deep.pgm": b"P5\n%d %d\n65535\n" % grey16.size + deep.astype(">u2").tobytes(),
         "bits.pbm": encoded(rgb.convert("1"), "PPM"),
         "icon.ico": encoded(rgba, "ICO", sizes=[(16, 16), (32, 32)]),
         "plain.tga": encoded(rgba, "TGA", compression="tga_rle"),

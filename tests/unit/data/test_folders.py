@@ -79,7 +79,8 @@ def test_every_format_that_can_be_decoded_is_found(tmp_path: Path):
 @pytest.mark.parametrize("codec", ["avif", "jpg_2000", "webp"])
 def test_a_format_without_its_codec_is_counted(codec, tmp_path, monkeypatch):
     (kind,) = [kind for kind in FORMATS if kind.codec == codec]
-    assert kind.decodable == features.check(codec)
+    known = codec in {**features.modules, **features.codecs}  # to this version of Pillow
+    assert kind.decodable == (known and features.check(codec))
     monkeypatch.setattr(features, "check", lambda name: name != codec)
     (tmp_path / f"a{kind.extensions[0]}").touch()
     (tmp_path / "a.png").touch()

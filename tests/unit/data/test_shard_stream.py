@@ -426,7 +426,7 @@ def test_a_shard_can_be_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
 
     def open_as_pipe(path: Path, *given: Any, **settings: Any) -> Any:
         with real(path, *given, **settings) as file:
-            return Pipe(file.read()) if path.suffix == ".tar" else io.StringIO(file.read())
+            return Pipe(file.read())
 
     monkeypatch.setattr(Path, "open", open_as_pipe)
     assert order(make()) == expected

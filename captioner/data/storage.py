@@ -1,0 +1,103 @@
+"""Files in folders on a disk or in object storage (``s3://``, ``gs://``, ...), by fsspec.
+
+Credentials and endpoints come from the environment, as for the cloud's own tools. Whatever error a
+protocol's library raises arrives as OSError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from captioner.errors import DataError
+
+BLOCK = 8 << 20
+"""Bytes that are requested from object storage at a time."""
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is a path, not a URL."""
+    return "://" not in name
+
+
+def join(folder: str | Path, name: str) -> str:
+    """A file of a folder."""
+    return str(Path(folder, name)) if is_local(str(folder)) else f"{str(folder).rstrip('/')}/{name}"
+
+
+def sizes(folder: str | Path) -> dict[str, int]:
+    """Sizes of a folder's files (bytes) by name; empty if there is no folder.
+
+    Raises:
+        DataError: A URL cannot be read.
+    """
+    if is_local(str(folder)):
+        found = Path(folder).iterdir() if Path(folder).is_dir() else ()
+        return {path.name: path.stat().st_size for path in found if path.is_file()}
+    try:
+        fs, path = _file_system(str(folder))
+        listed: list[dict[str, Any]] = fs.ls(path, detail=True)
+    except FileNotFoundError:
+        return {}
+    except Exception as error:  # each protocol has its own
+        raise DataError(
+            f"{folder}: cannot be read ({_reason(error)}); check the name and your access to it"
+        ) from error
+    return {str(one["name"]).rpartition("/")[2]: int(one["size"] or 0) for one in listed}
+
+
+@contextmanager
+def open_to_read(name: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file, to be read from its start.
+
+    Raises:
+        OSError: It cannot be opened; ``read`` raises it too.
+    """
+    if is_local(str(name)):
+        with Path(name).open("rb") as file:
+            yield file
+        return
+    remote: Any = _Remote(str(name))
+    try:
+        yield remote
+    finally:
+        remote.close()
+
+
+class _Remote:
+    """A file of object storage."""
+
+    def __init__(self, name: str) -> None:
+        try:
+            fs, path = _file_system(name)
+            self._file = fs.open(path, "rb", block_size=BLOCK, cache_type="readahead")
+        except Exception as error:
+            raise _as_os_error(error) from error
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            data: bytes = self._file.read(size)
+        except Exception as error:
+            raise _as_os_error(error) from error
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _file_system(name: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    fs, path = url_to_fs(name, use_listings_cache=False)
+    return fs, str(path)
+
+
+def _as_os_error(error: Exception) -> OSError:
+    return error if isinstance(error, OSError) else OSError(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return (reason.splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,159 @@
+"""``captioner prepare features --engine ray``: the folder of the plain command, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from kills import Job, ten_victims
+from PIL import Image
+
+from captioner.cli.main import FAILED, USAGE, main
+from captioner.data.features import CONTENTS, JOURNAL, ROWS
+
+pytest.importorskip("ray")
+
+PHOTOS = 11
+
+
+def make_config(folder: Path, count: int) -> Path:
+    """Photos, one of them broken, their captions, and a config of a run with random weights."""
+    (folder / "photos").mkdir()
+    noise = np.random.default_rng(0).integers(256, size=(count, 30, 40, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(folder / "photos" / f"{number}.png")
+    (folder / "photos" / "5.png").write_bytes(b"no photo")
+    for name, ids in (("train", range(count - 2)), ("val", range(count - 2, count))):
+        coco = {
+            "images": [{"id": n, "file_name": f"{n}.png"} for n in ids],
+            "annotations": [{"id": n, "image_id": n, "caption": "a dog"} for n in ids],
+        }
+        (folder / f"{name}.json").write_text(json.dumps(coco))
+    config = {
+        "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
+        "training": {"seed": 3},
+        "data": {
+            "train_annotations": [str(folder / "train.json")],
+            "val_annotations": [str(folder / "val.json")],
+            "images": [str(folder / "photos")],
+            "horizontal_flip": True,
+            "vocabulary_threshold": 1,
+        },
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder / "config.yaml"
+
+
+@pytest.fixture
+def prepare(tmp_path: Path, capsys: Any) -> Callable[..., tuple[int, str]]:
+    """``prepare("folder", "--workers", "2")``: exit code and standard error."""
+    config = make_config(tmp_path, PHOTOS)
+
+    def run(folder: str, *arguments: str) -> tuple[int, str]:
+        options = ["-o", str(tmp_path / folder), "--batch-size", "2", *arguments]
+        code = main(["prepare", "features", str(config), *options])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+RAY = ("--engine", "ray", "--workers", "2", "--part-photos", "3")  # two batches are a part
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workers", "2"), "--workers is for --engine ray; add it, or leave this option out"),
+        (("--engine", "ray", "--part-photos", "0"), "--part-photos is 0; give 1 or more"),
+        (("--engine", "ray", "--worker-cpus", "0"), "--worker-cpus is 0; give 1 or more"),
+    ],
+)
+def test_options_that_contradict_each_other(arguments, message, prepare, tmp_path) -> None:
+    code, err = prepare("f", *arguments)
+    assert code == USAGE
+    assert message in err
+    assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.slow
+def test_the_folder_is_that_of_the_plain_command(prepare, tmp_path) -> None:
+    """Whole, and continued by the other engine after an interruption, in both directions."""
+    assert prepare("plain")[0] == FAILED  # one photo is broken
+    expected = contents_of(tmp_path / "plain")
+
+    code, err = prepare("ray", *RAY)
+
+    assert code == FAILED, err
+    warnings = [line for line in err.splitlines() if "skipped" in line]
+    assert len(warnings) == 1
+    assert "5.png: not a supported image" in warnings[0]
+    assert contents_of(tmp_path / "ray") == expected
+
+    for folder, arguments in (("plain", RAY), ("ray", ())):
+        interrupt(tmp_path / folder, blocks=2)
+        code, err = prepare(folder, *arguments)
+        assert code == FAILED, err
+        assert contents_of(tmp_path / folder) == expected
+
+
+def interrupt(folder: Path, blocks: int) -> None:
+    """Leave what an interruption after some blocks of two photos leaves."""
+    contents = json.loads((folder / CONTENTS).read_text())
+    records = contents.pop("records")
+    lines = [contents, *(records[n : n + 2] for n in range(0, 2 * blocks, 2))]
+    (folder / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / CONTENTS).unlink()
+    rows = bytearray((folder / ROWS).read_bytes())
+    size = len(rows) // contents["shape"][0]
+    for number in range(2 * blocks, contents["shape"][0]):
+        if not PHOTOS <= number < PHOTOS + 2 * blocks:
+            rows[number * size : (number + 1) * size] = bytes(size)
+    (folder / ROWS).write_bytes(rows)
+
+
+@pytest.mark.slow
+def test_an_encoder_that_differs_on_a_machine_stops_the_job(prepare, tmp_path, monkeypatch) -> None:
+    """As with another version of timm there: here the driver expects other weights."""
+    from captioner.prepare import features
+
+    fingerprint = features.feature_fingerprint
+    monkeypatch.setattr(
+        features, "feature_fingerprint", lambda *a, **k: fingerprint(*a, **k) | {"weights": "other"}
+    )
+
+    code, err = prepare("f", *RAY)
+
+    assert code == FAILED
+    assert "has another encoder than the machine that started the job (other encoder weights)" in (
+        err
+    )
+    assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
+
+
+@pytest.mark.stress
+def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
+    config, out = make_config(tmp_path, 2000), tmp_path / "f"
+    command = ["prepare", "features", config, "-o", out, "--batch-size", "1"]
+    journal = out / JOURNAL
+
+    def blocks() -> int:
+        return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+    ray = ["--engine", "ray", "--workers", "2", "--part-photos", "1"]
+    code, err = Job([*command, *ray], "_FeatureEncoder", blocks).run(ten_victims(2), seed=3)
+
+    assert code == FAILED, err  # one photo is broken
+    found = contents_of(out)
+    shutil.rmtree(out)
+    assert main([*map(str, command)]) == FAILED
+    assert contents_of(out) == found
