@@ -25,7 +25,7 @@ from PIL import Image
 from captioner.caption import END_NAME, Alternative, Caption, CropBox, join_words
 from captioner.confidence import Observation, no_confidence
 from captioner.config import ExplanationMethod, SearchOptions
-from captioner.data.images import REDUCTION, Photo, is_photo, open_image
+from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.prefetch import read_ahead, reader_threads
 from captioner.decoding.arrays import Array, top_k
 from captioner.decoding.search import Hypothesis
@@ -37,7 +37,7 @@ from captioner.hub import PREFIX, is_hub_name, parse
 from captioner.inference import ATTENTION_METHODS, Engine, Ensemble, Prepared, as_map
 from captioner.model_config import SHIPPED_MODEL, find_model, is_exported
 from captioner.onnx_engine import ExportedModel, OnnxEngine, read_exported
-from captioner.visualization.notebook import SHOWN_SIDE, PhotoCaption, shown_photo, with_photo
+from captioner.visualization.notebook import PhotoCaption, shown_photo, with_photo
 from captioner.vocabulary import END, NEVER_GENERATED
 
 if TYPE_CHECKING:  # torch and the hub are imported when they are needed
@@ -847,8 +847,7 @@ class Captioner:
         return join_words(vocabulary.shown(hypothesis.tokens))
 
     def _read(self, photo: Photo) -> _Read:
-        side = max(REDUCTION * self.ensemble.image_size, SHOWN_SIDE)
-        image = open_image(photo, min_side=side)
+        image = open_image(photo, min_side=reduced_side(self.ensemble.image_size))
         return _Read(self.prepare(image), shown_photo(image, photo))
 
     def _try_read(self, photo: Photo) -> tuple[Photo, _Read | ImageError]:

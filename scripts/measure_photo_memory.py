@@ -20,8 +20,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioner.data.images import MAX_PIXELS, USUAL_FORMATS, open_reduced
-from captioner.serving.service import REDUCTION
+from captioner.data.images import MAX_PIXELS, USUAL_FORMATS, open_reduced, reduced_side
 
 IMAGE_SIZE = 256
 """Side of the model's input (pixels)."""
@@ -73,7 +72,7 @@ def measure(path: Path) -> int:
         before = memory("VmRSS")
         open_reduced(
             source,
-            min_side=REDUCTION * IMAGE_SIZE,
+            min_side=reduced_side(IMAGE_SIZE),
             name=path.name,
             max_pixels=MAX_PIXELS,
             formats=USUAL_FORMATS,

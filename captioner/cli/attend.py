@@ -237,26 +237,42 @@ def _models(options: Any) -> list[Captioner]:
 def _captioned(
     models: Sequence[Captioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
 ) -> Iterator[_Captioned | ImageError]:
-    """Every photo with its captions, or the error; each is decoded once."""
+    """Every photo with its captions, or the error."""
     size = 1 if options.words else min(options.batch_size, DECODED)
+    image_size = max(model.ensemble.image_size for model in models)
     for start in range(0, len(photos), size):
         batch = photos[start : start + size]
-        images = [_open(photo) for photo in batch]
-        readable = [image for image in images if not isinstance(image, ImageError)]
-        found = iter(_captions(models, readable, options, search))
-        for photo, image in zip(batch, images, strict=True):
-            if isinstance(image, ImageError):
-                yield image
+        opened = [_open(photo, image_size) for photo in batch]
+        seen = [images.seen for images in opened if not isinstance(images, ImageError)]
+        found = iter(_captions(models, seen, options, search))
+        for photo, images in zip(batch, opened, strict=True):
+            if isinstance(images, ImageError):
+                yield images
             else:
                 captions = next(found)
-                yield _Captioned(photo, image, captions, _labels(options, len(captions)))
+                yield _Captioned(photo, images.drawn, captions, _labels(options, len(captions)))
 
 
-def _open(photo: Path) -> Image | ImageError:
-    from captioner.data.images import open_image
+class _Opened(NamedTuple):
+    """A photo as it is drawn, and as the model sees it; a large JPEG is decoded for each."""
 
+    drawn: Image
+    seen: Image
+
+
+def _open(photo: Path, image_size: int) -> _Opened | ImageError:
+    """Read a photo so that its caption is that of ``captioner caption``."""
+    from captioner.data.images import MAX_STREAM_BYTES, open_image, reduced_side
+
+    source: Path | bytes = photo
+    name = None
+    if photo == STDIN:  # which cannot be read twice
+        source, name = sys.stdin.buffer.read(MAX_STREAM_BYTES + 1), "<stdin>"
+    side = reduced_side(image_size)
     try:
-        return open_image(sys.stdin.buffer if photo == STDIN else photo)
+        drawn = open_image(source, name=name)
+        large = min(drawn.size) >= 2 * side
+        return _Opened(drawn, open_image(source, name=name, min_side=side) if large else drawn)
     except ImageError as error:
         return error
 

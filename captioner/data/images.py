@@ -34,9 +34,6 @@ MAX_PIXELS = 178_956_970
 MAX_STREAM_BYTES = 1 << 30
 """Limit for standard input and pipes (bytes), which may be endless."""
 
-REDUCTION = 2
-"""Large JPEGs are decoded at a reduced size, at least this many times the model's input size."""
-
 USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "HEIF")
 """Common photo formats, by Pillow's names; HEIF (HEIC) only if ``pillow-heif`` is installed."""
 
@@ -158,6 +155,14 @@ def open_reduced(
     if reduced.size in (image.size, image.size[::-1]) and image.size == (width, height):
         return reduced, reduced.size  # as decoded: Pillow rotates some TIFFs itself
     return reduced, (height, width) if rotated else (width, height)
+
+
+def reduced_side(image_size: int) -> int:
+    """Shorter side to decode large JPEGs at, for a model with this input size (pixels).
+
+    Twice the input size, so that the input hardly differs, and enough to show the photo.
+    """
+    return max(2 * image_size, 640)
 
 
 def header_size(file: BinaryIO, formats: tuple[str, ...] | None = None) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from captioner.api import Captioner
 from captioner.caption import Caption
-from captioner.data.images import REDUCTION, USUAL_FORMATS, header_size, open_reduced
+from captioner.data.images import USUAL_FORMATS, header_size, open_reduced, reduced_side
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.serving.batching import Batcher, ClosedError
@@ -255,7 +255,7 @@ class Service:
         with upload.data, self._large if _is_large(upload.data) else nullcontext():
             image, size = open_reduced(
                 upload.data,
-                min_side=max(REDUCTION * image_size, side or 0),
+                min_side=max(reduced_side(image_size), side or 0),
                 name="the photo",
                 max_pixels=self.limits.max_pixels,
                 formats=USUAL_FORMATS,

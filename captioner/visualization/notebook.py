@@ -14,8 +14,7 @@ from captioner.data.images import Photo
 from captioner.extras import absent_modules
 from captioner.visualization.heatmap import fit_photo
 
-SHOWN_SIDE = 640
-"""Longer side of a photo that was not given as a path, when it is shown (pixels)."""
+_SIDE = 640  # pixels of a photo that was not given as a path
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,7 +32,7 @@ class PhotoCaption(Caption):
             return None
         from captioner.visualization.pages import page
 
-        return page(self.photo, self, panel_size=SHOWN_SIDE)._repr_html_()
+        return page(self.photo, self, panel_size=_SIDE)._repr_html_()
 
 
 def shown_photo(image: Image.Image, source: Photo | None = None) -> Image.Image | Path:
@@ -45,7 +44,7 @@ def shown_photo(image: Image.Image, source: Photo | None = None) -> Image.Image 
     """
     if isinstance(source, (str, os.PathLike)):
         return Path(source).absolute()
-    return fit_photo(image, SHOWN_SIDE)
+    return fit_photo(image, _SIDE)
 
 
 def with_photo(captions: Sequence[Caption], photo: Image.Image | Path) -> list[PhotoCaption]:

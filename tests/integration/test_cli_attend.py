@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner import Caption, load, overlay
+from captioner import Caption, Captioner, load, overlay
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.images import open_image
+from captioner.inference import Prepared
 
 
 def attend(*arguments: object) -> int:
@@ -327,6 +328,34 @@ def test_a_photo_from_standard_input(tiny, photo, tmp_path, monkeypatch) -> None
 
     (entry,) = data_of(tmp_path / "x.html")["entries"]
     assert entry["captions"][0]["text"] == load(tiny.model).caption(photo).text
+
+
+@pytest.mark.parametrize("stdin", [False, True], ids=["path", "stdin"])
+def test_a_large_jpeg_has_the_caption_of_captioner_caption(
+    stdin, tiny, tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "large.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (1400, 1500, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    prepared = []
+    prepare = Captioner.prepare
+
+    def recorded(self: Captioner, image: Image.Image) -> Prepared:
+        prepared.append(prepare(self, image))
+        return prepared[-1]
+
+    monkeypatch.setattr(Captioner, "prepare", recorded)
+    expected = load(tiny.model).caption(path).text
+
+    with path.open("rb") as file:
+        if stdin:
+            monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))
+        page = tmp_path / "x.html"
+        assert attend("-" if stdin else path, "-o", page, "--model", tiny.model) == OK
+
+    np.testing.assert_array_equal(prepared[1].pixels, prepared[0].pixels)
+    (entry,) = data_of(page)["entries"]
+    assert entry["captions"][0]["text"] == expected
 
 
 # --- contradictions ------------------------------------------------------------------------------

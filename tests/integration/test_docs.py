@@ -47,6 +47,7 @@ def test_linked_files_exist(page) -> None:
 def test_commands_are_valid(page, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     shell = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL))
+    shell = re.sub(r"^[A-Z_]+=\S+ ", "", shell, flags=re.MULTILINE)  # environment variables
     lines = [shlex.split(line, comments=True) for line in shell.replace("\\\n", " ").splitlines()]
     parsers = {
         "train": train.read,

@@ -19,6 +19,8 @@ from captioner.model_folder import load_model, save_model
 from captioner.tokenizer import caption_tokens
 from captioner.training.build import prepare
 
+pytestmark = pytest.mark.slow  # a model is trained
+
 CAPTIONS = {
     "red": "一只狗在草地上奔跑，旁边有2个人。",
     "lime": "两个人在海滩上散步。",

@@ -63,6 +63,7 @@ def test_each_style_has_its_own_start_token() -> None:
         Vocabulary(["a"], ["plain", "plain"])
 
 
+@pytest.mark.slow
 def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_path: Path) -> None:
     """The photos are the same, so only the start token selects the caption."""
     config = configure(data=two_styles, training={"epochs": 60, "batch_size": 4, "patience": 0})
@@ -86,6 +87,7 @@ def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_pat
     assert loud.log_prob > plain.log_prob + 1
 
 
+@pytest.mark.slow
 def test_self_critical_training_of_two_styles(
     two_styles: Any, configure: Any, tmp_path: Path
 ) -> None:
