@@ -79,6 +79,7 @@ _SEARCH = (
     "min_length",
     "max_length",
     "length_penalty",
+    "rare_words",
     "block_ngrams",
     "block_repeats",
     "style",
@@ -244,7 +245,9 @@ def site_config(model: ExportedModel, config: Mapping[str, Any]) -> dict[str, An
             name: getattr(preprocessing, name) for name in ("image_size", "resize", "channel_order")
         },
         "search": {name: getattr(model.search, name) for name in _SEARCH},
-        "words": {name: getattr(words, name) for name in ("banned", "bad_endings", "repeatable")},
+        "words": {
+            name: getattr(words, name) for name in ("banned", "bad_endings", "repeatable", "rarity")
+        },
         "tokens": config[EXPORTED]["tokens"],
         "text": {
             "clitics": sorted(CLITICS),

@@ -14,7 +14,7 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
 /** Search for the captions of a photo.
 
      options  search options, named as in Python
-     words    token ids: banned, bad_endings and repeatable
+     words    token ids: banned, bad_endings and repeatable; rarity of every token, for rare_words
      wanted   evidence: collect what the confidence needs; alternatives: how many of the most probable
               words to return for every position, as [token, log-probability]
 
@@ -34,8 +34,9 @@ export async function search(stepper, options, words, { evidence = false, altern
       alphas: row(advance.alphas, k, beams.length),
       gate: advance.gates[k],
     }));
-    beams.forEach(({ tokens }, k) => forbid(rows[k], tokens, options, words, end));
-    const chosen = choose(beams, rows, options.beam_size, end);
+    const scores = rows.map((logProbs) => favourRareWords(logProbs, options, words));
+    beams.forEach(({ tokens }, k) => forbid(scores[k], tokens, options, words, end));
+    const chosen = choose(beams, scores, options.beam_size, end);
     beams = chosen.map(({ parent, word, score }) => {
       const beam = beams[parent];
       if (beam.ended) return { ...beam, parent };
@@ -52,7 +53,7 @@ export async function search(stepper, options, words, { evidence = false, altern
   ranked.sort(([one], [other]) => other - one);
   const best = ranked.slice(0, options.num_captions).map(([, beam]) => beam);
   const shares = evidence ? beamShares(beams) : null;
-  return best.map((beam) => hypothesis(beam, evidence && agreement(beam, beams, shares)));
+  return best.map((beam) => hypothesis(beam, options, evidence && agreement(beam, beams, shares)));
 }
 
 /** Row k of a matrix of `count` rows. */
@@ -91,6 +92,16 @@ function settled(beams, options) {
   if (ranks.length < count) return false;
   const bound = Math.max(...unfinished.map(({ score }) => rank(score, longest, options)));
   return ranks.sort((one, other) => other - one)[count - 1] > bound;
+}
+
+/** The log-probabilities that the search uses: the model's own without rare_words. */
+function favourRareWords(logProbs, { rare_words: strength }, { rarity }) {
+  if (!strength) return logProbs;
+  const scores = logProbs.map((value, word) => value + strength * rarity[word]);
+  const highest = scores.reduce((one, other) => Math.max(one, other), -Infinity);
+  if (highest === -Infinity) return scores;
+  const total = scores.reduce((sum, score) => sum + Math.exp(score - highest), 0);
+  return scores.map((score) => score - highest - Math.log(total));
 }
 
 /** Set the log-probabilities of forbidden words to -Infinity; captioner/decoding/rules.py. */
@@ -152,7 +163,7 @@ function agreement(beam, beams, shares) {
 }
 
 /** {tokens, logProbs, alphas, gates, alternatives, logProb, ended, evidence} of a caption. */
-function hypothesis(beam, agreed) {
+function hypothesis(beam, options, agreed) {
   const steps = [];
   for (let step = beam.step; step !== null; step = step.before) steps.unshift(step);
   const { length } = beam.tokens;
@@ -163,7 +174,7 @@ function hypothesis(beam, agreed) {
     alphas: part("alphas"),
     gates: part("gate"),
     alternatives: part("alternatives"),
-    logProb: beam.score,
+    logProb: options.rare_words ? steps.reduce((sum, step) => sum + step.logProb, 0) : beam.score,
     ended: beam.ended,
     evidence: agreed ? { entropies: part("entropy"), ...agreed } : null,
   };

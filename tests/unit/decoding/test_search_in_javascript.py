@@ -21,6 +21,7 @@ from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix
 
 from captioner.config import SearchOptions
 from captioner.decoding.search import Evidence, Hypothesis, search
+from captioner.decoding.words import SearchTokens
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +33,13 @@ _SEARCH = """async ({table, options, words, wanted, start, end}) => {
             this.prefixes = this.prefixes === null ? [[]]
                 : this.prefixes.map((prefix, k) => [...prefix, tokens[k]]);
             // Nonsense after the end must not matter.
-            const told = this.prefixes.map((prefix) => prefix.includes(end)
+            const steps = this.prefixes.map((prefix) => prefix.includes(end)
                 ? {logProbs: Array(width).fill(7), alphas: [0, 0]} : table[prefix.join()]);
             const number = (value) => value ?? -Infinity;
             return {
-                logProbs: Float32Array.from(told.flatMap(({logProbs}) => logProbs.map(number))),
-                alphas: Float32Array.from(told.flatMap(({alphas}) => alphas)),
-                gates: Float32Array.from(told.map(({alphas}) => alphas[1] / 2)),
+                logProbs: Float32Array.from(steps.flatMap(({logProbs}) => logProbs.map(number))),
+                alphas: Float32Array.from(steps.flatMap(({alphas}) => alphas)),
+                gates: Float32Array.from(steps.map(({alphas}) => alphas[1] / 2)),
             };
         },
         reorder(parents) { this.prefixes = parents.map((k) => this.prefixes[k]); },
@@ -54,12 +55,12 @@ def javascript_search(tab: Any, table: Table, task: Task, alternatives: int = 0)
         prefix for n in range(task.options.max_length) for prefix in product(words, repeat=n)
     ]
 
-    def told(prefix: Prefix) -> dict[str, Any]:
+    def step(prefix: Prefix) -> dict[str, Any]:
         values = [value if np.isfinite(value) else None for value in table(prefix).tolist()]
         return {"logProbs": values, "alphas": encode_prefix(prefix)}
 
     given = {
-        "table": {",".join(map(str, prefix)): told(prefix) for prefix in prefixes},
+        "table": {",".join(map(str, prefix)): step(prefix) for prefix in prefixes},
         "options": dataclasses.asdict(task.options),
         "words": task.tokens._asdict(),
         "wanted": {"evidence": True, "alternatives": alternatives},
@@ -111,9 +112,9 @@ def test_a_wide_beam_is_brute_force(javascript, penalty, num_captions, forbidden
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(puzzle=searches(kinds=["beam"]), block=st.booleans())
-def test_beams_are_those_of_the_slow_search_and_of_python(javascript, puzzle, block) -> None:
-    task, tables = puzzle
+@given(example=searches(kinds=["beam"]), block=st.booleans())
+def test_beams_are_those_of_the_reference_and_of_python(javascript, example, block) -> None:
+    task, tables = example
     words = task.tokens._replace(repeatable=(2,) if block else ())
     task = Task(dataclasses.replace(task.options, block_repeats=block), words)
     for table in tables:
@@ -123,6 +124,25 @@ def test_beams_are_those_of_the_slow_search_and_of_python(javascript, puzzle, bl
         (expected,) = search(TableStepper([table]), task.options, words, evidence=True)
         assert [h.tokens for h in found] == [h.tokens for h in expected]
         assert all(map(same_evidence, found, expected))
+
+
+@pytest.mark.parametrize("more", [{"beam_size": 3, "num_captions": 3}, {"length_penalty": 1.0}])
+def test_rare_words_are_favoured_as_in_python(javascript, more) -> None:
+    words = SearchTokens(rarity=(1.3, 1.3, 1.5, 1.7, 1.9))
+    options = SearchOptions(max_length=5, rare_words=0.9, **more)
+    changed = 0
+    for seed in range(8):
+        table = random_table(seed, 5, forbidden=0.2)
+
+        found = [hypothesis(h) for h in javascript_search(javascript, table, Task(options, words))]
+
+        (expected,) = search(TableStepper([table]), options, words, evidence=True)
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
+        assert all(map(same_evidence, found, expected))
+        (plain,) = search(TableStepper([table]), dataclasses.replace(options, rare_words=0))
+        changed += plain[0].tokens != expected[0].tokens
+    assert changed
 
 
 def test_alternatives_are_the_most_probable_words_before_rules(javascript) -> None:
