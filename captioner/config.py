@@ -206,11 +206,11 @@ class DecoderConfig:
     attention_dim: Positive = 512
     """Size to which query and keys are projected (A): additive, concat and multi_head only."""
     dropout: Fraction = 0.5
-    """Dropout of the word embedding and of the output layer's input."""
+    """Dropout rate of the word embedding and of the output layer's input."""
     attention: str = "additive"
     """How regions are scored: additive, concat, dot, general, location, scaled_dot, multi_head, or
-    the name of a registered scorer; or no attention but one vector for the whole photo: fixed
-    (input at every word), fixed_at_start."""
+    the name of a registered scorer. Without attention, one vector for the whole photo: fixed (input
+    at every word) or fixed_at_start (input before the first word)."""
     query: Literal["hidden", "self", "mean"] = "hidden"
     """Attention query. hidden: the hidden state; self: each region itself; mean: the mean of all
     regions. self and mean give all words the same map, and need additive, dot or general
@@ -228,7 +228,7 @@ class DecoderConfig:
     input_feeding: bool = True
     """Feed the previous word's attentional vector to the LSTM (order luong only)."""
     layer_norm: bool = False
-    """Apply layer normalisation to the LSTM's gates and cell (Ba et al. 2016)."""
+    """Apply layer normalization to the LSTM's gates and cell (Ba et al. 2016)."""
 
     def __post_init__(self) -> None:
         check_options(self, "decoder")
@@ -247,9 +247,9 @@ class FaithfulnessOptions:
     max_words: Annotated[int, Interval(ge=1, le=50)] = 3
     """Maximum number of content words per caption, spread evenly over it."""
     steps: Annotated[int, Interval(ge=1, le=100)] = 5
-    """Number of steps in which all regions are deleted or inserted."""
+    """Number of steps in which the regions are deleted or inserted."""
     level: Literal["both", "grid", "pixels"] = "both"
-    """What is replaced. grid: features, which is fast; pixels: regions of the photo, which runs the
+    """What is deleted. grid: features, which is fast; pixels: regions of the photo, which runs the
     encoder about 60 times per word."""
 
     def __post_init__(self) -> None:
@@ -269,8 +269,8 @@ class SearchOptions:
     max_length: Positive = 20
     """Maximum length in tokens, end token included."""
     length_penalty: Annotated[float, Interval(ge=0, le=10)] = 0.0
-    """Exponent P: finished captions are ranked by log-probability / length ** P; 0: by
-    log-probability alone. The beam itself is not affected."""
+    """Rank finished captions by log-probability / length ** X; 0: by log-probability alone. The
+    captions that the beam keeps on the way are not affected."""
     temperature: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
     """Sampling temperature; 0: beam search. Lower values make likely words more likely; 1: sample
     from the model's own probabilities."""
@@ -279,21 +279,22 @@ class SearchOptions:
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Sample only from the most probable words whose probabilities add up to this; 1: from all."""
     seed: NonNegative = 0
-    """Random seed for sampling; results do not depend on the other photos in the batch."""
+    """Random seed for sampling; each photo has its own stream of random numbers."""
     beam_groups: Positive = 1
     """Number of groups for diverse beam search; must divide beam_size."""
     diversity: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.5
-    """Penalty (nats) for a word that an earlier group already chose at this step."""
+    """Log-probability penalty for a word that an earlier group already chose at this step."""
     block_ngrams: NonNegative = 0
     """Never repeat an N-gram of this length; 0: off."""
     rare_words: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    """Favour rarer words: multiply the probability of each word by (its rank in the vocabulary +
-    2.7) ** R; 0: off. 0.1 to 0.3 make captions more varied."""
+    """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where rank is
+    its position when words are sorted by frequency; 0: off. 0.1 to 0.3 make captions more
+    varied."""
     block_repeats: bool = False
     """Never use a content word twice; words such as a, the, with and of may repeat."""
     forced_words: tuple[str, ...] = ()
-    """Words that the caption must contain, in any order, such as "dog, grass". Each makes the beam
-    wider by beam_size."""
+    """Words that the caption must contain, in any order, such as "dog, grass". Each adds
+    beam_size beams."""
     banned_words: tuple[str, ...] = ()
     """Words that the caption must not contain, such as "man, woman"."""
     style: str = ""
@@ -427,7 +428,7 @@ def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
 
 @dataclass
 class TrainingConfig:
-    """The training loop: duration, optimiser, precision, checkpoints."""
+    """The training loop: duration, optimizer, precision, checkpoints."""
 
     epochs: Positive = 20
     """Number of passes over the training photos."""
@@ -437,7 +438,7 @@ class TrainingConfig:
     """Photos per forward pass of a process; gradients are accumulated over the step. Saves memory.
     0: the process's whole share of the batch."""
     objective: Literal["cross_entropy", "self_critical"] = "cross_entropy"
-    """cross_entropy: maximise the probability of the reference captions; self_critical: maximise
+    """cross_entropy: maximize the probability of the reference captions; self_critical: maximize
     the score of sampled captions (Rennie et al. 2017), from a trained model (init_from)."""
     lr: Weight = 5e-4
     """Peak learning rate of the decoder."""
@@ -455,16 +456,16 @@ class TrainingConfig:
     """Validations without a better model (see select) before the learning rate is halved (schedule
     plateau)."""
     clip_norm: Annotated[float, Gt(0)] = 5.0
-    """Maximum norm of the gradients; longer ones are scaled down."""
+    """Maximum norm of the gradients; larger ones are scaled down."""
     label_smoothing: Fraction = 0.0
-    """Fraction of the target spread evenly over the vocabulary."""
+    """Fraction of the target probability spread evenly over the vocabulary."""
     scheduled_sampling: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Fraction of input words replaced by the model's own prediction at the end of training; it
     rises linearly from 0 (Bengio et al. 2015)."""
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
-    equation 14). The authors' code averages over the L regions with weight 1, which is 1 / L here.
-    At 1.0 the attention maps become flat."""
+    equation 14). The authors' code has weight 1 but averages over the L regions, which is 1 / L
+    here; 1.0 makes the attention maps flat."""
     hard_reward: Weight = 1.0
     """Weight of the score-function gradient estimate that trains hard attention (Xu et al. 2015,
     section 4.1); decoder.selection hard only."""
@@ -550,9 +551,9 @@ class TrainConfig:
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
     init_from: str | None = None
     """Model to start from: shipped, a model folder, the folder of a run (its best model), or
-    hf:user/name@revision of the Hugging Face hub. Its weights (in place of encoder.weights),
+    hf:user/name[@revision] of the Hugging Face hub. Its weights (in place of encoder.weights),
     vocabulary and decoder are used. Its image size, resizing and search options are used too,
-    unless given. Dropout is not taken from it."""
+    unless given. Dropout is not inherited."""
     data: DataConfig = field(default_factory=DataConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)

@@ -244,7 +244,7 @@ def _refused(model: HubModel, error: Any) -> str:
     advice = "try again later"
     if status in (401, 403):
         advice = f"check the token and what it may do ({_LOGIN})"
-    return f"{model}: the hub answered {status} ({reason}); {advice}"
+    return f"{model}: the hub returned {status} ({reason}); {advice}"
 
 
 def _unreachable(model: HubModel, error: Exception, *, offline: bool) -> str:

@@ -11,7 +11,7 @@ state; the decoder runs once per word. A graph lacks the inputs and outputs that
 not need, so they are handled by name: ``hidden``, ``cell`` and ``fed`` are the state, the other
 outputs of the encoder are the memory. ``summary``, (B, D), is the mean of the features, for the
 confidence; the decoder does not read it. Shapes are those of ``models.decoder``, with a dynamic
-number of photos and beams; pixels are (B, H, W, 3) bytes, since normalisation is part of the graph.
+number of photos and beams; pixels are (B, H, W, 3) bytes, since normalization is part of the graph.
 """
 
 from __future__ import annotations

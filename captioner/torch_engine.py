@@ -108,7 +108,7 @@ class TorchEngine:
 
 
 def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
-    """A copy optimised for inference; the original keeps its float32 weights.
+    """A copy optimized for inference; the original keeps its float32 weights.
 
     Weights that both need are shared. For bf16 the weights of products are converted once: without
     gradients, autocast would convert them again at every word.

@@ -48,13 +48,17 @@ def parser() -> Parser:
         "PHOTO|FOLDER|-... [options]",
     )
     add_photo_options(new)
-    new.add_argument("--annotations", help="COCO file with the image ids, for --format coco")
+    new.add_argument(
+        "--annotations",
+        metavar="FILE",
+        help="COCO annotations file that maps file names to image ids, for --format coco",
+    )
     written = new.add_argument_group("output")
     written.add_argument(
         "-o",
         "--output",
-        help="output file; its extension selects the format: .txt, .json, .jsonl, .csv (default: "
-        "standard output, or -)",
+        help="output file; its extension selects the format: .txt, .json, .jsonl, .csv; with "
+        "--engine ray a folder (default: standard output, which is also -)",
     )
     written.add_argument(
         "--format",
@@ -65,14 +69,14 @@ def parser() -> Parser:
         "--min-confidence",
         type=float,
         metavar="P",
-        help="mark captions with a confidence below P (0 to 1) as unsure; needs a calibrated "
-        "model, as the shipped one is",
+        help="mark captions with a confidence below P (0 to 1) as unsure; requires a "
+        "calibrated model (the shipped model is)",
     )
     written.add_argument(
         "--resume", action="store_true", help="continue an interrupted run with the same -o FILE"
     )
     written.add_argument("--force", action="store_true", help="overwrite existing output")
-    beside = new.add_argument_group("captions in or beside the photos")
+    beside = new.add_argument_group("sidecar files and metadata")
     beside.add_argument(
         "--sidecar",
         choices=["txt", "xmp"],
@@ -88,7 +92,7 @@ def parser() -> Parser:
         "--in-place", action="store_true", help="embed the description in the photos themselves"
     )
     beside.add_argument(
-        "--skip-existing", action="store_true", help="skip photos that already have a caption there"
+        "--skip-existing", action="store_true", help="skip photos that already have such a caption"
     )
     add_search_options(new)
     add_model_options(new)
@@ -148,6 +152,11 @@ def _main_on_ray(options: Any, argv: Sequence[str]) -> int:
 def _check(options: Any) -> Path | None:
     """Check options that contradict each other; return the output file."""
     target = None if options.output in (None, "-") else Path(options.output)
+    if target is not None and (target.is_dir() or str(options.output).endswith("/")):
+        raise ConfigError(
+            f"--output is {options.output}, a folder; give a file, such as "
+            f"{target / 'captions.csv'}"
+        )
     options.format = choose_format(options.format, target)
     if options.annotations and options.format != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {options.format}; leave it out")

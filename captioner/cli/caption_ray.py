@@ -32,11 +32,11 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "image_column": (
         str,
-        "column of Parquet files with the photos: bytes, paths or URLs (default: detected)",
+        "Parquet column that contains the photos as bytes, paths or URLs (default: detected)",
     ),
     "key_column": (
         str,
-        "column of Parquet files with the photos' names in the output (default: the path, or file "
+        "Parquet column that contains the photos' names for the output (default: the path, or file "
         "and row number)",
     ),
 }

@@ -27,11 +27,11 @@ def parser() -> Parser:
     """Options of ``evaluate``."""
     new = new_parser(
         "evaluate",
-        "Score captions against references (BLEU, ROUGE-L, CIDEr) with 95% confidence intervals, "
-        "measure how much attention lies on the objects that the captions name (--instances), or "
-        "whether explanations find the regions that words depend on (--faithfulness). The captions "
-        "come from a model (--images) or from a file (--results).",
-        "--annotations FILE (--images FOLDER | --results FILE) [options]",
+        "Score captions against references (BLEU, ROUGE-L, CIDEr) with 95% confidence intervals; "
+        "measure how much attention lies on the objects that the captions name (--instances) or "
+        "whether explanations identify the regions that words depend on (--faithfulness). The "
+        "captions come from a model (--images) or from a file (--results).",
+        "[--annotations FILE] (--images FOLDER | --results FILE) [options]",
     )
     new.add_argument(
         "--annotations", metavar="FILE", help="COCO captions file with the reference captions"
@@ -61,16 +61,17 @@ def parser() -> Parser:
     new.add_argument(
         "--frequencies",
         metavar="FILE|FOLDER",
-        help="add CIDEr_D, with document frequencies from a file of captioner prepare frequencies, "
-        "a COCO captions file or a model folder (default with --images: the model's own)",
+        help="score CIDEr-D too, with document frequencies from a file of captioner prepare "
+        "frequencies, a COCO captions file or a model folder (default with --images: that of the "
+        "model)",
     )
     new.add_argument(
         "--train-annotations",
         action="append",
         default=[],
         metavar="FILE",
-        help="COCO captions file that the system was trained on, to count the captions that are "
-        "not in it; repeat for several",
+        help="COCO captions file that the system was trained on, to report how many captions "
+        "are not in it; repeat for several",
     )
     new.add_argument(
         "-o", "--output", metavar="FILE", help="JSON report with the scores of every image"
@@ -89,7 +90,7 @@ def _add_faithfulness_options(new: Parser) -> None:
         action="store_true",
         help="delete and insert the regions that attention, gradient x input, Grad-CAM and "
         "occlusion rank first, and measure the log-probability of each content word; needs "
-        "--images. With --annotations, of each photo's first reference caption",
+        "--images. With --annotations, the first reference caption is used, not the model's",
     )
     for field in option_fields(FaithfulnessOptions).values():
         group.add_argument(

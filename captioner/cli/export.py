@@ -21,7 +21,7 @@ def parser() -> Parser:
     """Options of ``export``."""
     new = new_parser(
         "export",
-        "Write a model as ONNX graphs. captioner caption, attend, serve and evaluate run the "
+        "Export a model to ONNX. captioner caption, attend, serve and evaluate run the "
         "folder with ONNX Runtime, without torch; other programs can run it too (docs/export.md). "
         "With --web: as a static site that captions photos in the browser (docs/browser.md).",
         "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]",
@@ -37,22 +37,22 @@ def parser() -> Parser:
     new.add_argument(
         "--int8",
         action="store_true",
-        help="write 8-bit graphs: a quarter of the size and faster, with slightly other captions; "
-        "needs --calibration",
+        help="write 8-bit graphs: a quarter of the size of float32 ones and faster; captions "
+        "differ slightly; needs --calibration",
     )
     new.add_argument(
         "--calibration",
         action="append",
         default=[],
         metavar="PHOTOS",
-        help="photo or folder of photos to choose the ranges of --int8 with, some hundred like "
-        "those to be captioned; not those that captions are scored on; repeat for several",
+        help="a few hundred photos (files or folders) to choose the ranges of --int8 with, similar "
+        "to those you will caption, but none that you evaluate on; repeat for several",
     )
     new.add_argument(
         "--web",
         action="store_true",
-        help="write a static site that captions photos in the browser; give --int8 too, which "
-        "makes it small enough for a phone",
+        help="write a static site that captions photos in the browser; combine with --int8 for a "
+        "site small enough for phones",
     )
     new.add_argument(
         "--onnxruntime-web",
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     photos = find_images(options.calibration, recursive=True)
     if options.int8 != bool(photos):
         raise ConfigError(
-            "--int8 and --calibration go together; give some hundred photos of your own: "
+            "--int8 and --calibration go together; give a few hundred photos of your own: "
             "--int8 --calibration FOLDER"
         )
     if options.onnxruntime_web is not None and not options.web:

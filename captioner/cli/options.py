@@ -65,7 +65,7 @@ def add_search_options(parser: Parser) -> None:
     """Add every field of ``SearchOptions``; None means the model's own value."""
     known = option_fields(SearchOptions)
     for title, names in SEARCH_GROUPS.items():
-        group = parser.add_argument_group(f"{title} (default: the model's own)")
+        group = parser.add_argument_group(f"{title} (defaults: see captioner info)")
         for name in names:
             field = known[name]
             if field.type is bool:

@@ -305,12 +305,14 @@ class HelpFormatter(jsonargparse.DefaultHelpFormatter):
             text += " Repeat the option for several."
         if action.required:
             return f"{text} (required)"
-        empty = action.default is False or action.default in (None, [], (), "", argparse.SUPPRESS)
+        switch = action.nargs == 0 and action.default is False
+        empty = switch or action.default in (None, [], (), "", argparse.SUPPRESS)
         if empty or "(default" in text:
             return text
         if isinstance(action.default, list):
             return f"{text} (default: {', '.join(map(str, action.default))})"
-        return f"{text} (default: {'true' if action.default is True else '%(default)s'})"
+        shown = str(action.default).lower() if isinstance(action.default, bool) else "%(default)s"
+        return f"{text} (default: {shown})"
 
 
 def _value_name(action: Any) -> str:

@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
         print("Prepare data for training and evaluation.\n")
         for name, text in KINDS.items():
             print(f"  captioner prepare {name:<12} {text}")
-        print("\ncaptioner prepare KIND --help   show the options of a kind")
+        print("\ncaptioner prepare COMMAND --help   show the options of a command")
         return OK
     if not argv or argv[0] not in KINDS:
-        problem = f"Unknown kind {argv[0]!r}" if argv else "Missing kind"
+        problem = f"Unknown command {argv[0]!r}" if argv else "Missing command"
         *most, last = KINDS
         similar = similar_names(argv[0], KINDS)[:1] if argv else []
         hint = (

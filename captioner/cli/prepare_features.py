@@ -31,8 +31,7 @@ ENGINE = (
 RAY_OPTIONS: dict[str, tuple[Any, str]] = {
     "part_photos": (
         int,
-        "photos that a worker takes at a time, rounded up to whole batches (default: "
-        f"{PART_PHOTOS})",
+        f"photos per task of a worker, rounded up to whole batches (default: {PART_PHOTOS})",
     ),
 }
 """Options for the engine ray only, besides those of `captioner.cli.ray_options`."""

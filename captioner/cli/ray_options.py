@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from captioner.bulk.actors import Workers
 
 _OPTIONS: dict[str, tuple[Any, str]] = {
-    "workers": (int, "number of processes (default: as many as there is room)"),
+    "workers": (int, "number of processes (default: as many as fit)"),
     "worker_cpus": (float, "CPUs per worker (default: 1)"),
     "worker_gpus": (float, "GPUs per worker; 0.5: two workers share one (default: 0)"),
     "ray_address": (

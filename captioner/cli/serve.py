@@ -54,9 +54,9 @@ def parser() -> Parser:
         action="append",
         default=[],
         metavar="NAME",
-        help="additional host name for this server, such as a proxy's or its name in Docker "
-        "Compose; requests with other Host headers are refused, except to /healthz, /readyz and "
-        "/metrics; repeat for several",
+        help="additional Host header to accept, such as a proxy's name or the service's in Docker "
+        "Compose; others are refused, except for /healthz, /readyz and /metrics; repeat for "
+        "several",
     )
     new.add_argument(
         "--allow-origin",
@@ -83,8 +83,8 @@ def parser() -> Parser:
     new.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="require an API key for captions; one per line: NAME KEY, # starts a comment; SIGHUP "
-        "reads the file again",
+        help="require an API key for captions; the file has one per line, NAME KEY, and # starts a "
+        "comment; SIGHUP reloads it",
     )
     new.add_argument(
         "--log-format",

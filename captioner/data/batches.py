@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     tokens: Tensor
     """(B, R, T + 1) start token, words, end token (see ``EncodedImage``), padding; a photo with
     fewer than R captions has rows of padding. The longest captions, and the photos with the longest
-    captions, come first, which minimises the padding that a decoder processes."""
+    captions, come first, which minimizes the padding that a decoder processes."""
     image_ids: tuple[int, ...]
     """(B,)."""
 

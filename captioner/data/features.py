@@ -180,7 +180,7 @@ class FeatureCache:
         Returns:
             (B, L, D) in the cache's dtype; zeros for a photo that could not be read (see `has`).
             Pinned if there is a GPU, except in a ``DataLoader`` worker: a forked process cannot
-            initialise CUDA.
+            initialize CUDA.
 
         Raises:
             DataError: A row does not exist or is damaged.

@@ -1,6 +1,6 @@
 """Converts photos to encoder inputs.
 
-Resizing and normalisation are part of the model: weights only fit the preprocessing that they were
+Resizing and normalization are part of the model: weights only fit the preprocessing that they were
 trained with. A ``Preprocessing`` is therefore saved in the model folder and used everywhere.
 """
 
@@ -89,7 +89,7 @@ class Preprocessing:
         return array if self.channel_order == "RGB" else array[:, :, ::-1]
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels.
+        """Normalize pixels.
 
         Args:
             pixels: (B, H, W, 3) bytes.

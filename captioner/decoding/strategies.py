@@ -1,7 +1,7 @@
 """Search strategies: which continuations to keep, and which captions to return.
 
     BeamSearch       the most probable ones; beam size 1 is greedy search
-    DiverseBeams     groups of beams, penalised for choosing the same words (beam_groups)
+    DiverseBeams     groups of beams, penalized for choosing the same words (beam_groups)
     ForcedWords      a beam for each number of forced words used so far (forced_words)
     Sampling         one random continuation per caption (temperature, top_k, top_p)
 
@@ -72,7 +72,7 @@ class Strategy:
         return order[:, : self.options.num_captions]
 
     def ranks(self, beams: Beams) -> Array:
-        """Length-normalised scores, log-probability / length ** penalty, (B, K)."""
+        """Length-normalized scores, log-probability / length ** penalty, (B, K)."""
         return _rank(beams.scores, beams.lengths, self.options.length_penalty)
 
     def _settled(self, scores: Array, lengths: Array, ended: Array, count: int) -> Array:
@@ -106,7 +106,7 @@ class BeamSearch(Strategy):
 
 
 class DiverseBeams(Strategy):
-    """Diverse beam search: each group is penalised for words that earlier groups chose.
+    """Diverse beam search: each group is penalized for words that earlier groups chose.
 
     Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none; the
     penalty applies within a step and affects the choice of words, not the captions' scores.

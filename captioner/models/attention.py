@@ -102,7 +102,7 @@ class Scorer(nn.Module):
             keys: (B, L, ...), from ``keys``.
 
         Returns:
-            Unnormalised scores, (B, R, L), float32.
+            Unnormalized scores, (B, R, L), float32.
         """
         raise NotImplementedError
 

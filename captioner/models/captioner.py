@@ -1,6 +1,6 @@
 """Encoder and decoder as one module; no file access, no search.
 
-``CaptionModel`` is what training optimises and what a model folder stores.
+``CaptionModel`` is what training optimizes and what a model folder stores.
 
 Notation: B photos, R captions per photo, T steps, L regions, D feature size.
 """

@@ -204,7 +204,7 @@ class Decoder(nn.Module):
         self.cached_word_gates: WordGates | None = None
 
     def initialize(self) -> None:
-        """Initialise the weights; constructors call it last."""
+        """Initialize the weights; constructors call it last."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -240,7 +240,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def init_output_bias(self, counts: Tensor) -> None:
-        """Initialise the output bias to the log word frequencies, which saves the first steps.
+        """Initialize the output bias to the log word frequencies, which saves the first steps.
 
         Args:
             counts: Count of each token among the training targets, (V,).
@@ -296,7 +296,7 @@ class Decoder(nn.Module):
 
         Source: Hochreiter and Schmidhuber 1997 with forget gates; gates in torch's order i, f, g,
         o. Layer norm: Ba et al. 2016 (arXiv:1607.06450), equations 20 to 22; deviation: the sum of
-        a gate's inputs is normalised, gate by gate, not each input separately.
+        a gate's inputs is normalized, gate by gate, not each input separately.
         """
         parts = list(widen(gates).chunk(4, dim=-1))
         if self.gate_norms is not None:
@@ -487,7 +487,7 @@ class LuongDecoder(Decoder):
 
 
 class PlainDecoder(Decoder):
-    """A language model initialised from the photo; no step uses a context.
+    """A language model initialized from the photo; no step uses a context.
 
     Source: Sutskever et al. 2014 (arXiv:1409.3215) for texts, Vinyals et al. 2015
     (arXiv:1411.4555) for photos. Deviation: the photo sets the initial state instead of being the

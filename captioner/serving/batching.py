@@ -5,7 +5,8 @@ with later requests for the same search options, number of alternatives and meth
 their position in the queue. It never waits for a batch to fill up: an idle server responds at once,
 and batches fill under load.
 
-Neither captions nor errors depend on the rest of the batch.
+Errors do not depend on the rest of the batch, nor do captions in fp32. In bf16 the rest can change
+the log-probabilities slightly.
 """
 
 from __future__ import annotations

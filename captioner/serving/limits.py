@@ -33,10 +33,10 @@ class Limits:
     """Time limit (seconds) for the upload of a photo (408), and then for its captions (503)."""
     grace: Annotated[float, Interval(ge=0, lt=math.inf)] = 60.0
     """Time limit (seconds) for completing accepted requests on SIGTERM or Ctrl-C, while new ones
-    are refused (503); the rest is then refused too."""
+    are refused (503); those still unfinished then fail (503)."""
     max_connections: Positive = 500
     """Maximum number of open connections, idle ones included; further ones are refused (503). Each
-    uses a file descriptor, of which systems usually allow 1,024."""
+    uses a file descriptor (usual limit of the system: 1,024)."""
     max_beam: Positive = 20
     """Maximum beam size and number of captions of a request (422)."""
 

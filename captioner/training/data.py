@@ -46,7 +46,8 @@ def read_data(
         )
     if not config.val_annotations:
         raise ConfigError(
-            "data.val_annotations is empty; give a COCO captions file or data.karpathy_split"
+            "data.val_annotations is empty; give captions of your own (captioner train --data "
+            "captions.csv --images photos/), a COCO captions file or data.karpathy_split"
         )
     return (
         _read_styled(config.train_annotations, folders, config.styles, renumber),

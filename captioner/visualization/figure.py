@@ -108,7 +108,7 @@ def overlay(
             counted from 1 ("3") or a range ("2-4"). Several words make one panel. With several
             captions, each must be found in at least one.
         combine: How to combine the maps of several words: ``mean``, or ``max`` per region, which
-            is not renormalised.
+            is not renormalized.
         coverage: Add a panel with the mean of all words' maps (the coverage divided by the number
             of words, so that it shares the colour scale).
         alternatives: Number of most probable words to show below each word.

@@ -7,7 +7,7 @@ The photo is dimmed, and the heatmap is added by screen blending:
     heat  = 0.9 * colour(s) * (0.5 + 0.5 * grey)       grey: luma of the photo
     pixel = dim + heat * (1 - dim)
 
-The heatmap is modulated by the photo's luma, so that the photo stays recognisable. More attention
+The heatmap is modulated by the photo's luma, so that the photo stays recognizable. More attention
 never makes a pixel darker: the luma of dim does not depend on s, and the luma of every supported
 colormap increases with s (this proves it for grey pixels; tests cover other colours).
 

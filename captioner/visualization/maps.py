@@ -112,7 +112,7 @@ def combine_maps(
     Args:
         alphas: Attention of a caption, (T, Gh, Gw).
         positions: Positions of the words, counted from 0; at least one.
-        how: ``mean``, which sums to 1 again, or ``max`` per region, which is not renormalised:
+        how: ``mean``, which sums to 1 again, or ``max`` per region, which is not renormalized:
             regions keep the colour of the word's own map.
 
     Returns:

@@ -74,7 +74,7 @@ def test_files_that_are_not_photos_are_counted(folder, caption, capsys):
     ]
 
 
-def test_many_extensions_are_summarised(folder, caption, capsys):
+def test_many_extensions_are_summarized(folder, caption, capsys):
     for letter in "abcdefghi":
         (folder / "holiday" / f"1.{letter}{letter}").touch()
     (folder / "holiday" / "README").touch()

@@ -242,7 +242,7 @@ def test_a_wrong_token(command, hub, model, monkeypatch, capsys):
 
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
-        "captioner: hf:me/pets: the hub answered 401 (Invalid credentials in Authorization header)"
+        "captioner: hf:me/pets: the hub returned 401 (Invalid credentials in Authorization header)"
         "; check the token and what it may do (log in with `hf auth login`, or set HF_TOKEN)"
     )
 
@@ -253,7 +253,7 @@ def test_a_token_without_the_right_to_write(hub, model, monkeypatch, capsys):
     assert main(["push", str(model), "hf:me/pets"]) == FAILED
 
     [line] = capsys.readouterr().err.splitlines()
-    assert "the hub answered 403 (You don't have the rights to write to me/pets)" in line
+    assert "the hub returned 403 (You don't have the rights to write to me/pets)" in line
 
 
 def test_no_connection_and_not_in_the_cache(hub, monkeypatch, capsys):
@@ -272,7 +272,7 @@ def test_a_hub_that_is_down_is_no_reason_to_wait_for_a_cached_model(hub, model):
     hub.down = True
 
     assert said("hf:me/pets") == before
-    with pytest.raises(ModelError, match=r"answered 503 \(down for maintenance\); try again later"):
+    with pytest.raises(ModelError, match=r"returned 503 \(down for maintenance\); try again later"):
         captioner.load("hf:me/new")
     with pytest.raises(ModelError, match="load it once without local_files_only"):
         captioner.Captioner.from_pretrained("me/other", local_files_only=True)

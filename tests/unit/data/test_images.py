@@ -334,7 +334,7 @@ def save_raw(path: Path, **tags: int) -> None:
 @pytest.mark.parametrize(
     ("name", "tags"),
     [
-        ("a.NEF", {}),  # recognised by name only
+        ("a.NEF", {}),  # recognized by name only
         ("a.tif", {"t50706": 1}),  # DNGVersion
         ("a.tif", {"t254": 1, "t330": 8}),  # NewSubfileType (reduced) and SubIFDs
     ],
@@ -345,7 +345,7 @@ def test_camera_raw_previews_are_refused(tmp_path: Path, name, tags):
     assert "camera RAW is not supported; export it as JPEG" in failure(tmp_path / name)
 
 
-def test_unreadable_camera_raw_is_recognised_by_name(tmp_path: Path):
+def test_unreadable_camera_raw_is_recognized_by_name(tmp_path: Path):
     (tmp_path / "a.pef").write_bytes(b"MM\0*" + bytes(40))
     assert "camera RAW is not supported" in failure(tmp_path / "a.pef")
     photo().save(tmp_path / "photo.dng", format="PNG")  # content takes precedence

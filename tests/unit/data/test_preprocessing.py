@@ -16,7 +16,7 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.models.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD
 
 
-def test_efficientnet_lite_normalisation():
+def test_efficientnet_lite_normalization():
     """(255 x - 127) / 128 for x in 0..1, as in the authors' code."""
     preprocessing = Preprocessing(32, mean=PACKAGES_MEAN, std=PACKAGES_STD)
     values = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
@@ -41,7 +41,7 @@ def test_shape_and_dtype_of_the_encoders_input():
 
 @pytest.mark.parametrize("size", [(32, 32), (100, 70), (7, 9)])
 def test_pixels_are_scaled_once(size: tuple[int, int]):
-    """White stays 255 through resizing and is normalised once, to (1 - mean) / std."""
+    """White stays 255 through resizing and is normalized once, to (1 - mean) / std."""
     preprocessing = Preprocessing(32, mean=(0.5,) * 3, std=(0.5,) * 3)
     pixels = preprocessing.pixels(Image.new("RGB", size, "white"))
     assert pixels.dtype == np.uint8

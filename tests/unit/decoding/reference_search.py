@@ -142,11 +142,11 @@ def reference_groups(table: Table, task: Task) -> list[list[Sentence]]:
         taken: Counter[int] = Counter()  # words chosen by earlier groups at this step
         for number, group in enumerate(groups):
             extended = [pair for sentence in group for pair in extend(table, sentence, task)]
-            penalised = {
+            penalized = {
                 new: new.log_prob - options.diversity * (taken[word] if word >= 0 else 0)
                 for word, new in extended
             }
-            kept = sorted(extended, key=lambda pair: -penalised[pair[1]])[:size]
+            kept = sorted(extended, key=lambda pair: -penalized[pair[1]])[:size]
             groups[number] = [new for _, new in kept]
             taken.update(word for word, _ in kept if word >= 0)
     return [by_rank(group, options) for group in groups]

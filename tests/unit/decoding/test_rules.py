@@ -255,7 +255,7 @@ def test_special_tokens_cannot_be_forced(name) -> None:
 
 
 def reweighted(table: Table, strength: float, rarity: np.ndarray) -> Table:
-    """The table that a search with ``rare_words`` sees, normalised in float64."""
+    """The table that a search with ``rare_words`` sees, normalized in float64."""
 
     def reweighted_table(prefix: Prefix) -> np.ndarray:
         scores = table(prefix).astype(np.float64) + strength * rarity

@@ -199,7 +199,7 @@ def test_groups_without_diversity_equal_one_small_beam(penalty) -> None:
 )
 def test_diversity_makes_later_groups_choose_other_words(groups, diversity, expected) -> None:
     # Word 1 is log 0.5 - log 0.3 = 0.51 nats better than word 2 and log 5 = 1.61 better than
-    # word 3. The third group is penalised twice if both earlier groups chose word 1.
+    # word 3. The third group is penalized twice if both earlier groups chose word 1.
     table = prefix_table({(): (0, 0.5, 0.3, 0.1, 0.1)}, (1, 0, 0, 0, 0))
     options = SearchOptions(
         beam_size=groups,
@@ -214,11 +214,11 @@ def test_diversity_makes_later_groups_choose_other_words(groups, diversity, expe
     assert tokens_of(found)[:2] == expected[:2]
     assert len(found) == len(expected)
     own = [np.log({1: 0.5, 2: 0.3}.get(h.tokens[0], 0.1)) for h in found]
-    # The reported score is not penalised.
+    # The reported score is not penalized.
     assert [h.log_prob for h in found] == pytest.approx(own, rel=1e-5)
 
 
-def test_diversity_penalises_the_end_token_too() -> None:
+def test_diversity_penalizes_the_end_token_too() -> None:
     table = prefix_table({(): (0.5, 0.3, 0.2)}, (1, 0, 0))
     options = SearchOptions(beam_size=2, num_captions=2, beam_groups=2, diversity=1.0, max_length=3)
 
@@ -228,7 +228,7 @@ def test_diversity_penalises_the_end_token_too() -> None:
 
 
 def test_best_of_each_group_comes_first() -> None:
-    # Group 1 holds "1" (0.5) and "2" (0.3); group 2 is penalised for both and holds "3" and "4".
+    # Group 1 holds "1" (0.5) and "2" (0.3); group 2 is penalized for both and holds "3" and "4".
     table = prefix_table({(): (0, 0.5, 0.3, 0.15, 0.05)}, (1, 0, 0, 0, 0))
     options = SearchOptions(
         beam_size=4, num_captions=4, beam_groups=2, diversity=50.0, max_length=3
@@ -319,7 +319,7 @@ def test_sampling_follows_the_tables_distribution(sampling, forbidden) -> None:
     ],
     ids=str,
 )
-def test_sampling_renormalises_after_a_rule(rules, tokens) -> None:
+def test_sampling_renormalizes_after_a_rule(rules, tokens) -> None:
     """The remaining words keep their relative probabilities."""
     table, search_tokens = random_table(5, 4), SearchTokens(**tokens)
 

@@ -126,7 +126,7 @@ def test_excluded_phrases_contain_a_name_but_give_none() -> None:
 
 
 @pytest.mark.parametrize("category", [name for name in WORDS if name != "orange"])
-def test_every_category_name_is_recognised(category: str) -> None:
+def test_every_category_name_is_recognized(category: str) -> None:
     assert named(category) == [(category, category)]
 
 

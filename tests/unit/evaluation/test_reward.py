@@ -178,7 +178,7 @@ RIDERS = {
 @pytest.mark.parametrize(
     ("count_end", "expected"), [(False, [6.667, 7.233, 7.018]), (True, [6.473, 6.344, 6.587])]
 )
-def test_broken_endings_are_penalised_only_if_the_end_counts(count_end, expected) -> None:
+def test_broken_endings_are_penalized_only_if_the_end_counts(count_end, expected) -> None:
     """Without the end word, "a man riding a horse on a" scores highest."""
     short = RIDING.encode(["a", "man", "riding", "a", "horse"])
     broken = short + RIDING.encode(["on", "a"])

