@@ -290,6 +290,9 @@ class SearchOptions:
     """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where rank is
     its position when words are sorted by frequency; 0: off. 0.1 to 0.3 make captions more
     varied."""
+    guidance: Annotated[float, Interval(ge=0, le=10)] = 0.0
+    """Favour words that the photo makes more probable than a blank photo does: search with (1 + X)
+    log p(word | photo) - X log p(word | blank photo); 0: off. 0.3 makes captions more specific."""
     block_repeats: bool = False
     """Never use a content word twice; words such as a, the, with and of may repeat."""
     forced_words: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -166,15 +167,39 @@ class Ensemble:
                 engine.stepper(memory, start)
                 for engine, memory in zip(self.engines, memories, strict=True)
             ]
-            ensemble = EnsembleStepper(steppers, one_grid=self.one_grid)
-            stepper: Stepper = ensemble if len(steppers) > 1 else steppers[0]
-            found = search(stepper, options, words, seeds, evidence=evidence)
+            stepper = self._together(steppers)
+            blank = self._blank(start, stepper) if options.guidance else None
+            found = search(stepper, options, words, seeds, blank=blank, evidence=evidence)
         if not all(found):
             raise OptionError(
                 "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "
                 "give fewer {forced_words} or {banned_words}"
             )
         return found
+
+    def _together(self, steppers: Sequence[Stepper]) -> Stepper:
+        return EnsembleStepper(steppers, one_grid=self.one_grid) if steppers[1:] else steppers[0]
+
+    def _blank(self, start: int, stepper: Stepper) -> Stepper:
+        """A new stepper of blank photos, as many as another one has."""
+        memories = [
+            engine.memory(grid)
+            for engine, grid in zip(self.engines, self._blank_grids, strict=True)
+        ]
+        blank = self._together(
+            [
+                engine.stepper(memory, start)
+                for engine, memory in zip(self.engines, memories, strict=True)
+            ]
+        )
+        xp = stepper.xp
+        blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
+        return blank
+
+    @cached_property
+    def _blank_grids(self) -> list[Any]:
+        """The features of one photo whose pixels all have the encoder's mean colour."""
+        return [engine.encode(engine.preprocessing.blank()[None]) for engine in self.engines]
 
     def score(
         self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int

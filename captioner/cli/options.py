@@ -48,8 +48,8 @@ SEARCH_GROUPS = {
     ),
     "sampling": ("temperature", "top_k", "top_p", "seed"),
     "constraints": (
-        "min_length", "max_length", "rare_words", "block_ngrams", "block_repeats", "banned_words",
-        "guard_endings", "style",
+        "min_length", "max_length", "guidance", "rare_words", "block_ngrams", "block_repeats",
+        "banned_words", "guard_endings", "style",
     ),
 }  # fmt: skip
 """Groups of ``SearchOptions`` fields in the help."""

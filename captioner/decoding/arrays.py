@@ -67,3 +67,12 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
     order = np.argsort(-np.take_along_axis(values, index, axis=-1), axis=-1, kind="stable")
     index = np.take_along_axis(index, order, axis=-1)
     return np.take_along_axis(values, index, axis=-1), index
+
+
+def normalized(scores: Array) -> Array:
+    """Log-probabilities in proportion to the exponentials of scores (..., V); -inf stays -inf."""
+    xp = namespace(scores)
+    highest = xp.max(scores, axis=-1, keepdims=True)
+    highest = xp.where(highest == -xp.inf, 0.0, highest)  # of a caption that cannot continue
+    total = xp.sum(xp.exp(scores - highest), axis=-1, keepdims=True)
+    return scores - highest - xp.log(xp.where(total > 0, total, 1.0))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from captioner.config import SearchOptions
-from captioner.decoding.arrays import Array, namespace, on_device
+from captioner.decoding.arrays import Array, namespace, normalized, on_device
 from captioner.decoding.words import SearchTokens
 
 
@@ -48,12 +48,7 @@ class Rules:
         """
         if not self.options.rare_words:
             return log_probs
-        xp = namespace(log_probs)
-        favoured = log_probs + self.options.rare_words * self.rarity
-        highest = xp.max(favoured, axis=-1, keepdims=True)
-        highest = xp.where(highest == -xp.inf, 0.0, highest)  # of a caption that cannot continue
-        total = xp.sum(xp.exp(favoured - highest), axis=-1, keepdims=True)
-        return favoured - highest - xp.log(xp.where(total > 0, total, 1.0))
+        return normalized(log_probs + self.options.rare_words * self.rarity)
 
     def forbid(self, log_probs: Array, tokens: Array) -> None:
         """Set the log-probabilities of forbidden words to -inf, in place.

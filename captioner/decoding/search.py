@@ -3,7 +3,8 @@
     beams = one empty caption per photo
     until every photo is finished:
         advance   the stepper scores every next word of every caption
-        favour    the scores of rare words rise, if the options require it
+        favour    the scores of rare words, and of words that a blank photo makes less probable,
+                  rise if the options require it
         forbid    the rules mask words that must not follow
         choose    the strategy keeps some of the continuations
 
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 
 from captioner.config import SearchOptions
 from captioner.decoding.arrays import Array, namespace, on_device, to_numpy
+from captioner.decoding.guidance import guide
 from captioner.decoding.rules import Rules
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
 from captioner.decoding.words import SearchTokens
@@ -135,6 +137,7 @@ def search(
     words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
     seeds: Sequence[int] | None = None,
     *,
+    blank: Stepper | None = None,
     evidence: bool = False,
 ) -> list[list[Hypothesis]]:
     """Search for the captions of every photo.
@@ -144,6 +147,7 @@ def search(
         options: Search options.
         words: The words in the options, from ``encode_search_words``.
         seeds: A random seed per photo, combined with ``options.seed``; None: its index.
+        blank: A new stepper of as many blank photos, if ``options.guidance`` is set.
         evidence: Collect the evidence of the captions, which takes a little longer.
 
     Returns:
@@ -153,6 +157,7 @@ def search(
     count, xp, device = stepper.batch_size, stepper.xp, stepper.device
     if not count:
         return []
+    steppers = [stepper] if blank is None else [stepper, blank]
     rules = Rules(options, words, stepper.end_token, xp, device)
     seeds = range(count) if seeds is None else seeds
     end = stepper.end_token
@@ -164,10 +169,13 @@ def search(
     records: list[_StepRecord] = []
     finished: list[_Finished] = []
     for t in range(options.max_length):
-        advance = stepper.advance(last)
+        advance, *unguided = (each.advance(last) for each in steppers)
         # Before words are forbidden.
         entropies = entropy(advance.log_probs) if evidence else xp.zeros_like(advance.gates)
-        scores = rules.favour_rare_words(advance.log_probs)
+        scores = advance.log_probs
+        for without_photo in unguided:
+            scores = guide(scores, without_photo.log_probs, options.guidance)
+        scores = rules.favour_rare_words(scores)
         rules.forbid(scores, beams.tokens)
         choice = strategy.choose(_totals(beams, scores, stepper.end_token), beams, photos)
         records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
@@ -176,7 +184,8 @@ def search(
             finished.append(_collect(strategy, beams, photos))
             break
         done = to_numpy(strategy.finished(beams))  # the only synchronization of a step
-        stepper.reorder(choice.parents)
+        for each in steppers:
+            each.reorder(choice.parents)
         if done.any():
             ready, remaining = (
                 on_device(np.flatnonzero(rows), xp.int64, xp, device) for rows in (done, ~done)
@@ -185,10 +194,11 @@ def search(
             if done.all():
                 break
             photos, beams = photos[remaining], _select(beams, remaining)
-            stepper.keep(remaining)
+            for each in steppers:
+                each.keep(remaining)
         last = beams.tokens[:, :, -1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    rescored = options.rare_words > 0
+    rescored = options.rare_words > 0 or blank is not None
     for photo, hypothesis in _trace(records, finished, stepper.end_token, evidence, rescored):
         results[photo].append(hypothesis)
     # Samples may repeat; beam groups may find the same caption, which is returned once.

@@ -79,6 +79,7 @@ _SEARCH = (
     "min_length",
     "max_length",
     "length_penalty",
+    "guidance",
     "rare_words",
     "block_ngrams",
     "block_repeats",
@@ -242,7 +243,8 @@ def site_config(model: ExportedModel, config: Mapping[str, Any]) -> dict[str, An
         "grid": model.grid,
         "geometry": model.geometry.as_dict(),
         "preprocessing": {
-            name: getattr(preprocessing, name) for name in ("image_size", "resize", "channel_order")
+            name: getattr(preprocessing, name)
+            for name in ("image_size", "resize", "channel_order", "mean")
         },
         "search": {name: getattr(model.search, name) for name in _SEARCH},
         "words": {

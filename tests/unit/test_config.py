@@ -73,6 +73,7 @@ BAD = [
         "length_penalty",
         "0 to 10",
     ),
+    (SearchOptions, "guidance", [-0.1, 10.1, math.nan], "guidance", "0 to 10"),
     (SearchOptions, "rare_words", [-0.1, 1.1, math.nan], "rare_words", "0 to 1"),
     (SearchOptions, "beam_size", [2.0, "3", True], "beam_size", "an integer >= 1"),
     *(
@@ -253,6 +254,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "forced": {"forced_words": ("dog", "cat")},
     "banned": {"banned_words": ("man",)},
     "repeats": {"block_repeats": True},
+    "guided": {"guidance": 0.3},
     "rare": {"rare_words": 0.2},
     "guard": {"guard_endings": True},
 }

@@ -45,7 +45,8 @@ export class Model {
       return { width, height, captions: [data(found, null)] };
     }
     const options = this.options(given);
-    const wanted = { evidence: this.calibrator !== null, alternatives: count };
+    const blank = options.guidance ? new Stepper(this, await this.blankMemory(), start) : null;
+    const wanted = { evidence: this.calibrator !== null, alternatives: count, blank };
     const captions = await search(stepper, options, this.config.words, wanted);
     if (captions.length === 0) throw new Error("No caption satisfies the search options of this model.");
     const confidence = this.confidence(captions[0], memory, style, options);
@@ -75,9 +76,7 @@ export class Model {
     if (found === undefined) {
       const photo = await readPhoto(file, this.config.preprocessing);
       const { pixels, ...seen } = photo;
-      const size = this.config.preprocessing.image_size;
-      const memory = await this.encoder.run({ pixels: new this.ort.Tensor("uint8", pixels, [1, size, size, 3]) });
-      found = { photo: seen, memory };
+      found = { photo: seen, memory: await this.memory(pixels) };
     }
     this.encoded.delete(number);
     this.encoded.set(number, found);
@@ -86,6 +85,19 @@ export class Model {
       this.encoded.delete(oldest);
     }
     return found;
+  }
+
+  memory(pixels) {
+    const size = this.config.preprocessing.image_size;
+    return this.encoder.run({ pixels: new this.ort.Tensor("uint8", pixels, [1, size, size, 3]) });
+  }
+
+  /** Of a photo without content, all in the mean colour. */
+  blankMemory() {
+    const { image_size: size, mean } = this.config.preprocessing;
+    const colour = mean.map((part) => Math.round(255 * part));
+    this.blank ??= this.memory(Uint8Array.from({ length: 3 * size * size }, (_, i) => colour[i % 3]));
+    return this.blank;
   }
 }
 

@@ -9,6 +9,8 @@
 
    Of Python's strategies this is beam search, with every rule; the site offers no other. */
 
+const PLAUSIBLE = Math.log(0.1); // relative to the most probable word
+const PENALTY = 20; // of words that are not plausible, in nats
 const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
 
 /** Search for the captions of a photo.
@@ -16,11 +18,13 @@ const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
      options  search options, named as in Python
      words    token ids: banned, bad_endings and repeatable; rarity of every token, for rare_words
      wanted   evidence: collect what the confidence needs; alternatives: how many of the most probable
-              words to return for every position, as [token, log-probability]
+              words to return for every position, as [token, log-probability]; blank: a stepper of a
+              blank photo, for guidance
 
    A promise of the best captions, best first, as `hypothesis` returns them; fewer than num_captions if
    there are not as many, none if only forbidden words were left. */
-export async function search(stepper, options, words, { evidence = false, alternatives = 0 } = {}) {
+export async function search(stepper, options, words, wanted = {}) {
+  const { evidence = false, alternatives = 0, blank = null } = wanted;
   const end = stepper.endToken;
   let beams = [EMPTY];
   let last = [stepper.startToken];
@@ -34,7 +38,10 @@ export async function search(stepper, options, words, { evidence = false, altern
       alphas: row(advance.alphas, k, beams.length),
       gate: advance.gates[k],
     }));
-    const scores = rows.map((logProbs) => favourRareWords(logProbs, options, words));
+    const without = blank === null ? null : (await blank.advance(last)).logProbs;
+    const guided = (logProbs, k) =>
+      without === null ? logProbs : guide(logProbs, row(without, k, beams.length), options);
+    const scores = rows.map((logProbs, k) => favourRareWords(guided(logProbs, k), options, words));
     beams.forEach(({ tokens }, k) => forbid(scores[k], tokens, options, words, end));
     const chosen = choose(beams, scores, options.beam_size, end);
     beams = chosen.map(({ parent, word, score }) => {
@@ -46,7 +53,7 @@ export async function search(stepper, options, words, { evidence = false, altern
       return { score, length: beam.length + 1, ended, tokens, step, parent };
     });
     if (t === options.max_length - 1 || settled(beams, options)) break;
-    stepper.reorder(beams.map(({ parent }) => parent));
+    for (const each of [stepper, blank]) each?.reorder(beams.map(({ parent }) => parent));
     last = beams.map(({ ended, tokens }) => (ended ? end : tokens.at(-1)));
   }
   const ranked = beams.map((beam) => [rank(beam.score, beam.length, options), beam]);
@@ -94,10 +101,26 @@ function settled(beams, options) {
   return ranks.sort((one, other) => other - one)[count - 1] > bound;
 }
 
+/** Scores that favour what a blank photo makes less probable; captioner/decoding/guidance.py. */
+function guide(logProbs, blank, { guidance }) {
+  const lowest = logProbs.reduce((one, other) => Math.max(one, other), -Infinity) + PLAUSIBLE;
+  return normalized(
+    logProbs.map((value, word) => {
+      if (value === -Infinity) return value;
+      const without = blank[word] === -Infinity ? value : blank[word];
+      return value + guidance * (value - without) - (value < lowest ? PENALTY : 0);
+    }),
+  );
+}
+
 /** The log-probabilities that the search uses: the model's own without rare_words. */
 function favourRareWords(logProbs, { rare_words: strength }, { rarity }) {
   if (!strength) return logProbs;
-  const scores = logProbs.map((value, word) => value + strength * rarity[word]);
+  return normalized(logProbs.map((value, word) => value + strength * rarity[word]));
+}
+
+/** Log-probabilities in proportion to the exponentials of scores. */
+function normalized(scores) {
   const highest = scores.reduce((one, other) => Math.max(one, other), -Infinity);
   if (highest === -Infinity) return scores;
   const total = scores.reduce((sum, score) => sum + Math.exp(score - highest), 0);
@@ -174,7 +197,7 @@ function hypothesis(beam, options, agreed) {
     alphas: part("alphas"),
     gates: part("gate"),
     alternatives: part("alternatives"),
-    logProb: options.rare_words ? steps.reduce((sum, step) => sum + step.logProb, 0) : beam.score,
+    logProb: options.rare_words || options.guidance ? steps.reduce((sum, step) => sum + step.logProb, 0) : beam.score,
     ended: beam.ended,
     evidence: agreed ? { entropies: part("entropy"), ...agreed } : null,
   };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import array_api_compat.torch
@@ -27,6 +28,7 @@ from table_stepper import (
 )
 
 from captioner.config import SearchOptions
+from captioner.decoding.guidance import guide
 from captioner.decoding.rules import Rules
 from captioner.decoding.search import search
 from captioner.decoding.words import SearchTokens, encode_search_words
@@ -296,6 +298,71 @@ def test_rare_words_reweights_the_search_but_reports_model_probabilities(more) -
             log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
             np.testing.assert_allclose(own.token_log_probs, log_probs[: len(own.tokens)], atol=1e-6)
             np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"beam_size": 1},
+        {"beam_size": 3, "num_captions": 3},
+        {"beam_size": 3, "rare_words": 0.4},
+        {"temperature": 0.7, "num_captions": 3, "beam_size": 1},
+    ],
+)
+def test_guidance_searches_in_other_tables_but_reports_model_probabilities(more) -> None:
+    """Photos finish at different steps, so the blank ones must leave with them."""
+    seeds = (3, 4, 5)
+    tables = [random_table(seed, 5, 0.2) for seed in seeds]
+    blanks = [random_table(seed + 50, 5, 0.2) for seed in seeds]
+    options = SearchOptions(max_length=6, guidance=1.2, **more)
+    words = SearchTokens(rarity=(1.3, 1.3, 1.5, 1.7, 1.9) if "rare_words" in more else ())
+
+    found = search(TableStepper(tables), options, words, blank=TableStepper(blanks))
+
+    both = zip(tables, blanks, strict=True)
+    guided = [guided_table(table, blank, 1.2) for table, blank in both]
+    without = dataclasses.replace(options, guidance=0)
+    expected = search(TableStepper(guided), without, words)
+    plain = search(TableStepper(tables), without, words)
+    assert [own[0].tokens for own in found] != [own[0].tokens for own in plain]
+    for table, captions, others in zip(tables, found, expected, strict=True):
+        assert [own.tokens for own in captions] == [other.tokens for other in others]
+        for own in captions:
+            steps = [*own.tokens, END] if own.ended else own.tokens
+            log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
+            np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
+
+
+def guided_table(table: Table, blank: Table, guidance: float) -> Table:
+    """The table that a search with ``guidance`` sees, in float64."""
+
+    def guided(prefix: Prefix) -> np.ndarray:
+        own, other = table(prefix).astype(np.float64), blank(prefix).astype(np.float64)
+        weights = np.exp(own)
+        for word in np.flatnonzero(weights):
+            if np.isfinite(other[word]):
+                weights[word] *= np.exp(guidance * (own[word] - other[word]))
+            if own[word] < own.max() + np.log(0.1):
+                weights[word] *= np.exp(-20.0)
+        with np.errstate(divide="ignore"):
+            return (np.log(weights) - np.log(max(weights.sum(), 1e-300))).astype(np.float32)
+
+    return guided
+
+
+@pytest.mark.parametrize("xp", [np, torch])
+def test_guidance_keeps_impossible_words_impossible_and_others_possible(xp) -> None:
+    own = np.array([*np.log([0.5, 0.3, 0.19, 0.01]), -np.inf])
+    blank = np.log(np.array([0.9, 0.05, 0.04, 0.01, 1.0]))
+    own, blank = (xp.asarray(values.astype(np.float32))[None, None] for values in (own, blank))
+
+    scores = np.asarray(guide(own, blank, 1.0))[0, 0]
+
+    assert scores[1] > scores[2] > scores[0] > scores[3] > scores[4] == -np.inf
+    assert np.exp(scores).sum() == pytest.approx(1)
+    assert scores[1] - scores[0] == pytest.approx(
+        np.log((0.3**2 / 0.05) / (0.5**2 / 0.9)), rel=1e-5
+    )
 
 
 def test_rarity_grows_with_rank_and_is_lowest_for_the_end() -> None:

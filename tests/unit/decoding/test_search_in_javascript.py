@@ -25,10 +25,11 @@ from captioner.decoding.words import SearchTokens
 
 pytestmark = pytest.mark.slow
 
-_SEARCH = """async ({table, options, words, wanted, start, end}) => {
+_SEARCH = """async ({tables, options, words, wanted, start, end}) => {
     const {search} = await import("/search.js");
-    const width = table[""].logProbs.length;
-    const stepper = {startToken: start, endToken: end, prefixes: null,
+    const width = tables[0][""].logProbs.length;
+    const [stepper, blank] = tables.map((table) => ({
+        startToken: start, endToken: end, prefixes: null,
         async advance(tokens) {
             this.prefixes = this.prefixes === null ? [[]]
                 : this.prefixes.map((prefix, k) => [...prefix, tokens[k]]);
@@ -43,24 +44,30 @@ _SEARCH = """async ({table, options, words, wanted, start, end}) => {
             };
         },
         reorder(parents) { this.prefixes = parents.map((k) => this.prefixes[k]); },
-    };
-    const found = await search(stepper, options, words, wanted);
+    }));
+    const found = await search(stepper, options, words, {...wanted, blank: blank ?? null});
     return found.map((one) => ({...one, alphas: one.alphas.map((alphas) => [...alphas])}));
 }"""
 
 
-def javascript_search(tab: Any, table: Table, task: Task, alternatives: int = 0) -> list[Any]:
+def javascript_search(
+    tab: Any, table: Table, task: Task, alternatives: int = 0, blank: Table | None = None
+) -> list[Any]:
     words = range(1, len(table(())))
     prefixes: list[Prefix] = [
         prefix for n in range(task.options.max_length) for prefix in product(words, repeat=n)
     ]
 
-    def step(prefix: Prefix) -> dict[str, Any]:
+    def step(table: Table, prefix: Prefix) -> dict[str, Any]:
         values = [value if np.isfinite(value) else None for value in table(prefix).tolist()]
         return {"logProbs": values, "alphas": encode_prefix(prefix)}
 
+    tables = [table] if blank is None else [table, blank]
     given = {
-        "table": {",".join(map(str, prefix)): step(prefix) for prefix in prefixes},
+        "tables": [
+            {",".join(map(str, prefix)): step(each, prefix) for prefix in prefixes}
+            for each in tables
+        ],
         "options": dataclasses.asdict(task.options),
         "words": task.tokens._asdict(),
         "wanted": {"evidence": True, "alternatives": alternatives},
@@ -141,6 +148,26 @@ def test_rare_words_are_favoured_as_in_python(javascript, more) -> None:
         assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
         assert all(map(same_evidence, found, expected))
         (plain,) = search(TableStepper([table]), dataclasses.replace(options, rare_words=0))
+        changed += plain[0].tokens != expected[0].tokens
+    assert changed
+
+
+@pytest.mark.parametrize("more", [{"beam_size": 3, "num_captions": 3}, {"length_penalty": 1.0}])
+def test_guidance_is_as_in_python(javascript, more) -> None:
+    options = SearchOptions(max_length=5, guidance=1.5, **more)
+    changed = 0
+    for seed in range(8):
+        table, blank = (random_table(seed + more, 5, forbidden=0.2) for more in (0, 100))
+
+        given = javascript_search(javascript, table, Task(options), blank=blank)
+
+        found = [hypothesis(one) for one in given]
+        stepper, other = TableStepper([table]), TableStepper([blank])
+        (expected,) = search(stepper, options, blank=other, evidence=True)
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
+        assert all(map(same_evidence, found, expected))
+        (plain,) = search(TableStepper([table]), dataclasses.replace(options, guidance=0))
         changed += plain[0].tokens != expected[0].tokens
     assert changed
 

@@ -162,6 +162,7 @@ WAYS = {
     "forced": {"forced_words": ("w5",)},
     "samples": {"temperature": 1.0, "num_captions": 3, "seed": 4},
     "nucleus": {"temperature": 1.5, "top_p": 0.8, "top_k": 5, "num_captions": 2},
+    "guided": {"guidance": 2.0, "num_captions": 3},
     "rules": {"block_repeats": True, "banned_words": ("w1",), "min_length": 3, "block_ngrams": 2},
 }
 
