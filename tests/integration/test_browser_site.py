@@ -239,7 +239,9 @@ def other_site(
     with torch.no_grad():
         for parameter in model.decoder.parameters():
             parameter.mul_(3)
-    search = SearchOptions(beam_size=3, max_length=6, block_ngrams=2, guard_endings=True)
+    search = SearchOptions(
+        beam_size=3, max_length=6, guidance=0.5, block_ngrams=2, guard_endings=True
+    )
     stored = StoredModel(model, config, vocabulary, search)
     size = config.projection_dim or 96  # of the features that the decoder uses
     stored.calibrator = Calibrator(
