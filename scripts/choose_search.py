@@ -1,56 +1,69 @@
-"""Score a model or an ensemble for each beam size and length penalty, and print the best.
+"""Score a model or an ensemble for every combination of some search options.
 
-    python scripts/choose_search.py [--model FOLDER ...] --images FLICKR8K/images \
-        --annotations data/flickr8k/captions_val.json \
-        [--beam-sizes 1 3 5 10] [--length-penalties 0 0.5 1]
+    python scripts/choose_search.py --annotations COCO/captions_val.json --images COCO/val \
+        --vary beam_size 1 3 5 --vary length_penalty 0 0.5 [--style coco] [--model FOLDER ...]
 
-Prints a table (CIDEr / BLEU-4). Photos are encoded again for every cell.
+Prints a row per combination: CIDEr, BLEU-4 and the number of distinct words in the captions. The
+other options are the model's. Photos are encoded again for every row.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from captioner.api import load
 from captioner.data.coco import read_dataset
 from captioner.errors import CaptionerError
 from captioner.evaluation.metrics import score
+from captioner.tokenizer import tokenize
 
 
 def main() -> None:
-    """Print a row per beam size."""
+    """Print a row per combination, and the one with the highest CIDEr."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", default=[], help="repeat for an ensemble")
     parser.add_argument("--annotations", required=True)
     parser.add_argument("--images", required=True)
-    parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 3, 5, 10])
-    parser.add_argument("--length-penalties", type=float, nargs="+", default=[0.0, 0.5, 1.0])
+    parser.add_argument("--vary", nargs="+", action="append", default=[], metavar="NAME VALUE")
+    parser.add_argument("--style", default=None)
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="fp32")
     options = parser.parse_args()
-    images = read_dataset([options.annotations], [options.images])
+    photos = read_dataset([options.annotations], [options.images])
     model = load(*options.model, precision=options.precision)
-    found = {}
-    print("| beam | " + " | ".join(f"penalty {p:g}" for p in options.length_penalties) + " |")
-    print("|---" * (1 + len(options.length_penalties)) + "|")
-    for beam in options.beam_sizes:
-        cells = []
-        # The penalty has no effect on greedy search.
-        for penalty in options.length_penalties[: 1 if beam == 1 else None]:
-            search = model.options(beam_size=beam, length_penalty=penalty)
-            captions = {}
-            results = model.stream((image.path for image in images), search)
-            for image, result in zip(images, results, strict=True):
-                if result.error is not None:
-                    raise result.error
-                captions[image.image_id] = result.captions[0].text
-            scores = score(captions, {i.image_id: i.captions for i in images}).corpus
-            found[beam, penalty] = scores["CIDEr"]
-            cells.append(f"{100 * scores['CIDEr']:.1f} / {100 * scores['Bleu_4']:.1f}")
-        print(f"| {beam} | " + " | ".join(cells) + " |", flush=True)
-    beam, penalty = max(found, key=lambda cell: found[cell])
-    print(f"\nhighest CIDEr: --beam-size {beam} --length-penalty {penalty:g}")
+    common = {} if options.style is None else {"style": options.style}
+    names = [name for name, *_ in options.vary]
+    values = [[yaml.safe_load(value) for value in given] for _, *given in options.vary]
+    searches: list[dict[str, Any]] = [
+        dict(zip(names, combination, strict=True)) for combination in product(*values)
+    ]
+    for search in searches:  # a wrong option of the last row fails before the first is measured
+        model.options(**common, **search)
+    references = {photo.image_id: list(photo.captions) for photo in photos}
+    found = []
+    print("| " + " | ".join([*names, "CIDEr", "BLEU-4", "distinct words"]) + " |")
+    print("|---" * (len(names) + 3) + "|")
+    for search in searches:
+        captions = {}
+        results = model.stream((photo.path for photo in photos), **common, **search)
+        for photo, result in zip(photos, results, strict=True):
+            if result.error is not None:
+                raise result.error
+            captions[photo.image_id] = result.captions[0].text
+        scores = score(captions, references).corpus
+        words = {word for text in captions.values() for word in tokenize(text)}
+        found.append(scores["CIDEr"])
+        measured = [f"{100 * scores['CIDEr']:.1f}", f"{100 * scores['Bleu_4']:.1f}"]
+        cells = [*map(str, search.values()), *measured, str(len(words))]
+        print("| " + " | ".join(cells) + " |", flush=True)
+    best = searches[found.index(max(found))]
+    shown = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in best.items())
+    print(f"\nhighest CIDEr: {shown or 'no option was varied'}")
 
 
 if __name__ == "__main__":

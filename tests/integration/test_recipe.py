@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.cli.main import main
+from captioner.cli.main import OK, main
 from captioner.cli.train import read
 from captioner.config import TrainConfig
 from captioner.model_config import SHIPPED_MODEL, fingerprint, read_config
@@ -202,6 +202,28 @@ def test_coco_photos_are_added_to_flickr8k_except_those_used_for_evaluation(
     learned = {image.path.stem: image.captions for image in train}
     assert learned == {name: (name,) for name in ("ours", "others", "cocos", "another")}
     assert not {image.image_id for image in train} & {image.image_id for image in val}
+
+
+def test_search_options_are_compared_as_evaluate_scores_them(
+    script, tiny, tmp_path, monkeypatch, capsys
+) -> None:
+    given = ["--annotations", str(tiny.captions), "--images", str(tiny.photos)]
+    given += ["--model", str(tiny.model)]
+    varied = ["--vary", "beam_size", "1", "3", "--vary", "guidance", "0", "2.5"]
+    monkeypatch.setattr(sys, "argv", ["choose_search.py", *given, *varied])
+
+    script("choose_search").main()
+
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    assert [row[:2] for row in rows[2:]] == [["1", "0"], ["1", "2.5"], ["3", "0"], ["3", "2.5"]]
+    report = tmp_path / "report.json"
+    options = ["--beam-size", "3", "--guidance", "2.5", "--precision", "fp32", "-o", str(report)]
+    assert main(["evaluate", *given, *options]) == OK
+    scores = json.loads(report.read_text())["metrics"]
+    assert rows[-1][2:4] == [f"{100 * scores[name]:.1f}" for name in ("CIDEr", "Bleu_4")]
+    best = max(rows[2:], key=lambda row: float(row[2]))
+    assert lines[-1] == f"highest CIDEr: --beam-size {best[0]} --guidance {best[1]}"
 
 
 @pytest.mark.slow
