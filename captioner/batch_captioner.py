@@ -75,19 +75,11 @@ class BatchCaptioner:
         return cast("CaptionModel", self.engine.model)  # type: ignore[attr-defined]
 
     def options(self, **changes: Any) -> SearchOptions:
-        """The model's default search options with some of them changed.
-
-        Raises:
-            ConfigError: An option is unknown or out of range.
-        """
+        """See ``Captioner.options``."""
         return self.stored.search.changed(**changes)
 
     def check_method(self, method: object) -> None:
-        """Check that the maps can be computed by a method.
-
-        Raises:
-            ConfigError: It is unknown, or an ensemble does not support it.
-        """
+        """See ``Ensemble.check_method``."""
         self.ensemble.check_method(method)
 
     def no_confidence(self, options: SearchOptions) -> str | None:
@@ -97,11 +89,7 @@ class BatchCaptioner:
         return no_confidence(self.stored.calibrator, options, self.stored.vocabulary.styles)
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Resize an image for the encoders.
-
-        Args:
-            image: From ``data.images.open_image``: RGB and upright.
-        """
+        """Resize an image from ``data.images.open_image``, RGB and upright, for the encoders."""
         return self.ensemble.prepare(image)
 
     def caption_batch(
@@ -132,7 +120,7 @@ class BatchCaptioner:
         grids = self.ensemble.encode(photos)
         crop_boxes = [photo.crop_box for photo in photos]
         seeds = [photo.seed for photo in photos]
-        return self._captions(
+        return self._search(
             grids, crop_boxes, options, seeds, alternatives=alternatives, method=method
         )
 
@@ -158,7 +146,7 @@ class BatchCaptioner:
             ConfigError: There are several models.
         """
         grids = self.ensemble.encode_features(features)
-        return self._captions(grids, crop_boxes, options, seeds or range(len(features)))
+        return self._search(grids, crop_boxes, options, seeds or range(len(features)))
 
     def explain_batch(
         self,
@@ -184,8 +172,8 @@ class BatchCaptioner:
         grids = self.ensemble.encode(photos)
         memories = self.ensemble.memories(grids)
         scores = self.ensemble.score(memories, [[tokens] for tokens in captions], start)
-        explained = []
-        for row, (photo, tokens) in enumerate(zip(photos, captions, strict=True)):
+        found = []
+        for row, tokens in enumerate(captions):
             length = len(tokens)
             log_probs = scores.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
             hypothesis = Hypothesis(
@@ -196,19 +184,18 @@ class BatchCaptioner:
                 log_prob=float(log_probs.sum()),
                 ended=True,
             )
-            others = self._alternatives(scores.log_probs[row, 0, :length], alternatives)
-            explained.append(
-                self._caption(
-                    hypothesis,
-                    photo.crop_box,
-                    others,
-                    grids=grids,
-                    row=row,
-                    start=start,
-                    method=method,
-                )
-            )
-        return explained
+            found.append([hypothesis])
+        crop_boxes = [photo.crop_box for photo in photos]
+        explained = self._captions(
+            found,
+            grids,
+            crop_boxes,
+            start=start,
+            method=method,
+            log_probs=scores.log_probs,
+            alternatives=alternatives,
+        )
+        return [caption for [caption] in explained]
 
     def observe_batch(
         self, photos: Sequence[Prepared], options: SearchOptions
@@ -219,16 +206,18 @@ class BatchCaptioner:
             photos: From ``prepare``; at least one.
             options: Search options.
         """
-        memories = self.ensemble.memories(self.ensemble.encode(photos))
+        words = encode_search_words(options, self.stored.vocabulary)
+        start = self.stored.vocabulary.start(options.style)
         seeds = [photo.seed for photo in photos]
-        found = self._search(memories, options, seeds, evidence=True)
+        memories = self.ensemble.memories(self.ensemble.encode(photos))
+        found = self.ensemble.search(memories, options, words, start, seeds, evidence=True)
         return self._observations(memories, found)
 
     def photo_vectors(self, photos: Sequence[Prepared]) -> NDArray[np.float32]:
         """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
         return self.ensemble.summary(self.ensemble.memories(self.ensemble.encode(photos)))
 
-    def _captions(
+    def _search(
         self,
         grids: Sequence[Any],
         crop_boxes: Sequence[CropBox],
@@ -238,12 +227,14 @@ class BatchCaptioner:
         alternatives: int = 0,
         method: ExplanationMethod = "attention",
     ) -> list[list[Caption]]:
-        """The captions of encoded photos; see ``caption_batch``."""
+        """Search for the captions of encoded photos; see ``caption_batch``."""
+        words = encode_search_words(options, self.stored.vocabulary)
         start = self.stored.vocabulary.start(options.style)
         memories = self.ensemble.memories(grids)
         calibrator = None if self.no_confidence(options) else self.stored.calibrator
-        found = self._search(memories, options, seeds, evidence=calibrator is not None)
-        confidences: list[float | None] = [None] * len(found)
+        evidence = calibrator is not None
+        found = self.ensemble.search(memories, options, words, start, seeds, evidence=evidence)
+        confidences: list[float] = []
         if calibrator is not None:
             style = options.style or next(iter(self.stored.vocabulary.styles), "")
             observed = self._observations(memories, found)
@@ -252,41 +243,16 @@ class BatchCaptioner:
         if alternatives:  # score the captions again, so that the search need not store every word
             tokens = [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
             log_probs = self.ensemble.score(memories, tokens, start).log_probs
-        captions = []
-        for row, (crop_box, hypotheses) in enumerate(zip(crop_boxes, found, strict=True)):
-            of_photo = []
-            for column, hypothesis in enumerate(hypotheses):
-                others: Alternatives = ()
-                if log_probs is not None:
-                    words = log_probs[row, column, : len(hypothesis.tokens)]
-                    others = self._alternatives(words, alternatives)
-                of_photo.append(
-                    self._caption(
-                        hypothesis,
-                        crop_box,
-                        others,
-                        grids=grids,
-                        row=row,
-                        start=start,
-                        method=method,
-                        confidence=None if column else confidences[row],
-                    )
-                )
-            captions.append(of_photo)
-        return captions
-
-    def _search(
-        self,
-        memories: Sequence[Any],
-        options: SearchOptions,
-        seeds: Sequence[int],
-        *,
-        evidence: bool,
-    ) -> list[list[Hypothesis]]:
-        """Search for the captions of photos; see ``Ensemble.search``."""
-        words = encode_search_words(options, self.stored.vocabulary)
-        start = self.stored.vocabulary.start(options.style)
-        return self.ensemble.search(memories, options, words, start, seeds, evidence=evidence)
+        return self._captions(
+            found,
+            grids,
+            crop_boxes,
+            start=start,
+            method=method,
+            log_probs=log_probs,
+            alternatives=alternatives,
+            confidences=confidences,
+        )
 
     def _observations(
         self, memories: Sequence[Any], found: Sequence[Sequence[Hypothesis]]
@@ -309,6 +275,46 @@ class BatchCaptioner:
             )
         return observed
 
+    def _captions(
+        self,
+        found: Sequence[Sequence[Hypothesis]],
+        grids: Sequence[Any],
+        crop_boxes: Sequence[CropBox],
+        *,
+        start: int,
+        method: ExplanationMethod,
+        log_probs: NDArray[np.float32] | None,
+        alternatives: int,
+        confidences: Sequence[float] = (),
+    ) -> list[list[Caption]]:
+        """The captions of photos with their maps; the best of each with its confidence, if any."""
+        engine, vocabulary = self.engine, self.stored.vocabulary
+        captions: list[list[Caption]] = [[] for _ in found]
+        for row, (crop_box, hypotheses) in enumerate(zip(crop_boxes, found, strict=True)):
+            for column, hypothesis in enumerate(hypotheses):
+                tokens = hypothesis.tokens
+                maps = self.ensemble.explain(method, grids, row, start, hypothesis)
+                if method not in ATTENTION_METHODS:
+                    maps = as_map(maps)
+                others: Alternatives = ()
+                if log_probs is not None:
+                    others = self._alternatives(log_probs[row, column, : len(tokens)], alternatives)
+                caption = Caption(
+                    words=vocabulary.shown(tokens),
+                    log_probs=hypothesis.token_log_probs,
+                    alphas=maps.reshape(len(maps), *engine.grid),
+                    gates=hypothesis.gates,
+                    log_prob=hypothesis.log_prob,
+                    crop_box=crop_box,
+                    alternatives=others,
+                    pieces=vocabulary.pieces(tokens),
+                    geometry=engine.geometry.placed(engine.preprocessing.image_size, *crop_box),
+                    method=method,
+                    confidence=confidences[row] if confidences and column == 0 else None,
+                )
+                captions[row].append(caption)
+        return captions
+
     def _alternatives(self, log_probs: NDArray[np.float32], count: int) -> Alternatives:
         """The ``count`` most probable words at every position of (T, V)."""
         if type(count) is not int or count < 0:
@@ -325,36 +331,6 @@ class BatchCaptioner:
                 for token, value in zip(tokens, values, strict=True)
             )
             for tokens, values in zip(best[1].tolist(), best[0].tolist(), strict=True)
-        )
-
-    def _caption(
-        self,
-        hypothesis: Hypothesis,
-        crop_box: CropBox,
-        alternatives: Alternatives,
-        *,
-        grids: Sequence[Any],
-        row: int,
-        start: int,
-        method: ExplanationMethod,
-        confidence: float | None = None,
-    ) -> Caption:
-        """The caption of the photo in a row of the grids, with its maps."""
-        maps = self.ensemble.explain(method, grids, row, start, hypothesis)
-        if method not in ATTENTION_METHODS:
-            maps = as_map(maps)
-        return Caption(
-            words=self.stored.vocabulary.shown(hypothesis.tokens),
-            log_probs=hypothesis.token_log_probs,
-            alphas=maps.reshape(len(maps), *self.engine.grid),
-            gates=hypothesis.gates,
-            log_prob=hypothesis.log_prob,
-            crop_box=crop_box,
-            alternatives=alternatives,
-            pieces=self.stored.vocabulary.pieces(hypothesis.tokens),
-            geometry=self.engine.geometry.placed(self.engine.preprocessing.image_size, *crop_box),
-            method=method,
-            confidence=confidence,
         )
 
 
