@@ -68,7 +68,7 @@ FORBIDDEN = {
     "vocabulary": ("torch", "tokenizers"),
     "confidence": ("torch",),
     "config": ("torch",),
-    "serving": ("captioner.training", "captioner.evaluation"),
+    "serving": ("captioner.api", "captioner.training", "captioner.evaluation"),
 }
 
 
