@@ -86,9 +86,7 @@ class Caption:
 
     def text_until(self, count: int) -> str:
         """The beginning of the sentence, up to its first ``count`` words."""
-        if self.pieces:
-            return "".join(self.pieces[:count]).strip()
-        return join_words(self.words[:count])
+        return text_of(self.words[:count], self.pieces[:count])
 
     @property
     def regions(self) -> Geometry:
@@ -166,6 +164,11 @@ def _rounded(values: NDArray[np.float32], decimals: int) -> list[Any]:
     """Nested lists of rounded numbers."""
     rounded: list[Any] = np.round(np.asarray(values, dtype=np.float64), decimals).tolist()
     return rounded
+
+
+def text_of(words: tuple[str, ...], pieces: tuple[str, ...]) -> str:
+    """The sentence of words, or of pieces with their spaces if there are any."""
+    return "".join(pieces).strip() if pieces else join_words(words)
 
 
 def join_words(words: tuple[str, ...] | list[str]) -> str:

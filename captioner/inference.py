@@ -6,6 +6,7 @@ module knows neither and does not import torch.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -37,6 +38,11 @@ class Prepared(NamedTuple):
     """(H, W, 3) for every model."""
     crop_box: CropBox
     """The part of the photo that the first model sees."""
+
+    @property
+    def seed(self) -> int:
+        """Of random sampling: the same photo has the same captions, whatever its batch."""
+        return zlib.crc32(self.pixels[0].tobytes())
 
 
 class CaptionScores(NamedTuple):

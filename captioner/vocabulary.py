@@ -180,6 +180,21 @@ class Vocabulary:
         text = normalize(text)
         return tokenize(text) if self.subwords is None else self.subwords.tokenize(text)
 
+    def known_words(self, text: str) -> list[str]:
+        """The words of a text, spelled as in the vocabulary.
+
+        Raises:
+            ConfigError: The text is empty or has words outside the vocabulary.
+        """
+        if not isinstance(text, str):
+            raise ConfigError(f"the caption to explain is {text!r:.40}; give a string")
+        words = self.tokenize(text)
+        unknown = [word for word in words if word not in self]
+        if unknown or not words:
+            problem = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
+            raise ConfigError(f"{text!r}: {problem}; use words from the model's vocabulary")
+        return words
+
     def start(self, style: str = "") -> int:
         """Start token of a style.
 

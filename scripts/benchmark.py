@@ -60,9 +60,10 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
     from captioner.hardware import autocast
 
     model = load(*folders(options))
+    batch_captioner = model.batch_captioner
     changes = {"beam_size": options.beam_size} if options.beam_size else {}
     search = model.options(**changes)
-    prepared = [model.prepare(open_image(photo)) for photo in photos]
+    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos]
     batches = [prepared[i : i + BATCH] for i in range(0, len(prepared), BATCH)]
 
     @torch.inference_mode()
@@ -70,18 +71,18 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
         for batch in batches:
             pixels = torch.from_numpy(np.stack([p.pixels[0] for p in batch]))
             with autocast(model.precision, model.device):
-                model.model.encode(pixels.to(model.device))
+                batch_captioner.model.encode(pixels.to(model.device))
 
     def caption() -> None:
         for batch in batches:
-            model.caption_batch(batch, search)
+            batch_captioner.caption_batch(batch, search)
 
     def files() -> None:
         for _ in model.stream(photos, batch_size=BATCH, **changes):
             pass
 
     jobs: dict[str, Callable[[], None]] = {"encoder": encode, "caption": caption, "files": files}
-    model.caption_batch(batches[0], search)  # warm-up
+    batch_captioner.caption_batch(batches[0], search)  # warm-up
     times = measure(jobs, options.rounds, warm_up=False)
     print(f"{len(photos)} photos, batches of {BATCH}, {search}, {torch.get_num_threads()} threads")
     for name, text in (

@@ -28,13 +28,14 @@ from measuring import Report, add_arguments, measure, median, ratio
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from captioner.api import Captioner, load
+from captioner.batch_captioner import BatchCaptioner
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.hardware import autocast, keep_freed_memory
+from captioner.loading import read_models
 from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
 
@@ -62,7 +63,8 @@ def main() -> None:
             decoder, features = at_random(needed, *options.sizes)
             report(decoder, features, 20, options)
             return
-        model = load(*([options.model] if options.model else []), device="cpu")
+        given = [options.model] if options.model else []
+        model = BatchCaptioner(*read_models(*given), device="cpu")
         photos = find_images([options.folder])[:needed]
         if len(photos) < needed:
             parser.error(f"{options.folder} has {len(photos)} photos; {needed} are needed")
@@ -82,7 +84,7 @@ def at_random(
     return decoder, torch.rand(photos, regions, size)
 
 
-def encode(model: Captioner, photos: list[Path]) -> Tensor:
+def encode(model: BatchCaptioner, photos: list[Path]) -> Tensor:
     """The photos' features, (N, L, D)."""
     pixels = [
         torch.from_numpy(model.prepare(open_image(photo)).pixels[0].copy()) for photo in photos

@@ -28,6 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.api import Captioner, load
+from captioner.batch_captioner import BatchCaptioner
 from captioner.config import DataConfig, TrainingConfig
 from captioner.data.batches import Batch, Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
@@ -92,7 +93,7 @@ def main() -> None:
             "--run-folder", str(options.work / name), "--resume", "auto",
         )  # fmt: skip
     models = {name: load(options.work / name / "best") for name in names}
-    encoded = encode(models[names[0]], val)  # the encoder is the same in all rows
+    encoded = encode(models[names[0]].batch_captioner, val)  # the encoder is the same in all rows
     rows = [
         {"name": name} | best_epoch(options.work / name) | map_statistics(model, val, encoded)
         for name, model in models.items()
@@ -177,7 +178,7 @@ def best_epoch(run: Path) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def encode(captioner: Captioner, images: Sequence[CaptionedImage]) -> Tensor:
+def encode(captioner: BatchCaptioner, images: Sequence[CaptionedImage]) -> Tensor:
     """Features of the photos, (N, L, D), float32."""
     features = []
     for start in tqdm(range(0, len(images), 32), desc="encoding"):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.data.images import open_image
 from captioner.model_config import SHIPPED_MODEL
 from captioner.model_folder import load_model
@@ -32,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(1)
     stored = load_model(SHIPPED_MODEL)
     models = [
-        Captioner(one, device="cpu", precision="fp32")
+        BatchCaptioner(one, device="cpu", precision="fp32")
         for one in (stored, dataclasses.replace(stored, calibrator=None))
     ]
     photos = [models[0].prepare(open_image(path)) for path in sorted(EXAMPLES.glob("*.jpg"))]

@@ -28,7 +28,6 @@ from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
 
 import captioner
-from captioner.api import PUBLIC
 from captioner.cli.main import COMMANDS
 from captioner.cli.prepare import KINDS
 
@@ -45,7 +44,9 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 API = {
-    "Captioning": ("load", "Captioner", "Caption", "CropBox"),
+    "Captioning": (
+        "load", "Captioner", "Caption", "CropBox", "batch_captioner.BatchCaptioner",
+    ),
     "Pictures": ("overlay", "attention_map", "animate", "page", "gallery", "Entry", "MapArchive"),
     "Training and evaluation": ("train", "evaluate", "tokenize"),
     "Extensions": (
@@ -185,12 +186,10 @@ def api() -> str:
     missing = set(captioner.__all__) - {"__version__"} - set(names)
     if missing:
         raise ValueError(f"API in {__file__} lacks {', '.join(sorted(missing))}; add them")
-    members = f"    options: {{members: [{', '.join(('from_pretrained', *PUBLIC))}]}}"
     parts = ["# Python API", "[Python](python.md) shows how to use it."]
     for title, section in API.items():
         parts.append(f"## {title}")
-        for name in section:
-            parts.append(f"::: captioner.{name}" + f"\n{members}" * (name == "Captioner"))
+        parts += [f"::: captioner.{name}" for name in section]
     return "\n\n".join(parts)
 
 

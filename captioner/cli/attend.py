@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from captioner.api import Captioner
+    from captioner.batch_captioner import BatchCaptioner
     from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
 
@@ -224,18 +224,21 @@ def _print_how_to_continue(saved: int, count: int, options: Any) -> None:
 # --- captions ------------------------------------------------------------------------------------
 
 
-def _models(options: Any) -> list[Captioner]:
+def _models(options: Any) -> list[BatchCaptioner]:
     """Load the model (or ensemble) and those to compare it with."""
-    from captioner.api import load
+    from captioner.batch_captioner import BatchCaptioner
+    from captioner.loading import read_models
 
-    def loaded(*folders: str) -> Captioner:
-        return load(*folders, device=options.device, precision=options.precision)
+    def loaded(*folders: str) -> BatchCaptioner:
+        return BatchCaptioner(
+            *read_models(*folders), device=options.device, precision=options.precision
+        )
 
     return [loaded(*options.model), *(loaded(folder) for folder in options.compare or [])]
 
 
 def _captioned(
-    models: Sequence[Captioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
+    models: Sequence[BatchCaptioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
 ) -> Iterator[_Captioned | ImageError]:
     """Every photo with its captions, or the error."""
     size = 1 if options.words else min(options.batch_size, DECODED)
@@ -278,7 +281,7 @@ def _open(photo: Path, image_size: int) -> _Opened | ImageError:
 
 
 def _captions(
-    models: Sequence[Captioner], images: Sequence[Image], options: Any, search: dict[str, Any]
+    models: Sequence[BatchCaptioner], images: Sequence[Image], options: Any, search: dict[str, Any]
 ) -> Iterator[list[Caption]]:
     """The captions of every image by all models: those found, or the given words.
 
@@ -295,7 +298,7 @@ def _captions(
                 for method in methods(options)
                 for caption in model.explain_batch(
                     [one],
-                    [model.known_words(text)],
+                    [model.stored.vocabulary.known_words(text)],
                     alternatives=others,
                     method=method,
                     style=search.get("style"),

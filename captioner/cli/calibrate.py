@@ -114,10 +114,11 @@ def main(argv: Sequence[str]) -> int:
         )
     outputs = [_output(options.output, options), _output(options.diagram, options)]
 
-    from captioner.api import load
+    from captioner.batch_captioner import BatchCaptioner
     from captioner.evaluation.calibrate import Inputs, as_text, calibrate, check
     from captioner.evaluation.calibration_figure import FORMATS, save_figure
     from captioner.files import atomic_write
+    from captioner.loading import read_model
 
     report_file, diagram = outputs
     if diagram is not None and diagram.suffix.lower() not in FORMATS:
@@ -138,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
         failed = True
         warn(f"{error}; continuing without it")
 
-    model = load(folder, device=options.device, precision=options.precision)
+    model = BatchCaptioner(read_model(folder), device=options.device, precision=options.precision)
     if options.check:
         report = check(model, inputs, on_error)
     else:

@@ -81,9 +81,9 @@ def main(argv: Sequence[str]) -> int:
 def _picture(folder: Path, photo: str | None) -> Any:
     if photo is None:
         return None
-    from captioner.api import load
+    from captioner.api import card_picture, load
 
-    return load(folder, precision="fp32").card_picture(photo)
+    return card_picture(load(folder, precision="fp32"), photo)
 
 
 def _print_plan(target: Any, files: dict[str, bytes | Path], options: Any) -> None:

@@ -109,14 +109,17 @@ def main(argv: Sequence[str]) -> int:
     with closing(_listen(options.host, options.port)) as listener:  # before the model is loaded
         from PIL import Image
 
-        from captioner.api import load
+        from captioner.batch_captioner import BatchCaptioner
+        from captioner.loading import read_models
         from captioner.serving.app import create_app
 
         access = _access(options, limits)
-        model = load(*options.model, device=options.device, precision=options.precision)
+        stored = read_models(*options.model)
+        model = BatchCaptioner(*stored, device=options.device, precision=options.precision)
         name = _model_name(options.model)
         app = create_app(model, limits, batch_size=options.batch_size, model_name=name, **access)
-        model.caption(Image.new("RGB", (64, 64)))  # warm-up: the first caption is the slowest
+        blank = model.prepare(Image.new("RGB", (64, 64)))
+        model.caption_batch([blank], model.options())  # warm-up: the first is the slowest
         _log_to_stderr(options.log_format)
         address = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
         server = _server(app, limits, address, _proxies(options.trust_proxy))

@@ -404,7 +404,7 @@ def _faithfulness(
         dataset = read_dataset([inputs.annotations], [inputs.images])
         photos = {image.path: image.captions[0] for image in dataset if image.captions}
     model, name = _load(inputs)
-    if not model.engine.computes_relevance:
+    if not model.batch_captioner.engine.computes_relevance:
         raise OptionError(
             "{faithfulness} needs the weights, and the model is exported; give the model folder it "
             "was exported from"
@@ -414,7 +414,7 @@ def _faithfulness(
     search = model.options(**inputs.search)
     hide = None if progress else True  # None: hidden unless stderr is a terminal
     found = measure(
-        model,
+        model.batch_captioner,
         photos,
         options,
         search,

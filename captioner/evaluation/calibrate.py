@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import DOUBTFUL
 from captioner.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.data.coco import CaptionedImage, read_dataset
@@ -91,7 +91,7 @@ class _Task(NamedTuple):
 
 
 def calibrate(
-    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+    model: BatchCaptioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit a calibrator by cross-validation.
 
@@ -124,7 +124,7 @@ def calibrate(
 
 
 def check(
-    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+    model: BatchCaptioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
 ) -> dict[str, Any]:
     """Measure the confidence that a calibrated model has on these photos; see `calibrate`."""
     calibrator = model.stored.calibrator
@@ -158,7 +158,7 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def _prepare(model: Captioner, inputs: Inputs) -> tuple[DocumentFrequencies, list[_Task]]:
+def _prepare(model: BatchCaptioner, inputs: Inputs) -> tuple[DocumentFrequencies, list[_Task]]:
     """Document frequencies, and the photos of each file."""
     stored = model.stored
     if len(model.ensemble.engines) > 1:
@@ -252,7 +252,7 @@ def _examples(
 class _Reader:
     """Reads photos in batches."""
 
-    model: Captioner
+    model: BatchCaptioner
     size: int
     on_error: OnError
     progress: bool
@@ -282,7 +282,7 @@ class _Reader:
 
 
 def _report(
-    model: Captioner,
+    model: BatchCaptioner,
     inputs: Inputs,
     judged: Judged,
     examples: Sequence[Example],

@@ -13,7 +13,6 @@ Notation: W content words, L regions, N scored versions of a photo.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import CropBox
 from captioner.config import FaithfulnessOptions, SearchOptions
 from captioner.data.images import open_image
@@ -58,7 +57,7 @@ class _Photo:
     def __init__(self, ensemble: Ensemble, image: Image.Image) -> None:
         self.ensemble, engine = ensemble, ensemble.engines[0]
         prepared = ensemble.prepare(image)
-        (self.pixels,) = prepared.pixels
+        (self.pixels,), self.seed = prepared.pixels, prepared.seed
         y, x = engine.geometry
         # As wide as a region, so that a blurred region has lost its content.
         blur = ImageFilter.GaussianBlur((x.pitch, y.pitch))
@@ -155,7 +154,7 @@ def content_words(words: Sequence[str], tokens: Sequence[int], limit: int) -> In
 
 @torch.inference_mode()
 def measure_photo(
-    model: Captioner,
+    model: BatchCaptioner,
     image: Image.Image,
     options: FaithfulnessOptions,
     search: SearchOptions,
@@ -184,8 +183,7 @@ def measure_photo(
     memories = ensemble.memories(grids)
     if reference is None:
         tokens = encode_search_words(search, vocabulary)
-        seed = zlib.crc32(photo.pixels.tobytes())
-        caption = ensemble.search(memories, search, tokens, start, [seed])[0][0]
+        caption = ensemble.search(memories, search, tokens, start, [photo.seed])[0][0]
     else:
         given = vocabulary.encode(vocabulary.tokenize(reference))
         caption = _given(ensemble, memories, given, start)
@@ -226,7 +224,7 @@ def _given(ensemble: Ensemble, memories: Any, tokens: list[int], start: int) -> 
 
 
 def measure(
-    model: Captioner,
+    model: BatchCaptioner,
     photos: Mapping[Path, str | None],
     options: FaithfulnessOptions,
     search: SearchOptions,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import CropBox
 from captioner.data.images import open_image
 from captioner.errors import ModelError
@@ -101,13 +101,13 @@ def _prepare(model: CaptionModel, photo: str | Path) -> Prepared:
 
 def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
     """Make an exported folder 8-bit; see ``Exported.equal``."""
-    model = Captioner(read_exported(folder))
+    model = BatchCaptioner(read_exported(folder))
     compared = photos[:COMPARED]
     options = model.options(num_captions=1)
     expected = model.caption_batch(compared, options)
     quantize_graphs(folder, [photo.pixels[0] for photo in photos])
     _write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
-    found = Captioner(read_exported(folder)).caption_batch(compared, options)
+    found = BatchCaptioner(read_exported(folder)).caption_batch(compared, options)
     pairs = zip(expected, found, strict=True)
     return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import Caption
 from captioner.inference import Prepared
 from captioner.serving.requests import CaptionRequest
@@ -37,7 +37,10 @@ class Batcher:
     """A queue of photos and the thread that captions them."""
 
     def __init__(
-        self, model: Captioner, batch_size: int, on_batch: Callable[[int], None] = lambda _: None
+        self,
+        model: BatchCaptioner,
+        batch_size: int,
+        on_batch: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Initialize the queue; ``start`` starts the thread.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.config import ExplanationMethod, SearchOptions
 from captioner.errors import ConfigError
 from captioner.option_fields import OptionField, allowed_numbers, option_fields
@@ -166,7 +166,7 @@ def _maximum(limits: Limits) -> dict[str, int]:
     }
 
 
-def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
+def read_request(model: BatchCaptioner, query: BaseModel) -> CaptionRequest:
     """Convert validated query parameters to a request.
 
     Raises:
@@ -196,8 +196,8 @@ def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     return CaptionRequest(options, alternatives=alternatives, method=method, min_confidence=least)
 
 
-def _known_words(model: Captioner, text: str) -> tuple[str, ...]:
-    words = tuple(model.known_words(text))
+def _known_words(model: BatchCaptioner, text: str) -> tuple[str, ...]:
+    words = tuple(model.stored.vocabulary.known_words(text))
     if len(words) >= MAX_LENGTH:
         raise ConfigError(f"words has {len(words)} words; give {MAX_LENGTH - 1} at most")
     return words

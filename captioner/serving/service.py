@@ -24,7 +24,7 @@ from fastapi import Request
 from PIL.Image import Image
 from pydantic import BaseModel
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_size, open_reduced, reduced_side
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
@@ -72,7 +72,7 @@ class Service:
 
     def __init__(
         self,
-        model: Captioner,
+        model: BatchCaptioner,
         limits: Limits,
         *,
         batch_size: int,

@@ -27,7 +27,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from tqdm import tqdm
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.data.batches import Batch
 from captioner.data.coco import CaptionedImage
 from captioner.data.sources import open_source
@@ -412,10 +412,10 @@ class Trainer:
     def _validated_photos(self) -> list[CaptionedImage]:
         return self.setup.val[: self.config.training.limit_val or None]
 
-    def captioner(self, stored: StoredModel) -> Captioner:
-        """A captioner on the run's device and in its precision, as validation uses it."""
+    def captioner(self, stored: StoredModel) -> BatchCaptioner:
+        """The model on the run's device and in its precision, as validation uses it."""
         precision = pick_precision(self.config.training.precision, self.device)
-        return Captioner(stored, device=str(self.device), precision=precision)
+        return BatchCaptioner(stored, device=str(self.device), precision=precision)
 
     def _validate(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
         """Caption the validation photos, distributed over the processes, and score the captions."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import sys
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import Caption, CropBox
 from captioner.config import SearchOptions
 from captioner.data.batches import pad_captions
@@ -65,7 +64,7 @@ class Sentence:
 
 
 def decode(
-    captioner: Captioner,
+    captioner: BatchCaptioner,
     images: list[CaptionedImage],
     search: SearchOptions,
     cache: FeatureCache | None = None,
@@ -95,7 +94,7 @@ class _Encoded(NamedTuple):
 
 
 def _batches(
-    captioner: Captioner, images: Sequence[CaptionedImage], cache: FeatureCache | None
+    captioner: BatchCaptioner, images: Sequence[CaptionedImage], cache: FeatureCache | None
 ) -> Iterator[_Encoded]:
     if cache is not None:
         crop_box = captioner.model.preprocessing.crop_box
@@ -117,18 +116,20 @@ def _batches(
                 [image for image, _ in found],
                 _encode(captioner, torch.from_numpy(np.stack(pixels))),
                 [photo.crop_box for _, photo in found],
-                [zlib.crc32(photo.tobytes()) for photo in pixels],  # as when a user captions them
+                [photo.seed for _, photo in found],  # as when a user captions them
             )
 
 
 @torch.inference_mode()
-def _encode(captioner: Captioner, images: Tensor) -> Tensor:
+def _encode(captioner: BatchCaptioner, images: Tensor) -> Tensor:
     """The encoder's output for pixels or cached features."""
     with autocast(captioner.precision, captioner.device):
         return captioner.model.to_features(upload(images, captioner.device))
 
 
-def _caption(captioner: Captioner, batch: _Encoded, options: SearchOptions) -> Iterator[Sentence]:
+def _caption(
+    captioner: BatchCaptioner, batch: _Encoded, options: SearchOptions
+) -> Iterator[Sentence]:
     vocabulary = captioner.stored.vocabulary
     captions = captioner.caption_features(batch.features, batch.crop_boxes, options, batch.seeds)
     words = [[vocabulary.tokenize(caption) for caption in image.captions] for image in batch.images]

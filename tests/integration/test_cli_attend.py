@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner import Caption, Captioner, load, overlay
+from captioner import Caption, load, overlay
+from captioner.batch_captioner import BatchCaptioner
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.images import open_image
 from captioner.inference import Prepared
@@ -338,13 +339,13 @@ def test_a_large_jpeg_has_the_caption_of_captioner_caption(
     noise = np.random.default_rng(0).integers(0, 256, (1400, 1500, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     prepared = []
-    prepare = Captioner.prepare
+    prepare = BatchCaptioner.prepare
 
-    def recorded(self: Captioner, image: Image.Image) -> Prepared:
+    def recorded(self: BatchCaptioner, image: Image.Image) -> Prepared:
         prepared.append(prepare(self, image))
         return prepared[-1]
 
-    monkeypatch.setattr(Captioner, "prepare", recorded)
+    monkeypatch.setattr(BatchCaptioner, "prepare", recorded)
     expected = load(tiny.model).caption(path).text
 
     with path.open("rb") as file:

@@ -158,10 +158,10 @@ def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, captio
 def test_invalid_search_options_raise_before_loading_a_model(
     command, more, option, problem, *, tiny, tmp_path, monkeypatch, caption
 ) -> None:
-    def load(*folders: object, **options: object) -> None:
+    def read_model(path: Path) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("captioner.api.load", load)
+    monkeypatch.setattr("captioner.loading.read_model", read_model)
     monkeypatch.chdir(tmp_path)
     arguments = [*more.replace("ANNOTATIONS", str(tiny.captions)).split(), tiny.photos]
     if command == "attend":
@@ -485,16 +485,16 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 
 
 def test_skipping_keeps_the_batches(album, monkeypatch, caption) -> None:
-    from captioner.api import Captioner
+    from captioner.batch_captioner import BatchCaptioner
 
     sizes = []
-    batch = Captioner.caption_batch
+    batch = BatchCaptioner.caption_batch
 
-    def recorded(self: Captioner, photos: Any, *arguments: Any, **more: Any) -> Any:
+    def recorded(self: BatchCaptioner, photos: Any, *arguments: Any, **more: Any) -> Any:
         sizes.append(len(photos))
         return batch(self, photos, *arguments, **more)
 
-    monkeypatch.setattr(Captioner, "caption_batch", recorded)
+    monkeypatch.setattr(BatchCaptioner, "caption_batch", recorded)
     for name in ("a", "b", "c"):
         (album / f"{name}.txt").write_text("mine")
 

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import captioner
-from captioner import api
+from captioner import loading
 from captioner.caption import Caption
 from captioner.cli import attend, calibrate, caption, evaluate, export, prepare, serve, train
 from captioner.config import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
@@ -157,7 +157,7 @@ PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd) -> None:
     """All examples in their order, with a small model of random weights and four photos."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api, "SHIPPED_MODEL", tiny.model)
+    monkeypatch.setattr(loading, "SHIPPED_MODEL", tiny.model)
     monkeypatch.setattr(ENCODERS, "_registered", {})
     photo = ROOT / "assets" / "examples" / "chelsea.jpg"
     (tmp_path / "holiday").mkdir()
@@ -180,10 +180,9 @@ def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd)
         assert (tmp_path / file).exists(), file
 
 
-def test_python_page_names_what_tab_completion_shows() -> None:
-    names = {name for name in api.PUBLIC if name not in ("device", "precision")}
+def test_python_page_names_what_tab_completion_shows(tiny) -> None:
+    names = {name for name in dir(captioner.load(tiny.model)) if not name.startswith("_")}
     names |= {f"captioner.{name}" for name in ("load", "train", "evaluate", "register_encoder")}
     names |= {field.name for field in dataclasses.fields(Caption)} - {"crop_box"}
     for name in names:
         assert re.search(rf"\b{re.escape(name)}\b", PYTHON), name
-    assert set(api.PUBLIC) <= set(dir(captioner.Captioner)) | {"device", "precision", "stored"}

@@ -14,55 +14,26 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from toy_captioner import (
+    STRATEGIES,
+    WORDS,
+    assert_same,
+    build,
+    ensemble_of,
+    make_photos,
+    stored,
+)  # fmt: skip
 
 from captioner import load
 from captioner.api import Captioner, Photo
-from captioner.caption import END_NAME, Caption, CropBox
-from captioner.config import DecoderConfig, ExplanationMethod, SearchOptions
+from captioner.batch_captioner import BatchCaptioner
+from captioner.caption import END_NAME, CropBox
+from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ConfigError, ImageError, ModelError, NotAnImageError
-from captioner.hardware import autocast
 from captioner.inference import Prepared
 from captioner.model_folder import StoredModel
-from captioner.models.captioner import CaptionModel
-from captioner.models.encoder import Encoder
-from captioner.vocabulary import END, START, Vocabulary
-
-WORDS = ("a", "dog", "cat", "runs", "sleeps", "on", "grass", "red")
-MODEL_SEARCH = SearchOptions(beam_size=3, max_length=6)
-
-
-def build(resize: str = "crop") -> Captioner:
-    return Captioner(stored(resize), device="cpu", precision="fp32")
-
-
-def ensemble_of(*models: StoredModel) -> Captioner:
-    return Captioner(*models, device="cpu", precision="fp32")
-
-
-def stored(
-    resize: str = "crop",
-    *,
-    size: int = 48,
-    seed: int = 80,
-    order: str = "RGB",
-    words: tuple[str, ...] = WORDS,
-    search: SearchOptions = MODEL_SEARCH,
-    encoder: str = "timm/test_resnet",
-) -> StoredModel:
-    torch.manual_seed(seed)
-    decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8, dropout=0.5)
-    preprocessing = Preprocessing(size, resize, channel_order=order)  # type: ignore[arg-type]
-    model = CaptionModel(Encoder(encoder), decoder, preprocessing, len(words) + 4)
-    with torch.no_grad():  # large weights, so that captions and attention differ between photos
-        for module in (model.decoder.attention.scorer.energy, model.decoder.init_hidden):
-            module.weight *= 8
-        model.decoder.context_output.weight *= 4
-        model.decoder.context_gates.weight *= 12
-        model.decoder.word_output.weight *= 3
-    return StoredModel(model, decoder, Vocabulary(words), search)
+from captioner.vocabulary import END, Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -72,28 +43,7 @@ def captioner() -> Captioner:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Ten photos of different shapes."""
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    paths = []
-    for number in range(10):
-        height, width = generator.integers(40, 90, size=2)
-        blocks = generator.integers(256, size=(3, 4, 3), dtype=np.uint8)
-        path = folder / f"{number}.png"
-        Image.fromarray(blocks).resize((int(width), int(height)), Image.Resampling.NEAREST).save(
-            path
-        )
-        paths.append(path)
-    return paths
-
-
-def assert_same(one: Caption, two: Caption) -> None:
-    assert one.words == two.words
-    assert one.crop_box == two.crop_box
-    assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
-    np.testing.assert_allclose(one.alphas, two.alphas, atol=1e-5)
-    np.testing.assert_allclose(one.log_probs, two.log_probs, atol=1e-4)
-    np.testing.assert_allclose(one.gates, two.gates, atol=1e-5)
+    return make_photos(tmp_path_factory.mktemp("photos"))
 
 
 # --- One photo ---
@@ -116,32 +66,6 @@ def test_captions_have_attention_and_probabilities(captioner: Captioner, photos:
         assert (caption.alphas >= 0).all()
         assert ((caption.gates > 0) & (caption.gates < 1)).all()
         assert (caption.log_probs <= 0).all()
-
-
-@torch.inference_mode()
-def test_probabilities_equal_teacher_forcing(captioner: Captioner, photos: list[Path]):
-    """For words and the end token."""
-    ended = 0
-    for photo in photos:
-        caption = captioner.caption(photo)
-        word_ids = captioner.stored.vocabulary.encode(caption.words)
-        pixels = torch.from_numpy(np.array(captioner.prepare(open_image(photo)).pixels[0]))[None]
-        decoder = captioner.model.decoder
-        tokens = torch.tensor([[[START, *word_ids]]])
-        unrolled = decoder(decoder.memory(captioner.model.encode(pixels)), tokens)
-        logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-        table = logits[0, 0].log_softmax(-1)
-        words = [float(table[t, word_id]) for t, word_id in enumerate(word_ids)]
-        np.testing.assert_allclose(caption.log_probs, words, atol=1e-4)
-        np.testing.assert_allclose(
-            caption.alphas.reshape(len(words), -1), unrolled.alphas[0, 0, : len(words)], atol=1e-5
-        )
-        whole = sum(words)
-        if len(words) < 6:
-            ended += 1
-            whole += float(table[len(words), END])
-        assert caption.log_prob == pytest.approx(whole, abs=1e-3)
-    assert ended > 0
 
 
 def test_explaining_a_models_caption_gives_the_same_evidence(
@@ -210,24 +134,6 @@ def test_greedy_captions_consist_of_the_first_alternatives(
         assert {len(words) for words in caption.alternatives} == {3}
 
 
-def test_batched_alternatives_equal_single_ones(captioner: Captioner, photos: list[Path]):
-    options = captioner.options(num_captions=3)
-    prepared = [captioner.prepare(open_image(photo)) for photo in photos]
-
-    batch = captioner.caption_batch(prepared, options, alternatives=2)
-
-    for photo, captions in zip(photos, batch, strict=True):
-        alone = captioner.captions(photo, num_captions=3, alternatives=2)
-        for one, two in zip(captions, alone, strict=True):
-            assert_same(one, two)
-            assert len(one.alternatives) == len(one.words)
-            for ours, theirs in zip(one.alternatives, two.alternatives, strict=True):
-                assert [o.word for o in ours] == [o.word for o in theirs]
-                assert [o.log_prob for o in ours] == pytest.approx(
-                    [o.log_prob for o in theirs], abs=1e-4
-                )
-
-
 def test_alternatives_are_returned_on_request(captioner: Captioner, photos: list[Path]):
     assert captioner.caption(photos[0]).alternatives == ()
     assert all(
@@ -237,16 +143,6 @@ def test_alternatives_are_returned_on_request(captioner: Captioner, photos: list
     )
     with pytest.raises(ConfigError, match="alternatives is -1; give a whole"):
         captioner.caption(photos[0], alternatives=-1)
-
-
-def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, photos: list[Path]):
-    texts = ["a", "a dog runs on grass", "red cat"]
-    prepared = [captioner.prepare(open_image(photo)) for photo in photos[:3]]
-
-    explained = captioner.explain_batch(prepared, [captioner.known_words(text) for text in texts])
-
-    for photo, text, caption in zip(photos, texts, explained, strict=False):
-        assert_same(caption, captioner.explain(photo, text))
 
 
 METHODS = ("attention_gate", "gradient_input", "grad_cam", "occlusion")
@@ -274,26 +170,6 @@ def test_a_method_changes_only_the_maps(
         given = captioner.explain(photos[0], before.text, method=method)
         np.testing.assert_allclose(given.alphas, ours.alphas, atol=1e-4)
         assert (given.method, given.words) == (method, ours.words)
-
-
-def test_occlusion_equals_replacing_features_by_hand(captioner: Captioner, photos: list[Path]):
-    """Replace the features of one region and score the caption again."""
-    text, model = "a dog runs", captioner.model
-    prepared = captioner.prepare(open_image(photos[0]))
-    caption = captioner.explain(photos[0], text, method="occlusion")
-    tokens = captioner.stored.vocabulary.encode(captioner.known_words(text))
-    start = captioner.stored.vocabulary.start("")
-    (grid,) = captioner.ensemble.encode([prepared])
-    drops = []
-    for region in range(grid.shape[1]):
-        occluded = grid.clone()
-        occluded[0, region] = grid[0].mean(dim=0)
-        scores = captioner.ensemble.score([model.decoder.memory(occluded)], [[tokens]], start)
-        drops.append(caption.log_probs - scores.log_probs[0, 0, range(len(tokens)), tokens])
-    expected = np.maximum(np.array(drops).T, 0)
-    expected /= np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
-
-    np.testing.assert_allclose(caption.alphas.reshape(expected.shape), expected, atol=1e-3)
 
 
 def test_methods_work_in_bf16_and_inside_inference_mode(photos: list[Path]):
@@ -335,7 +211,7 @@ def test_a_caption_keeps_a_small_copy_of_its_photo(captioner: Captioner, tmp_pat
 def test_a_model_that_generates_no_words(photos: list[Path]):
     captioner = build()
     with torch.no_grad():
-        captioner.model.decoder.word_output.bias[END] = 99
+        captioner.batch_captioner.model.decoder.word_output.bias[END] = 99
     caption = captioner.caption(photos[0])
     assert (caption.words, caption.text) == ((), "")
     assert captioner.caption(photos[0], alternatives=2).alternatives == ()
@@ -429,9 +305,10 @@ def test_repr_describes_the_model(tmp_path: Path):
 def test_tab_completion_shows_public_names(captioner: Captioner, photos: list[Path]):
     caption = captioner.caption(photos[0])
 
-    assert dir(captioner) == [
-        "caption", "captions", "device", "explain", "info", "known_words", "options", "precision",
-        "push_to_hub", "save", "save_pretrained", "stored", "stream",
+    assert [name for name in dir(captioner) if not name.startswith("_")] == [
+        "batch_captioner", "caption", "captions", "device", "explain", "from_pretrained", "info",
+        "known_words", "options", "precision", "push_to_hub", "save", "save_pretrained", "stored",
+        "stream",
     ]  # fmt: skip
     assert dir(caption) == [
         "alphas", "alternatives", "as_dict", "confidence", "crop_box", "doubtful", "gates",
@@ -461,8 +338,8 @@ def test_an_image_gives_the_same_caption_as_its_file(
     else:
         Image.fromarray(ramp.astype(np.uint8)).convert("P").save(path, transparency=0)
     with Image.open(path) as picture:
-        found = captioner.prepare(open_image(picture))
-    expected = captioner.prepare(open_image(path))
+        found = captioner.batch_captioner.prepare(open_image(picture))
+    expected = captioner.batch_captioner.prepare(open_image(path))
     np.testing.assert_array_equal(found.pixels, expected.pixels)
     assert found.crop_box == expected.crop_box
 
@@ -489,17 +366,6 @@ def test_the_photo_is_not_modified(captioner: Captioner):
 
 
 # --- Many photos ---
-
-
-def test_batch_equals_single_photos(captioner: Captioner, photos: list[Path]):
-    options = captioner.options(num_captions=2)
-    batch = captioner.caption_batch(
-        [captioner.prepare(open_image(photo)) for photo in photos], options
-    )
-    assert [len(captions) for captions in batch] == [2] * len(photos)
-    for photo, captions in zip(photos, batch, strict=True):
-        for batched, alone in zip(captions, captioner.captions(photo, num_captions=2), strict=True):
-            assert_same(batched, alone)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 99])
@@ -531,22 +397,6 @@ def test_a_stream_reports_bad_photos_and_continues(
 
 def test_an_empty_stream(captioner: Captioner):
     assert list(captioner.stream([])) == []
-
-
-def test_on_a_cpu_large_batches_are_encoded_in_parts(
-    captioner: Captioner, photos: list[Path], monkeypatch: pytest.MonkeyPatch
-):
-    sizes: list[int] = []
-    encode = captioner.model.encode
-
-    def recorded(pixels: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(pixels))
-        return encode(pixels)
-
-    monkeypatch.setattr(captioner.model, "encode", recorded)
-    results = list(captioner.stream([photos[0]] * 19, batch_size=32))
-    assert sizes == [8, 8, 3]
-    assert len({result.captions[0].text for result in results}) == 1
 
 
 def test_a_stream_consumes_photos_lazily(captioner: Captioner):
@@ -677,82 +527,6 @@ def test_a_stream_checks_its_options_immediately(captioner: Captioner, given: An
         captioner.stream(["never read"], **given)
 
 
-def test_an_empty_batch(captioner: Captioner):
-    assert captioner.caption_batch([], captioner.options()) == []
-    assert list(captioner.stream([])) == []
-
-
-def test_inference_uses_no_dropout_and_no_gradients(captioner: Captioner, photos: list[Path]):
-    assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
-    assert not captioner.model.training
-    assert all(p.grad is None for p in captioner.model.parameters())
-
-
-# --- Norms folded into convolutions ---
-
-
-def with_norms() -> StoredModel:
-    """A model whose encoder folds norms, with random batch norm statistics."""
-    model = stored(encoder="timm/tf_efficientnet_lite0", size=64)
-    for module in model.model.encoder.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.1)
-            module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
-            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    return model
-
-
-def test_folding_norms_does_not_change_the_stored_model(photos, tmp_path: Path):
-    model = with_norms()
-    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
-    captioner = ensemble_of(model)
-
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in captioner.model.modules())
-    after = model.model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    captioner.save(tmp_path / "saved")
-    again = load(tmp_path / "saved", device="cpu", precision="fp32")
-    # A model folder stores float16.
-    assert again.caption(photos[0]).words == captioner.caption(photos[0]).words
-
-
-@pytest.mark.parametrize(("precision", "allowed"), [("fp32", 1e-5), ("bf16", 0.1)])
-@torch.inference_mode()
-def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Path]):
-    model = with_norms()
-    captioner = Captioner(model, device="cpu", precision=precision)
-    pixels = np.stack([captioner.prepare(open_image(photo)).pixels[0] for photo in photos])
-    expected = model.model.encode(torch.from_numpy(pixels))
-
-    with autocast(precision, captioner.device):
-        found = captioner.model.encode(torch.from_numpy(pixels)).float()
-
-    assert (found - expected).norm() <= allowed * expected.norm()
-    assert expected.std(dim=0).mean() > 0.01  # photos differ
-
-
-def test_weights_that_inference_does_not_change_are_not_copied(captioner: Captioner):
-    own = captioner.stored.model
-    for name, held in own.decoder.named_parameters():
-        assert captioner.model.decoder.get_parameter(name).data_ptr() == held.data_ptr(), name
-
-
-def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
-    model = with_norms()
-    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
-    learning = [parameter.requires_grad for parameter in model.model.parameters()]
-    for precision in ("fp32", "bf16"):
-        Captioner(model, device="cpu", precision=precision).caption(photos[0])  # type: ignore[arg-type]
-    after = model.model.state_dict()
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert torch.equal(tensor, after[name]), name
-        assert tensor.dtype == after[name].dtype
-    assert learning == [parameter.requires_grad for parameter in model.model.parameters()]
-
-
 @pytest.mark.parametrize("given", ["path", "bytes"])
 def test_large_jpegs_are_decoded_at_a_reduced_size(
     given, captioner: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -763,11 +537,11 @@ def test_large_jpegs_are_decoded_at_a_reduced_size(
     Image.fromarray(np.stack([grey, grey[:, ::-1], grey], axis=2)).save(path)
     sizes = []
 
-    def prepare(self: Captioner, image: Image.Image) -> Prepared:
+    def prepare(self: BatchCaptioner, image: Image.Image) -> Prepared:
         sizes.append(image.size)
         return self.ensemble.prepare(image)
 
-    monkeypatch.setattr(Captioner, "prepare", prepare)
+    monkeypatch.setattr(BatchCaptioner, "prepare", prepare)
     found = captioner.caption(path if given == "path" else path.read_bytes())
 
     assert sizes == [(1300, 1000)]  # at least 640 pixels wide and high
@@ -778,21 +552,6 @@ def test_large_jpegs_are_decoded_at_a_reduced_size(
 
 
 # --- Search strategies ---
-
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "greedy": {"beam_size": 1},
-    "beam": {"num_captions": 3, "length_penalty": 0.7},
-    "groups": {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
-    "forced": {"forced_words": "red cat", "num_captions": 2},
-    "sampling": {"temperature": 0.8, "num_captions": 4, "seed": 3},
-    "sampling with top_k and top_p": {
-        "temperature": 1.0,
-        "top_k": 5,
-        "top_p": 0.9,
-        "num_captions": 3,
-    },
-    "rules": {"min_length": 2, "block_ngrams": 2, "guard_endings": True, "banned_words": "dog"},
-}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
@@ -900,14 +659,6 @@ def test_samples_are_reproducible_and_depend_on_photo_and_seed(
         assert sample(picture) == sample(photos[0])
 
 
-def test_duplicate_photos_in_a_batch_get_the_same_samples(captioner: Captioner, photos: list[Path]):
-    options = captioner.options(temperature=1.0, num_captions=3)
-    prepared = [captioner.prepare(open_image(photos[n])) for n in (0, 1, 0)]
-    one, other, two = captioner.caption_batch(prepared, options)
-    assert [c.words for c in one] == [c.words for c in two]
-    assert [c.words for c in one] != [c.words for c in other]
-
-
 def test_duplicate_samples_are_returned(captioner: Captioner, photos: list[Path]):
     found = captioner.captions(photos[0], temperature=1e-3, num_captions=5)
     assert len(found) == 5
@@ -948,32 +699,6 @@ def test_forced_and_banned_words_are_saved_with_the_model(photos: list[Path], tm
         assert "cat" in words
         assert "dog" not in words
     assert "dog" not in loaded.options(banned_words=()).banned_words
-
-
-# --- Precomputed features ---
-
-
-@pytest.mark.parametrize("strategy", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
-def test_captions_of_features_equal_those_of_photos(
-    captioner: Captioner, photos: list[Path], strategy: dict[str, int]
-):
-    prepared = [captioner.prepare(open_image(photo)) for photo in photos]
-    pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in prepared]))
-    with torch.no_grad():
-        features = captioner.model.encode(pixels)
-    regions = [photo.crop_box for photo in prepared]
-    options = captioner.options(**strategy)
-    found = captioner.caption_features(features, regions, options)
-    for ours, expected in zip(found, captioner.caption_batch(prepared, options), strict=True):
-        for one, two in zip(ours, expected, strict=True):
-            assert_same(one, two)
-    halves = captioner.caption_features(features.half(), regions, options)  # as in a feature cache
-    assert halves[0][0].log_prob == pytest.approx(found[0][0].log_prob, abs=0.05)
-
-
-def test_empty_features(captioner: Captioner):
-    dim = captioner.model.decoder.feature_dim
-    assert captioner.caption_features(torch.empty(0, 4, dim), [], captioner.options()) == []
 
 
 # --- Ensembles ---
@@ -1059,18 +784,6 @@ def test_explaining_an_ensembles_caption_gives_the_same_evidence(
     assert ended > 0
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
-def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[str, Any]):
-    ensemble = ensemble_of(stored(), stored(size=96, seed=82))
-    options = ensemble.options(**strategy)
-    batch = ensemble.caption_batch(
-        [ensemble.prepare(open_image(photo)) for photo in photos[:5]], options
-    )
-    for photo, captions in zip(photos, batch, strict=False):
-        for one, two in zip(captions, ensemble.captions(photo, **strategy), strict=True):
-            assert_same(one, two)
-
-
 def test_ensemble_options_are_the_first_models(photos: list[Path]):
     short = SearchOptions(beam_size=1, max_length=2)
     one, other = stored(search=short), stored(seed=81)
@@ -1091,24 +804,12 @@ def test_models_with_different_vocabularies_raise(words: tuple[str, ...]):
     assert "\n" not in message
 
 
-def test_models_with_equal_preprocessing_share_pixels(photos: list[Path]):
-    ensemble = ensemble_of(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
-    first, second, larger, bgr = ensemble.prepare(open_image(photos[0])).pixels
-    assert first is second
-    assert larger.shape == (96, 96, 3)
-    np.testing.assert_array_equal(bgr, first[:, :, ::-1])
-    assert (
-        ensemble.prepare(open_image(photos[0])).crop_box
-        == build().prepare(open_image(photos[0])).crop_box
-    )
-
-
 def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path):
     models = stored(), stored(seed=81)
     for number, model in enumerate(models):
         ensemble_of(model).save(tmp_path / str(number))
     loaded = load(tmp_path / "0", tmp_path / "1", device="cpu", precision="fp32")
-    assert len(loaded.ensemble.engines) == 2
+    assert len(loaded.batch_captioner.ensemble.engines) == 2
     assert loaded.caption(photos[0]).words == ensemble_of(*models).caption(photos[0]).words
     loaded.save(tmp_path / "first")
     assert load(tmp_path / "first", device="cpu").options() == loaded.options()

@@ -238,7 +238,7 @@ def test_served_attention_can_be_drawn(stored_model, tmp_path):
     model = Captioner(stored_model, precision="fp32")
     photo = Path(tmp_path / "photo.png")
     Image.effect_noise((64, 48), 90).convert("RGB").save(photo)
-    app = create_app(model)
+    app = create_app(model.batch_captioner)
     query = {"attention": True, "alternatives": 2, "min_length": 2}
 
     async def main():
@@ -248,7 +248,7 @@ def test_served_attention_can_be_drawn(stored_model, tmp_path):
                 return await client.caption(photo, **query)
 
     served = asyncio.run(main()).captions[0]
-    wanted = Captioner(stored_model, precision="fp32").caption(photo, alternatives=2, min_length=2)
+    wanted = model.caption(photo, alternatives=2, min_length=2)
 
     caption = served.to_caption()
     assert caption.text == served.text == wanted.text

@@ -30,6 +30,8 @@ LAYERS = [
     ["model_folder"],
     ["inference"],
     ["onnx_engine", "torch_engine"],
+    ["loading"],
+    ["batch_captioner"],
     ["api"],
     ["bulk"],
     ["ray"],
@@ -50,11 +52,14 @@ FORBIDDEN = {
         "captioner.models",
         "captioner.decoding",
         "captioner.inference",
+        "captioner.batch_captioner",
         "captioner.api",
     ),
     "decoding.search": ("captioner.models", "torch"),
     "inference": ("torch", "captioner.models"),
     "onnx_engine": ("torch", "captioner.models"),
+    "loading": ("torch",),
+    "batch_captioner": ("torch",),
     "api": ("torch",),
     "models": ("PIL", "json"),
     "caption": ("torch",),
@@ -63,7 +68,7 @@ FORBIDDEN = {
     "vocabulary": ("torch", "tokenizers"),
     "confidence": ("torch",),
     "config": ("torch",),
-    "serving": ("captioner.training", "captioner.evaluation"),
+    "serving": ("captioner.api", "captioner.training", "captioner.evaluation"),
 }
 
 

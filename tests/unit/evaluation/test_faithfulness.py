@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.config import FaithfulnessOptions
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation import faithfulness
@@ -134,8 +134,8 @@ def test_content_words(limit, expected) -> None:
 
 
 @pytest.fixture
-def captioner(stored_model: StoredModel) -> Captioner:
-    return Captioner(stored_model, device="cpu", precision="fp32")
+def captioner(stored_model: StoredModel) -> BatchCaptioner:
+    return BatchCaptioner(stored_model, device="cpu", precision="fp32")
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_all_orders_share_the_first_and_last_point(captioner, image) -> None:
 
 def test_words_are_those_of_the_generated_caption(captioner, image) -> None:
     options = FaithfulnessOptions(max_words=50, steps=1, level="grid")
-    caption = captioner.caption(image)
+    [[caption]] = captioner.caption_batch([captioner.prepare(image)], captioner.options())
 
     words = measure_photo(captioner, image, options, captioner.options())
 

@@ -203,6 +203,7 @@ def test_a_caption_has_the_confidence_of_torch(pair, style) -> None:
     confidences = [best.confidence for best, *_ in expected]
     assert len({round(value, 3) for value in confidences}) > 1
     assert [best.confidence for best, *_ in found] == pytest.approx(confidences, abs=1e-4)
+    one, other = one.batch_captioner, other.batch_captioner
     prepared = [one.prepare(photo) for photo in photos()]
     np.testing.assert_allclose(
         other.photo_vectors(prepared), one.photo_vectors(prepared), atol=1e-4
@@ -309,8 +310,10 @@ def test_what_the_runtime_lacks_is_refused(pair, options, problem) -> None:
     "use",
     [
         lambda model, folder: model.save(folder / "copy"),
-        lambda model, folder: model.model,
-        lambda model, folder: model.caption_features(np.zeros((1, 4, 96)), [], model.options()),
+        lambda model, folder: model.batch_captioner.model,
+        lambda model, folder: model.batch_captioner.caption_features(
+            np.zeros((1, 4, 96)), [], model.options()
+        ),
         lambda model, folder: model.save_pretrained(folder / "copy"),
         lambda model, folder: model.push_to_hub("user/name"),
         *(

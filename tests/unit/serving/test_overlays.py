@@ -14,6 +14,7 @@ from test_uploads import as_json, file, option, parts, text
 
 import captioner
 from captioner.api import Captioner
+from captioner.batch_captioner import BatchCaptioner
 from captioner.serving import overlays
 
 PHOTO = io.BytesIO()
@@ -27,8 +28,8 @@ KINDS = {
 
 
 @pytest.fixture
-def real(stored_model) -> Captioner:
-    return Captioner(stored_model, precision="fp32")
+def real(stored_model) -> BatchCaptioner:
+    return BatchCaptioner(stored_model, precision="fp32")
 
 
 def post(server, path, body, headers=None, **query):
