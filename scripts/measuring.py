@@ -32,6 +32,7 @@ def measure(
     rounds: int,
     *,
     warm_up: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
     wait: Callable[[], object] = lambda: None,
 ) -> Times:
     """Run the jobs in rounds.
@@ -40,6 +41,8 @@ def measure(
         jobs: Jobs by name.
         rounds: Number of rounds, excluding the warm-up.
         warm_up: Run every job once first.
+        clock: ``time.process_time`` counts the processor time of all threads, which other programs
+            change less.
         wait: Called after each job; waits for a device.
     """
     times: Times = {name: [] for name in jobs}
@@ -47,11 +50,11 @@ def measure(
     for number in range(-1 if warm_up else 0, rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            started = time.perf_counter()
+            started = clock()
             jobs[name]()
             wait()
             if number >= 0:
-                times[name].append(time.perf_counter() - started)
+                times[name].append(clock() - started)
     return times
 
 
