@@ -31,12 +31,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import Report, add_arguments, in_child, measure, median, ratio
+from measuring import Report, add_arguments, clock, in_child, measure, median, ratio
 from peers import DROPOUT, att2in2_step, sgrvinod_step
 from synthetic_captions import LENGTHS
 from torch import Tensor, nn
@@ -130,9 +129,6 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=5)
     add_arguments(parser, rounds=5)
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
-    parser.add_argument(
-        "--processor-time", action="store_true", help="for a busy machine; with one thread"
-    )
     parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="padding only")
     parser.add_argument("--compile", action="store_true", help="measure training.compile too")
     parser.add_argument("--projection", action="store_true", help="measure projection_dim too")
@@ -169,8 +165,7 @@ def main() -> None:
     print(f"padding: {100 * padding(captions(options)):.1f}% of the decoder's steps")
     agreement(options, device)
     jobs = {name: make_job(name, options, device) for name in names}
-    clock = time.process_time if options.processor_time else time.perf_counter
-    times = measure(jobs, options.rounds, clock=clock, wait=waiting(device))
+    times = measure(jobs, options.rounds, clock=clock(options), wait=waiting(device))
     floors = {name: floor(name, options, device) for name in ours_named}
     count = options.photos * options.captions
     memory = {name: memory_of(name) for name in names}

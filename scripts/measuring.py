@@ -112,10 +112,18 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     }
 
 
+def clock(options: argparse.Namespace) -> Callable[[], float]:
+    """What `measure` reads, by ``--processor-time``."""
+    return time.process_time if options.processor_time else time.perf_counter
+
+
 def add_arguments(parser: argparse.ArgumentParser, *, rounds: int | None = None) -> None:
     """The options that all benchmarks have; see `Report.finish`."""
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
+        parser.add_argument(
+            "--processor-time", action="store_true", help="for a busy machine; with one thread"
+        )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument(
         "--compare", type=Path, metavar="FILE", help="compare with figures of this machine"
