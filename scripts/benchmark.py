@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import Report, add_arguments, in_child, measure, median, peak_memory, ratio
+from measuring import Report, add_arguments, clock, in_child, measure, median, peak_memory, ratio
 
 BATCH = 32
 
@@ -83,7 +83,7 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
 
     jobs: dict[str, Callable[[], None]] = {"encoder": encode, "caption": caption, "files": files}
     batch_captioner.caption_batch(batches[0], search)  # warm-up
-    times = measure(jobs, options.rounds, warm_up=False)
+    times = measure(jobs, options.rounds, warm_up=False, clock=clock(options))
     print(f"{len(photos)} photos, batches of {BATCH}, {search}, {torch.get_num_threads()} threads")
     for name, text in (
         ("encoder", "bare encoder, prepared batches"),

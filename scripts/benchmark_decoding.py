@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import Report, add_arguments, measure, median, ratio
+from measuring import Report, add_arguments, clock, measure, median, ratio
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -114,7 +114,7 @@ def report(
         for batch in options.batches:
             counts[str(batch)] = batch * max(1, min(LOOP_PHOTOS, len(features)) // batch)
             jobs[str(batch)] = batch_job(decoder, features[: counts[str(batch)]], found, batch)
-        times = measure(jobs, options.rounds)
+        times = measure(jobs, options.rounds, clock=clock(options))
         speeds = {name: counts[name] / median(times[name]) for name in jobs}
         best = max(speeds[str(batch)] for batch in options.batches)
         table.add(

@@ -1,7 +1,8 @@
 """Benchmark a training step of the decoder against a textbook implementation.
 
     python scripts/benchmark_training.py [--sizes 196 2048 512 9490] [--photos 32] [--captions 5]
-                                         [--compile] [--project]
+                                         [--compile] [--projection] [--project]
+                                         [--sgrvinod FOLDER] [--att2in2 FOLDER]
 
 The textbook step follows common tutorials: each caption has its own copy of the features, captions
 are sorted by length, and each word projects all regions again, runs the LSTM on word and context
@@ -9,6 +10,11 @@ through one matrix, and scores the vocabulary, in float32. Our step shares the p
 captions. Both start from stored features (frozen encoder), end with an optimizer step and use the
 same weights; the script checks that loss and gradients agree. Caption lengths are those of COCO
 (3,431 captions of train2017), batched by length as in training.
+
+``--sgrvinod`` and ``--att2in2`` take checkouts of two published programs (see peers.py) and compare
+our step with theirs, on the same features and captions, instead of the textbook. ``--projection``
+also measures our step with a projection of the features to the size of the layers, the shape of
+Att2in2. Dropout is 0.5 in all of them.
 
 The lower bound on the time is the larger of two: the matrix products of our step at the speed of
 one large product, and its unavoidable memory traffic (features, weights, gradients, moments) at the
@@ -29,7 +35,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import Report, add_arguments, in_child, measure, median, ratio
+from measuring import Report, add_arguments, clock, in_child, measure, median, ratio
+from peers import DROPOUT, att2in2_step, sgrvinod_step
 from synthetic_captions import LENGTHS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,6 +55,7 @@ from captioner.tokenizer import tokenize
 from captioner.vocabulary import END, PAD, START
 
 PENALTY = 0.02
+PEERS = {"sgrvinod": sgrvinod_step, "att2in2": att2in2_step}
 BUCKET = 64
 """Batches that are sorted by caption length together, as ``data.bucket_batches``."""
 
@@ -123,6 +131,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
     parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="padding only")
     parser.add_argument("--compile", action="store_true", help="measure training.compile too")
+    parser.add_argument("--projection", action="store_true", help="measure projection_dim too")
+    parser.add_argument("--sgrvinod", type=Path, metavar="FOLDER", help="checkout of its code")
+    parser.add_argument("--att2in2", type=Path, metavar="FOLDER", help="checkout of its code")
     parser.add_argument("--project", action="store_true", help="estimate the time for COCO")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # peak memory of one implementation
     options = parser.parse_args()
@@ -131,12 +142,16 @@ def main() -> None:
         padding_of_epochs(options.padding, options.photos)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = [
-        "textbook",
-        *(options.precision or dict.fromkeys(["fp32", pick_precision("auto", device)])),
+    precisions = options.precision or dict.fromkeys(["fp32", pick_precision("auto", device)])
+    ours_named = [
+        precision + projection + compiled
+        for precision in precisions
+        for projection in ["", " projected"][: 1 + options.projection]
+        for compiled in ["", " compiled"][: 1 + options.compile]
     ]
-    if options.compile:
-        names += [f"{name} compiled" for name in names[1:]]
+    peers = [name for name in PEERS if getattr(options, name)]
+    bases = peers or ["textbook"]
+    names = [*bases, *ours_named]
     if options.only:
         job = make_job(options.only, options, device)
         for _ in range(2):
@@ -150,8 +165,8 @@ def main() -> None:
     print(f"padding: {100 * padding(captions(options)):.1f}% of the decoder's steps")
     agreement(options, device)
     jobs = {name: make_job(name, options, device) for name in names}
-    times = measure(jobs, options.rounds, wait=waiting(device))
-    floors = {name: floor(name, options, device) for name in names[1:]}
+    times = measure(jobs, options.rounds, clock=clock(options), wait=waiting(device))
+    floors = {name: floor(name, options, device) for name in ours_named}
     count = options.photos * options.captions
     memory = {name: memory_of(name) for name in names}
     table = Report("training", "step", device.type)
@@ -159,9 +174,8 @@ def main() -> None:
         seconds = median(times[name])
         figures = {
             "captions/s": count / seconds,
-            "times the textbook": ratio(times, name, "textbook"),
+            **{f"times {base}": ratio(times, name, base) for base in bases},
             "peak memory (MB)": memory[name],
-            "share of it": memory[name] / memory["textbook"],
             "share of bound": floors[name] / seconds if name in floors else None,
         }
         table.add(name, figures, times[name])
@@ -232,22 +246,39 @@ def padding_of_epochs(annotations: list[str], photos: int) -> None:
         print(f"bucket_batches {bucket}: {100 * share:.1f}% of the steps are padding")
 
 
-def at_random(options: argparse.Namespace, device: torch.device) -> tuple[BahdanauDecoder, Tensor]:
-    """A random decoder and random features of these sizes."""
+def at_random(
+    options: argparse.Namespace, device: torch.device, name: str = "", dropout: float = 0.0
+) -> tuple[BahdanauDecoder, Tensor]:
+    """A random decoder and random features of these sizes, for a step of this name."""
     torch.manual_seed(0)
     regions, size, layers, words = options.sizes
-    config = DecoderConfig(embed_dim=layers, hidden_dim=layers, attention_dim=layers, dropout=0.0)
+    config = DecoderConfig(
+        embed_dim=layers,
+        hidden_dim=layers,
+        attention_dim=layers,
+        projection_dim=layers if "projected" in name else 0,
+        dropout=dropout,
+    )
     decoder = build_decoder(config, size, words, regions)
     assert isinstance(decoder, BahdanauDecoder)
-    return decoder.to(device), torch.rand(options.photos, regions, size).to(device)
+    features = torch.rand(options.photos, regions, size)
+    # As CaptionModel.to_features converts stored features.
+    return decoder.to(device), features.to(device, step_dtype(name))
+
+
+def step_dtype(name: str) -> torch.dtype:
+    """The type of the products of a step."""
+    return torch.bfloat16 if name.startswith("bf16") else torch.float32
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
     """One training step: forward, backward, clip, optimizer."""
-    decoder, features = at_random(options, device)
+    decoder, features = at_random(options, device, name, DROPOUT)
     tokens = captions(options)
-    precision, _, compiled = name.partition(" ")
-    if compiled:
+    if name in PEERS:
+        return PEERS[name](getattr(options, name), options.sizes, features, tokens)
+    precision, *changes = name.split()
+    if "compiled" in changes:
         decoder.compile_scores()
     model = Textbook(decoder) if name == "textbook" else None
     learned = list(model.trainable() if model else decoder.parameters())
@@ -323,10 +354,10 @@ def project(
 
 def floor(name: str, options: argparse.Namespace, device: torch.device) -> float:
     """Lower bound of a step in seconds, from operations or from memory traffic."""
-    decoder, features = at_random(options, device)
-    dtype = torch.bfloat16 if name.startswith("bf16") else torch.float32
+    decoder, features = at_random(options, device, name)
+    dtype = step_dtype(name)
     with FlopCounterMode(display=False) as counter:
-        ours(decoder, features, captions(options)).backward()
+        ours(decoder, features.float(), captions(options)).backward()
     weights = sum(p.numel() for p in decoder.parameters())
     # Features are read in the forward pass and for the gradient of the keys; a weight is read
     # twice, its gradient written and read, and AdamW reads and writes it and two moments.

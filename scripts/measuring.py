@@ -32,6 +32,7 @@ def measure(
     rounds: int,
     *,
     warm_up: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
     wait: Callable[[], object] = lambda: None,
 ) -> Times:
     """Run the jobs in rounds.
@@ -40,6 +41,8 @@ def measure(
         jobs: Jobs by name.
         rounds: Number of rounds, excluding the warm-up.
         warm_up: Run every job once first.
+        clock: ``time.process_time`` counts the processor time of all threads, which other programs
+            change less.
         wait: Called after each job; waits for a device.
     """
     times: Times = {name: [] for name in jobs}
@@ -47,11 +50,11 @@ def measure(
     for number in range(-1 if warm_up else 0, rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            started = time.perf_counter()
+            started = clock()
             jobs[name]()
             wait()
             if number >= 0:
-                times[name].append(time.perf_counter() - started)
+                times[name].append(clock() - started)
     return times
 
 
@@ -109,10 +112,18 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     }
 
 
+def clock(options: argparse.Namespace) -> Callable[[], float]:
+    """What `measure` reads, by ``--processor-time``."""
+    return time.process_time if options.processor_time else time.perf_counter
+
+
 def add_arguments(parser: argparse.ArgumentParser, *, rounds: int | None = None) -> None:
     """The options that all benchmarks have; see `Report.finish`."""
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
+        parser.add_argument(
+            "--processor-time", action="store_true", help="for a busy machine; with one thread"
+        )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument(
         "--compare", type=Path, metavar="FILE", help="compare with figures of this machine"

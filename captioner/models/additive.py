@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-Scores: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Signature of ``additive_scores``."""
+from captioner.models.deferred import Deferring
 
 LARGEST = 40.0
 """Keys and queries are clamped to +-40, as float32 holds exp(80). It changes the tanh of their sum
@@ -44,61 +43,101 @@ def exponentials(x: Tensor) -> Tensor:
     return torch.exp(-2 * x.clamp(-LARGEST, LARGEST))
 
 
-def additive_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """v^T tanh(k_i + q).
+class AdditiveScores(nn.Module, Deferring):
+    """v^T tanh(k_i + q). Within `deferred_gradients` all steps share keys and v."""
 
-    Args:
-        query: ``exponentials`` of q, (B, R, A), float32 or float64.
-        keys: ``exponentials`` of k, (B, L, A).
-        energy: v, (A,).
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled = False
+        """Whether to use `compiled_kernels`."""
+        self._within = False
+        self._sums: _KeySums | None = None
 
-    Returns:
-        (B, R, L).
-    """
-    if torch.compiler.is_compiling():  # exported to ONNX, which cannot express blocks
-        scores: Tensor = (1 / (1 + query.unsqueeze(2) * keys.unsqueeze(1))) @ energy
-    else:
-        scores = _AdditiveScores.apply(query, keys, energy)
-    return 2 * scores - energy.sum()
+    def begin_steps(self) -> None:
+        """See `Deferring`."""
+        self._within = True
+
+    def end_steps(self) -> None:
+        """See `Deferring`."""
+        if self._sums is not None:
+            self._sums.keys = None
+        self._within, self._sums = False, None
+
+    def forward(self, query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+        """Score every region against every query.
+
+        Args:
+            query: ``exponentials`` of q, (B, R, A), float32 or float64.
+            keys: ``exponentials`` of k, (B, L, A).
+            energy: v, (A,).
+
+        Returns:
+            (B, R, L).
+        """
+        if torch.compiler.is_compiling():  # exported to ONNX, which cannot express blocks
+            scores: Tensor = (1 / (1 + query.unsqueeze(2) * keys.unsqueeze(1))) @ energy
+            return 2 * scores - energy.sum()
+        sums = None
+        if self._within and keys.requires_grad:
+            sums = self._sums = self._sums or _KeySums(keys, energy)
+            assert sums.keys is not None  # within the context
+            keys = sums.keys
+        kernels = BLOCKS
+        # torch.compile makes another graph for a size of 1 and for inference, and gives up after
+        # eight.
+        if self.compiled and torch.is_grad_enabled() and 1 not in (*query.shape, keys.shape[1]):
+            kernels = compiled_kernels()
+        scores = _AdditiveScores.apply(query, keys, energy, kernels, sums)
+        return 2 * scores - energy.sum()
+
+
+class Kernels(NamedTuple):
+    """Sums over s = 1 / (1 + exp(-2 k) exp(-2 q)), and over its slope d = s - s^2."""
+
+    forward: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """query (B, R, A), keys (B, L, A), energy (A,) to sum_a v_a s, (B, R, L)."""
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """query, keys, gradient g (B, R, L) and a buffer (B, L, A), to which it adds sum_r g d; returns
+    sum_i g d and sum_i g s, (B, R, A) each."""
+
+
+def _forward(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    return (energy / (1 + query.unsqueeze(2) * keys.unsqueeze(1))).sum(dim=-1)
+
+
+def _backward(
+    query: Tensor, keys: Tensor, gradient: Tensor, for_keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    share = 1 / (1 + query.unsqueeze(2) * keys.unsqueeze(1))
+    weighted = gradient.unsqueeze(3) * share
+    # Not the difference of two sums: where s is 1, the slope must be 0.
+    slope = weighted * (1 - share)
+    for_keys.add_(slope.sum(dim=1))
+    return slope.sum(dim=2), weighted.sum(dim=2)
 
 
 @cache
-def compiled_scores() -> Scores:
-    """``additive_scores`` as fused kernels made by torch.compile; needs a C++ compiler on a CPU."""
-
-    def scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-        shares = 1 / (1 + query.unsqueeze(2) * keys.unsqueeze(1))
-        return 2 * (energy * shares).sum(dim=-1) - energy.sum()
-
-    return torch.compile(scores, dynamic=True)
+def compiled_kernels() -> Kernels:
+    """Fused kernels made by torch.compile; needs a C++ compiler on a CPU."""
+    return Kernels(torch.compile(_forward, dynamic=True), torch.compile(_backward, dynamic=True))
 
 
-def training_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """``compiled_scores`` where its graph for training fits, else ``additive_scores``.
-
-    torch.compile makes another graph for a size of 1 and for a pass without gradient, and gives up
-    after eight.
-    """
-    sizes = (*query.shape, keys.shape[1])
-    if not torch.is_grad_enabled() or 1 in sizes:
-        return additive_scores(query, keys, energy)
-    return compiled_scores()(query.contiguous(), keys.contiguous(), energy)
-
-
-def warm_up_compiled_scores(weight: Tensor) -> None:
+@torch.no_grad()
+def warm_up_compiled_kernels(weight: Tensor) -> None:
     """Compile forward and backward pass for tensors of any size on a weight's device.
 
-    All three tensors and all their sizes differ: a size or a tensor that occurs twice would be
-    compiled as always equal, and 1 as always 1.
+    All tensors and all their sizes differ, also those of the tensors that keys and sums are the
+    first photos of: a size or a tensor that occurs twice would be compiled as always equal, and 1
+    as always 1.
 
     Args:
         weight: Any float tensor, for device and dtype.
     """
-    query, keys, energy = (
-        weight.new_ones(shape).requires_grad_() for shape in ((2, 3, 5), (2, 7, 5), (5,))
-    )
-    scores = compiled_scores()(query, keys, energy)
-    torch.autograd.grad(scores.sum(), (query, keys, energy))
+    query, gradient, energy = (weight.new_ones(shape) for shape in ((2, 3, 5), (2, 3, 7), (5,)))
+    keys, for_keys = (weight.new_ones(photos, 7, 5)[:2] for photos in (4, 6))
+    kernels = compiled_kernels()
+    kernels.forward(query, keys, energy)
+    kernels.backward(query, keys, gradient, for_keys)
 
 
 class _AdditiveScores(torch.autograd.Function):
@@ -109,30 +148,97 @@ class _AdditiveScores(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    def forward(  # noqa: PLR0917 - autograd knows positions only
+        ctx: Any,
+        query: Tensor,
+        keys: Tensor,
+        energy: Tensor,
+        kernels: Kernels,
+        sums: _KeySums | None,
+    ) -> Tensor:
+        # Detached: whether a tensor requires a gradient would be a condition of the compiled graph.
+        query, keys, energy = query.detach().contiguous(), keys.detach(), energy.detach()
         ctx.save_for_backward(query, keys, energy)
-        scores = query.new_empty(*query.shape[:2], keys.shape[1])
-        for photos, queries, share in _blocks(query, keys):
-            part = torch.mv(share.flatten(0, 2), energy)
-            scores[photos, queries] = part.view(share.shape[:3])
-        return scores
+        ctx.kernels, ctx.sums = kernels, sums
+        return kernels.forward(query, keys[: len(query)], energy)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, keys, energy = ctx.saved_tensors
-        for_query, for_keys = torch.empty_like(query), torch.zeros_like(keys)
-        for_energy = torch.zeros_like(energy)
-        gradient = gradient.contiguous()
-        for photos, queries, share in _blocks(query, keys):
-            part = gradient[photos, queries]  # (b, r, L)
-            for_energy.addmv_(share.flatten(0, 2).t(), part.flatten())
-            slope = share.addcmul_(share, share, value=-1)  # d, (b, r, L, A)
-            for_query[photos, queries] = torch.matmul(part.unsqueeze(2), slope).squeeze(2)
-            keys_part, part = for_keys[photos], part.unsqueeze(3)  # (b, r, L, 1)
-            for number in range(slope.shape[1]):
-                keys_part.addcmul_(slope[:, number], part[:, number])
-        return for_query.mul_(-energy).div_(query), for_keys.mul_(-energy).div_(keys), for_energy
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
+        (query, keys, energy), (gradient,) = ctx.saved_tensors, gradients
+        sums = ctx.sums
+        total = torch.zeros_like(keys) if sums is None else sums.total(keys)
+        rows = slice(len(query))
+        slopes, shares = ctx.kernels.backward(query, keys[rows], gradient.contiguous(), total[rows])
+        for_query, for_energy = slopes.mul_(-energy).div_(query), shares.sum(dim=(0, 1))
+        if sums is not None:
+            return for_query, None, for_energy, None, None
+        return for_query, total.mul_(-energy).div_(keys), for_energy, None, None
+
+
+class _KeySums:
+    """The keys of all steps, and the sum over all steps that their gradient is made of."""
+
+    def __init__(self, keys: Tensor, energy: Tensor) -> None:
+        self._total: Tensor | None = None
+        self._task: int | None = None
+        self.keys: Tensor | None = _CollectKeys.apply(keys, energy.detach(), self)
+
+    def total(self, keys: Tensor) -> Tensor:
+        """The sum so far, (B, L, A); a step adds to its first photos."""
+        task = torch._C._current_graph_task_id()  # an earlier pass may have left a part of a sum
+        if self._total is None or self._task != task:
+            self._total, self._task = torch.zeros_like(keys), task
+        return self._total
+
+    def take(self) -> Tensor | None:
+        """The sum; None if no step has a gradient."""
+        total, self._total = self._total, None
+        return total if self._task == torch._C._current_graph_task_id() else None
+
+
+class _CollectKeys(torch.autograd.Function):
+    """The keys as they are; their gradient from all steps."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, energy: Tensor, sums: _KeySums) -> Tensor:
+        ctx.save_for_backward(keys, energy)
+        ctx.sums = sums
+        ctx.set_materialize_grads(False)
+        return keys.view_as(keys)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *nothing: None) -> tuple[Tensor | None, None, None]:
+        del nothing
+        (keys, energy), total = ctx.saved_tensors, ctx.sums.take()
+        return None if total is None else total.mul_(-energy).div_(keys), None, None
+
+
+def _forward_in_blocks(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    scores = query.new_empty(*query.shape[:2], keys.shape[1])
+    for photos, queries, share in _blocks(query, keys):
+        scores[photos, queries] = torch.mv(share.flatten(0, 2), energy).view(share.shape[:3])
+    return scores
+
+
+def _backward_in_blocks(
+    query: Tensor, keys: Tensor, gradient: Tensor, for_keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    slopes, shares = torch.empty_like(query), torch.empty_like(query)
+    for photos, queries, share in _blocks(query, keys):
+        part = gradient[photos, queries]  # (b, r, L)
+        shares[photos, queries] = torch.matmul(part.unsqueeze(2), share).squeeze(2)
+        slope = share.addcmul_(share, share, value=-1)  # d, (b, r, L, A)
+        slopes[photos, queries] = torch.matmul(part.unsqueeze(2), slope).squeeze(2)
+        keys_part, part = for_keys[photos], part.unsqueeze(3)  # (b, r, L, 1)
+        for number in range(slope.shape[1]):
+            keys_part.addcmul_(slope[:, number], part[:, number])
+    return slopes, shares
+
+
+BLOCKS = Kernels(_forward_in_blocks, _backward_in_blocks)
+"""Kernels of torch's operations."""
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:

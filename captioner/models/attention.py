@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner.models.additive import additive_scores, exponentials, training_scores
-from captioner.models.deferred import DeferredLinear
+from captioner.models.additive import AdditiveScores, exponentials
+from captioner.models.deferred import DeferredLinear, DeferredWeightedSum
 from captioner.registry import Registry
 
 
@@ -70,12 +70,11 @@ class Scorer(nn.Module):
 
     equal_sizes = False
     """Whether query and features must have the same size."""
-    compiled = False
-    """Whether to use the compiled additive score; see ``Decoder.compile_scores``."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes
+        self.additive_scores = AdditiveScores()
 
     def keys(self, features: Tensor) -> Tensor:
         """Project the features; called once per photo.
@@ -90,9 +89,11 @@ class Scorer(nn.Module):
 
     def additive(self, query: Tensor, keys: Tensor, energy: nn.Linear) -> Tensor:
         """v^T tanh(key_i + query): (B, R, A) and the exponentials (B, L, A) to (B, R, L)."""
-        scores = training_scores if self.compiled else additive_scores
         with torch.autocast(query.device.type, enabled=False):
-            return scores(exponentials(widen(query)), keys, widen(energy.weight).flatten())
+            scores: Tensor = self.additive_scores(
+                exponentials(widen(query)), keys, widen(energy.weight).flatten()
+            )
+        return scores
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score every region against every query.
@@ -356,6 +357,7 @@ class SoftAttention(Attention):
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()
         self.scorer = scorer
+        self.weighted_sum = DeferredWeightedSum()
 
     def memory(self, features: Tensor, summary: Tensor, mask: Tensor | None = None) -> Memory:
         """Values are the features; keys are the scorer's."""
@@ -364,7 +366,7 @@ class SoftAttention(Attention):
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         """Context and alphas for query (B, R, N)."""
         alphas = _softmax(self.scorer(query, memory.keys), memory.mask)
-        return AttentionOutput(_weighted(alphas, memory.values), alphas, None)
+        return AttentionOutput(self.weighted_sum(alphas, memory.values), alphas, None)
 
 
 class HardAttention(SoftAttention):
@@ -394,7 +396,7 @@ class HardAttention(SoftAttention):
         alphas = _softmax(self.scorer(query, memory.keys), memory.mask)
         chosen = sample_index(alphas.detach()) if self.training else alphas.argmax(dim=-1)
         picked = torch.zeros_like(alphas).scatter(-1, chosen.unsqueeze(-1), 1.0)
-        return AttentionOutput(_weighted(picked, memory.values), alphas, chosen)
+        return AttentionOutput(self.weighted_sum(picked, memory.values), alphas, chosen)
 
     @torch.no_grad()
     def observe(self, log_prob: Tensor) -> None:

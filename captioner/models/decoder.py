@@ -34,10 +34,8 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.hardware import upload
-from captioner.models.additive import warm_up_compiled_scores
+from captioner.models.additive import AdditiveScores, warm_up_compiled_kernels
 from captioner.models.attention import (
-    AdditiveScorer,
-    ConcatScorer,
     Memory,
     Sizes,
     build_attention,
@@ -227,10 +225,10 @@ class Decoder(nn.Module):
             ConfigError: Compilation fails, e.g. because there is no C++ compiler.
         """
         for module in self.modules():
-            if isinstance(module, AdditiveScorer | ConcatScorer):
+            if isinstance(module, AdditiveScores):
                 module.compiled = True
                 try:
-                    warm_up_compiled_scores(self.embedding.weight)
+                    warm_up_compiled_kernels(self.embedding.weight)
                 except Exception as error:
                     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise ConfigError(

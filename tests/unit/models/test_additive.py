@@ -12,7 +12,7 @@ from torch import Tensor
 from captioner.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.models import additive
-from captioner.models.additive import LARGEST, additive_scores, exponentials
+from captioner.models.additive import LARGEST, AdditiveScores, exponentials
 from captioner.models.decoder import build_decoder
 from captioner.models.losses import caption_losses
 
@@ -29,7 +29,8 @@ def parts(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float64) 
 
 
 def blockwise(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    return additive_scores(exponentials(query), exponentials(keys), energy)
+    scores: Tensor = AdditiveScores()(exponentials(query), exponentials(keys), energy)
+    return scores
 
 
 def reference(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
@@ -211,8 +212,12 @@ quiet = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserW
 @quiet
 @pytest.mark.slow
 def test_compiled_scores_equal_eager_ones() -> None:
+    module = AdditiveScores()
+    module.compiled = True
+
     def compiled(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-        return additive.compiled_scores()(exponentials(query), exponentials(keys), energy)
+        scores: Tensor = module(exponentials(query), exponentials(keys), energy)
+        return scores
 
     for shape in SHAPES:
         inputs = parts(shape, torch.float32)
@@ -237,16 +242,16 @@ def test_compiled_scores_give_the_decoder_the_same_gradients() -> None:
     decoder.eval()
     blocks = gradients()
     decoder.compile_scores()
-    assert decoder.attention.scorer.compiled
+    assert decoder.attention.scorer.additive_scores.compiled
     for found, expected in zip(gradients(), blocks, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @quiet
 @pytest.mark.slow
-def test_batches_of_all_sizes_share_one_graph() -> None:
+def test_batches_of_all_sizes_share_their_graphs() -> None:
     torch._dynamo.reset()
-    additive.compiled_scores.cache_clear()
+    additive.compiled_kernels.cache_clear()
     graphs = torch._dynamo.utils.counters["stats"]
     graphs.clear()
     decoder = build_decoder(DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6), 3, 9, 7)
@@ -266,14 +271,15 @@ def test_batches_of_all_sizes_share_one_graph() -> None:
         caption_losses(decoder, decoder.memory(features), tokens).cross_entropy.backward()
         with torch.inference_mode():  # validation
             caption_losses(decoder, decoder.memory(features), tokens)
-    assert graphs["unique_graphs"] == 1
+    assert graphs["unique_graphs"] == 2  # forward and backward
 
 
 def test_failed_compilation_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*inputs: Tensor) -> Tensor:
         raise RuntimeError("no compiler\nand much more")
 
-    monkeypatch.setattr(additive, "compiled_scores", lambda: fails)
+    kernels = additive.Kernels(fails, fails)
+    monkeypatch.setattr(additive, "compiled_kernels", lambda: kernels)
     decoder = build_decoder(DecoderConfig(embed_dim=4, hidden_dim=5, attention_dim=6), 3, 9, 7)
     with pytest.raises(ConfigError, match=r"torch\.compile failed \(no compiler\)") as caught:
         decoder.compile_scores()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.hardware import autocast
+from captioner.models.attention import AdditiveScorer, Sizes, SoftAttention
 from captioner.models.deferred import DeferredLinear, deferred_gradients
 
 CPU = torch.device("cpu")
@@ -119,3 +120,90 @@ def test_without_training_they_are_plain_layers(why, model) -> None:
     model.train(why != "evaluation")
     with torch.set_grad_enabled(why == "evaluation"), deferred_gradients(model):
         assert model.recurrent._steps is None
+
+
+# --- Attention ---
+
+PARTS = ("features", "key", "query", "energy")
+
+
+class Glances(nn.Module):
+    """Attends to photos at every step; later steps have fewer photos and captions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = SoftAttention(AdditiveScorer(Sizes(6, 4, 5, 7)))
+        self.next = nn.Linear(6, 4)
+
+    def forward(self, features: Tensor, *, deferred: bool) -> Tensor:
+        state = features.new_ones(3, 4, 4)
+        memory = self.attention.memory(features, features.mean(dim=1, keepdim=True))
+        total = features.new_zeros(())
+        with deferred_gradients(self) if deferred else nullcontext():
+            for photos, captions in ((3, 4), (3, 2), (2, 2), (1, 1)):
+                memory, state = memory.select(slice(photos)), state[:photos, :captions]
+                attended = self.attention(state, memory)
+                state = torch.tanh(self.next(attended.context))
+                total = total + state.square().sum() + attended.alphas.square().sum()
+        return total
+
+
+@pytest.fixture
+def glances() -> tuple[Glances, list[Tensor]]:
+    """The module and what it learns: features, keys, queries and energy."""
+    torch.manual_seed(0)
+    module = Glances().double()
+    scorer = module.attention.scorer
+    assert isinstance(scorer, AdditiveScorer)
+    features = torch.randn(3, 7, 6, dtype=torch.float64).requires_grad_()
+    return module, [features, scorer.key.weight, scorer.query.weight, scorer.energy.weight]
+
+
+def test_keys_and_values_get_torchs_gradients(glances) -> None:
+    module, learned = glances
+    plain, deferred = (
+        torch.autograd.grad(module(learned[0], deferred=how), learned) for how in (False, True)
+    )
+    torch.testing.assert_close(deferred, plain)
+
+
+def test_an_unfinished_backward_pass_leaves_nothing_behind(glances) -> None:
+    module, learned = glances
+    expected = torch.autograd.grad(module(learned[0], deferred=False), learned)
+    loss = module(learned[0], deferred=True)
+    torch.autograd.grad(loss, learned[3:], retain_graph=True)  # the sums of the keys are not used
+    for last in (False, True):
+        found = torch.autograd.grad(loss, learned, retain_graph=not last)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("frozen", range(4), ids=PARTS)
+def test_frozen_parts_of_attention_get_none(glances, frozen: int) -> None:
+    module, learned = glances
+    expected = torch.autograd.grad(module(learned[0], deferred=False), learned)
+    learned[frozen].requires_grad_(False)
+    module(learned[0], deferred=True).backward()
+    for number, (part, gradient) in enumerate(zip(learned, expected, strict=True)):
+        if number == frozen:
+            assert part.grad is None
+        else:
+            torch.testing.assert_close(part.grad, gradient)
+
+
+def test_attention_keeps_nothing_after_a_step(glances) -> None:
+    module, (features, *_) = glances
+    attention = module.attention
+    gc.disable()
+    try:
+        memory = attention.memory(features, features.mean(dim=1, keepdim=True))
+        with deferred_gradients(module):
+            context = attention(features.new_ones(3, 4, 4), memory).context
+            kept = [
+                weakref.ref(attention.weighted_sum._steps),
+                weakref.ref(attention.scorer.additive_scores._sums),
+            ]
+        context.sum().backward()
+        del context, memory
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
