@@ -399,7 +399,7 @@ def test_signals_keep_finished_captions(
     os.kill(process.pid, number)
     process.join()
 
-    assert process.exitcode == INTERRUPTED
+    assert process.exitcode == INTERRUPTED, log.read_text()
     assert "8 of 13 photos are finished" in log.read_text()
     assert caption(*arguments, "--resume")[0] == FAILED
     resumed = target.read_bytes()
