@@ -157,9 +157,10 @@ def test_an_encoder_that_differs_on_a_machine_stops_the_job(prepare, tmp_path, m
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, JOURNAL]
 
 
-def run_with_kills(victims: list[str], count: int, folder: Path) -> None:
-    """One photo to a part; then check that the result is that of the plain command."""
-    config, out = make_config(folder, count), folder / "f"
+@pytest.mark.stress
+def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
+    """One photo to a part."""
+    config, out = make_config(tmp_path, 240), tmp_path / "f"
     command = ["prepare", "features", config, "-o", out, "--batch-size", "1"]
     journal = out / JOURNAL
 
@@ -167,26 +168,12 @@ def run_with_kills(victims: list[str], count: int, folder: Path) -> None:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     ray = ["--engine", "ray", "--workers", "2", "--part-photos", "1"]
-    job = Job(
-        [*command, *ray],
-        "captioner.prepare.ray_features:_FeatureEncoder",
-        blocks,
-        folder / "kills",
-    )
-    code, err = job.run(victims, seed=3)
+    actor = "captioner.prepare.ray_features:_FeatureEncoder"
+    job = Job([*command, *ray], actor, blocks, tmp_path / "kills")
+    code, err = job.run(ten_victims(seed=2), seed=3)
 
     assert code == FAILED, err  # one photo is broken
     found = contents_of(out)
     shutil.rmtree(out)
     assert main([*map(str, command)]) == FAILED
     assert contents_of(out) == found
-
-
-@pytest.mark.slow
-def test_kills_lose_and_repeat_nothing(tmp_path) -> None:
-    run_with_kills(["worker", "driver"], 60, tmp_path)
-
-
-@pytest.mark.stress
-def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
-    run_with_kills(ten_victims(seed=2), 240, tmp_path)
