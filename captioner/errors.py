@@ -98,3 +98,8 @@ class ServerError(CaptionerError):
         """
         super().__init__(message)
         self.status = status
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 part`` or ``2 parts``, for messages."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -170,8 +170,7 @@ def caption_parts(
 
     def missing() -> str:
         left = sorted({part.number for part in job.missing} - job.output.finished())
-        first = f", first {job.output.part_name(left[0])}" if left else ""
-        return f"{len(left)} parts are missing{first}"
+        return job.output.name_missing(left)
 
     results = run_on_actors(
         _PartWriter,

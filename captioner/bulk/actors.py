@@ -197,7 +197,7 @@ def run_on_actors(
 def _reason(error: Exception) -> str:
     """What went wrong, from one of Ray's long messages."""
     if isinstance(error, ray.exceptions.RayActorError) or "ActorDied" in str(error):
-        return f"a worker died again and again, {RETRIES} times were allowed"
+        return f"a worker died again and again; the limit per part is {RETRIES}"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from fsspec.core import url_to_fs
 
 from captioner.bulk.inputs import Part, digest, local_folder
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError, DataError, counted
 from captioner.files import atomic_write, write_lock
 
 JOB, DONE = "job.json", "done.json"
@@ -94,6 +94,13 @@ class Output:
         found = (_PART.fullmatch(name) for name in self.names())
         return {int(match[1]) for match in found if match}
 
+    def name_missing(self, numbers: Sequence[int]) -> str:
+        """Describe missing parts, for messages: how many there are, and the first."""
+        if len(numbers) == 1:
+            return f"1 part is missing: {self.part_name(numbers[0])}"
+        first = f", first {self.part_name(min(numbers))}" if numbers else ""
+        return f"{len(numbers)} parts are missing{first}"
+
     def clear(self) -> None:
         """Remove a job; ``job.json`` last, so that an interruption leaves what can be resumed."""
         fs, folder = url_to_fs(self.url, use_listings_cache=False)
@@ -129,8 +136,7 @@ class Job(NamedTuple):
         missing = [part.number for part in self.parts if part.number not in done]
         if missing:
             raise DataError(
-                f"{self.output.url}: {len(missing)} parts are missing (first: "
-                f"{self.output.part_name(missing[0])}); give --resume to continue"
+                f"{self.output.url}: {self.output.name_missing(missing)}; give --resume to continue"
             )
         photos = failed = 0
         for part in self.parts:
@@ -206,8 +212,8 @@ def _opened(
         output.clear()
     elif strangers := output.finished():
         raise ConfigError(
-            f"{output.url} has {len(strangers)} parts but no {JOB}; give another folder, or "
-            "--force to replace them"
+            f"{output.url} has {counted(len(strangers), 'part')} but no {JOB}; give another "
+            "folder, or --force to replace what is there"
         )
     now["id"] = secrets.token_hex(8)
     try:
@@ -232,8 +238,9 @@ def _check_same(url: str, before: dict[str, Any], now: dict[str, Any]) -> None:
             )
     if before["inputs"] != now["inputs"]:
         raise ConfigError(
-            f"cannot resume {url}: the inputs have changed ({before['parts']} parts then, "
-            f"{now['parts']} now); give the same photos in the same order, {start_over}"
+            f"cannot resume {url}: the inputs have changed "
+            f"({counted(before['parts'], 'part')} then, {now['parts']} now); give the "
+            f"same photos in the same order, {start_over}"
         )
 
 

@@ -12,7 +12,7 @@ from captioner.cli.options import warn
 from captioner.cli.photos import read_names
 from captioner.cli.ray_options import check_ray_options, chosen_workers
 from captioner.config import SearchOptions
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from captioner.bulk.job import Output
@@ -163,7 +163,7 @@ def _everywhere(model: str) -> str:
 def _report(totals: dict[str, int], output: Output) -> int:
     failed = totals["failed"]
     warn(
-        f"{output.url}: {totals['photos']} photos in {totals['parts']} parts"
-        + (f"; {failed} failed, their rows have an error" if failed else "")
+        f"{output.url}: {counted(totals['photos'], 'photo')} in {counted(totals['parts'], 'part')}"
+        + (f'; {failed} failed (rows with "error")' if failed else "")
     )
     return FAILED if failed else OK

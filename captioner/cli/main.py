@@ -124,6 +124,18 @@ def _run(command: str, arguments: list[str]) -> int:
             return _fail(f"{where}{error.strerror or error}", FAILED)
         message = error.spelled(flag) if isinstance(error, OptionError) else str(error)
         return _fail(message, USAGE if isinstance(error, ConfigError) else FAILED)
+    except Exception as error:
+        # Ctrl-C inside `threading.Condition.wait` may end in a RuntimeError about its lock.
+        if debug or not _was_interrupted(error):
+            raise
+        return _fail("interrupted", INTERRUPTED)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an exception was raised while a KeyboardInterrupt was handled."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def flag(name: str) -> str:

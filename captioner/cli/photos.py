@@ -16,7 +16,7 @@ from captioner.cli.options import warn
 from captioner.cli.parser import Parser
 from captioner.data.folders import Skipped, find_images, natural
 from captioner.data.formats import format_by_name
-from captioner.errors import ConfigError, DataError, ImageError
+from captioner.errors import ConfigError, DataError, ImageError, counted
 
 STDIN = Path("-")
 """The photo from standard input."""
@@ -63,7 +63,7 @@ class Photos:
         for (kind, extension), count in self.skipped.photos.items():
             by_format.setdefault(kind, Counter())[extension] += count
         for kind, extensions in by_format.items():
-            photos = _count(extensions.total(), "photo")
+            photos = counted(extensions.total(), "photo")
             warn(f"skipped {photos} ({_by_extension(extensions)}): {kind.problem}")
         if rest := list(self._others()):
             warn(f"skipped {'; '.join(rest)}")
@@ -74,13 +74,13 @@ class Photos:
             kind = "file that is not a photo" if count == 1 else "files that are not photos"
             yield f"{count} {kind} ({_by_extension(skipped.others)})"
         if self.pictures:
-            yield f"{_count(self.pictures, 'picture')} made by captioner attend"
+            yield f"{counted(self.pictures, 'picture')} made by captioner attend"
         if skipped.hidden:
-            yield _count(skipped.hidden, "hidden photo")
+            yield counted(skipped.hidden, "hidden photo")
         if skipped.subfolders:
-            yield f"{_count(skipped.subfolders, 'subfolder')} (give --recursive to search them)"
+            yield f"{counted(skipped.subfolders, 'subfolder')} (give --recursive to search them)"
         if skipped.links:
-            yield f"{_count(skipped.links, 'link')} to folders"
+            yield f"{counted(skipped.links, 'link')} to folders"
 
 
 def find_photos(options: Any) -> Photos:
@@ -239,10 +239,6 @@ def _leave_out_pictures(photos: Photos) -> None:
 
 _LISTED = 6
 """Most extensions in a message."""
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _by_extension(counts: Counter[str]) -> str:

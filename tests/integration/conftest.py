@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
+import secrets
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from PIL import Image
 
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
+from captioner.errors import DataError
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.encoder import Encoder
@@ -151,22 +155,84 @@ def training_settings(tiny: SimpleNamespace) -> dict[str, Any]:
 # --- object storage ---
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty bucket on an S3 server of this process."""
-    server, fsspec = pytest.importorskip("moto.server"), pytest.importorskip("fsspec")
-    pytest.importorskip("s3fs")
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server of this process."""
+    server = pytest.importorskip("moto.server")
     running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty bucket."""
+    pytest.importorskip("s3fs")
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3 = fsspec.filesystem("s3", skip_instance_cache=True)
-    s3.mkdir("bucket")
-    yield "s3://bucket"
-    running.stop()
+    name = f"bucket-{secrets.token_hex(4)}"
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)
+    return f"s3://{name}"
+
+
+# --- Ray ---
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray node that serves all tests of this process; to start one takes seconds."""
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        cluster = cluster_utils.Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+        )
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture
+def shared_ray(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands with ``--engine ray`` use that node.
+
+    Its workers have the environment variables of the moment when it was started.
+    """
+    monkeypatch.setenv("RAY_ADDRESS", ray_address)
+
+
+@pytest.fixture
+def actors_here() -> Iterator[SimpleNamespace]:
+    """Let an actor process items in this process, without Ray.
+
+    With ``stop_after`` set, the command is interrupted after this number of items. From
+    ``rest_on_ray()`` on, commands use Ray again.
+    """
+    pytest.importorskip("ray")
+    from captioner.bulk import actors
+
+    patch = pytest.MonkeyPatch()
+    settings = SimpleNamespace(stop_after=None, rest_on_ray=patch.undo)
+
+    def run(actor: Any, items: Any, _: object, *, arguments: Any, **__: object) -> Iterator[Any]:
+        worker = actor(**pickle.loads(pickle.dumps(arguments)), folder=str(Path.cwd()))
+        for number, item in enumerate(items):
+            if number == settings.stop_after:
+                raise KeyboardInterrupt
+            for row in worker({"item": [item]}):
+                if row["problem"][0]:
+                    raise DataError(row["problem"][0])
+                yield json.loads(row["found"][0]), row["data"][0]
+
+    patch.setattr(actors, "cluster", lambda *_: nullcontext())
+    patch.setattr("captioner.ray.run_on_actors", run)
+    patch.setattr("captioner.prepare.ray_features.run_on_actors", run)
+    yield settings
+    patch.undo()
 
 
 # --- the browser ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -399,12 +400,32 @@ def test_signals_keep_finished_captions(
     os.kill(process.pid, number)
     process.join()
 
-    assert process.exitcode == INTERRUPTED
+    assert process.exitcode == INTERRUPTED, log.read_text()
     assert "8 of 13 photos are finished" in log.read_text()
     assert caption(*arguments, "--resume")[0] == FAILED
     resumed = target.read_bytes()
     assert caption(*arguments, "--force")[0] == FAILED
     assert target.read_bytes() == resumed
+
+
+def test_an_interruption_while_waiting_for_a_thread(photos, monkeypatch, caption) -> None:
+    """CPython leaves the lock released if the signal arrives just before the wait."""
+
+    def result(self: Future[Any], timeout: float | None = None) -> None:
+        with self._condition:
+            release = self._condition._release_save  # type: ignore[attr-defined]
+
+            def interrupted() -> None:
+                release()
+                raise KeyboardInterrupt
+
+            self._condition._release_save = interrupted  # type: ignore[attr-defined]
+            self._condition.wait(timeout)  # leaving the block releases the lock once more
+
+    monkeypatch.setattr(Future, "result", result)
+    code, _, err = caption(photos)
+    assert code == INTERRUPTED
+    assert err.endswith("captioner: interrupted\n")
 
 
 @pytest.mark.stress

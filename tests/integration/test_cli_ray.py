@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import tarfile
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from kills import Job, ten_victims
 from PIL import Image
 
-from captioner.cli.main import FAILED, USAGE, main
+from captioner.cli.main import FAILED, INTERRUPTED, USAGE, main
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
@@ -43,8 +42,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("ray") / "photos", PHOTOS)
 
 
+SAME = ("--batch-size", "4", "--precision", "fp32")
+"""Options that the captions depend on."""
+
+
 def command(model: Path, *arguments: object) -> list[str]:
-    options = ["--engine", "ray", "--workers", "1", "--model", model, "--batch-size", "4"]
+    options = ["--engine", "ray", "--workers", "1", "--model", model, *SAME]
     return ["caption", *map(str, [*arguments, *options])]
 
 
@@ -70,14 +73,10 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 def plain_rows(model: Path, *inputs: object) -> list[dict[str, Any]]:
     """What the plain command writes."""
-    options = ["--format", "jsonl", "--model", str(model), "--batch-size", "4"]
-    done = subprocess.run(
-        [sys.executable, "-m", "captioner", "caption", *map(str, inputs), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "captions.jsonl")
+        main(["caption", *map(str, inputs), "--model", str(model), "-o", str(out), *SAME])
+        return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 # --- without a cluster ---
@@ -126,21 +125,22 @@ def test_without_ray_the_error_names_the_extra(photos, caption, tmp_path, monkey
     )
 
 
-# --- with a cluster of this machine ---
+# --- jobs ---
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_captions_equal_the_plain_command_s(photos, tiny, caption, tmp_path, monkeypatch) -> None:
-    """A folder with relative names; JSON Lines, then Parquet; refusals and a job that is done."""
+    """Two actors, a folder with relative names, and a photo that fails."""
     monkeypatch.chdir(photos.parent)
     out = tmp_path / "out"
     expected = plain_rows(tiny.model, "photos")
 
-    code, printed, err = caption("photos", "-o", out, "--part-photos", "8")
+    code, printed, err = caption("photos", "-o", out, "--part-photos", "8", "--workers", "2")
 
     rows = read_rows(out)
     assert (code, printed) == (FAILED, "")
-    assert f"{out}: 23 photos in 3 parts; 1 failed, their rows have an error" in err
+    assert f'{out}: 23 photos in 3 parts; 1 failed (rows with "error")' in err
     assert "part-00000.jsonl: photos/7.png: " in err
     assert [row["image"] for row in rows] == [f"photos/{number}.png" for number in range(PHOTOS)]
     assert [row for row in rows if "error" not in row] == expected
@@ -149,16 +149,21 @@ def test_captions_equal_the_plain_command_s(photos, tiny, caption, tmp_path, mon
         "job.json", "done.json", *(f"part-0000{number}.jsonl" for number in range(3)),
     }  # fmt: skip
 
-    # What is there is neither overwritten nor mixed with another job.
-    same = ("photos", "-o", out, "--part-photos", "8")
+
+def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, actors_here) -> None:
+    """What is there is neither overwritten nor mixed with another job."""
+    out = tmp_path / "out"
+    same = (photos, "-o", out, "--part-photos", "8")
+    expected = plain_rows(tiny.model, photos)
+    actors_here.stop_after = 1
+
+    code, _, err = caption(*same)
+
+    assert code == INTERRUPTED
+    assert "1 of 3 parts are finished; to continue, run:\n  captioner caption " in err
+    assert {path.name for path in out.iterdir()} == {"job.json", "part-00000.jsonl"}
+    first = (out / "part-00000.jsonl").stat().st_mtime_ns
     assert "give --resume to continue it, --force to start over" in caption(*same)[2]
-    code, _, err = caption(*same, "--resume")
-    assert (code, err) == (
-        FAILED,
-        f"captioner: {out} is complete; --force captions the photos again\n",
-    )
-    (out / "done.json").unlink()
-    (out / "part-00001.jsonl").unlink()
     for changed, problem in (
         (("--beam-size", "1"), "--beam-size was 2 and is now 1"),
         (("--model", tiny.twin), "--model was"),
@@ -166,17 +171,24 @@ def test_captions_equal_the_plain_command_s(photos, tiny, caption, tmp_path, mon
     ):
         code, _, err = caption(*changed, *same, "--resume")
         assert (code, problem in err) == (USAGE, True), err
-    first = (out / "part-00000.jsonl").stat().st_mtime_ns
-    assert caption(*same, "--resume")[0] == FAILED
-    assert read_rows(out) == rows
+
+    actors_here.stop_after = None
+    assert caption(*same, "--resume")[0] == FAILED  # one photo is broken
+    rows = read_rows(out)
+    assert [row for row in rows if "error" not in row] == expected
     assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
+    code, _, err = caption(*same, "--resume")
+    assert (code, err) == (
+        FAILED,
+        f"captioner: {out} is complete; --force captions the photos again\n",
+    )
 
     assert caption(*same, "--force", "--format", "parquet")[0] == FAILED
     assert read_rows(out) == rows
     assert not list(out.glob("*.jsonl"))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("actors_here")
 def test_parquet_tars_and_lists(photos, tiny, caption, tmp_path) -> None:
     names = [photos / f"{number}.png" for number in range(PHOTOS)]
     expected = [row["captions"] for row in plain_rows(tiny.model, photos)]
@@ -229,15 +241,18 @@ def write_tar(path: Path, photos: list[Path]) -> None:
 # --- kills ---
 
 
-def run_with_kills(victims: list[str], model: Path, photos: Path, out: Path) -> None:
-    """One photo to a part."""
+def run_with_kills(victims: list[str], model: Path, photos: Path, tmp_path: Path) -> None:
+    """One photo to a part; then check that the result is that of the plain command."""
+    out = tmp_path / "out"
     arguments = command(model, photos, "-o", out, "--part-photos", "1", "--resume")
-    job = Job(arguments, "_PartWriter", lambda: len(list(out.glob("part-*"))))
+    job = Job(
+        arguments,
+        "captioner.ray:_PartWriter",
+        lambda: len(list(out.glob("part-*"))),
+        tmp_path / "kills",
+    )
     code, err = job.run(victims, seed=0)
     assert code == FAILED, err  # one photo is broken
-
-
-def check_complete(out: Path, photos: Path, model: Path) -> None:
     rows = read_rows(out)
     assert Counter(row["image"] for row in rows) == Counter(str(one) for one in photos.iterdir())
     assert texts(row for row in rows if "error" not in row) == texts(plain_rows(model, photos))
@@ -250,15 +265,12 @@ def texts(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "driver"])
-def test_a_kill_loses_and_repeats_nothing(victim, tiny, tmp_path) -> None:
-    photos, out = make_photos(tmp_path / "photos", 60), tmp_path / "out"
-    run_with_kills([victim], tiny.model, photos, out)
-    check_complete(out, photos, tiny.model)
+def test_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
+    photos = make_photos(tmp_path / "photos", 60)
+    run_with_kills(["driver", "worker"], tiny.model, photos, tmp_path)
 
 
 @pytest.mark.stress
 def test_ten_kills_lose_and_repeat_nothing(tiny, tmp_path) -> None:
-    photos, out = make_photos(tmp_path / "photos", 2000), tmp_path / "out"
-    run_with_kills(ten_victims(seed=1), tiny.model, photos, out)
-    check_complete(out, photos, tiny.model)
+    photos = make_photos(tmp_path / "photos", 200)
+    run_with_kills(ten_victims(seed=1), tiny.model, photos, tmp_path)

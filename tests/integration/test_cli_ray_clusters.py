@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
 
 ray = pytest.importorskip("ray")
 fsspec = pytest.importorskip("fsspec")
@@ -45,44 +45,51 @@ def rows(url: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_object_storage(bucket, photos, tiny, monkeypatch, capsys) -> None:
+def test_object_storage(bucket, photos, tiny, actors_here, capsys) -> None:
     """Photos from S3 to S3; a job that continues, and one that another driver has just started."""
     put(f"{bucket}/photos", photos)
     with fsspec.open(f"{bucket}/photos/notes.txt", "wb") as file:
         file.write(b"no photo")
     out = f"{bucket}/captions"
+    same = ["--model", str(tiny.model), "--precision", "fp32"]
     command = [
         "caption", f"{bucket}/photos", f"{bucket}/gone.jpg", "--engine", "ray", "--workers", "1",
-        "--model", str(tiny.model), "-o", out, "--part-photos", "4",
+        "-o", out, "--part-photos", "4", *same,
     ]  # fmt: skip
+    fs, folder = fsspec.core.url_to_fs(out, use_listings_cache=False)
 
-    assert main(command) == FAILED, capsys.readouterr().err
+    actors_here.stop_after = 1
+    assert main(command) == INTERRUPTED
+    assert "1 of 3 parts are finished" in capsys.readouterr().err
+    actors_here.rest_on_ray()
+    first = fs.info(f"{folder}/part-00000.jsonl")["LastModified"]
+    assert main([*command, "--resume"]) == FAILED, capsys.readouterr().err
 
     found = rows(out)
     names = [f"{bucket}/photos/{number}.png" for number in range(9)] + [f"{bucket}/gone.jpg"]
     assert [row["image"] for row in found] == names
     assert [row["image"] for row in found if "error" in row] == [f"{bucket}/gone.jpg"]
-    assert main(["caption", str(photos), "--model", str(tiny.model), "--format", "jsonl"]) == OK
+    assert main(["caption", str(photos), "--format", "jsonl", *same]) == OK
     plain = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     texts = [[one["text"] for one in row["captions"]] for row in plain]
     assert [[one["text"] for one in row["captions"]] for row in found[:-1]] == texts  # type: ignore[attr-defined]
-
-    # Continued: the part that is missing is written again, and nothing else.
-    fs, folder = fsspec.core.url_to_fs(out, use_listings_cache=False)
-    fs.rm_file(f"{folder}/done.json")
-    fs.rm_file(f"{folder}/part-00001.jsonl")
-    times = {name: fs.info(f"{folder}/{name}")["LastModified"] for name in ("part-00000.jsonl",)}
-    assert main([*command, "--resume"]) == FAILED
-    assert rows(out) == found
     fs.invalidate_cache()
-    assert fs.info(f"{folder}/part-00000.jsonl")["LastModified"] == times["part-00000.jsonl"]
+    assert fs.info(f"{folder}/part-00000.jsonl")["LastModified"] == first
 
-    # Two drivers: only one can create job.json.
+
+def test_only_one_driver_starts_a_job_in_object_storage(
+    bucket, photos, tiny, actors_here, *, monkeypatch, capsys
+) -> None:
+    """Both find no job there, and only one can create ``job.json``."""
     from captioner.bulk.job import Output
 
+    command = ["caption", str(photos), "--engine", "ray", "--model", str(tiny.model)]
+    command += ["-o", f"{bucket}/captions"]
+    actors_here.stop_after = 0
+    assert main(command) == INTERRUPTED
     monkeypatch.setattr(Output, "read", lambda *_: None)
-    monkeypatch.setattr(Output, "finished", lambda *_: set())
     capsys.readouterr()
+
     assert main(command) == USAGE
     assert "another process has just started a job there" in capsys.readouterr().err
 
@@ -124,7 +131,7 @@ PIPELINE = """
 import sys
 import ray, ray.data, captioner.ray
 folder, model = sys.argv[1:]
-ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
+ray.init(logging_level="ERROR")
 photos = ray.data.read_binary_files(folder, include_paths=True)
 photos = photos.union(ray.data.from_items([{"bytes": b"no photo", "path": "broken"}]))
 done = photos.map_batches(
@@ -187,6 +194,7 @@ def test_two_machines(caption, photos, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_callable_class_in_a_pipeline(photos, tiny) -> None:
     """`captioner.ray.Captions` in ``map_batches``, with a photo that fails."""
     done = run(PIPELINE, photos, tiny.model)
@@ -217,11 +225,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_a_photo_that_kills_every_worker_ends_the_job(caption, tmp_path) -> None:
     """As a crash in a decoder would; otherwise the part would be tried without end."""
     done = caption(FATAL_PHOTO, workers=1, part_photos=5)
 
     assert done.returncode == FAILED, done.stderr
-    assert "a worker died again and again" in done.stderr
-    assert "1 parts are missing, first part-00001.jsonl" in done.stderr
-    assert (tmp_path / "out" / "part-00000.jsonl").exists()
+    assert "a worker died again and again; the limit per part is 1" in done.stderr
+    # Part 0 may be given to a worker after part 1.
+    missing = [n for n in (0, 1) if not (tmp_path / "out" / f"part-0000{n}.jsonl").exists()]
+    assert 1 in missing
+    message = {
+        1: "; 1 part is missing: part-00001.jsonl)",
+        2: "; 2 parts are missing, first part-00000.jsonl)",
+    }
+    assert message[len(missing)] in done.stderr

@@ -14,7 +14,7 @@ import yaml
 from kills import Job, ten_victims
 from PIL import Image
 
-from captioner.cli.main import FAILED, USAGE, main
+from captioner.cli.main import FAILED, INTERRUPTED, USAGE, main
 from captioner.data.features import CONTENTS, JOURNAL, ROWS
 
 pytest.importorskip("ray")
@@ -37,7 +37,7 @@ def make_config(folder: Path, count: int) -> Path:
         (folder / f"{name}.json").write_text(json.dumps(coco))
     config = {
         "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},
-        "training": {"seed": 3},
+        "training": {"seed": 3, "precision": "fp32"},  # as conftest.py's "auto", in all processes
         "data": {
             "train_annotations": [str(folder / "train.json")],
             "val_annotations": [str(folder / "val.json")],
@@ -86,10 +86,9 @@ def test_options_that_contradict_each_other(arguments, message, prepare, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_the_folder_is_that_of_the_plain_command(prepare, tmp_path) -> None:
-    """Whole, and continued by the other engine after an interruption, in both directions."""
     assert prepare("plain")[0] == FAILED  # one photo is broken
-    expected = contents_of(tmp_path / "plain")
 
     code, err = prepare("ray", *RAY)
 
@@ -97,13 +96,30 @@ def test_the_folder_is_that_of_the_plain_command(prepare, tmp_path) -> None:
     warnings = [line for line in err.splitlines() if "skipped" in line]
     assert len(warnings) == 1
     assert "5.png: not a supported image" in warnings[0]
-    assert contents_of(tmp_path / "ray") == expected
+    assert contents_of(tmp_path / "ray") == contents_of(tmp_path / "plain")
 
-    for folder, arguments in (("plain", RAY), ("ray", ())):
-        interrupt(tmp_path / folder, blocks=2)
-        code, err = prepare(folder, *arguments)
+
+@pytest.mark.usefixtures("actors_here")
+def test_each_engine_continues_what_the_other_began(prepare, tmp_path) -> None:
+    assert prepare("f")[0] == FAILED
+    expected = contents_of(tmp_path / "f")
+    for arguments in (RAY, ()):
+        interrupt(tmp_path / "f", blocks=2)
+        assert contents_of(tmp_path / "f") != expected
+        code, err = prepare("f", *arguments)
         assert code == FAILED, err
-        assert contents_of(tmp_path / folder) == expected
+        assert contents_of(tmp_path / "f") == expected
+
+
+def test_what_an_interrupted_job_leaves_is_continued(prepare, tmp_path, actors_here) -> None:
+    assert prepare("plain")[0] == FAILED
+    actors_here.stop_after = 1
+    assert prepare("f", *RAY)[0] == INTERRUPTED
+    assert JOURNAL in contents_of(tmp_path / "f")
+
+    assert prepare("f")[0] == FAILED
+
+    assert contents_of(tmp_path / "f") == contents_of(tmp_path / "plain")
 
 
 def interrupt(folder: Path, blocks: int) -> None:
@@ -122,6 +138,7 @@ def interrupt(folder: Path, blocks: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_an_encoder_that_differs_on_a_machine_stops_the_job(prepare, tmp_path, monkeypatch) -> None:
     """As with another version of timm there: here the driver expects other weights."""
     from captioner.prepare import features
@@ -142,7 +159,8 @@ def test_an_encoder_that_differs_on_a_machine_stops_the_job(prepare, tmp_path, m
 
 @pytest.mark.stress
 def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
-    config, out = make_config(tmp_path, 2000), tmp_path / "f"
+    """One photo to a part."""
+    config, out = make_config(tmp_path, 240), tmp_path / "f"
     command = ["prepare", "features", config, "-o", out, "--batch-size", "1"]
     journal = out / JOURNAL
 
@@ -150,7 +168,9 @@ def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     ray = ["--engine", "ray", "--workers", "2", "--part-photos", "1"]
-    code, err = Job([*command, *ray], "_FeatureEncoder", blocks).run(ten_victims(2), seed=3)
+    actor = "captioner.prepare.ray_features:_FeatureEncoder"
+    job = Job([*command, *ray], actor, blocks, tmp_path / "kills")
+    code, err = job.run(ten_victims(seed=2), seed=3)
 
     assert code == FAILED, err  # one photo is broken
     found = contents_of(out)

@@ -136,7 +136,7 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
             open_job(output, parts, settings, resume=True, force=False),
         ):
             pass
-        with pytest.raises(DataError, match="1 parts are missing"):
+        with pytest.raises(DataError, match=r"1 part is missing: part-00001\.jsonl; give"):
             job.finish({})
     with open_job(output, parts, settings, resume=True, force=False) as again:
         assert again.id == job.id
@@ -155,7 +155,7 @@ def test_a_second_driver_and_a_changed_job_are_refused(tmp_path) -> None:
 def test_parts_without_a_job_are_not_mixed_with_new_ones(tmp_path) -> None:
     (tmp_path / "part-00000.jsonl").write_text("{}\n")
     with (
-        pytest.raises(ConfigError, match=r"1 parts but no job\.json"),
+        pytest.raises(ConfigError, match=r"1 part but no job\.json"),
         open_job(
             Output(str(tmp_path), "jsonl"), divide(["a.jpg"], size=1), {}, resume=True, force=False
         ),
