@@ -190,10 +190,10 @@ class BulkResponse(Response):
             photo = await self._service.decode(upload)
         except RequestError as error:
             return asyncio.create_task(_failed(head, error))
-        places = self._service.bulk_places
-        await places.acquire()
+        slots = self._service.bulk_slots
+        await slots.acquire()
         task = asyncio.create_task(self._result(head, photo, wanted, attention))
-        task.add_done_callback(lambda _: places.release())  # also if it is cancelled before it runs
+        task.add_done_callback(lambda _: slots.release())  # also if it is cancelled before it runs
         return task
 
     async def _result(

@@ -90,7 +90,7 @@ class Service:
         self.limits = limits
         self.batch_size = batch_size
         self.batcher = Batcher(model, batch_size, on_batch)
-        self.bulk_places = asyncio.Semaphore(batch_size)
+        self.bulk_slots = asyncio.Semaphore(batch_size)
         """For the photos of bulk requests that wait for the model."""
         self.in_flight = 0
         """Number of slots that requests hold; most hold one."""

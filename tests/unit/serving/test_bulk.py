@@ -315,7 +315,7 @@ def test_disconnect_cancels_the_rest(serve, model, accept, kind):
         await asyncio.wait_for(exchange.task, 30)
         assert server.service.batcher.waiting == 0
         assert server.service.in_flight == 1
-        assert server.service.bulk_places._value == 4
+        assert server.service.bulk_slots._value == 4
         model.gate.set()
         await blocked.response()
         assert (await open_batch(server, images(*photos(9))).response()).status == 200
@@ -341,7 +341,7 @@ def test_disconnect_while_sending_cancels_the_rest(serve, model, accept):
         await asyncio.wait_for(exchange.task, 30)
         assert server.service.batcher.waiting == 0
         assert server.service.in_flight == 0
-        assert server.service.bulk_places._value == 4
+        assert server.service.bulk_slots._value == 4
 
     serve(test, batch_size=4)
     assert sum(map(len, model.batches)) < 10
@@ -406,7 +406,7 @@ def test_slow_captioning_times_out(serve, model):
         [result] = response.json["results"]
         assert result["status"] == 503
         assert "longer than 0.3 s" in result["error"]
-        assert server.service.bulk_places._value == 8
+        assert server.service.bulk_slots._value == 8
         model.gate.set()
         await blocked.response()
 
