@@ -221,10 +221,9 @@ def test_the_tutorial_loop_equals_greedy_search(speed, tiny, max_length) -> None
     assert line.endswith("greedy captions equal to the loop's: 10 of 10")
 
 
-def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script, monkeypatch) -> None:
+def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script) -> None:
     measuring = script("measuring")
     now = 0.0
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now)
     done = []
 
     def job(name: str, seconds: float) -> Callable[[], None]:
@@ -235,7 +234,8 @@ def test_jobs_rotate_within_rounds_and_ratios_are_per_round(script, monkeypatch)
 
         return run_it
 
-    times = measuring.measure({"ours": job("ours", 1), "theirs": job("theirs", 3)}, rounds=3)
+    jobs = {"ours": job("ours", 1), "theirs": job("theirs", 3)}
+    times = measuring.measure(jobs, rounds=3, clock=lambda: now)
 
     assert sorted(done[:2]) == ["ours", "theirs"]  # the warm-up
     assert done[2:] == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
