@@ -183,9 +183,12 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 # --- Ray ---
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """A Ray node that serves all tests of this process; to start one takes seconds."""
+    """A Ray node that serves the tests of a file; to start one takes seconds.
+
+    With one for several files, Ray sometimes cancelled the actors of later jobs before they ran.
+    """
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")

@@ -357,6 +357,8 @@ def test_two_runs_cannot_write_the_same_file(photos, tmp_path, monkeypatch, capt
 
 def run_command(arguments: list[str], log: str, stall: int | None = None) -> None:
     """Run a command in its own process; with ``stall``, hang after this number of photos."""
+    # A background job of a shell without job control ignores Ctrl-C, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Path(log).open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 2)
     if stall is not None:

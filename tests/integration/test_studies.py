@@ -270,7 +270,7 @@ def test_the_decoding_benchmark_prints_a_table(speed, tiny, tmp_path, monkeypatc
         shutil.copy(photo, tmp_path / f"{number}.png")
     arguments = ("--beams", 1, 2, "--batches", 1, 2, "--rounds", 1, "--model", tiny.model)
 
-    def measure(jobs, rounds) -> dict[str, list[float]]:
+    def measure(jobs, rounds, clock) -> dict[str, list[float]]:
         for job in jobs.values():
             job()
         return {"loop": [1.28], "1": [0.32], "2": [0.16]}  # for 16 photos
