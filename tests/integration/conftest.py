@@ -243,8 +243,12 @@ def actors_here() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def visit(browser: Any, patience: float, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """``visit(page or address, **context options)``: a tab that allows no word of complaint."""
+    """``visit(page or address, **context options)``: a tab that allows no word of complaint.
+
+    Each beginning in ``visit.expected`` is that of a complaint which must occur.
+    """
     complaints: list[str] = []
+    expected: list[str] = []
     contexts = []
 
     def open_tab(what: Any, allowed: str = "file:", **options: Any) -> Any:
@@ -271,7 +275,10 @@ def visit(browser: Any, patience: float, tmp_path: Path) -> Iterator[Callable[..
         return tab
 
     open_tab.complaints = complaints  # type: ignore[attr-defined]
+    open_tab.expected = expected  # type: ignore[attr-defined]
     yield open_tab
     for context in contexts:
-        context.close()
-    assert complaints == []
+        context.close()  # only now have all messages arrived
+    for beginning in expected:
+        assert any(line.startswith(beginning) for line in complaints)
+    assert [line for line in complaints if not line.startswith(tuple(expected))] == []
