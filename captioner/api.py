@@ -69,7 +69,8 @@ def load(
             package. Exported folders run with ONNX Runtime, and torch is not imported.
         revision: Branch, tag or commit of a single model of the hub.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...
-        precision: ``auto`` (bf16 if the hardware supports it natively), ``fp32``, ``bf16``.
+        precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``; ``auto`` is the fastest that
+            the hardware supports natively.
 
     Raises:
         ModelError: A folder cannot be loaded, or a model of the hub cannot be downloaded.
@@ -112,7 +113,7 @@ class Captioner:
         self.device = self.batch_captioner.device
         """Where the models run."""
         self.precision = self.batch_captioner.precision
-        """In use: fp32, bf16 or int8."""
+        """In use: fp32, tf32, bf16, fp16 or int8."""
 
     def __repr__(self) -> str:
         vocabulary, engines = self.stored.vocabulary, self.batch_captioner.ensemble.engines

@@ -62,7 +62,7 @@ class BatchCaptioner:
         self.device = self.engine.device
         """Where the models run."""
         self.precision = self.engine.precision
-        """In use: fp32, bf16 or int8."""
+        """In use: fp32, tf32, bf16, fp16 or int8."""
 
     @property
     def model(self) -> CaptionModel:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError, OptionError
+from captioner.hardware import Precision
 from captioner.option_fields import check_options, option_fields
 from captioner.tokenizer import normalize, tokenize
 
@@ -478,8 +479,10 @@ class TrainingConfig:
     ema_decay: Fraction = 0.0
     """Decay per step of the exponential moving average of the weights, which is validated and saved
     in place of the weights; 0: no averaging."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: bf16 if the hardware supports it natively (AMX, recent GPUs), else fp32."""
+    precision: Precision = "auto"
+    """auto: bf16 if the hardware supports it natively (AMX, recent GPUs), fp16 on older NVIDIA GPUs
+    with tensor cores, else fp32. tf32: float32 with products of fewer digits, on NVIDIA GPUs of
+    the Ampere generation or later."""
     compile: bool = False
     """Compile the additive attention score with torch.compile: slower start (half a minute), faster
     steps. On a CPU it needs a C++ compiler."""

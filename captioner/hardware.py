@@ -8,16 +8,25 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+"""Of matrix products and convolutions; see `pick_precision`. Softmax, attention scores, losses and
+trained weights stay in float32."""
+
+PRECISION_HELP = (
+    "auto: bf16 if the hardware supports it natively (AMX, recent GPUs), fp16 on older NVIDIA GPUs "
+    "with tensor cores, else fp32. tf32: float32 with products of fewer digits, on NVIDIA GPUs of "
+    "the Ampere generation or later"
+)
 
 
 def keep_freed_memory(*, threads: bool = False) -> None:
@@ -76,26 +85,70 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and bool(capabilities.get("amx_bf16", False))
 
 
-def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "bf16"]:
-    """Resolve ``auto`` to bf16 where the hardware supports it natively, else to fp32.
+def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf32", "bf16", "fp16"]:
+    """Resolve ``auto``, and what makes no difference on a device.
+
+    ``auto`` is bf16 where the hardware supports it natively, fp16 on other NVIDIA GPUs with tensor
+    cores (compute capability 7.0 and 7.5), else fp32. ``tf32`` is fp32 except on NVIDIA GPUs.
 
     Raises:
         ConfigError: The precision is unknown.
     """
+    if precision not in get_args(Precision):
+        *others, last = get_args(Precision)
+        raise ConfigError(f"precision is {precision!r}; give {', '.join(others)} or {last}")
     if precision == "auto":
-        return "bf16" if multiplies_bf16(device) else "fp32"
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f"precision is {precision!r}; give auto, fp32 or bf16")
+        if multiplies_bf16(device):
+            return "bf16"
+        return "fp16" if _multiplies_fp16(device) else "fp32"
+    if precision == "tf32" and device.type != "cuda":
+        return "fp32"
     return precision  # type: ignore[return-value]
+
+
+def _multiplies_fp16(device: torch.device) -> bool:
+    """Whether it is an NVIDIA GPU with tensor cores: older ones can be slower in fp16."""
+    import torch
+
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+def product_type(precision: str) -> torch.dtype | None:
+    """The type to which autocast converts the factors of products; None: float32 stays."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """A context that runs matrix products and convolutions in this precision."""
-    if pick_precision(precision, device) == "fp32":
-        return nullcontext()
+    precision = pick_precision(precision, device)
+    dtype = product_type(precision)
+    if dtype is None:
+        return matmul_precision(precision)
     import torch
 
-    return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, dtype)
+
+
+def matmul_precision(precision: str) -> AbstractContextManager[object]:
+    """A context that lets float32 products run in TF32 if this is the precision.
+
+    Unlike `autocast`, it may surround a backward pass. The setting affects the whole process.
+    """
+    return _tf32() if precision == "tf32" else nullcontext()
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def upload(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:

@@ -66,7 +66,7 @@ class Engine(Protocol):
     geometry: Geometry
     device: Any
     precision: str
-    """``fp32``, ``bf16`` or ``int8``."""
+    """``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``int8``."""
     computes_relevance: bool
     """Whether it has ``relevance``, which needs the weights."""
 

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from captioner.config import ExplanationMethod
 from captioner.decoding.stepper import DecoderStepper
-from captioner.hardware import Precision, autocast, pick_device, pick_precision, upload
+from captioner.hardware import (
+    Precision,
+    autocast,
+    pick_device,
+    pick_precision,
+    product_type,
+    upload,
+)
 from captioner.inference import CaptionScores
 from captioner.models.attention import Memory, widen
 from captioner.models.captioner import CaptionModel
@@ -96,22 +103,22 @@ class TorchEngine:
 
     @cached_property
     def exact_decoder(self) -> Decoder:
-        """The decoder in float32: bf16 would round away the effect of a region."""
+        """The decoder in float32: less would round away the effect of a region."""
         decoder = self.model.decoder
         weight = decoder.word_output.weight
         if weight.dtype == torch.float32 and not weight.is_inference():
             return decoder
         with torch.inference_mode(False):
             exact = copy.deepcopy(decoder).float()
-            exact.cached_word_gates = None  # they are in bf16
+            exact.cached_word_gates = None  # rounded to the precision
             return exact
 
 
 def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
     """A copy optimized for inference; the original keeps its float32 weights.
 
-    Weights that both need are shared. For bf16 the weights of products are converted once: without
-    gradients, autocast would convert them again at every word.
+    Weights that both need are shared. For bf16 and fp16 the weights of products are converted once:
+    without gradients, autocast would convert them again at every word.
     """
     shared: dict[int, Any] = {
         id(part): nn.Parameter(part.detach(), requires_grad=False) for part in model.parameters()
@@ -119,10 +126,11 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
     copied = copy.deepcopy(model, shared).to(device).eval()
     copied.encoder.fold_norms()
     copied.encoder.to(memory_format=torch.channels_last)
-    if precision == "bf16":
+    dtype = product_type(precision)
+    if dtype is not None:
         for module in copied.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
-                module.to(torch.bfloat16)
+                module.to(dtype)
     if device.type == "cpu":
         copied.encoder.fuse()
     copied.decoder.cache_word_gates()

@@ -33,6 +33,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import torch
 from measuring import Report, add_arguments, clock, in_child, measure, median, ratio
@@ -46,7 +47,15 @@ from captioner.data.batches import EncodedImage, EpochSampler, pad_captions, sam
 from captioner.data.coco import CaptionedImage, read_captions
 from captioner.data.preprocessing import Preprocessing
 from captioner.data.sources import PhotoSource, open_source
-from captioner.hardware import autocast, keep_freed_memory, peak_memory, pick_precision
+from captioner.hardware import (
+    Precision,
+    autocast,
+    keep_freed_memory,
+    matmul_precision,
+    peak_memory,
+    pick_precision,
+    product_type,
+)
 from captioner.models.decoder import BahdanauDecoder, build_decoder
 from captioner.models.encoder import build_encoder
 from captioner.models.losses import caption_losses, longest_first
@@ -128,7 +137,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=32)
     parser.add_argument("--captions", type=int, default=5)
     add_arguments(parser, rounds=5)
-    parser.add_argument("--precision", choices=["fp32", "bf16"], nargs="+")
+    parser.add_argument("--precision", choices=get_args(Precision)[1:], nargs="+")
     parser.add_argument("--padding", nargs="+", metavar="CAPTIONS.json", help="padding only")
     parser.add_argument("--compile", action="store_true", help="measure training.compile too")
     parser.add_argument("--projection", action="store_true", help="measure projection_dim too")
@@ -268,7 +277,7 @@ def at_random(
 
 def step_dtype(name: str) -> torch.dtype:
     """The type of the products of a step."""
-    return torch.bfloat16 if name.startswith("bf16") else torch.float32
+    return product_type(name.split(maxsplit=1)[0]) or torch.float32
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
@@ -290,9 +299,10 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
         if model is not None:
             loss = model(apart, tokens.flatten(0, 1).to(device))
         else:
-            with autocast(precision, device):  # type: ignore[arg-type]
+            with autocast(precision, device):
                 loss = ours(decoder, features, tokens)
-        loss.backward()
+        with matmul_precision(precision):
+            loss.backward()
         nn.utils.clip_grad_norm_(learned, 5.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ import argparse
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -21,6 +21,7 @@ from captioner.api import load
 from captioner.data.coco import read_dataset
 from captioner.errors import CaptionerError
 from captioner.evaluation.metrics import score
+from captioner.hardware import Precision
 from captioner.tokenizer import tokenize
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--images", required=True)
     parser.add_argument("--vary", nargs="+", action="append", default=[], metavar="NAME VALUE")
     parser.add_argument("--style", default=None)
-    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="fp32")
+    parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
     options = parser.parse_args()
     photos = read_dataset([options.annotations], [options.images])
     model = load(*options.model, precision=options.precision)

@@ -15,11 +15,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from captioner.api import load
 from captioner.data.coco import read_captions, read_dataset
 from captioner.errors import CaptionerError
 from captioner.evaluation.metrics import score
+from captioner.hardware import Precision
 from captioner.tokenizer import tokenize
 
 SAMPLES = 5
@@ -34,7 +36,7 @@ def main() -> None:
     parser.add_argument("--train-annotations", nargs="*", default=[])
     parser.add_argument("--model", default=None)
     parser.add_argument("--style", default="")
-    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="fp32")
+    parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
     options = parser.parse_args()
     photos = read_dataset([options.annotations], [options.images])
     model = load(*filter(None, [options.model]), precision=options.precision)

@@ -10,7 +10,7 @@ from typing import Any
 
 from captioner.cli.main import FAILED, OK
 from captioner.cli.options import (
-    DEVICE_HELP,
+    add_device_options,
     add_search_options,
     checked_search,
     refuse_overwrite,
@@ -82,14 +82,7 @@ def parser() -> Parser:
     new.add_argument(
         "--force", action="store_true", help="replace the model's confidence and existing files"
     )
-    new.add_argument("--device", default="auto", help=DEVICE_HELP)
-    new.add_argument(
-        "--precision",
-        default="auto",
-        choices=["auto", "fp32", "bf16"],
-        help="auto: bf16 if the hardware supports it natively, else fp32",
-    )
-    new.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
+    add_device_options(new)
     add_search_options(new)
     return new
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 import jsonargparse
 
@@ -15,6 +15,7 @@ from captioner.cli.main import flag
 from captioner.cli.parser import Parser
 from captioner.config import SearchOptions
 from captioner.errors import ConfigError
+from captioner.hardware import PRECISION_HELP, Precision
 from captioner.option_fields import check_option, option_fields
 
 
@@ -29,14 +30,16 @@ def add_model_options(parser: Parser) -> None:
         help="model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: "
         "the shipped model); repeat to average the probabilities of several models",
     )
-    group.add_argument("--device", default="auto", help=DEVICE_HELP)
-    group.add_argument(
-        "--precision",
-        default="auto",
-        choices=["auto", "fp32", "bf16"],
-        help="auto: bf16 if the hardware supports it natively, else fp32",
+    add_device_options(group)
+
+
+def add_device_options(parser: Any) -> None:
+    """``--device``, ``--precision``, ``--batch-size``."""
+    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
+    parser.add_argument(
+        "--precision", default="auto", choices=get_args(Precision), help=PRECISION_HELP
     )
-    group.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
+    parser.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
 
 
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps, ..."

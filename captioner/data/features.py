@@ -52,7 +52,7 @@ def feature_fingerprint(
         state: The encoder's ``state_dict()``.
         preprocessing: The encoder's preprocessing; every field is included.
         dtype: Storage type of the rows; None: left out, so that any type matches.
-        precision: Precision of the encoder, ``fp32`` or ``bf16``; None: left out, any matches.
+        precision: Precision of the encoder, such as ``fp32``; None: left out, any matches.
         stage: Encoder stage whose input is cached; None: the encoder's output.
 
     Returns:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 from tqdm import tqdm
@@ -34,7 +34,7 @@ from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
-from captioner.hardware import pick_precision, upload
+from captioner.hardware import autocast, matmul_precision, pick_precision, upload
 from captioner.model_card import write_card
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
@@ -64,6 +64,9 @@ from captioner.training.validation import (
 COLLECT_EVERY = 20
 """Steps between two reads of the sums on a GPU; on a CPU they are read every step."""
 
+MIN_SCALE = 2.0**-14
+"""Smallest scale of the loss in fp16; where gradients overflow even so, the run has diverged."""
+
 NO_SCORE = 5e-4
 """A lower CIDEr or BLEU-4 is printed as 0.0 points: the captions have nothing in common with the
 references."""
@@ -76,19 +79,20 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the user stopped the
 class _TaskLosses(nn.Module):
     """The model with its losses as forward pass, as DistributedDataParallel needs it."""
 
-    def __init__(self, model: CaptionModel) -> None:
+    def __init__(self, model: CaptionModel, precision: str) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.precision = model, precision
 
     def forward(self, task: Task, label_smoothing: float) -> Losses:
         """Losses of a task."""
-        return self.model(  # type: ignore[no-any-return]
-            task.images,
-            task.tokens,
-            label_smoothing,
-            inputs=task.inputs,
-            advantages=task.advantages,
-        )
+        with autocast(self.precision, task.images.device):
+            return self.model(  # type: ignore[no-any-return]
+                task.images,
+                task.tokens,
+                label_smoothing,
+                inputs=task.inputs,
+                advantages=task.advantages,
+            )
 
 
 class Trainer:
@@ -103,12 +107,12 @@ class Trainer:
         config = self.config = setup.config
         self.setup, self.folder = setup, folder
         cpu = not torch.cuda.is_available()
-        # PartialState gives the device, which the precision depends on.
-        precision = pick_precision(config.training.precision, PartialState(cpu=cpu).device)
-        self.accelerator = Accelerator(
-            cpu=cpu, mixed_precision="bf16" if precision == "bf16" else "no"
-        )
+        # The precision is ours: accelerate's fp16 needs a GPU, and its scale cannot be resumed.
+        self.accelerator = Accelerator(cpu=cpu, mixed_precision="no")
         self.device = self.accelerator.device
+        self.precision = pick_precision(config.training.precision, self.device)
+        # Small gradients would be 0 in fp16. Otherwise it does nothing.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.world = self.accelerator.num_processes
         self.model: CaptionModel = setup.stored.model.to(self.device)
         if config.training.compile:
@@ -141,6 +145,8 @@ class Trainer:
         settings = self.progress.settings
         check_resume(path, read_progress(path).settings, settings)  # names what differs
         self.progress = load_state(path, self.model, self.average, self.optimizer)
+        if self.progress.scaler:
+            self.scaler.load_state_dict(self.progress.scaler)
         # An earlier release saved fewer settings, and no training curves.
         self.progress.settings = settings
         self.progress.curve.setdefault("step", self.progress.step)
@@ -175,7 +181,7 @@ class Trainer:
             disable=not main,
             dynamic_ncols=True,
         )
-        with bar, trackers, stop_signals() as stop:
+        with bar, trackers, stop_signals() as stop, matmul_precision(self.precision):
             while not ending:
                 self._train_epoch(model, optimizer, bar, trackers, stop)
                 self._end_epoch(bar, trackers)
@@ -222,9 +228,8 @@ class Trainer:
             )
 
     def prepare(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Wrap model and optimizer for ``step``."""
-        model, optimizer = self.accelerator.prepare(_TaskLosses(self.model), self.optimizer)
-        return model, optimizer
+        """The model with its losses, ready for several processes, and the optimizer."""
+        return self.accelerator.prepare(_TaskLosses(self.model, self.precision)), self.optimizer
 
     def _train_epoch(
         self,
@@ -289,13 +294,16 @@ class Trainer:
                 # Mean over the words of all processes and parts, however unequal (gradients are
                 # averaged over processes).
                 loss = task.scale * losses.objective(config)
-                accelerator.backward(loss * self.world / words.clamp(min=1))
+                loss = loss * self.world / words.clamp(min=1)
+                accelerator.backward(self.scaler.scale(loss))
                 if task.scale == 1:
                     loss_sum += losses.cross_entropy.detach()
+        self.scaler.unscale_(optimizer)
         norm = accelerator.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], config.clip_norm
         )
-        optimizer.step()
+        self.scaler.step(optimizer)  # without effect if a gradient has overflowed in fp16
+        self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update_parameters(self.model)
@@ -305,12 +313,13 @@ class Trainer:
         sums = dict(zip(EPOCH_SUMS, step_sums, strict=True))  # views
         sums["loss"] += loss_sum
         if norm is not None and accelerator.is_main_process:  # all processes have the same
-            sums["gradient_norm"] += norm
+            overflow_is_normal = self.scaler.is_enabled()
+            sums["gradient_norm"] += norm.nan_to_num(0, 0, 0) if overflow_is_normal else norm
         self._sums += accelerator.reduce(step_sums)
 
     def _tasks(self, part: Batch) -> list[Task]:
         images = upload(part.images, self.device)
-        with self.accelerator.autocast():
+        with autocast(self.precision, self.device):
             return self.objective.tasks(self.model, part, images, self.progress.step)
 
     def _lr_factor(self, step: int) -> float:
@@ -329,6 +338,8 @@ class Trainer:
             sums[name] = sums.get(name, 0.0) + value
             curve[name] = curve.get(name, 0.0) + value
         self._sums.zero_()
+        if self.scaler.is_enabled() and self.scaler.get_scale() < MIN_SCALE:
+            sums["gradient_norm"] = math.inf  # not only because the scale was too large
         for name in ("loss", "gradient_norm"):
             if math.isfinite(sums[name]):
                 continue
@@ -414,8 +425,7 @@ class Trainer:
 
     def captioner(self, stored: StoredModel) -> BatchCaptioner:
         """The model on the run's device and in its precision, as validation uses it."""
-        precision = pick_precision(self.config.training.precision, self.device)
-        return BatchCaptioner(stored, device=str(self.device), precision=precision)
+        return BatchCaptioner(stored, device=str(self.device), precision=self.precision)
 
     def _validate(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
         """Caption the validation photos, distributed over the processes, and score the captions."""
@@ -509,6 +519,7 @@ class Trainer:
             )
 
     def _save(self) -> None:
+        self.progress.scaler = self.scaler.state_dict()
         if self.accelerator.is_main_process:
             save_state(self.folder.state, self.progress, self.model, self.average, self.optimizer)
         self.accelerator.wait_for_everyone()

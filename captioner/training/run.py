@@ -172,6 +172,8 @@ class Progress:
     """Training time, over all sessions."""
     curve: dict[str, float] = field(default_factory=dict)
     """``sums`` since the last point of the training curves, and the step of that point."""
+    scaler: dict[str, float] = field(default_factory=dict)
+    """State of the scale of the loss (``torch.amp.GradScaler``); empty except in fp16."""
 
 
 def save_state(

@@ -172,9 +172,9 @@ def test_a_method_changes_only_the_maps(
         assert (given.method, given.words) == (method, ours.words)
 
 
-def test_methods_work_in_bf16_and_inside_inference_mode(photos: list[Path]):
+def test_methods_work_in_half_precision_and_inside_inference_mode(photos: list[Path]):
     model = stored()
-    for precision in ("fp32", "bf16"):
+    for precision in ("fp32", "bf16", "fp16"):
         with torch.inference_mode():
             inside = Captioner(model, device="cpu", precision=precision)  # type: ignore[arg-type]
             for method in METHODS:

@@ -11,8 +11,16 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from captioner.config import TrainingConfig
 from captioner.errors import ConfigError
-from captioner.hardware import autocast, multiplies_bf16, pick_device, pick_precision
+from captioner.hardware import (
+    PRECISION_HELP,
+    autocast,
+    multiplies_bf16,
+    pick_device,
+    pick_precision,
+)
+from captioner.option_fields import option_fields
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -27,6 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": cpu}, raising=False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", on_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8 if gpu else 6, 0))
 
 
 @pytest.mark.parametrize(
@@ -42,12 +51,47 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         ((False, False), CPU, "bf16", "bf16"),
         ((False, False), GPU, "bf16", "bf16"),
         ((True, True), torch.device("mps"), "auto", "fp32"),
+        ((False, False), CPU, "fp16", "fp16"),
+        ((False, True), GPU, "tf32", "tf32"),
+        ((True, True), CPU, "tf32", "fp32"),
     ],
     indirect=["machine"],
 )
 @pytest.mark.usefixtures("machine")
 def test_precision(device: torch.device, precision: str, expected: str):
     assert pick_precision(precision, device) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((6, 1), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16")]
+)
+@pytest.mark.parametrize("machine", [(True, False)], indirect=True)
+@pytest.mark.usefixtures("machine")
+def test_gpus_with_tensor_cores_but_without_bf16_use_fp16(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert pick_precision("auto", GPU) == expected
+
+
+def test_unknown_precision():
+    with pytest.raises(ConfigError, match="^precision is 'half'; give auto, fp32, tf32, bf16 or"):
+        pick_precision("half", CPU)
+
+
+def test_tf32_applies_within_the_context_only():
+    before = torch.get_float32_matmul_precision()
+    with autocast("tf32", GPU):
+        assert torch.get_float32_matmul_precision() == "high"
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert torch.get_float32_matmul_precision() == before
+    with autocast("tf32", CPU):  # elsewhere it is fp32
+        assert torch.get_float32_matmul_precision() == before
+
+
+def test_help_of_both_options_agrees():
+    config = option_fields(TrainingConfig)["precision"]
+    assert config.help.startswith(PRECISION_HELP)
 
 
 def test_cpu_without_capabilities_uses_fp32(monkeypatch: pytest.MonkeyPatch):
@@ -62,6 +106,8 @@ def test_autocast_uses_the_precision():
     left = torch.ones(2, 2)
     with autocast("bf16", CPU):
         assert (left @ left).dtype == torch.bfloat16
+    with autocast("fp16", CPU):
+        assert (left @ left).dtype == torch.float16
     with autocast("fp32", CPU):
         assert (left @ left).dtype == torch.float32
 

@@ -17,8 +17,8 @@ PACKAGE = Path(captioner.__file__).parent
 # From the bottom up. A module may import from its own package and from packages in lower layers.
 LAYERS = [
     ["errors"],
-    ["extras", "files", "geometry", "option_fields", "registry", "tokenizer"],
-    ["config", "subwords", "caption", "hardware", "hub", "metadata"],
+    ["extras", "files", "geometry", "hardware", "option_fields", "registry", "tokenizer"],
+    ["config", "subwords", "caption", "hub", "metadata"],
     ["client", "vocabulary"],
     ["model_config"],
     ["confidence", "model_card"],

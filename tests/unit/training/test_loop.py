@@ -28,7 +28,7 @@ from captioner.files import FREQUENCIES
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.training.build import prepare
-from captioner.training.loop import Interrupted, Trainer, start
+from captioner.training.loop import MIN_SCALE, Interrupted, Trainer, start
 from captioner.training.run import RunFolder, read_steps
 
 Rows = list[dict[str, float]]
@@ -161,6 +161,7 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
             [4],
             id="micro-batches",
         ),
+        pytest.param({"training": {"precision": "fp16"}}, [4], id="fp16"),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
@@ -606,6 +607,89 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(configure: Any, tmp
     assert parts.keys() == whole.keys()
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+
+
+# --- fp16: the loss is scaled, and a step whose gradients overflow is left out ---
+
+
+def fp16_trainer(configure: Any, folder: Path, **training: Any) -> Trainer:
+    changed = {"save_every": 1, "epochs": 1, "log_every": 1, "precision": "fp16"} | training
+    config = configure(training=changed, decoder={"dropout": 0.0})
+    return Trainer(prepare(config), RunFolder(folder, config))
+
+
+def overflowing(trainer: Trainer, steps: set[int]) -> None:
+    """Make a gradient infinite in these steps."""
+    whole = trainer.accelerator.backward
+
+    def backward(loss: torch.Tensor) -> None:
+        whole(loss)
+        if trainer.progress.step in steps:
+            trainer.model.decoder.word_output.bias.grad[0] = math.inf
+
+    trainer.accelerator.backward = backward  # type: ignore[method-assign]
+
+
+def test_fp16_has_the_gradients_of_fp32(configure: Any, tmp_path: Path):
+    gradients: dict[str, dict[str, torch.Tensor]] = {}
+    types = {}
+    for precision in ("fp32", "fp16"):
+        trainer = fp16_trainer(configure, tmp_path / precision, precision=precision)
+        model, optimizer = trainer.prepare()
+        trainer.model.train()
+        found = gradients[precision] = {}
+
+        def keep(parameters: Any, norm: float, trainer=trainer, found=found) -> None:
+            named = trainer.model.decoder.named_parameters()
+            found.update((name, parameter.grad.clone()) for name, parameter in named)
+
+        def read(module: Any, inputs: Any, output: Any, precision=precision) -> None:
+            types[precision] = output.dtype
+
+        trainer.accelerator.clip_grad_norm_ = keep
+        trainer.model.decoder.word_output.register_forward_hook(read)
+        trainer.step(model, optimizer, next(iter(trainer.source.batches(0, 0))))
+    assert types == {"fp32": torch.float32, "fp16": torch.float16}
+    for name, exact in gradients["fp32"].items():
+        difference = (gradients["fp16"][name] - exact).norm()
+        assert difference <= 0.01 * exact.norm() + 1e-6, name
+
+
+def test_an_overflow_in_fp16_leaves_out_the_step_and_halves_the_scale(
+    configure: Any, tmp_path: Path
+):
+    trainer = fp16_trainer(configure, tmp_path)
+    overflowing(trainer, {1})
+    weights = []
+    update = trainer.scaler.update
+
+    def updated() -> None:
+        update()
+        weights.append(trainer.model.decoder.word_output.weight.detach().clone())
+
+    trainer.scaler.update = updated  # type: ignore[method-assign]
+    trainer.run()
+    first, second, third = weights
+    assert torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert trainer.scaler.get_scale() == 2.0**15
+    curve = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [point["gradient_norm"] > 0 for point in curve] == [True, False, True]
+    resumed = fp16_trainer(configure, tmp_path, epochs=2)
+    resumed.resume()
+    assert resumed.scaler.get_scale() == 2.0**15
+    resumed.run()
+    state = progress_of(tmp_path)
+    assert state["step"] == 6
+    assert state["scaler"]["_growth_tracker"] == 4  # steps since the overflow
+
+
+def test_gradients_that_always_overflow_in_fp16_stop_the_run(configure: Any, tmp_path: Path):
+    trainer = fp16_trainer(configure, tmp_path)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=MIN_SCALE)
+    overflowing(trainer, {1, 2})
+    with pytest.raises(CheckpointError, match=r"gradient norm is inf at step 2 of 3.*precision"):
+        trainer.run()
 
 
 def set_scores(monkeypatch: pytest.MonkeyPatch, ciders: list[float]) -> None:

@@ -161,7 +161,7 @@ def moved(trainer: Trainer, device: SimulatedDevice) -> tuple[torch.nn.Module, A
     trainer.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
     trainer.optimizer.param_groups[0]["peak_lr"] = 1e-3
     device.syncs.clear()
-    return _TaskLosses(trainer.model), trainer.optimizer
+    return _TaskLosses(trainer.model, trainer.precision), trainer.optimizer
 
 
 @pytest.mark.parametrize(
