@@ -75,7 +75,7 @@ def test_gpus_with_tensor_cores_but_without_bf16_use_fp16(
 
 
 def test_unknown_precision():
-    with pytest.raises(ConfigError, match="^precision is 'half'; give auto, fp32, tf32, bf16 or"):
+    with pytest.raises(ConfigError, match=r"^precision is 'half'; give auto, fp32, tf32, bf16 or"):
         pick_precision("half", CPU)
 
 
