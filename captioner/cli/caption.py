@@ -410,13 +410,20 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[Named], int]:
         return [(photo, str(photo)) for photo in photos], 0
     find = _image_ids(options.annotations)
     named: list[Named] = []
+    owners: dict[int, Path] = {}
     unknown = 0
     for photo in photos:
         image_id = find(photo)
         if image_id is None:
             unknown += 1
             warn(f"{photo}: unknown image id; give --annotations that include it")
+        elif image_id in owners:
+            raise ConfigError(
+                f"{owners[image_id]} and {photo} both have the image id {image_id}, but --format "
+                "coco has one caption per id; leave one out"
+            )
         else:
+            owners[image_id] = photo
             named.append((photo, image_id))
     return named, unknown
 
