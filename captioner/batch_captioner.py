@@ -48,7 +48,14 @@ class BatchCaptioner:
         precision: Precision = "auto",
     ) -> None:
         """Prepare models for inference; for arguments and errors see ``Captioner``."""
+        exported = isinstance(stored, ExportedModel)
         for number, other in enumerate(others, 2):
+            if isinstance(other, ExportedModel) != exported:
+                kinds = ("is exported", "is not")
+                one, two = kinds if exported else kinds[::-1]
+                raise ConfigError(
+                    f"model 1 {one} and model {number} {two}; give models of one kind"
+                )
             if other.vocabulary != stored.vocabulary:
                 raise ConfigError(
                     f"the vocabularies of model 1 and model {number} differ "

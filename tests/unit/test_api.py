@@ -33,6 +33,7 @@ from captioner.data.images import open_image
 from captioner.errors import ConfigError, ImageError, ModelError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.model_folder import StoredModel
+from captioner.onnx_engine import ExportedModel
 from captioner.vocabulary import END, Vocabulary
 
 
@@ -802,6 +803,26 @@ def test_models_with_different_vocabularies_raise(words: tuple[str, ...]):
     message = str(caught.value)
     assert f"({len(WORDS) + 4} and {len(words) + 4} words)" in message
     assert "\n" not in message
+
+
+def test_exported_models_and_others_cannot_be_mixed():
+    model = stored()
+    exported = ExportedModel(
+        Path("x"),
+        model.vocabulary,
+        model.search,
+        {},
+        None,
+        "x",
+        model.model.preprocessing,
+        model.model.grid,
+        model.model.geometry,
+        "fp32",
+    )
+    with pytest.raises(ConfigError, match="model 1 is not and model 2 is exported; give models of"):
+        ensemble_of(model, exported)
+    with pytest.raises(ConfigError, match="model 1 is exported and model 2 is not; give models of"):
+        ensemble_of(exported, model)
 
 
 def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path):
