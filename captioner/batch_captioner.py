@@ -122,6 +122,7 @@ class BatchCaptioner:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
         """
         self.check_method(method)
+        check_alternatives(alternatives)
         if not photos:
             return []
         grids = self.ensemble.encode(photos)
@@ -176,6 +177,9 @@ class BatchCaptioner:
         captions = [self.stored.vocabulary.encode(words) for words in sentences]
         start = self.stored.vocabulary.start(self.stored.search.style if style is None else style)
         self.check_method(method)
+        check_alternatives(alternatives)
+        if not photos:
+            return []
         grids = self.ensemble.encode(photos)
         memories = self.ensemble.memories(grids)
         scores = self.ensemble.score(memories, [[tokens] for tokens in captions], start)
@@ -324,8 +328,6 @@ class BatchCaptioner:
 
     def _alternatives(self, log_probs: NDArray[np.float32], count: int) -> Alternatives:
         """The ``count`` most probable words at every position of (T, V)."""
-        if type(count) is not int or count < 0:
-            raise ConfigError(f"alternatives is {count!r}; give a whole number, 0 (none) or more")
         if count == 0:
             return ()
         allowed = log_probs.copy()
@@ -339,6 +341,12 @@ class BatchCaptioner:
             )
             for tokens, values in zip(best[1].tolist(), best[0].tolist(), strict=True)
         )
+
+
+def check_alternatives(count: object) -> None:
+    """Raise ConfigError unless ``count`` is a number of alternatives."""
+    if type(count) is not int or count < 0:
+        raise ConfigError(f"alternatives is {count!r}; give a whole number, 0 (none) or more")
 
 
 def _engine(stored: StoredModel | ExportedModel, device: str, precision: Precision) -> Engine:

@@ -521,6 +521,8 @@ def test_a_single_photo_of_any_kind_is_a_stream(captioner: Captioner, photos: li
         ({"batch_size": 0}, "batch_size is 0; give an integer >= 1"),
         ({"batch_size": 2.5}, "batch_size is 2.5; give an integer >= 1"),
         ({"style": "poem"}, "poem"),
+        ({"alternatives": -1}, "alternatives is -1; give a whole"),
+        ({"alternatives": "3"}, "alternatives is '3'; give a whole"),
     ],
 )
 def test_a_stream_checks_its_options_immediately(captioner: Captioner, given: Any, expected: str):
