@@ -125,30 +125,35 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     precision = pick_precision(precision, device)
     dtype = product_type(precision)
     if dtype is None:
-        return matmul_precision(precision)
+        return float32_precision(precision, device)
     import torch
 
     return torch.autocast(device.type, dtype)
 
 
-def matmul_precision(precision: str) -> AbstractContextManager[object]:
-    """A context that lets float32 products run in TF32 if this is the precision.
+def float32_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which a GPU's float32 products and convolutions run in ``tf32`` or ``fp32``.
 
-    Unlike `autocast`, it may surround a backward pass. The setting affects the whole process.
+    By default, torch runs convolutions in TF32 and products in float32. Unlike `autocast`, it may
+    surround a backward pass. The settings affect the whole process.
     """
-    return _tf32() if precision == "tf32" else nullcontext()
+    if device.type != "cuda" or precision not in ("tf32", "fp32"):
+        return nullcontext()
+    return _tf32(allowed=precision == "tf32")
 
 
 @contextmanager
-def _tf32() -> Iterator[None]:
+def _tf32(*, allowed: bool) -> Iterator[None]:
     import torch
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def upload(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:

@@ -34,7 +34,7 @@ from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
-from captioner.hardware import autocast, matmul_precision, pick_precision, upload
+from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.model_card import write_card
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
@@ -181,7 +181,12 @@ class Trainer:
             disable=not main,
             dynamic_ncols=True,
         )
-        with bar, trackers, stop_signals() as stop, matmul_precision(self.precision):
+        with (
+            bar,
+            trackers,
+            stop_signals() as stop,
+            float32_precision(self.precision, self.device),
+        ):
             while not ending:
                 self._train_epoch(model, optimizer, bar, trackers, stop)
                 self._end_epoch(bar, trackers)

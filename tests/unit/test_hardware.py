@@ -79,14 +79,29 @@ def test_unknown_precision():
         pick_precision("half", CPU)
 
 
-def test_tf32_applies_within_the_context_only():
-    before = torch.get_float32_matmul_precision()
-    with autocast("tf32", GPU):
-        assert torch.get_float32_matmul_precision() == "high"
+def float32_settings() -> tuple[str, bool]:
+    """Of products and of convolutions."""
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    [
+        ("tf32", ("high", True)),
+        # torch's own default for convolutions is TF32.
+        ("fp32", ("highest", False)),
+    ],
+)
+def test_precision_of_float32_on_a_gpu_applies_within_the_context_only(
+    precision: str, settings: tuple[str, bool]
+):
+    before = float32_settings()
+    with autocast(precision, GPU):
+        assert float32_settings() == settings
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    assert torch.get_float32_matmul_precision() == before
-    with autocast("tf32", CPU):  # elsewhere it is fp32
-        assert torch.get_float32_matmul_precision() == before
+    assert float32_settings() == before
+    with autocast(precision, CPU):  # elsewhere both are fp32
+        assert float32_settings() == before
 
 
 def test_help_of_both_options_agrees():
