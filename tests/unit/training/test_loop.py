@@ -25,6 +25,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, DataError, ImageError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
+from captioner.model_config import CARD
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.training.build import prepare
@@ -268,6 +269,30 @@ def test_a_signal_during_validation_stops_after_it(
         train(configure(), tmp_path)
     assert (progress_of(tmp_path)["epoch"], progress_of(tmp_path)["step"]) == (1, 3)
     assert len(rows(tmp_path)) == 1
+
+
+def test_a_signal_during_the_last_validation_completes_the_run(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = Trainer._validate
+
+    def validate(self: Trainer, stored: StoredModel) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self, stored)
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
+    train(configure(training={"epochs": 1}), tmp_path)
+    assert (tmp_path / "best" / CARD).exists()
+
+
+def test_a_run_killed_at_its_end_gets_its_card_when_it_is_resumed(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 1})
+    train(config, tmp_path)
+    card = tmp_path / "best" / CARD
+    whole = card.read_text()
+    card.unlink()
+    start(prepare(config), tmp_path, resume=True)
+    assert card.read_text() == whole
 
 
 def test_a_second_signal_stops_immediately(configure: Any, tmp_path: Path):
