@@ -68,10 +68,18 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta"
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ConfigError(
-            f"device {name!r} is not available; give auto, cpu or an available GPU such as cuda"
-        ) from error
+        raise ConfigError(f"device {name!r} is not available; give {_devices()}") from error
     return device
+
+
+def _devices() -> str:
+    """The devices of this machine, for messages."""
+    import torch
+
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        gpus.append("mps")
+    return " or ".join(", ".join(["auto", "cpu", *gpus]).rsplit(", ", 1))
 
 
 def multiplies_bf16(device: torch.device) -> bool:

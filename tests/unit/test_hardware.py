@@ -142,9 +142,22 @@ def test_auto_prefers_the_gpu(
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:x", "cuda:99", "tpu"])
 def test_unavailable_device(name: str):
-    with pytest.raises(ConfigError, match=rf"{name!r} is not available; give auto, cpu") as caught:
+    with pytest.raises(ConfigError, match=rf"{name!r} is not available; give auto") as caught:
         pick_device(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given"), [(0, "auto or cpu"), (2, "auto, cpu, cuda:0 or cuda:1")]
+)
+def test_an_unavailable_device_names_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, given: str
+):
+    """Not cuda where there is none."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=rf"^device 'gpu' is not available; give {given}$"):
+        pick_device("gpu")
 
 
 # --- memory --------------------------------------------------------------------------------------
