@@ -309,7 +309,7 @@ class Trainer:
                 loss = task.scale * losses.objective(config)
                 loss = loss * self.world / words.clamp(min=1)
                 accelerator.backward(self.scaler.scale(loss))
-                if task.scale == 1:
+                if task.words:
                     loss_sum += losses.cross_entropy.detach()
         self.scaler.unscale_(optimizer)
         norm = accelerator.clip_grad_norm_(
