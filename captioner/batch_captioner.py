@@ -48,20 +48,8 @@ class BatchCaptioner:
         precision: Precision = "auto",
     ) -> None:
         """Prepare models for inference; for arguments and errors see ``Captioner``."""
-        exported = isinstance(stored, ExportedModel)
         for number, other in enumerate(others, 2):
-            if isinstance(other, ExportedModel) != exported:
-                kinds = ("is exported", "is not")
-                one, two = kinds if exported else kinds[::-1]
-                raise ConfigError(
-                    f"model 1 {one} and model {number} {two}; give models of one kind"
-                )
-            if other.vocabulary != stored.vocabulary:
-                raise ConfigError(
-                    f"the vocabularies of model 1 and model {number} differ "
-                    f"({len(stored.vocabulary)} and {len(other.vocabulary)} words); an ensemble "
-                    "needs models trained with the same vocabulary"
-                )
+            _check_ensemble(stored, other, number)
         self.stored = stored
         """The (first) model as stored."""
         self.ensemble = Ensemble([_engine(one, device, precision) for one in (stored, *others)])
@@ -341,6 +329,31 @@ class BatchCaptioner:
             )
             for tokens, values in zip(best[1].tolist(), best[0].tolist(), strict=True)
         )
+
+
+def _check_ensemble(
+    first: StoredModel | ExportedModel, other: StoredModel | ExportedModel, number: int
+) -> None:
+    """Raise ConfigError unless model ``number`` can be averaged with the first."""
+    exported = [isinstance(model, ExportedModel) for model in (first, other)]
+    if exported[0] != exported[1]:
+        kinds = ["is exported" if one else "is not" for one in exported]
+        raise ConfigError(
+            f"model 1 {kinds[0]} and model {number} {kinds[1]}; give models of one kind"
+        )
+    one, two = first.vocabulary, other.vocabulary
+    if one == two:
+        return
+    if (one.words, one.subwords) == (two.words, two.subwords):
+        styles = " and ".join(", ".join(each.styles) or "none" for each in (one, two))
+        raise ConfigError(
+            f"the styles of model 1 and model {number} differ ({styles}); an ensemble needs models "
+            "trained with the same styles, in the same order"
+        )
+    raise ConfigError(
+        f"the vocabularies of model 1 and model {number} differ ({len(one)} and {len(two)} words); "
+        "an ensemble needs models trained with the same vocabulary"
+    )
 
 
 def check_alternatives(count: object) -> None:

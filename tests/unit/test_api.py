@@ -807,6 +807,13 @@ def test_models_with_different_vocabularies_raise(words: tuple[str, ...]):
     assert "\n" not in message
 
 
+def test_models_with_different_styles_raise():
+    first, other = stored(), stored()
+    other.vocabulary = first.vocabulary.extended((), ("coco", "flickr8k"))
+    with pytest.raises(ConfigError, match=r"the styles of model 1 and model 2 differ \(none and"):
+        ensemble_of(first, other)
+
+
 def test_exported_models_and_others_cannot_be_mixed():
     model = stored()
     exported = ExportedModel(
