@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 from PIL import Image
 
-from captioner.batch_captioner import BatchCaptioner
+from captioner.batch_captioner import BatchCaptioner, check_alternatives
 from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.images import Photo, is_photo, open_image, reduced_side
 from captioner.data.prefetch import read_ahead, reader_threads
@@ -457,6 +457,7 @@ class Captioner:
         encode_search_words(options, self.stored.vocabulary)
         self.stored.vocabulary.start(options.style)
         self.batch_captioner.check_method(method)
+        check_alternatives(alternatives)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError("{batch_size} is {given!r}; give an integer >= 1", given=batch_size)
         several = cast("Iterable[Photo]", [photos] if is_photo(photos) else photos)

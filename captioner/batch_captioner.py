@@ -49,12 +49,7 @@ class BatchCaptioner:
     ) -> None:
         """Prepare models for inference; for arguments and errors see ``Captioner``."""
         for number, other in enumerate(others, 2):
-            if other.vocabulary != stored.vocabulary:
-                raise ConfigError(
-                    f"the vocabularies of model 1 and model {number} differ "
-                    f"({len(stored.vocabulary)} and {len(other.vocabulary)} words); an ensemble "
-                    "needs models trained with the same vocabulary"
-                )
+            _check_ensemble(stored, other, number)
         self.stored = stored
         """The (first) model as stored."""
         self.ensemble = Ensemble([_engine(one, device, precision) for one in (stored, *others)])
@@ -115,6 +110,7 @@ class BatchCaptioner:
             ConfigError: A word in the options is unknown, or no caption satisfies the options.
         """
         self.check_method(method)
+        check_alternatives(alternatives)
         if not photos:
             return []
         grids = self.ensemble.encode(photos)
@@ -169,6 +165,9 @@ class BatchCaptioner:
         captions = [self.stored.vocabulary.encode(words) for words in sentences]
         start = self.stored.vocabulary.start(self.stored.search.style if style is None else style)
         self.check_method(method)
+        check_alternatives(alternatives)
+        if not photos:
+            return []
         grids = self.ensemble.encode(photos)
         memories = self.ensemble.memories(grids)
         scores = self.ensemble.score(memories, [[tokens] for tokens in captions], start)
@@ -317,8 +316,6 @@ class BatchCaptioner:
 
     def _alternatives(self, log_probs: NDArray[np.float32], count: int) -> Alternatives:
         """The ``count`` most probable words at every position of (T, V)."""
-        if type(count) is not int or count < 0:
-            raise ConfigError(f"alternatives is {count!r}; give a whole number, 0 (none) or more")
         if count == 0:
             return ()
         allowed = log_probs.copy()
@@ -332,6 +329,37 @@ class BatchCaptioner:
             )
             for tokens, values in zip(best[1].tolist(), best[0].tolist(), strict=True)
         )
+
+
+def _check_ensemble(
+    first: StoredModel | ExportedModel, other: StoredModel | ExportedModel, number: int
+) -> None:
+    """Raise ConfigError unless model ``number`` can be averaged with the first."""
+    exported = [isinstance(model, ExportedModel) for model in (first, other)]
+    if exported[0] != exported[1]:
+        kinds = ["is exported" if one else "is not" for one in exported]
+        raise ConfigError(
+            f"model 1 {kinds[0]} and model {number} {kinds[1]}; give models of one kind"
+        )
+    one, two = first.vocabulary, other.vocabulary
+    if one == two:
+        return
+    if (one.words, one.subwords) == (two.words, two.subwords):
+        styles = " and ".join(", ".join(each.styles) or "none" for each in (one, two))
+        raise ConfigError(
+            f"the styles of model 1 and model {number} differ ({styles}); an ensemble needs models "
+            "trained with the same styles, in the same order"
+        )
+    raise ConfigError(
+        f"the vocabularies of model 1 and model {number} differ ({len(one)} and {len(two)} words); "
+        "an ensemble needs models trained with the same vocabulary"
+    )
+
+
+def check_alternatives(count: object) -> None:
+    """Raise ConfigError unless ``count`` is a number of alternatives."""
+    if type(count) is not int or count < 0:
+        raise ConfigError(f"alternatives is {count!r}; give a whole number, 0 (none) or more")
 
 
 def _engine(stored: StoredModel | ExportedModel, device: str, precision: Precision) -> Engine:

@@ -68,10 +68,18 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta"
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ConfigError(
-            f"device {name!r} is not available; give auto, cpu or an available GPU such as cuda"
-        ) from error
+        raise ConfigError(f"device {name!r} is not available; give {_devices()}") from error
     return device
+
+
+def _devices() -> str:
+    """The devices of this machine, for messages."""
+    import torch
+
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        gpus.append("mps")
+    return " or ".join(", ".join(["auto", "cpu", *gpus]).rsplit(", ", 1))
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -125,30 +133,35 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     precision = pick_precision(precision, device)
     dtype = product_type(precision)
     if dtype is None:
-        return matmul_precision(precision)
+        return float32_precision(precision, device)
     import torch
 
     return torch.autocast(device.type, dtype)
 
 
-def matmul_precision(precision: str) -> AbstractContextManager[object]:
-    """A context that lets float32 products run in TF32 if this is the precision.
+def float32_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which a GPU's float32 products and convolutions run in ``tf32`` or ``fp32``.
 
-    Unlike `autocast`, it may surround a backward pass. The setting affects the whole process.
+    By default, torch runs convolutions in TF32 and products in float32. Unlike `autocast`, it may
+    surround a backward pass. The settings affect the whole process.
     """
-    return _tf32() if precision == "tf32" else nullcontext()
+    if device.type != "cuda" or precision not in ("tf32", "fp32"):
+        return nullcontext()
+    return _tf32(allowed=precision == "tf32")
 
 
 @contextmanager
-def _tf32() -> Iterator[None]:
+def _tf32(*, allowed: bool) -> Iterator[None]:
     import torch
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def upload(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:

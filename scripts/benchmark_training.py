@@ -50,8 +50,8 @@ from captioner.data.sources import PhotoSource, open_source
 from captioner.hardware import (
     Precision,
     autocast,
+    float32_precision,
     keep_freed_memory,
-    matmul_precision,
     peak_memory,
     pick_precision,
     product_type,
@@ -301,7 +301,7 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
         else:
             with autocast(precision, device):
                 loss = ours(decoder, features, tokens)
-        with matmul_precision(precision):
+        with float32_precision(precision, device):
             loss.backward()
         nn.utils.clip_grad_norm_(learned, 5.0)
         optimizer.step()

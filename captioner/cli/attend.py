@@ -14,6 +14,7 @@ from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, methods, parser, targets
 from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
+    check_batch_size,
     checked_search,
     refuse_overwrite,
     require_parent,
@@ -69,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
         )
+    check_batch_size(options)
     checked_search(options)
     photos = find_photos(options)
     failures = photos.failures

@@ -24,6 +24,7 @@ from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
     add_model_options,
     add_search_options,
+    check_batch_size,
     checked_search,
     output,
     refuse_overwrite,
@@ -160,8 +161,7 @@ def _check(options: Any) -> Path | None:
     options.format = choose_format(options.format, target)
     if options.annotations and options.format != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {options.format}; leave it out")
-    if options.batch_size < 1:
-        raise ConfigError(f"--batch-size is {options.batch_size}; give 1 or more")
+    check_batch_size(options)
     if options.resume and target is None:
         raise ConfigError("--resume continues with an output file; give -o FILE too")
     if options.resume and "-" in options.photos:
@@ -410,13 +410,20 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[Named], int]:
         return [(photo, str(photo)) for photo in photos], 0
     find = _image_ids(options.annotations)
     named: list[Named] = []
+    owners: dict[int, Path] = {}
     unknown = 0
     for photo in photos:
         image_id = find(photo)
         if image_id is None:
             unknown += 1
             warn(f"{photo}: unknown image id; give --annotations that include it")
+        elif image_id in owners:
+            raise ConfigError(
+                f"{owners[image_id]} and {photo} both have the image id {image_id}, but --format "
+                "coco has one caption per id; leave one out"
+            )
         else:
+            owners[image_id] = photo
             named.append((photo, image_id))
     return named, unknown
 

@@ -11,6 +11,7 @@ from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
     add_model_options,
     add_search_options,
+    check_batch_size,
     checked_search,
     refuse_overwrite,
     search_changes,
@@ -141,6 +142,7 @@ def main(argv: Sequence[str]) -> int:
         search=search_changes(options),
     )
     _check_java(inputs.metrics)
+    check_batch_size(options)
     if inputs.results is None:
         checked_search(options)
     target = None if options.output is None else Path(options.output)

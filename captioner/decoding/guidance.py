@@ -9,7 +9,7 @@ from captioner.decoding.arrays import Array, namespace, normalized
 PLAUSIBLE = math.log(0.1)
 """Only words at least a tenth as probable as the most probable one are favoured."""
 PENALTY = 20.0
-"""Subtracted from the scores of the others, in nats: they stay possible, for forced words."""
+"""How far the others stay below all of these, in nats: they stay possible, for forced words."""
 
 
 def guide(log_probs: Array, blank: Array, guidance: float) -> Array:
@@ -33,7 +33,9 @@ def guide(log_probs: Array, blank: Array, guidance: float) -> Array:
     possible = log_probs != -xp.inf
     own = xp.where(possible, log_probs, 0.0)  # -inf - -inf is not a number
     without = xp.where(possible & (blank != -xp.inf), blank, own)
-    scores = own + guidance * (own - without)
+    change = guidance * (own - without)
     plausible = log_probs >= xp.max(log_probs, axis=-1, keepdims=True) + PLAUSIBLE
-    scores = xp.where(plausible, scores, scores - PENALTY)
+    # A blank photo may make an improbable word more improbable by any factor, which says nothing.
+    lowest = xp.min(xp.where(plausible, change, 0.0), axis=-1, keepdims=True)
+    scores = own + xp.where(plausible, change, lowest - PENALTY)
     return normalized(xp.where(possible, scores, -xp.inf))

@@ -28,13 +28,18 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
 
     Raises:
         ConfigError: A forced word is not in the vocabulary, or the vocabulary is one of pieces,
-            of which a word may be several.
+            of which a word may be several, and which are not sorted by frequency.
     """
     needing_words = options.forced_words or options.banned_words or options.block_repeats
     if vocabulary.subwords is not None and needing_words:
         raise OptionError(
             "{forced_words}, {banned_words} and {block_repeats} need a model of whole words, but "
             "this one writes pieces of words (tokenizer bpe); leave them out"
+        )
+    if vocabulary.subwords is not None and options.rare_words:
+        raise OptionError(
+            "{rare_words} needs a model of whole words, sorted by frequency, but this one writes "
+            "pieces of words (tokenizer bpe); leave it out"
         )
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:

@@ -65,8 +65,8 @@ def evaluate(
         faithfulness: Measure instead whether explanations find the regions that words depend on;
             see ``evaluation.faithfulness``. Of the captions that the model generates for
             ``images`` or, given ``annotations``, of each photo's first reference caption.
-        device: See ``load``.
-        precision: See ``load``.
+        device: See ``load``; not with a loaded model.
+        precision: See ``load``; not with a loaded model.
         batch_size: Photos that are captioned together.
         progress: Show a progress bar on standard error, if that is a terminal.
         **search: Fields of ``SearchOptions`` to change.
@@ -155,6 +155,12 @@ class Inputs:
         if self.metrics and self.annotations is None:
             name = self.metrics[0].lower()
             raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
+        if hasattr(self.model, "batch_captioner"):
+            for name in ("device", "precision"):
+                if getattr(self, name) != MODEL_DEFAULTS[name]:
+                    raise OptionError(
+                        f"{{model}} is loaded already; omit {{{name}}}, or load it with that"
+                    )
         if self.search.get("num_captions", 1) != 1:
             raise OptionError(
                 "{num_captions} is {given}, but only one per photo is scored; omit it",

@@ -219,11 +219,13 @@ def difference(
 def read_captions_of(path: str | Path) -> dict[int, str]:
     """Read the captions of a COCO results file or of a report, by image id.
 
+    With or without a byte order mark, as captions files.
+
     Raises:
         DataError: The file is missing, is neither, or has more than one caption of an image.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give a COCO results file") from error
     except IsADirectoryError as error:

@@ -34,8 +34,9 @@ from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
-from captioner.hardware import autocast, matmul_precision, pick_precision, upload
+from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.model_card import write_card
+from captioner.model_config import CARD
 from captioner.model_folder import StoredModel, save_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Losses
@@ -161,6 +162,7 @@ class Trainer:
         progress, main = self.progress, self.accelerator.is_main_process
         ending = self._ending()
         if ending and (not self._keeps_several() or self.folder.average.exists()):
+            self._write_card(replace=False)  # missing if it was killed just before its end
             _write(main, f"already complete: {ending}")
             return progress
         trackers = Trackers(self.config.training.trackers, self.folder, active=main)
@@ -181,20 +183,31 @@ class Trainer:
             disable=not main,
             dynamic_ncols=True,
         )
-        with bar, trackers, stop_signals() as stop, matmul_precision(self.precision):
+        with (
+            bar,
+            trackers,
+            stop_signals() as stop,
+            float32_precision(self.precision, self.device),
+        ):
             while not ending:
                 self._train_epoch(model, optimizer, bar, trackers, stop)
                 self._end_epoch(bar, trackers)
-                if self._any_process(stop.requested):  # the state is saved
-                    raise Interrupted
                 ending = self._ending()
+                complete = ending and not self._keeps_several()
+                if self._any_process(stop.requested) and not complete:  # the state is saved
+                    raise Interrupted
             if progress.epoch < self.config.training.epochs:
                 _write(main, ending)
             if self._keeps_several():
                 self._save_average(bar)
-        if main and self.folder.best.is_dir():
-            write_card(self.folder.best)
+        self._write_card(replace=True)
         return progress
+
+    def _write_card(self, *, replace: bool) -> None:
+        """Write the best model's card; ``replace`` one that is there."""
+        best, main = self.folder.best, self.accelerator.is_main_process
+        if main and best.is_dir() and (replace or not (best / CARD).exists()):
+            write_card(best)
 
     def _ending(self) -> str:
         """Why the run is over: all epochs are done, or ``patience`` is; empty if it is not over."""
@@ -296,7 +309,7 @@ class Trainer:
                 loss = task.scale * losses.objective(config)
                 loss = loss * self.world / words.clamp(min=1)
                 accelerator.backward(self.scaler.scale(loss))
-                if task.scale == 1:
+                if task.words:
                     loss_sum += losses.cross_entropy.detach()
         self.scaler.unscale_(optimizer)
         norm = accelerator.clip_grad_norm_(

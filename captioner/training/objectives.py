@@ -48,13 +48,13 @@ class Task:
     tokens: Tensor
     """(B, R, T + 1), on the CPU."""
     words: int
-    """Target words, end tokens included."""
+    """Target words, end tokens included; 0: an auxiliary loss, which is not reported."""
     inputs: Tensor | None = None
     """See ``caption_losses``."""
     advantages: Advantages | None = None
     """See ``policy_gradient_loss``; None: ``caption_losses``."""
     scale: float = 1.0
-    """Factor of its loss; other than 1: an auxiliary loss, which is not reported."""
+    """Factor of its loss."""
 
 
 class Objective(Protocol):

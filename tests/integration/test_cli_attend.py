@@ -162,6 +162,16 @@ def test_invalid_methods(options, message, tiny, tmp_path, capsys) -> None:
     assert message in only_line(capsys)
 
 
+@pytest.mark.parametrize("size", ["0", "-1"])
+def test_the_batch_size_is_positive(size, photo, tiny, tmp_path, capsys) -> None:
+    target = tmp_path / "x.png"
+
+    assert attend(photo, "-o", target, "--model", tiny.model, "--batch-size", size) == USAGE
+
+    assert only_line(capsys) == f"captioner: --batch-size is {size}; give 1 or more"
+    assert not target.exists()
+
+
 def test_outlines_of_named_objects(tiny, tmp_path, capsys) -> None:
     """Photo 1 has a dog in its left half."""
     photo, words = tiny.photos / "1.png", ("--words", "a dog runs")

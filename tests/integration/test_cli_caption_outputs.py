@@ -82,6 +82,22 @@ def test_the_extension_selects_the_format(name, tiny, tmp_path, caption) -> None
     assert (tmp_path / name).read_text() == expected
 
 
+def test_coco_results_have_one_caption_per_image_id(tmp_path, photos, caption) -> None:
+    """``evaluate --results`` refuses two."""
+    some = sorted(photos.glob("*.png"))[0]
+    for name in ("a/000042.png", "b/COCO_val2014_000000000042.png"):
+        (tmp_path / "coco" / name).parent.mkdir(parents=True)
+        (tmp_path / "coco" / name).write_bytes(some.read_bytes())
+
+    code, out, err = caption(tmp_path / "coco", "--recursive", "--format", "coco")
+
+    assert (code, out) == (USAGE, "")
+    (line,) = err.splitlines()
+    assert "both have the image id 42, but --format coco has one caption per id" in line
+    assert "a/000042.png" in line
+    assert "b/COCO_val2014_000000000042.png" in line
+
+
 def test_coco_results_are_json(tiny, tmp_path, caption) -> None:
     assert caption(tiny.photos, "-o", tmp_path / "x.json", "--format", "coco")[0] == OK
 

@@ -87,6 +87,15 @@ def test_evaluate_errors(given, error, expected, tiny) -> None:
     assert "--" not in str(caught.value)
 
 
+@pytest.mark.parametrize("option", [{"device": "cuda"}, {"precision": "bf16"}])
+def test_options_of_loading_are_refused_for_a_loaded_model(option, tiny) -> None:
+    model = captioner.load(tiny.model)
+    with pytest.raises(ConfigError, match=rf"model is loaded already; omit {next(iter(option))}"):
+        captioner.evaluate(
+            images=tiny.photos, annotations=tiny.captions, model=model, **option, progress=False
+        )
+
+
 def test_evaluate_raises_image_errors(tiny, tmp_path) -> None:
     for path in tiny.photos.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -33,6 +33,7 @@ from captioner.data.images import open_image
 from captioner.errors import ConfigError, ImageError, ModelError, NotAnImageError
 from captioner.inference import Prepared
 from captioner.model_folder import StoredModel
+from captioner.onnx_engine import ExportedModel
 from captioner.vocabulary import END, Vocabulary
 
 
@@ -520,6 +521,8 @@ def test_a_single_photo_of_any_kind_is_a_stream(captioner: Captioner, photos: li
         ({"batch_size": 0}, "batch_size is 0; give an integer >= 1"),
         ({"batch_size": 2.5}, "batch_size is 2.5; give an integer >= 1"),
         ({"style": "poem"}, "poem"),
+        ({"alternatives": -1}, "alternatives is -1; give a whole"),
+        ({"alternatives": "3"}, "alternatives is '3'; give a whole"),
     ],
 )
 def test_a_stream_checks_its_options_immediately(captioner: Captioner, given: Any, expected: str):
@@ -802,6 +805,33 @@ def test_models_with_different_vocabularies_raise(words: tuple[str, ...]):
     message = str(caught.value)
     assert f"({len(WORDS) + 4} and {len(words) + 4} words)" in message
     assert "\n" not in message
+
+
+def test_models_with_different_styles_raise():
+    first, other = stored(), stored()
+    other.vocabulary = first.vocabulary.extended((), ("coco", "flickr8k"))
+    with pytest.raises(ConfigError, match=r"the styles of model 1 and model 2 differ \(none and"):
+        ensemble_of(first, other)
+
+
+def test_exported_models_and_others_cannot_be_mixed():
+    model = stored()
+    exported = ExportedModel(
+        Path("x"),
+        model.vocabulary,
+        model.search,
+        {},
+        None,
+        "x",
+        model.model.preprocessing,
+        model.model.grid,
+        model.model.geometry,
+        "fp32",
+    )
+    with pytest.raises(ConfigError, match="model 1 is not and model 2 is exported; give models of"):
+        ensemble_of(model, exported)
+    with pytest.raises(ConfigError, match="model 1 is exported and model 2 is not; give models of"):
+        ensemble_of(exported, model)
 
 
 def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path):

@@ -80,6 +80,7 @@ def test_batch_equals_single_photos(
 
 def test_an_empty_batch(captioner: Captioner, batch_captioner: BatchCaptioner):
     assert batch_captioner.caption_batch([], captioner.options()) == []
+    assert batch_captioner.explain_batch([], []) == []
     assert list(captioner.stream([])) == []
 
 

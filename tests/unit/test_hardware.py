@@ -79,14 +79,29 @@ def test_unknown_precision():
         pick_precision("half", CPU)
 
 
-def test_tf32_applies_within_the_context_only():
-    before = torch.get_float32_matmul_precision()
-    with autocast("tf32", GPU):
-        assert torch.get_float32_matmul_precision() == "high"
+def float32_settings() -> tuple[str, bool]:
+    """Of products and of convolutions."""
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    [
+        ("tf32", ("high", True)),
+        # torch's own default for convolutions is TF32.
+        ("fp32", ("highest", False)),
+    ],
+)
+def test_precision_of_float32_on_a_gpu_applies_within_the_context_only(
+    precision: str, settings: tuple[str, bool]
+):
+    before = float32_settings()
+    with autocast(precision, GPU):
+        assert float32_settings() == settings
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    assert torch.get_float32_matmul_precision() == before
-    with autocast("tf32", CPU):  # elsewhere it is fp32
-        assert torch.get_float32_matmul_precision() == before
+    assert float32_settings() == before
+    with autocast(precision, CPU):  # elsewhere both are fp32
+        assert float32_settings() == before
 
 
 def test_help_of_both_options_agrees():
@@ -127,9 +142,22 @@ def test_auto_prefers_the_gpu(
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:x", "cuda:99", "tpu"])
 def test_unavailable_device(name: str):
-    with pytest.raises(ConfigError, match=rf"{name!r} is not available; give auto, cpu") as caught:
+    with pytest.raises(ConfigError, match=rf"{name!r} is not available; give auto") as caught:
         pick_device(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given"), [(0, "auto or cpu"), (2, "auto, cpu, cuda:0 or cuda:1")]
+)
+def test_an_unavailable_device_names_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, given: str
+):
+    """Not cuda where there is none."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=rf"^device 'gpu' is not available; give {given}$"):
+        pick_device("gpu")
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
    Of Python's strategies this is beam search, with every rule; the site offers no other. */
 
 const PLAUSIBLE = Math.log(0.1); // relative to the most probable word
-const PENALTY = 20; // of words that are not plausible, in nats
+const PENALTY = 20; // how far the others stay below plausible words, in nats
 const EMPTY = { score: 0, length: 0, ended: false, tokens: [], step: null };
 
 /** Search for the captions of a photo.
@@ -104,12 +104,12 @@ function settled(beams, options) {
 /** Scores that favour what a blank photo makes less probable; captioner/decoding/guidance.py. */
 function guide(logProbs, blank, { guidance }) {
   const lowest = logProbs.reduce((one, other) => Math.max(one, other), -Infinity) + PLAUSIBLE;
+  const changes = logProbs.map((value, word) =>
+    value < lowest || blank[word] === -Infinity ? 0 : guidance * (value - blank[word]),
+  );
+  const others = changes.reduce((one, other) => Math.min(one, other), 0) - PENALTY;
   return normalized(
-    logProbs.map((value, word) => {
-      if (value === -Infinity) return value;
-      const without = blank[word] === -Infinity ? value : blank[word];
-      return value + guidance * (value - without) - (value < lowest ? PENALTY : 0);
-    }),
+    logProbs.map((value, word) => value + (value < lowest ? others : changes[word])),
   );
 }
 

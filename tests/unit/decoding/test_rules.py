@@ -338,12 +338,13 @@ def guided_table(table: Table, blank: Table, guidance: float) -> Table:
 
     def guided(prefix: Prefix) -> np.ndarray:
         own, other = table(prefix).astype(np.float64), blank(prefix).astype(np.float64)
-        weights = np.exp(own)
+        weights, changes = np.exp(own), np.ones(len(own))
+        plausible = own >= own.max() + np.log(0.1)
         for word in np.flatnonzero(weights):
-            if np.isfinite(other[word]):
-                weights[word] *= np.exp(guidance * (own[word] - other[word]))
-            if own[word] < own.max() + np.log(0.1):
-                weights[word] *= np.exp(-20.0)
+            if plausible[word] and np.isfinite(other[word]):
+                changes[word] = np.exp(guidance * (own[word] - other[word]))
+        changes[~plausible] = changes.min() * np.exp(-20.0)
+        weights *= changes
         with np.errstate(divide="ignore"):
             return (np.log(weights) - np.log(max(weights.sum(), 1e-300))).astype(np.float32)
 
@@ -363,6 +364,21 @@ def test_guidance_keeps_impossible_words_impossible_and_others_possible(xp) -> N
     assert scores[1] - scores[0] == pytest.approx(
         np.log((0.3**2 / 0.05) / (0.5**2 / 0.9)), rel=1e-5
     )
+
+
+@pytest.mark.parametrize("guidance", [0.3, 3.0, 10.0])
+@pytest.mark.parametrize("xp", [np, torch])
+def test_guidance_does_not_favour_implausible_words_however_rare_without_a_photo(
+    xp, guidance
+) -> None:
+    own = np.log(np.array([0.6, 0.3, 0.0999, 0.0001]))
+    blank = np.log(np.array([0.6, 0.3, 0.1, 1e-12]))
+    own, blank = (xp.asarray(values.astype(np.float32))[None, None] for values in (own, blank))
+
+    scores = np.asarray(guide(own, blank, guidance))[0, 0]
+
+    assert scores.argmax() == 0
+    assert scores[3] < scores[:3].min() - 20
 
 
 def test_rarity_grows_with_rank_and_is_lowest_for_the_end() -> None:

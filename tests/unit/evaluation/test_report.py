@@ -374,6 +374,14 @@ def test_captions_of_a_results_file(tmp_path: Path) -> None:
     assert read_captions_of(str(path)) == read_captions_of(path)
 
 
+def test_a_results_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As captions files may: programs on Windows write one."""
+    path = written(tmp_path / "r.json", [entry(2, "a dog")])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    assert read_captions_of(path) == {2: "a dog"}
+
+
 def test_captions_of_a_report(tmp_path: Path) -> None:
     report, scores = build(FEW.good, evaluator())
     report["per_image"] = per_image(FEW.good, scores)

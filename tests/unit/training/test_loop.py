@@ -25,6 +25,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, DataError, ImageError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
+from captioner.model_config import CARD
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.training.build import prepare
@@ -268,6 +269,30 @@ def test_a_signal_during_validation_stops_after_it(
         train(configure(), tmp_path)
     assert (progress_of(tmp_path)["epoch"], progress_of(tmp_path)["step"]) == (1, 3)
     assert len(rows(tmp_path)) == 1
+
+
+def test_a_signal_during_the_last_validation_completes_the_run(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = Trainer._validate
+
+    def validate(self: Trainer, stored: StoredModel) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self, stored)
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
+    train(configure(training={"epochs": 1}), tmp_path)
+    assert (tmp_path / "best" / CARD).exists()
+
+
+def test_a_run_killed_at_its_end_gets_its_card_when_it_is_resumed(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 1})
+    train(config, tmp_path)
+    card = tmp_path / "best" / CARD
+    whole = card.read_text()
+    card.unlink()
+    start(prepare(config), tmp_path, resume=True)
+    assert card.read_text() == whole
 
 
 def test_a_second_signal_stops_immediately(configure: Any, tmp_path: Path):
@@ -749,6 +774,26 @@ def test_self_critical_training_raises_the_reward(configure: Any, tmp_path: Path
     assert found[-1]["reward"] > 1.2 * found[0]["reward"] > 0
     assert all(row["reward_signature"].startswith("cider-d:1|bleu-4:0|end:yes") for row in found)
     assert all(0 <= row["sampled_bad_endings"] <= 1 for row in found)
+
+
+def test_an_auxiliary_loss_is_not_reported_whatever_its_factor(configure: Any, tmp_path: Path):
+    """The factor of self_critical's cross-entropy, weight 1, is 1 if the words are as many."""
+    config, found = configure(), []
+    for scale in (0.5, 1.0):
+        trainer = Trainer(prepare(config), RunFolder(tmp_path, config))
+        whole = trainer.objective.tasks
+
+        def tasks(*given: Any, scale: float = scale, whole: Any = whole) -> Any:
+            (task,) = whole(*given)
+            return [task, replace(task, words=0, scale=scale)]
+
+        trainer.objective.tasks = tasks  # type: ignore[method-assign]
+        model, optimizer = trainer.prepare()
+        trainer.model.train()
+        trainer.step(model, optimizer, next(iter(trainer.source.batches(0, 0))))
+        trainer.collect_sums()
+        found.append(trainer.progress.sums["loss"])
+    assert found[0] == found[1] > 0
 
 
 def test_a_nan_loss_stops_the_run_and_keeps_the_checkpoint(configure: Any, tmp_path: Path):
