@@ -121,6 +121,15 @@ class Geometry(NamedTuple):
                 raise ConfigError(f"geometry has {axis}; it needs pitch > 0 and start < stop")
         return cls(y, x)
 
+    def from_centre(self, grid: tuple[int, ...]) -> Array:
+        """Squared distance of each region from the centre, in sides of what is seen: (Gh, Gw)."""
+        y, x = (
+            (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
+            for axis, count in zip(self, grid, strict=True)
+        )
+        distances: Array = y[:, None] ** 2 + x**2
+        return distances
+
     @property
     def covers_photo(self) -> bool:
         """Whether start to stop is the whole photo; needs fractions."""
