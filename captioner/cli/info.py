@@ -66,7 +66,7 @@ def _facts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     stored = read_model(folder)
     if isinstance(stored, ExportedModel):
         preprocessing, decoder = stored.preprocessing, config["decoder"]
-        network = {
+        network: dict[str, Any] = {
             "exported": {name: config["exported"][name] for name in ("opset", "precision")},
             "encoder": stored.encoder,
             "grid": list(stored.grid),
