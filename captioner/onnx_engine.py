@@ -30,7 +30,7 @@ from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.arrays import NUMPY
 from captioner.decoding.search import Advance
-from captioner.errors import ConfigError, ModelError
+from captioner.errors import ConfigError, ModelError, first_line
 from captioner.files import FREQUENCIES
 from captioner.geometry import Geometry
 from captioner.inference import CaptionScores
@@ -250,8 +250,8 @@ def _session(path: Path, providers: list[str]) -> Any:
     try:
         return runtime.InferenceSession(path, options, providers=providers)
     except Exception as error:  # its errors have no common class of their own
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"cannot load {path} ({first:.120}); export the model again") from error
+        reason = first_line(error)
+        raise ModelError(f"cannot load {path} ({reason:.120}); export the model again") from error
 
 
 def _runtime() -> Any:

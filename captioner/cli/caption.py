@@ -178,10 +178,15 @@ def _check(options: Any) -> Path | None:
     return target
 
 
+def _single_captions(options: Any) -> str | None:
+    """The option that has room for one caption per photo only, if there is one."""
+    beside = [flag(name) for name in ("sidecar", "embed", "in_place") if options[name]]
+    return next(iter(beside), "--format coco" if options.format == "coco" else None)
+
+
 def _check_count(options: Any, search: SearchOptions) -> None:
     """Check that there is one caption where there is room for one only."""
-    beside = [name for name in ("sidecar", "embed", "in_place") if options[name]]
-    where = flag(beside[0]) if beside else "--format coco" if options.format == "coco" else None
+    where = _single_captions(options)
     if where is not None and search.num_captions > 1:
         raise ConfigError(f"{where} has one caption per photo; give --num-captions 1")
 
@@ -193,8 +198,7 @@ def _check_confidence(options: Any, search: SearchOptions) -> None:
         return
     if not 0 <= given <= 1:
         raise ConfigError(f"--min-confidence is {given:g}; give a number from 0 to 1")
-    beside = [name for name in ("sidecar", "embed", "in_place") if options[name]]
-    where = flag(beside[0]) if beside else "--format coco" if options.format == "coco" else None
+    where = _single_captions(options)
     if where is not None:
         raise ConfigError(
             f"--min-confidence marks captions in text, JSON and CSV, not {where}; leave one out"

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, first_line
 from captioner.hardware import upload
 from captioner.models.additive import AdditiveScores, warm_up_compiled_kernels
 from captioner.models.attention import (
@@ -237,10 +237,9 @@ class Decoder(nn.Module):
                 try:
                     warm_up_compiled_kernels(self.embedding.weight)
                 except Exception as error:
-                    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise ConfigError(
-                        f"training.compile: torch.compile failed ({first[:120]}); install a C++ "
-                        "compiler (on a GPU: triton), or turn it off"
+                        f"training.compile: torch.compile failed ({first_line(error):.120}); "
+                        "install a C++ compiler (on a GPU: triton), or turn it off"
                     ) from error
 
     @torch.no_grad()
