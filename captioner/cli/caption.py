@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from captioner.cli.caption_formats import WRITERS, Entry, choose_format, entry
 from captioner.cli.caption_journal import Journal, Plan, journal_path, open_journal, unfinished
 from captioner.cli.caption_ray import ENGINE, OPTIONS
@@ -33,6 +31,7 @@ from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import STDIN, add_photo_options, find_photos, missing
 from captioner.cli.ray_options import add_ray_options, check_ray_options
 from captioner.config import SearchOptions
+from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError
 
 Named = tuple[Path, str | int]
@@ -251,10 +250,7 @@ class _Run:
         sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
         results = model.stream(sources, batch_size=options.batch_size, **vars(self.search))
         total = finished + len(named)
-        hide = None if total > 1 else True  # None: hidden unless stderr is a terminal
-        bar = tqdm(
-            results, total=total, initial=finished, unit="photo", disable=hide, dynamic_ncols=True
-        )
+        bar = photo_bar(results, shown=total > 1, total=total, initial=finished)
         for (_, name), result in zip(named, bar, strict=True):
             if result.error is None:
                 yield entry(name, result.captions, options.min_confidence)
