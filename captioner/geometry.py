@@ -135,11 +135,11 @@ class Geometry(NamedTuple):
         """Whether start to stop is the whole photo; needs fractions."""
         return all(axis.start < 1e-6 and axis.stop > 1 - 1e-6 for axis in self)
 
-    def as_dict(self, digits: int = 6) -> dict[str, dict[str, float]]:
+    def as_dict(self) -> dict[str, dict[str, float]]:
         """``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
         axes = {"x": self.x, "y": self.y}
         return {
-            name: {key: round(value, digits) for key, value in axis._asdict().items()}
+            name: {key: round(value, 6) for key, value in axis._asdict().items()}
             for name, axis in axes.items()
         }
 

@@ -120,7 +120,7 @@ def _write(
     }
     named = _Named(module.eval(), list(inputs), outputs)
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 named,
                 tuple(inputs.values()),
@@ -158,8 +158,8 @@ class _Named(nn.Module):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's progress and warnings, which speak to developers."""
+def quiet() -> Iterator[None]:
+    """Without the exporters' progress and warnings, which speak to developers."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
