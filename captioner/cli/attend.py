@@ -12,6 +12,7 @@ from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, methods, parser, targets
 from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
+    check_batch_size,
     checked_search,
     refuse_overwrite,
     require_parent,
@@ -62,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
     """Draw all photos; report those that failed."""
     options = parser().parse(argv)
     check_colormap(options.colormap)
+    check_batch_size(options.batch_size)
     search = search_changes(options)
     searched = [name for name in search if name != "style"]
     if searched and options.words:

@@ -22,6 +22,7 @@ from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import (
     add_model_options,
     add_search_options,
+    check_batch_size,
     checked_search,
     output,
     refuse_overwrite,
@@ -159,8 +160,7 @@ def _check(options: Any) -> Path | None:
     options.format = choose_format(options.format, target)
     if options.annotations and options.format != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {options.format}; leave it out")
-    if options.batch_size < 1:
-        raise ConfigError(f"--batch-size is {options.batch_size}; give 1 or more")
+    check_batch_size(options.batch_size)
     if options.resume and target is None:
         raise ConfigError("--resume continues with an output file; give -o FILE too")
     if options.resume and "-" in options.photos:

@@ -42,6 +42,12 @@ def add_device_options(parser: Any) -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
 
 
+def check_batch_size(size: int) -> None:
+    """``--batch-size`` is at least 1."""
+    if size < 1:
+        raise ConfigError(f"--batch-size is {size}; give 1 or more")
+
+
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps, ..."
 
 

@@ -377,6 +377,7 @@ def test_a_large_jpeg_has_the_caption_of_captioner_caption(
         ("x.png", ["--alternatives", "-1"], ["--alternatives is -1", "give an integer >= 0"]),
         ("x.html", ["--alternatives", "51"], ["--alternatives is 51", "50"]),
         ("x.png", ["--columns", "0"], ["--columns is 0", "give an integer >= 1"]),
+        ("x.png", ["--batch-size", "0"], ["--batch-size is 0", "give 1 or more"]),
         ("x.png", ["--seconds-per-word", "2"], ["--seconds-per-word", "figure"]),
         ("x.gif", ["--columns", "2", "--coverage"], ["--coverage, --columns"]),
         ("x.png", ["--only", "gryphon"], ["gryphon"]),
