@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from captioner.caption import Caption
 from captioner.errors import DataError
 from captioner.evaluation.attention import entropy, movement
-from captioner.evaluation.bootstrap import MIN_IMAGES, interval, resample_weights
+from captioner.evaluation.bootstrap import MIN_IMAGES, RESAMPLES, interval, resample_weights
 from captioner.evaluation.masks import GridMasks, Instances
 from captioner.evaluation.objects import Name, find_names
 
@@ -98,7 +98,7 @@ class Grounding:
     movement: float
     """Mean `attention.movement` over captions of at least two words."""
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Any]:
         """All results as JSON data, None where undefined.
 
         Means are over names. ``ratio`` is mean correctness over mean uniform; 1 is no better than a
@@ -112,6 +112,10 @@ class Grounding:
 
         ``intervals`` are 95% bootstrap intervals over photos, since the names of a photo are not
         independent; None for fewer than 30 photos with names.
+
+        Args:
+            resamples: Number of bootstrap resamples.
+            seed: Seed of the bootstrap.
 
         Returns:
             The means, the differences, ``ratio``, ``shift``, ``intervals`` (low and high by key),
@@ -139,7 +143,7 @@ class Grounding:
                 **{key: _json_number(_mean(shifts[:, i])) for i, key in enumerate(_SHIFTS)},
                 "names": len(shifts),
             },
-            "intervals": self._intervals(columns),
+            "intervals": self._intervals(columns, resamples, seed),
             "photos": len(self.photos),
             "photos_with_names": len({one.image_id for one in self.occurrences}),
             "names": self.names,
@@ -153,13 +157,15 @@ class Grounding:
     def _column(self, key: str) -> Array:
         return np.array([getattr(one, key) for one in self.occurrences], dtype=np.float64)
 
-    def _intervals(self, columns: Mapping[str, Array]) -> dict[str, list[float] | None]:
+    def _intervals(
+        self, columns: Mapping[str, Array], resamples: int, seed: int
+    ) -> dict[str, list[float] | None]:
         """Low and high of each mean and of the ratio; None for too few photos."""
         if not self.occurrences:
             return dict.fromkeys((*columns, "ratio"))
         index = {image_id: number for number, image_id in enumerate(self.photos)}
         photo = np.array([index[one.image_id] for one in self.occurrences])
-        weights = resample_weights(len(self.photos))
+        weights = resample_weights(len(self.photos), resamples, seed)
         means: dict[str, Array] = {}
         photos: dict[str, int] = {}  # number of photos with a defined value
         for key, column in columns.items():
