@@ -16,7 +16,7 @@ Each message is one line: what was given, what is allowed, what to do. The comma
 message alone and exits with 1 or 2; ``--debug`` adds a traceback.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 
 class CaptionerError(Exception):
@@ -103,3 +103,19 @@ class ServerError(CaptionerError):
 def counted(count: int, noun: str) -> str:
     """``1 part`` or ``2 parts``, for messages."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def either(names: Iterable[object]) -> str:
+    """``a, b or c``, for messages."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def first_of(names: Sequence[object]) -> str:
+    """``a``, or of several ``a (and 2 more)``, for messages."""
+    return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else str(names[0])
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, or its class if it has no text, for messages."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip()

@@ -168,6 +168,32 @@ def complete_folder(path: str | Path) -> Path:
     return path
 
 
+def read_input(path: str | Path, kind: str) -> bytes:
+    """Read a file that the user named.
+
+    Args:
+        path: The file.
+        kind: What it should be, for messages: ``a JSON file``.
+
+    Raises:
+        DataError: The file is missing or cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give {kind}") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder; give {kind}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def free_space(folder: Path) -> int:
+    """Free bytes on the disk of a folder, which need not exist yet."""
+    path = folder.absolute()
+    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+
+
 @contextmanager
 def write_lock(path: str | Path) -> Iterator[None]:
     """Hold the exclusive lock of a file or folder that is written in place.

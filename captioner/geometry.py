@@ -121,16 +121,25 @@ class Geometry(NamedTuple):
                 raise ConfigError(f"geometry has {axis}; it needs pitch > 0 and start < stop")
         return cls(y, x)
 
+    def from_centre(self, grid: tuple[int, ...]) -> Array:
+        """Squared distance of each region from the centre, in sides of what is seen: (Gh, Gw)."""
+        y, x = (
+            (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
+            for axis, count in zip(self, grid, strict=True)
+        )
+        distances: Array = y[:, None] ** 2 + x**2
+        return distances
+
     @property
     def covers_photo(self) -> bool:
         """Whether start to stop is the whole photo; needs fractions."""
         return all(axis.start < 1e-6 and axis.stop > 1 - 1e-6 for axis in self)
 
-    def as_dict(self, digits: int = 6) -> dict[str, dict[str, float]]:
+    def as_dict(self) -> dict[str, dict[str, float]]:
         """``x`` and ``y``, each with ``first``, ``pitch``, ``start`` and ``stop``."""
         axes = {"x": self.x, "y": self.y}
         return {
-            name: {key: round(value, digits) for key, value in axis._asdict().items()}
+            name: {key: round(value, 6) for key, value in axis._asdict().items()}
             for name, axis in axes.items()
         }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner import __version__
-from captioner.errors import ConfigError, ModelError
+from captioner.errors import ConfigError, ModelError, first_line
 from captioner.extras import require_extra
 
 PREFIX = "hf:"
@@ -267,8 +267,7 @@ def _reason(error: BaseException) -> str:
     """The first line of an error's own cause."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:  # "while uploading ..."
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 # --- progress ------------------------------------------------------------------------------------

@@ -169,11 +169,7 @@ class Ensemble:
             ConfigError: No caption satisfies the options.
         """
         with self.engines[0].running():
-            steppers = [
-                engine.stepper(memory, start)
-                for engine, memory in zip(self.engines, memories, strict=True)
-            ]
-            stepper = self._together(steppers)
+            stepper = self._stepper(memories, start)
             blank = self._blank(start, stepper) if options.guidance else None
             found = search(stepper, options, words, seeds, blank=blank, evidence=evidence)
         if not all(found):
@@ -183,21 +179,16 @@ class Ensemble:
             )
         return found
 
-    def _together(self, steppers: Sequence[Stepper]) -> Stepper:
+    def _stepper(self, memories: Sequence[Any], start: int) -> Stepper:
+        steppers = [
+            engine.stepper(memory, start)
+            for engine, memory in zip(self.engines, memories, strict=True)
+        ]
         return EnsembleStepper(steppers, one_grid=self.one_grid) if steppers[1:] else steppers[0]
 
     def _blank(self, start: int, stepper: Stepper) -> Stepper:
         """A new stepper of blank photos, as many as another one has."""
-        memories = [
-            engine.memory(grid)
-            for engine, grid in zip(self.engines, self._blank_grids, strict=True)
-        ]
-        blank = self._together(
-            [
-                engine.stepper(memory, start)
-                for engine, memory in zip(self.engines, memories, strict=True)
-            ]
-        )
+        blank = self._stepper(self.memories(self._blank_grids), start)
         xp = stepper.xp
         blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
         return blank

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +177,8 @@ def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
     """
     path = find_model(folder)
     config = read_config(path)
-    try:
+    with config_errors(path):
         return SearchOptions(**config["search"]), read_vocabulary(path, config)
-    except ModelError:
-        raise
-    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
-        raise not_a_config(path, error) from error
 
 
 def read_vocabulary(folder: str | Path, config: dict[str, Any]) -> Vocabulary:
@@ -217,10 +215,16 @@ def _subwords(path: Path, config: dict[str, Any]) -> Subwords | None:
     return subwords
 
 
-def not_a_config(folder: Path, error: Exception) -> ModelError:
-    """The error of a config that lacks an entry or has a wrong one."""
-    reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-    return ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}")
+@contextmanager
+def config_errors(folder: Path) -> Iterator[None]:
+    """Raise ModelError if the config lacks an entry that the block reads, or has a wrong one."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
+        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}") from error
 
 
 def fingerprint(folder: str | Path) -> str:

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from captioner.confidence import Calibrator, read_calibrator
 from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.preprocessing import Preprocessing
-from captioner.errors import CaptionerError, ConfigError, ModelError
+from captioner.errors import ConfigError, ModelError
 from captioner.files import FREQUENCIES, atomic_folder
 from captioner.geometry import Geometry
 from captioner.model_config import (
@@ -39,8 +39,8 @@ from captioner.model_config import (
     FORMAT_VERSION,
     TOKENIZER,
     WEIGHTS,
+    config_errors,
     find_model,
-    not_a_config,
     read_config,
     read_vocabulary,
 )
@@ -160,7 +160,7 @@ def load_model(folder: str | Path) -> StoredModel:
             f"{path} is an exported model, which can caption but has no weights for torch; give "
             "the model folder it was exported from"
         )
-    try:
+    with config_errors(path):
         _check_required(path, config)
         preprocessing = Preprocessing.from_dict(config["preprocessing"])
         vocabulary = read_vocabulary(path, config)
@@ -179,10 +179,6 @@ def load_model(folder: str | Path) -> StoredModel:
         if "geometry" in config["encoder"]:  # folders of version 0.1 lack it: it is computed
             model.geometry = Geometry.from_dict(config["encoder"]["geometry"])
         search = SearchOptions(**config["search"])
-    except ModelError:
-        raise
-    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
-        raise not_a_config(path, error) from error
     _load_weights(model, path / WEIGHTS)
     counted = path / FREQUENCIES
     frequencies = counted.read_bytes() if counted.is_file() else None

@@ -30,7 +30,7 @@ from captioner.config import ExplanationMethod, SearchOptions
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.arrays import NUMPY
 from captioner.decoding.search import Advance
-from captioner.errors import CaptionerError, ConfigError, ModelError
+from captioner.errors import ConfigError, ModelError, first_line
 from captioner.files import FREQUENCIES
 from captioner.geometry import Geometry
 from captioner.inference import CaptionScores
@@ -38,8 +38,8 @@ from captioner.model_config import (
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
+    config_errors,
     find_model,
-    not_a_config,
     read_config,
     read_vocabulary,
 )
@@ -84,7 +84,7 @@ def read_exported(folder: str | Path) -> ExportedModel:
     path = find_model(folder)
     config = read_config(path)
     counted = path / FREQUENCIES
-    try:
+    with config_errors(path):
         return ExportedModel(
             path,
             read_vocabulary(path, config),
@@ -98,10 +98,6 @@ def read_exported(folder: str | Path) -> ExportedModel:
             config[EXPORTED]["precision"],
             read_calibrator(path),
         )
-    except ModelError:
-        raise
-    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
-        raise not_a_config(path, error) from error
 
 
 class OnnxEngine:
@@ -254,8 +250,8 @@ def _session(path: Path, providers: list[str]) -> Any:
     try:
         return runtime.InferenceSession(path, options, providers=providers)
     except Exception as error:  # its errors have no common class of their own
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"cannot load {path} ({first:.120}); export the model again") from error
+        reason = first_line(error)
+        raise ModelError(f"cannot load {path} ({reason:.120}); export the model again") from error
 
 
 def _runtime() -> Any:

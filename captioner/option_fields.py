@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from annotated_types import Interval
 from docstring_parser import parse_from_object
 
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import ConfigError, OptionError, either
 
 
 class OptionField(NamedTuple):
@@ -64,8 +64,7 @@ class OptionField(NamedTuple):
     def allowed(self) -> str:
         """The allowed values in words, for messages."""
         if self.choices:
-            *most, last = map(str, self.choices)
-            return f"{', '.join(most)} or {last}" if most else last
+            return either(self.choices)
         if self.type is bool:
             return "true or false"
         return allowed_numbers(self.type, self.bounds)

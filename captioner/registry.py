@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, first_line
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Registry(Mapping[str, T], Generic[T]):
         try:
             implementation: T = points[0].load()
         except Exception as error:  # the package's own code runs here
-            reason = (str(error).splitlines() or [""])[0]
+            reason = first_line(error)
             raise ConfigError(
                 f"{self.kind} {name!r} of {packages[0]} cannot be imported "
                 f"({type(error).__name__}: {reason}); pip install --upgrade {packages[0]}"

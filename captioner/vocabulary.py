@@ -29,62 +29,26 @@ of in on at to for with from by into onto upon near beside between among against
 and or but while as than that which who whose where when because before after during
 is are am was were be been being has have
 """
-BLANK = "\N{OPEN BOX}"
-"""Shown for a piece that is a space."""
+_ALSO_TWICE = """
+'s n't not no it he she they him her them himself herself itself themselves there here other
+another each both all one up down out off over under through around across along top front back
+side next
+"""
 
 BAD_ENDINGS = frozenset(_NOT_LAST.split())
 """Words that no complete caption ends with ("... with a")."""
+
+FUNCTION_WORDS = BAD_ENDINGS | frozenset(_ALSO_TWICE.split())
+"""Words that may occur twice in a good caption ("a dog on top of a box")."""
+
+BLANK = "\N{OPEN BOX}"
+"""Shown for a piece that is a space."""
 
 
 def frequent_words(counts: Counter[str], threshold: int) -> list[str]:
     """Words that occur at least ``threshold`` times; most frequent first, then alphabetical."""
     kept = [word for word, count in counts.items() if count >= threshold]
     return sorted(kept, key=lambda word: (-counts[word], word))
-
-
-FUNCTION_WORDS = BAD_ENDINGS | frozenset(
-    [
-        "'s",
-        "n't",
-        "not",
-        "no",
-        "it",
-        "he",
-        "she",
-        "they",
-        "him",
-        "her",
-        "them",
-        "himself",
-        "herself",
-        "itself",
-        "themselves",
-        "there",
-        "here",
-        "other",
-        "another",
-        "each",
-        "both",
-        "all",
-        "one",
-        "up",
-        "down",
-        "out",
-        "off",
-        "over",
-        "under",
-        "through",
-        "around",
-        "across",
-        "along",
-        "top",
-        "front",
-        "back",
-        "side",
-        "next",
-    ]
-)
-"""Words that may occur twice in a good caption ("a dog on top of a box")."""
 
 
 class Vocabulary:

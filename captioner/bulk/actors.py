@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import ray
 import ray.data
 
-from captioner.errors import CaptionerError, DataError
+from captioner.errors import CaptionerError, DataError, first_line
 from captioner.hardware import keep_freed_memory
 
 RETRIES = 20
@@ -104,10 +104,9 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
                 **resources,
             )
     except (ConnectionError, ValueError, TimeoutError) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise DataError(
-            f"--ray-address is {address}: no connection ({reason}); start a cluster with ray start "
-            "--head, or leave the option out for this machine"
+            f"--ray-address is {address}: no connection ({first_line(error)}); start a cluster "
+            "with ray start --head, or leave the option out for this machine"
         ) from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

@@ -29,8 +29,8 @@ from fsspec.implementations.local import LocalFileSystem
 from captioner.data.folders import natural
 from captioner.data.formats import format_by_name
 from captioner.data.prefetch import read_ahead
-from captioner.data.storage import is_local
-from captioner.errors import ConfigError, DataError
+from captioner.data.storage import is_local, unreadable
+from captioner.errors import ConfigError, DataError, first_line
 
 READERS = 8
 """Photos of object storage that are downloaded at the same time."""
@@ -119,7 +119,7 @@ def divide(
             else:
                 parts += _divide_parquet(name, len(parts), size, columns)
         except OSError as error:
-            raise _unreadable(name, error) from error
+            raise unreadable(name, error) from error
     end_photos()
     return parts
 
@@ -158,7 +158,7 @@ def _find(inputs: Iterable[str], recursive: bool) -> Iterator[str]:
                     continue
                 found = fs.find(path, maxdepth=None if recursive else 1)
             except (OSError, ImportError, ValueError) as error:
-                raise _unreadable(name, error) from error
+                raise unreadable(name, error) from error
             root = path.rstrip("/")
             inside = [one[len(root) :] for one in found]
             usable = [one for one in inside if _kind(one) is not None and "/." not in one]
@@ -179,7 +179,7 @@ def _expand(name: str) -> list[str]:
             fs, path = url_to_fs(name)
             found = [fs.unstrip_protocol(one) for one in fs.glob(path)]
         except (OSError, ImportError, ValueError) as error:
-            raise _unreadable(name, error) from error
+            raise unreadable(name, error) from error
     if not found:
         raise DataError(f"{name}: no file matches this pattern; check it and the folder")
     return sorted(found, key=natural)
@@ -188,12 +188,6 @@ def _expand(name: str) -> list[str]:
 def _bytes(name: str) -> int:
     fs, path = url_to_fs(name)
     return int(fs.size(path))
-
-
-def _unreadable(name: str, error: Exception) -> DataError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    reason = (reason.splitlines() or [type(error).__name__])[0]
-    return DataError(f"{name}: cannot be read ({reason}); check the name and your access to it")
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -235,10 +229,10 @@ def read_part(part: Part) -> Iterator[Photo]:
         return
     [name] = part.names
     try:
-        yield from _read_tar(name) if part.kind == "tar" else _read_parquet(part)
+        yield from _read_tar(name) if part.kind == "tar" else _opened(_parquet_rows(part))
     except (OSError, tarfile.TarError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        yield Photo(name, RemoteFile(name, f"the {part.kind} file is damaged here: {reason}"))
+        problem = f"the {part.kind} file is damaged here: {first_line(error)}"
+        yield Photo(name, RemoteFile(name, problem))
 
 
 def _opened(photos: Iterable[tuple[str, Any]]) -> Iterator[Photo]:
@@ -258,8 +252,7 @@ def _open(photo: tuple[str, Any]) -> Photo:
         with fsspec.open(source, "rb") as file:
             return Photo(name, RemoteFile(name, file.read()))
     except Exception as error:  # each protocol has its own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return Photo(name, RemoteFile(name, reason))
+        return Photo(name, RemoteFile(name, first_line(error)))
 
 
 def _read_tar(name: str) -> Iterator[Photo]:
@@ -285,7 +278,7 @@ def _divide_parquet(name: str, number: int, size: int, columns: Columns) -> Iter
         try:
             held = pq.ParquetFile(file)
         except ValueError as error:
-            raise _unreadable(name, error) from error
+            raise unreadable(name, error) from error
         schema, rows = held.schema_arrow, held.metadata.num_rows
     image = columns.image or _image_column(name, schema)
     for column in filter(None, (image, columns.key)):
@@ -340,10 +333,6 @@ def _image_column(name: str, schema: Any) -> str:
             f"{', '.join(schema.names)}"
         )
     return found[0]
-
-
-def _read_parquet(part: Part) -> Iterator[Photo]:
-    yield from _opened(_parquet_rows(part))
 
 
 def _parquet_rows(part: Part) -> Iterator[tuple[str, Any]]:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tqdm import tqdm
-
 from captioner.caption import END_NAME
 from captioner.cli.attend_options import check_count, check_kind, methods, parser, targets
 from captioner.cli.main import FAILED, OK, flag
@@ -23,6 +21,7 @@ from captioner.cli.options import (
 )
 from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.config import METHOD_TITLES
+from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, ImageError
 from captioner.visualization.animation import ANIMATIONS, animate
 from captioner.visualization.archive import ARCHIVES, MapArchive
@@ -64,13 +63,13 @@ def main(argv: Sequence[str]) -> int:
     """Draw all photos; report those that failed."""
     options = parser().parse(argv)
     check_colormap(options.colormap)
+    check_batch_size(options.batch_size)
     search = search_changes(options)
     searched = [name for name in search if name != "style"]
     if searched and options.words:
         raise ConfigError(
             f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
         )
-    check_batch_size(options)
     checked_search(options)
     photos = find_photos(options)
     failures = photos.failures
@@ -145,8 +144,7 @@ def _draw(
     draw = _drawer(suffix, options)
     several = len(outputs) > 1
     together = _Together(suffix) if several and outputs[0] == outputs[-1] else None
-    hide = None if several else True  # None: hidden unless stderr is a terminal
-    bar = tqdm(captioned, total=len(outputs), unit="photo", disable=hide, dynamic_ncols=True)
+    bar = photo_bar(captioned, shown=several, total=len(outputs))
     try:
         for path, one in zip(outputs, bar, strict=True):
             if isinstance(one, ImageError):

@@ -18,7 +18,7 @@ from captioner.cli.options import (
     warn,
 )
 from captioner.cli.parser import Parser, new_parser
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ConfigError, ImageError, either
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
 
     report_file, diagram = outputs
     if diagram is not None and diagram.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--diagram is {diagram}; use a name that ends with {_listed(FORMATS)}")
+        raise ConfigError(f"--diagram is {diagram}; use a name that ends with {either(FORMATS)}")
     inputs = Inputs(
         annotations=options.annotations,
         images=options.images,
@@ -160,8 +160,3 @@ def _output(name: str | None, options: Any) -> Path | None:
         return None
     refuse_overwrite(Path(name), options.force)
     return Path(name)
-
-
-def _listed(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}"

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from captioner.cli.caption_formats import WRITERS, Entry, choose_format, entry
 from captioner.cli.caption_journal import Journal, Plan, journal_path, open_journal, unfinished
 from captioner.cli.caption_ray import ENGINE, OPTIONS
@@ -34,6 +32,7 @@ from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import STDIN, add_photo_options, find_photos, missing
 from captioner.cli.ray_options import add_ray_options, check_ray_options
 from captioner.config import SearchOptions
+from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError
 
 Named = tuple[Path, str | int]
@@ -161,7 +160,7 @@ def _check(options: Any) -> Path | None:
     options.format = choose_format(options.format, target)
     if options.annotations and options.format != "coco":
         raise ConfigError(f"--annotations is for --format coco, not {options.format}; leave it out")
-    check_batch_size(options)
+    check_batch_size(options.batch_size)
     if options.resume and target is None:
         raise ConfigError("--resume continues with an output file; give -o FILE too")
     if options.resume and "-" in options.photos:
@@ -178,10 +177,15 @@ def _check(options: Any) -> Path | None:
     return target
 
 
+def _single_captions(options: Any) -> str | None:
+    """The option that has room for one caption per photo only, if there is one."""
+    beside = [flag(name) for name in ("sidecar", "embed", "in_place") if options[name]]
+    return next(iter(beside), "--format coco" if options.format == "coco" else None)
+
+
 def _check_count(options: Any, search: SearchOptions) -> None:
     """Check that there is one caption where there is room for one only."""
-    beside = [name for name in ("sidecar", "embed", "in_place") if options[name]]
-    where = flag(beside[0]) if beside else "--format coco" if options.format == "coco" else None
+    where = _single_captions(options)
     if where is not None and search.num_captions > 1:
         raise ConfigError(f"{where} has one caption per photo; give --num-captions 1")
 
@@ -193,8 +197,7 @@ def _check_confidence(options: Any, search: SearchOptions) -> None:
         return
     if not 0 <= given <= 1:
         raise ConfigError(f"--min-confidence is {given:g}; give a number from 0 to 1")
-    beside = [name for name in ("sidecar", "embed", "in_place") if options[name]]
-    where = flag(beside[0]) if beside else "--format coco" if options.format == "coco" else None
+    where = _single_captions(options)
     if where is not None:
         raise ConfigError(
             f"--min-confidence marks captions in text, JSON and CSV, not {where}; leave one out"
@@ -247,10 +250,7 @@ class _Run:
         sources = (sys.stdin.buffer if photo == STDIN else photo for photo, _ in named)
         results = model.stream(sources, batch_size=options.batch_size, **vars(self.search))
         total = finished + len(named)
-        hide = None if total > 1 else True  # None: hidden unless stderr is a terminal
-        bar = tqdm(
-            results, total=total, initial=finished, unit="photo", disable=hide, dynamic_ncols=True
-        )
+        bar = photo_bar(results, shown=total > 1, total=total, initial=finished)
         for (_, name), result in zip(named, bar, strict=True):
             if result.error is None:
                 yield entry(name, result.captions, options.min_confidence)

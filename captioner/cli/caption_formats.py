@@ -43,10 +43,6 @@ def _write_jsonl(file: IO[str], photos: Iterable[Entry]) -> None:
         print(json.dumps(photo, ensure_ascii=False), file=file, flush=True)
 
 
-def _write_json(file: IO[str], photos: Iterable[Entry]) -> None:
-    _write_list(file, photos)
-
-
 def _write_csv(file: IO[str], photos: Iterable[Entry]) -> None:
     writer = csv.writer(file, lineterminator="\n")
     columns = ["image", "rank", "caption", "log_prob", "confidence"]
@@ -83,7 +79,7 @@ def _write_list(file: IO[str], entries: Iterable[Entry]) -> None:
 
 WRITERS: dict[str, Callable[[IO[str], Iterable[Entry]], None]] = {
     "text": _write_text,
-    "json": _write_json,
+    "json": _write_list,
     "jsonl": _write_jsonl,
     "csv": _write_csv,
     "coco": _write_coco,

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, first_of
 from captioner.files import write_lock
 
 _VERSION = 1
@@ -202,10 +202,9 @@ def _check_same(path: Path, header: dict[str, Any], plan: Plan) -> None:
     changed = [photo for photo in new if photo in old and new[photo] != old[photo]]
     for names, problem in ((added, "is new"), (gone, "is gone"), (changed, "has changed")):
         if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise ConfigError(
-                f"cannot resume {path}: {names[0]}{more} {problem} since the interrupted run; give "
-                f"the same photos, {start_over}"
+                f"cannot resume {path}: {first_of(names)} {problem} since the interrupted run; "
+                f"give the same photos, {start_over}"
             )
     if [photo for photo, _ in header["photos"]] != [str(photo) for photo in plan.photos]:
         raise ConfigError(

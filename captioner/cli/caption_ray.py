@@ -125,21 +125,16 @@ def _caption(job: Any, options: Any, search: SearchOptions) -> dict[int, tuple[i
     """Caption the missing parts with a progress bar; return the counts of each."""
     if not job.missing:
         return {}
-    from tqdm import tqdm
-
     from captioner.bulk.actors import cluster
+    from captioner.data.progress import photo_bar
     from captioner.ray import Model, caption_parts
 
     workers = chosen_workers(options)
     model = Model(tuple(map(_everywhere, options.model)), options.device, options.precision)
     counts: dict[int, tuple[int, int]] = {}
     sizes = [part.photos for part in job.missing]
-    bar = tqdm(
-        total=None if None in sizes else sum(size for size in sizes if size is not None),
-        unit="photo",
-        disable=None,
-        dynamic_ncols=True,
-    )
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    bar = photo_bar(total=total)
     with cluster(options.ray_address, workers), bar:
         for found in caption_parts(
             job, model, search, batch_size=options.batch_size, workers=workers

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from captioner.cli.main import flag
 from captioner.cli.options import require_parent, warn
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError, DataError, first_of
 from captioner.files import atomic_write
 from captioner.metadata.embedding import (
     HEAD,
@@ -197,9 +197,8 @@ def check_photos(
     if options.force:
         return usable, set()
     if existing and not options.skip_existing:
-        more = f" (and {len(existing) - 1} more)" if len(existing) > 1 else ""
         raise ConfigError(
-            f"{existing[0]}{more} already has a caption in {store.target(existing[0])}; give "
+            f"{first_of(existing)} already has a caption in {store.target(existing[0])}; give "
             "--skip-existing to caption only the others, or --force to replace it"
         )
     return usable, set(existing)

@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
         search=search_changes(options),
     )
     _check_java(inputs.metrics)
-    check_batch_size(options)
+    check_batch_size(options.batch_size)
     if inputs.results is None:
         checked_search(options)
     target = None if options.output is None else Path(options.output)

@@ -39,20 +39,13 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
 
     from captioner.model_card import readable
-    from captioner.model_config import (
-        CARD,
-        EXPORTED,
-        SHIPPED_MODEL,
-        find_model,
-        read_config,
-        weight_files,
-    )
+    from captioner.model_config import CARD, SHIPPED_MODEL, find_model, read_config, weight_files
 
     folder = find_model(options.model or SHIPPED_MODEL)
     config = read_config(folder)
     size = sum((folder / name).stat().st_size for name in weight_files(config))
     facts = {"folder": str(folder), "size_mb": round(size / 1e6, 1)}
-    facts |= _exported(folder, config) if EXPORTED in config else _stored(folder)
+    facts |= _facts(folder, config)
     if options.format == "json":
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return OK
@@ -65,50 +58,40 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def _stored(folder: Path) -> dict[str, Any]:
-    """The facts of a model folder."""
-    from captioner.extras import require_full_package
+def _facts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a model, whether it is exported or not."""
+    from captioner.loading import read_model
+    from captioner.onnx_engine import ExportedModel
 
-    require_full_package(f"the model {folder}, which is not exported,")
-    from captioner.model_folder import load_model
-
-    stored = load_model(folder)
-    model = stored.model
+    stored = read_model(folder)
+    if isinstance(stored, ExportedModel):
+        preprocessing, decoder = stored.preprocessing, config["decoder"]
+        network: dict[str, Any] = {
+            "exported": {name: config["exported"][name] for name in ("opset", "precision")},
+            "encoder": stored.encoder,
+            "grid": list(stored.grid),
+        }
+    else:
+        model = stored.model
+        preprocessing, decoder = model.preprocessing, dataclasses.asdict(stored.decoder)
+        network = {
+            "encoder": model.encoder.name,
+            "grid": list(model.grid),
+            "parameters": {
+                "encoder": sum(p.numel() for p in model.encoder.parameters()),
+                "decoder": sum(p.numel() for p in model.decoder.parameters()),
+            },
+        }
     return {
-        "encoder": model.encoder.name,
-        "grid": list(model.grid),
-        "parameters": {
-            "encoder": sum(p.numel() for p in model.encoder.parameters()),
-            "decoder": sum(p.numel() for p in model.decoder.parameters()),
-        },
-        "preprocessing": dataclasses.asdict(model.preprocessing),
-        "decoder": dataclasses.asdict(stored.decoder),
+        **network,
+        "preprocessing": dataclasses.asdict(preprocessing),
+        "decoder": decoder,
         "search": dataclasses.asdict(stored.search),
         "vocabulary": len(stored.vocabulary),
         "tokenizer": stored.vocabulary.tokenizer,
         "styles": list(stored.vocabulary.styles),
         **stored.info,
         "confidence": _confidence(stored.calibrator),
-    }
-
-
-def _exported(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The facts of an exported folder."""
-    from captioner.onnx_engine import read_exported
-
-    exported = read_exported(folder)
-    return {
-        "exported": {name: config["exported"][name] for name in ("opset", "precision")},
-        "encoder": exported.encoder,
-        "grid": list(exported.grid),
-        "preprocessing": dataclasses.asdict(exported.preprocessing),
-        "decoder": config["decoder"],
-        "search": dataclasses.asdict(exported.search),
-        "vocabulary": len(exported.vocabulary),
-        "tokenizer": exported.vocabulary.tokenizer,
-        "styles": list(exported.vocabulary.styles),
-        **exported.info,
-        "confidence": _confidence(exported.calibrator),
     }
 
 

@@ -42,10 +42,10 @@ def add_device_options(parser: Any) -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="number of photos per batch")
 
 
-def check_batch_size(options: Any) -> None:
+def check_batch_size(size: int) -> None:
     """Raise ConfigError if ``--batch-size`` is not positive."""
-    if options.batch_size < 1:
-        raise ConfigError(f"--batch-size is {options.batch_size}; give 1 or more")
+    if size < 1:
+        raise ConfigError(f"--batch-size is {size}; give 1 or more")
 
 
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps, ..."

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origi
 import jsonargparse
 
 from captioner.cli.main import flag
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, either
 
 HELP = ("-h", "--help")
 Kind = TypeVar("Kind", bound="Parser")
@@ -167,8 +167,7 @@ def _wrong_value(key: str, kind: str | None, choices: str, value: str) -> str:
 
 def _listed(choices: str) -> str:
     """``'a', 'b', 'c'`` as a, b or c."""
-    *most, last = choices.replace("'", "").split(", ")
-    return f"{', '.join(most)} or {last}" if most else last
+    return either(choices.replace("'", "").split(", "))
 
 
 def new_parser(command: str, description: str, usage: str) -> Parser:

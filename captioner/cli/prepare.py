@@ -8,7 +8,7 @@ from types import ModuleType
 
 from captioner.cli.main import OK
 from captioner.cli.parser import Parser, similar_names
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, either
 
 KINDS = {
     "dataset": "convert captions from other formats to COCO",
@@ -35,12 +35,11 @@ def main(argv: Sequence[str]) -> int:
         return OK
     if not argv or argv[0] not in KINDS:
         problem = f"Unknown command {argv[0]!r}" if argv else "Missing command"
-        *most, last = KINDS
         similar = similar_names(argv[0], KINDS)[:1] if argv else []
         hint = (
             f". Did you mean `captioner prepare {similar[0]}`?"
             if similar
-            else f"; give captioner prepare {', '.join(most)} or {last}"
+            else f"; give captioner prepare {either(KINDS)}"
         )
         raise ConfigError(problem + hint)
     module = _module(argv[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.options import DEVICE_HELP, warn
+from captioner.cli.options import DEVICE_HELP, check_batch_size, warn
 from captioner.cli.ray_options import add_ray_options, check_ray_options, chosen_workers
 from captioner.cli.train_options import (
     TrainParser,
@@ -16,7 +16,6 @@ from captioner.cli.train_options import (
     new_train_parser,
     read_train_config,
 )
-from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     from captioner.config import TrainConfig
@@ -79,8 +78,7 @@ def run(options: Any) -> int:
     """Encode the photos that are missing."""
     config, own = read_train_config(parser(), options)
     folder, batch_size = Path(own["output"]), own["batch_size"]
-    if batch_size < 1:
-        raise ConfigError(f"--batch-size is {batch_size}; give an integer >= 1")
+    check_batch_size(batch_size)
 
     check_ray_options(own, RAY_OPTIONS)
     on_ray = own["engine"] == "ray"

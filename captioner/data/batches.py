@@ -141,25 +141,6 @@ class PhotoReader(Dataset[Item]):
         )
 
 
-class CaptionDataset(Dataset[Item]):
-    """Photos with their captions."""
-
-    def __init__(
-        self, items: Sequence[EncodedImage], preprocessing: Preprocessing, **options: Any
-    ) -> None:
-        """Describe the photos; for the options see `PhotoReader`."""
-        self.items = items
-        self.reader = PhotoReader(preprocessing, **options)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, epoch_and_index: tuple[int, int]) -> Item:
-        """An item of an epoch; epoch -1: without captions."""
-        epoch, index = epoch_and_index
-        return self.reader[epoch, without_text(self.items[index])]
-
-
 def without_text(photo: EncodedImage) -> EncodedImage:
     """The photo without the text of its captions, which workers do not need."""
     return replace(photo, image=replace(photo.image, captions=()))
@@ -287,11 +268,11 @@ def leave_signals_to_parent(worker: int) -> None:
 
 
 def training_loader(
-    dataset: CaptionDataset, sampler: EpochSampler, workers: int
+    reader: PhotoReader, photos: Sequence[EncodedImage], sampler: EpochSampler, workers: int
 ) -> Iterator[Batch]:
-    """Batches in the sampler's order, prefetched by ``workers`` processes."""
-    photos = _BatchesOfPhotos(sampler, dataset.items)
-    return load_ahead(dataset.reader, workers, batch_sampler=photos, collate_fn=collate)
+    """Batches of photos in the sampler's order, prefetched by ``workers`` processes."""
+    batches = _BatchesOfPhotos(sampler, photos)
+    return load_ahead(reader, workers, batch_sampler=batches, collate_fn=collate)
 
 
 class _BatchesOfPhotos(Sampler[list[tuple[int, EncodedImage]]]):

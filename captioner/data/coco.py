@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from captioner.errors import DataError
+from captioner.files import read_input
 
 Fields: TypeAlias = Mapping[str, Mapping[str, tuple[type, ...]]]
 """The fields that a reader needs: list in the file -> field -> accepted types."""
@@ -261,15 +262,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         DataError: The file is missing, cannot be read, or holds something else.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give a JSON file") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder; give a JSON file") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return parse_json(content, path)
+    return parse_json(read_input(path, "a JSON file"), path)
 
 
 def parse_json(content: bytes, name: str | Path) -> dict[str, Any]:

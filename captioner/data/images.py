@@ -26,7 +26,7 @@ from PIL import ExifTags, Image, ImageChops, ImageFile, ImageOps, UnidentifiedIm
 
 from captioner.data.arrays import image_from_array
 from captioner.data.formats import HEIC, RAW, format_by_content, register_heif
-from captioner.errors import ImageError, LargeImageError, NotAnImageError
+from captioner.errors import ImageError, LargeImageError, NotAnImageError, first_line
 
 MAX_PIXELS = 178_956_970
 """Larger images are refused before decoding; the size at which Pillow raises an error."""
@@ -305,7 +305,7 @@ def _identify(
         image = Image.open(file, formats=_to_try(head, formats))
         pixels = image.width * image.height
     except Image.DecompressionBombError as error:
-        problem = f"{_first_line(error)}; {_too_large(max_pixels)}"
+        problem = f"{first_line(error).rstrip('.')}; {_too_large(max_pixels)}"
         raise _error(called, problem, LargeImageError) from error
     except UnidentifiedImageError as error:
         raise _not_an_image(head, called, formats) from error
@@ -424,7 +424,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _undecodable(error: Exception, called: str) -> ImageError:
-    reason = _first_line(error)
+    reason = first_line(error).rstrip(".")
     if isinstance(error, MemoryError):
         return _error(called, "out of memory; make the image smaller")
     if isinstance(error, EOFError) or "truncated" in reason.lower():
@@ -453,10 +453,6 @@ def _not_an_image(head: bytes, called: str, formats: tuple[str, ...] | None) -> 
 
 def _too_large(max_pixels: int) -> str:
     return f"the limit is {max_pixels:,} pixels; make the image smaller"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _error(called: str, problem: str, kind: type[ImageError] = ImageError) -> ImageError:

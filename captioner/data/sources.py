@@ -16,10 +16,10 @@ from captioner.config import TrainConfig
 from captioner.data.augmentation import Augmentation
 from captioner.data.batches import (
     Batch,
-    CaptionDataset,
     EncodedImage,
     EpochSampler,
     Item,
+    PhotoReader,
     collate,
     sample_captions,
     training_loader,
@@ -48,8 +48,14 @@ class Source(Protocol):
 class PhotoSource:
     """Photos from their files."""
 
-    def __init__(self, dataset: CaptionDataset, sampler: EpochSampler, workers: int) -> None:
-        self.dataset, self.sampler, self.workers = dataset, sampler, workers
+    def __init__(
+        self,
+        reader: PhotoReader,
+        photos: Sequence[EncodedImage],
+        sampler: EpochSampler,
+        workers: int,
+    ) -> None:
+        self.reader, self.photos, self.sampler, self.workers = reader, photos, sampler, workers
 
     def batches_in(self, epoch: int) -> int:
         """See ``Source``."""
@@ -59,7 +65,7 @@ class PhotoSource:
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """See ``Source``."""
         self.sampler.epoch, self.sampler.start = epoch, start
-        yield from training_loader(self.dataset, self.sampler, self.workers)
+        yield from training_loader(self.reader, self.photos, self.sampler, self.workers)
 
 
 class FeatureSource:
@@ -186,12 +192,11 @@ def open_source(
             horizontal_flip=data.horizontal_flip,
             seed=seed,
         )
-    dataset = CaptionDataset(
-        photos,
+    reader = PhotoReader(
         preprocessing,
         max_captions=data.max_captions,
         horizontal_flip=data.horizontal_flip,
         augmentation=augmentation,
         seed=seed,
     )
-    return PhotoSource(dataset, sampler, data.workers)
+    return PhotoSource(reader, photos, sampler, data.workers)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from captioner.errors import DataError
+from captioner.errors import DataError, first_line
 
 BLOCK = 8 << 20
 """Bytes that are requested from object storage at a time."""
@@ -42,9 +42,7 @@ def sizes(folder: str | Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except Exception as error:  # each protocol has its own
-        raise DataError(
-            f"{folder}: cannot be read ({_reason(error)}); check the name and your access to it"
-        ) from error
+        raise unreadable(folder, error) from error
     return {str(one["name"]).rpartition("/")[2]: int(one["size"] or 0) for one in listed}
 
 
@@ -94,10 +92,16 @@ def _file_system(name: str) -> tuple[Any, str]:
     return fs, str(path)
 
 
+def unreadable(name: str | Path, error: Exception) -> DataError:
+    """The error of a file or folder that cannot be read."""
+    return DataError(
+        f"{name}: cannot be read ({_reason(error)}); check the name and your access to it"
+    )
+
+
 def _as_os_error(error: Exception) -> OSError:
     return error if isinstance(error, OSError) else OSError(_reason(error))
 
 
 def _reason(error: Exception) -> str:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return (reason.splitlines() or [type(error).__name__])[0]
+    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)

@@ -340,9 +340,8 @@ def _caption(
     Returns:
         Model facts for the report, the captions, and the model's own document frequencies.
     """
-    from tqdm import tqdm
-
     from captioner.data.coco import locate_photos, read_dataset
+    from captioner.data.progress import photo_bar
     from captioner.evaluation.frequencies import DocumentFrequencies
     from captioner.files import FREQUENCIES
 
@@ -372,8 +371,7 @@ def _caption(
     captions: dict[int, str] = {}
     grounded: dict[int, Caption] = {}  # of photos with instances
     results = model.stream(paths.values(), batch_size=inputs.batch_size, **inputs.search)
-    hide = None if progress else True  # None: hidden unless stderr is a terminal
-    bar = tqdm(results, total=len(paths), unit="photo", disable=hide, dynamic_ncols=True)
+    bar = photo_bar(results, shown=progress, total=len(paths))
     for image_id, result in zip(paths, bar, strict=True):
         if result.error is not None:
             on_error(result.error)
@@ -397,10 +395,9 @@ def _faithfulness(
     inputs: Inputs, options: FaithfulnessOptions, on_error: OnError, progress: bool
 ) -> Report:
     """Measure the explanations of generated or reference captions."""
-    from tqdm import tqdm
-
     from captioner.data.coco import read_dataset
     from captioner.data.folders import find_images
+    from captioner.data.progress import photo_bar
 
     assert inputs.images is not None
     photos: dict[Path, str | None]
@@ -418,14 +415,13 @@ def _faithfulness(
     from captioner.evaluation.faithfulness import measure  # imports torch
 
     search = model.options(**inputs.search)
-    hide = None if progress else True  # None: hidden unless stderr is a terminal
     found = measure(
         model.batch_captioner,
         photos,
         options,
         search,
         on_error=on_error,
-        progress=lambda paths: tqdm(paths, unit="photo", disable=hide, dynamic_ncols=True),
+        progress=lambda paths: photo_bar(paths, shown=progress),
     )
     report = _about_model(model, name, search)
     if inputs.annotations is not None:

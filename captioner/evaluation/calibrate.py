@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import DOUBTFUL
@@ -21,6 +20,7 @@ from captioner.confidence import Calibrator, Observation, PhraseTable, search_ke
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
 from captioner.data.prefetch import read_ahead
+from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError, ImageError, OptionError
 from captioner.evaluation.calibration import (
     MIN_PHOTOS,
@@ -261,8 +261,7 @@ class _Reader:
         self, paths: Sequence[Path], name: str
     ) -> Iterator[tuple[list[int], list[Prepared]]]:
         """Positions and pixels of the photos that can be read."""
-        hide = None if self.progress else True  # None: hidden unless stderr is a terminal
-        bar = tqdm(total=len(paths), desc=name, unit="photo", disable=hide, dynamic_ncols=True)
+        bar = photo_bar(shown=self.progress, total=len(paths), desc=name)
         with bar, closing(read_ahead(self._read, paths, ahead=self.size + 1, threads=2)) as photos:
             numbered = enumerate(photos)
             while batch := list(islice(numbered, self.size)):

@@ -113,15 +113,13 @@ def fit(examples: Sequence[Example], recipe: Recipe) -> Calibrator:
     return _fit(examples, recipe, PhotoSpace.fit(photos))
 
 
-def cross_validate(
-    examples: Sequence[Example], recipe: Recipe, folds: int = FOLDS, seed: int = 0
-) -> Judged:
+def cross_validate(examples: Sequence[Example], recipe: Recipe) -> Judged:
     """Confidence of every example from a calibrator that was fitted without it."""
     if recipe.training_photos is not None:  # they are not the examples: one space for all folds
         space = PhotoSpace.fit(recipe.training_photos)
-    fold = np.random.default_rng(seed).permutation(len(examples)) % folds
+    fold = np.random.default_rng(0).permutation(len(examples)) % FOLDS
     confidences = np.zeros(len(examples))
-    for number in range(folds):
+    for number in range(FOLDS):
         held_out = np.flatnonzero(fold == number).tolist()
         kept = [examples[i] for i in np.flatnonzero(fold != number).tolist()]
         if recipe.training_photos is None:
@@ -208,9 +206,9 @@ class Bin(NamedTuple):
     """Share of right captions."""
 
 
-def reliability(judged: Judged, bins: int = BINS) -> list[Bin]:
+def reliability(judged: Judged) -> list[Bin]:
     """The bins that hold captions, from low to high confidence."""
-    index = _bin_of(judged.confidences, bins)
+    index = _bin_of(judged.confidences)
     return [
         Bin(
             int((index == b).sum()),
@@ -221,36 +219,36 @@ def reliability(judged: Judged, bins: int = BINS) -> list[Bin]:
     ]
 
 
-def calibration_error(judged: Judged, bins: int = BINS) -> float:
+def calibration_error(judged: Judged) -> float:
     """Expected calibration error, 0 to 1.
 
     sum_b n_b / N |mean confidence_b - share right_b|
     """
-    return float(_errors(judged, np.ones((1, len(judged.scores))), bins)[0])
+    return float(_errors(judged, np.ones((1, len(judged.scores))))[0])
 
 
-def _errors(judged: Judged, weights: _Floats, bins: int) -> _Floats:
+def _errors(judged: Judged, weights: _Floats) -> _Floats:
     """The calibration error under each row of weights, (R, N) to (R,)."""
-    in_bin = np.eye(bins)[_bin_of(judged.confidences, bins)]  # (N, bins)
+    in_bin = np.eye(BINS)[_bin_of(judged.confidences)]  # (N, bins)
     differences = weights @ (in_bin * (judged.confidences - judged.right)[:, None])
     errors: _Floats = np.abs(differences).sum(axis=1) / weights.sum(axis=1)
     return errors
 
 
-def _bin_of(confidences: _Floats, bins: int) -> NDArray[np.intp]:
-    index: NDArray[np.intp] = np.minimum((confidences * bins).astype(np.intp), bins - 1)
+def _bin_of(confidences: _Floats) -> NDArray[np.intp]:
+    index: NDArray[np.intp] = np.minimum((confidences * BINS).astype(np.intp), BINS - 1)
     return index
 
 
-def error_by_chance(judged: Judged, bins: int = BINS, draws: int = 1000, seed: int = 0) -> float:
+def error_by_chance(judged: Judged, draws: int = 1000) -> float:
     """Mean calibration error of a perfectly calibrated confidence on as many photos.
 
     Above 0, because the share of right captions in a bin varies by chance.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     p = judged.confidences
     lucky = generator.random((draws, len(p))) < p
-    in_bin = np.eye(bins)[_bin_of(p, bins)]
+    in_bin = np.eye(BINS)[_bin_of(p)]
     return float(np.abs((p - lucky) @ in_bin).sum(axis=1).mean() / len(p))
 
 
@@ -286,7 +284,7 @@ def measure(judged: Judged) -> dict[str, Any]:
         "right": float(judged.right.mean()),
         "cider_d": float(judged.scores.mean()),
         "calibration_error": calibration_error(judged),
-        "calibration_error_interval": list(interval(_errors(judged, weights, BINS))),
+        "calibration_error_interval": list(interval(_errors(judged, weights))),
         "calibration_error_by_chance": error_by_chance(judged),
         "brier": float(((judged.confidences - judged.right) ** 2).mean()),
         "half_gain": coverage_gain(judged, 0.5),

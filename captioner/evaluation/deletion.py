@@ -92,11 +92,7 @@ def region_orders(
     """
     regions = grid[0] * grid[1]
     random = np.random.default_rng(seed).permutation(regions)
-    y, x = (
-        (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
-        for axis, count in zip(geometry, grid, strict=True)
-    )
-    distances = (y[:, None] ** 2 + x**2).ravel()
+    distances = geometry.from_centre(grid).ravel()
     words = len(relevances["attention"])
     values = [
         *(relevances[method] for method in METHODS),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ from captioner.inference import Ensemble, Prepared
 from captioner.models.explanations import WordScorer, rows_per_block
 from captioner.torch_engine import TorchEngine
 from captioner.vocabulary import FUNCTION_WORDS, UNKNOWN
+
+T = TypeVar("T")
 
 ENCODED_TOGETHER = 16
 """Versions of a photo that the encoder processes together."""
@@ -147,9 +149,12 @@ def content_words(words: Sequence[str], tokens: Sequence[int], limit: int) -> In
         and word.casefold() not in FUNCTION_WORDS
         and any(map(str.isalnum, word))
     ]
-    if len(positions) > limit:
-        positions = [positions[i * len(positions) // limit] for i in range(limit)]
-    return np.array(positions, dtype=np.intp)
+    return np.array(_spread(positions, limit), dtype=np.intp)
+
+
+def _spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most this many of the items, spread evenly over them."""
+    return items if len(items) <= most else [items[i * len(items) // most] for i in range(most)]
 
 
 @torch.inference_mode()
@@ -250,10 +255,7 @@ def measure(
         raise OptionError("{faithfulness} is that of a single model, not of an ensemble; give one")
     if not photos:
         raise DataError("there are no photos to measure; give a folder with photos")
-    chosen = list(photos)
-    if len(chosen) > options.max_photos:
-        count = options.max_photos
-        chosen = [chosen[i * len(chosen) // count] for i in range(count)]
+    chosen = _spread(list(photos), options.max_photos)
     words: list[Word] = []
     read = 0
     for number, path in enumerate(progress(chosen)):

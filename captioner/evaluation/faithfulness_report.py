@@ -11,7 +11,6 @@ import numpy as np
 from captioner.config import METHOD_TITLES, FaithfulnessOptions
 from captioner.evaluation.bootstrap import (
     MIN_IMAGES,
-    RESAMPLES,
     compare,
     interval,
     resample_weights,
@@ -61,7 +60,7 @@ class Faithfulness:
     regions: int
     """L."""
 
-    def summary(self, resamples: int = RESAMPLES) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """All results as JSON data.
 
         Returns:
@@ -84,7 +83,7 @@ class Faithfulness:
         if not self.words:
             return found
         found["log_prob"] = float(np.mean([one.log_prob for one in self.words]))
-        weights = resample_weights(len(photos), resamples) if len(photos) >= MIN_IMAGES else None
+        weights = resample_weights(len(photos)) if len(photos) >= MIN_IMAGES else None
         index = np.searchsorted(photos, [one.photo for one in self.words])
         for level in self.words[0].curves:
             values = np.stack([one.curves[level] for one in self.words])  # (W, curves, orders, S+1)

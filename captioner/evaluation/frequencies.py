@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
-from captioner.files import FREQUENCIES, atomic_write
+from captioner.files import FREQUENCIES, atomic_write, read_input
 from captioner.tokenizer import caption_tokens
 
 GZIP = b"\x1f\x8b"
@@ -213,15 +213,7 @@ class DocumentFrequencies:
         Raises:
             DataError: The file is missing, truncated, of another version or another kind.
         """
-        try:
-            data = Path(path).read_bytes()
-        except FileNotFoundError as error:
-            raise DataError(f"{path} does not exist; give a document frequencies file") from error
-        except IsADirectoryError as error:
-            raise DataError(f"{path} is a folder; give a document frequencies file") from error
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        return cls.from_bytes(data, str(path))
+        return cls.from_bytes(read_input(path, "a document frequencies file"), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = FREQUENCIES) -> DocumentFrequencies:

@@ -312,11 +312,8 @@ def _centre_gaussian(caption: Caption) -> Array:
     Returns:
         (1, Gh, Gw).
     """
-    y, x = (
-        (axis.middles(count) - (axis.start + axis.stop) / 2) / (axis.stop - axis.start)
-        for axis, count in zip(caption.regions, caption.alphas.shape[1:], strict=True)
-    )
-    gaussian: Array = np.exp(-(y[:, None] ** 2 + x**2) / (2 * 0.25**2))
+    distances = caption.regions.from_centre(caption.alphas.shape[1:])
+    gaussian: Array = np.exp(-distances / (2 * 0.25**2))
     return gaussian[None]
 
 

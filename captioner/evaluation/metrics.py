@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.cider import CiderD
-from captioner.evaluation.frequencies import DocumentFrequencies, Ngram, ngrams
+from captioner.evaluation.frequencies import ORDERS, DocumentFrequencies, Ngram, ngrams
 from captioner.tokenizer import caption_tokens
 
 SIGNATURE = (
@@ -35,7 +35,6 @@ CHARACTERS = "characters of scripts without spaces (Chinese, Japanese, Thai, ...
 MIN_IMAGES_FOR_CIDER = 100
 """Fewest images for useful document frequencies in CIDEr."""
 
-ORDERS = 4
 # Smoothing constants of pycocoevalcap's Bleu.
 _SMALL, _TINY = 1e-9, 1e-15
 

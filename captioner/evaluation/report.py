@@ -33,6 +33,7 @@ from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.grounding import Grounding
 from captioner.evaluation.metrics import Scores, cider_warning, score, signature
 from captioner.evaluation.statistics import describe, describe_texts
+from captioner.files import read_input
 from captioner.tokenizer import has_unspaced
 
 Report = dict[str, Any]
@@ -224,12 +225,9 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
     Raises:
         DataError: The file is missing, is neither, or has more than one caption of an image.
     """
+    data = read_input(path, "a COCO results file")
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist; give a COCO results file") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder; give a COCO results file") from error
+        content = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}); give a COCO results file") from error
     entries = content.get("per_image") if isinstance(content, dict) else content

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, first_line
 from captioner.models.attention import Memory
 from captioner.models.captioner import CaptionModel
 from captioner.models.decoder import State
@@ -120,7 +120,7 @@ def _write(
     }
     named = _Named(module.eval(), list(inputs), outputs)
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 named,
                 tuple(inputs.values()),
@@ -132,8 +132,9 @@ def _write(
                 verbose=False,
             )
     except Exception as error:  # the exporter's errors have no common class
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{what} cannot be exported to ONNX ({reason:.160})") from error
+        raise ConfigError(
+            f"{what} cannot be exported to ONNX ({first_line(error):.160})"
+        ) from error
     assert program is not None
     graph = program.model_proto
     read = {name for node in graph.graph.node for name in node.input}
@@ -157,8 +158,8 @@ class _Named(nn.Module):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's progress and warnings, which speak to developers."""
+def quiet() -> Iterator[None]:
+    """Without the exporters' progress and warnings, which speak to developers."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, first_line
 from captioner.files import atomic_write
 
 PACKAGE = "onnxruntime-web"
@@ -140,7 +140,7 @@ def _download() -> bytes:
         try:
             return method()
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            problems.append(_first_line(error))
+            problems.append(_reason(error))
     raise ConfigError(
         f"cannot download {PACKAGE} {VERSION} (npm: {problems[0]}; {_URL}: {problems[1]}); run npm "
         f"pack {PACKAGE}@{VERSION} where there is a network, and give --onnxruntime-web "
@@ -169,6 +169,6 @@ def _by_https() -> bytes:
     return content
 
 
-def _first_line(error: Exception) -> str:
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return (str(reason).splitlines() or [type(error).__name__])[0]
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    return cause if isinstance(cause, str) else first_line(cause)

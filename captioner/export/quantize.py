@@ -11,9 +11,6 @@ The decoder is not calibrated, since the ranges of its state depend on the words
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.export.graphs import quiet
 from captioner.model_config import DECODER_GRAPH, ENCODER_GRAPH
 
 STATIC = ("Conv", "Clip", "Add")
@@ -45,7 +43,7 @@ def quantize_graphs(folder: Path, pixels: Sequence[NDArray[np.uint8]]) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     encoder, decoder = folder / ENCODER_GRAPH, folder / DECODER_GRAPH
-    with _quiet(), tempfile.TemporaryDirectory() as temporary:
+    with quiet(), tempfile.TemporaryDirectory() as temporary:
         prepared, static = Path(temporary) / "prepared.onnx", Path(temporary) / ENCODER_GRAPH
         quant_pre_process(encoder, prepared, skip_symbolic_shape=True)  # folds constants
         quantize_static(
@@ -91,14 +89,3 @@ class _Photos:
     def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
         one = next(self._remaining, None)
         return None if one is None else {"pixels": one[None]}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's progress and hints."""
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

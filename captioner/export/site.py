@@ -19,7 +19,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,6 +49,7 @@ from captioner.subwords import SPACE
 from captioner.tokenizer import caption_tokens
 from captioner.visualization.document import asset, policy, with_policy
 from captioner.visualization.heatmap import palette
+from captioner.visualization.primitives import encoded
 from captioner.vocabulary import BLANK
 
 MAX_BEAM = 10
@@ -306,9 +306,7 @@ def _icons() -> dict[str, bytes]:
         heat = np.exp(-(((x - 0.06) / 0.22) ** 2 + ((y + 0.06) / 0.22) ** 2))
         heat = np.maximum(heat, 0.55 * np.exp(-(((x + 0.16) / 0.1) ** 2 + ((y - 0.2) / 0.1) ** 2)))
         image = Image.fromarray(colours[np.rint(30 + 215 * heat).astype(np.uint8)])
-        buffer = io.BytesIO()
-        image.save(buffer, format="PNG", optimize=True)
-        files[f"icons/{side}.png"] = buffer.getvalue()
+        files[f"icons/{side}.png"] = encoded(image, "PNG", optimize=True)
     return files
 
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import DecoderConfig
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, first_line
 from captioner.hardware import upload
 from captioner.models.additive import AdditiveScores, warm_up_compiled_kernels
 from captioner.models.attention import (
@@ -153,7 +153,7 @@ class WordGates:
 
 
 class Decoder(nn.Module):
-    """Base class; subclasses implement ``step`` and ``readout``."""
+    """Base class; subclasses implement ``add_layers``, ``step`` and ``readout``."""
 
     def __init__(
         self,
@@ -161,18 +161,15 @@ class Decoder(nn.Module):
         feature_dim: int,
         vocabulary_size: int,
         regions: int,
-        *,
-        readout_dim: int,
         styles: int = 0,
     ) -> None:
-        """Create the shared layers.
+        """Create the layers.
 
         Args:
             config: Sizes and attention mechanism.
             feature_dim: D, the encoder's feature size.
             vocabulary_size: V.
             regions: Maximum number of regions (L).
-            readout_dim: Input size of the output layer.
             styles: Number of additional start tokens; see ``Vocabulary.start``.
 
         Raises:
@@ -197,12 +194,22 @@ class Decoder(nn.Module):
         if config.layer_norm:
             self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(4))
             self.cell_norm = nn.LayerNorm(hidden_dim)
-        self.word_output = nn.Linear(readout_dim, vocabulary_size)
+        self.word_output = nn.Linear(self.readout_dim(config), vocabulary_size)
         self.dropout = nn.Dropout(config.dropout)
         self.cached_word_gates: WordGates | None = None
+        self.add_layers(config)
+        self.initialize()
+
+    def readout_dim(self, config: DecoderConfig) -> int:
+        """Input size of the output layer."""
+        return config.embed_dim
+
+    def add_layers(self, config: DecoderConfig) -> None:
+        """Create the layers of ``step`` and ``readout`` that the others do not have."""
+        raise NotImplementedError
 
     def initialize(self) -> None:
-        """Initialize the weights; constructors call it last."""
+        """Initialize the weights."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -230,10 +237,9 @@ class Decoder(nn.Module):
                 try:
                     warm_up_compiled_kernels(self.embedding.weight)
                 except Exception as error:
-                    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     raise ConfigError(
-                        f"training.compile: torch.compile failed ({first[:120]}); install a C++ "
-                        "compiler (on a GPU: triton), or turn it off"
+                        f"training.compile: torch.compile failed ({first_line(error):.120}); "
+                        "install a C++ compiler (on a GPU: triton), or turn it off"
                     ) from error
 
     @torch.no_grad()
@@ -393,23 +399,13 @@ class BahdanauDecoder(Decoder):
     embedding and the readout.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        feature_dim: int,
-        vocabulary_size: int,
-        regions: int,
-        styles: int = 0,
-    ) -> None:
+    def add_layers(self, config: DecoderConfig) -> None:
+        """See ``Decoder.add_layers``."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
-        super().__init__(
-            config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim, styles=styles
-        )
         self.gate = nn.Linear(hidden_dim, 1)
         self.context_gates = DeferredLinear(self.feature_dim, 4 * hidden_dim)
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)
-        self.initialize()
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: hidden state (B, R, N), gated context (B, R, D)."""
@@ -436,24 +432,18 @@ class LuongDecoder(Decoder):
     dropout on the embedding and before L_o.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        feature_dim: int,
-        vocabulary_size: int,
-        regions: int,
-        styles: int = 0,
-    ) -> None:
+    def readout_dim(self, config: DecoderConfig) -> int:
+        """That of the attentional vector."""
+        return config.hidden_dim
+
+    def add_layers(self, config: DecoderConfig) -> None:
+        """See ``Decoder.add_layers``."""
         hidden_dim = config.hidden_dim
-        super().__init__(
-            config, feature_dim, vocabulary_size, regions, readout_dim=hidden_dim, styles=styles
-        )
         self.fed_gates = (
             DeferredLinear(hidden_dim, 4 * hidden_dim) if config.input_feeding else None
         )
         self.hidden_output = DeferredLinear(hidden_dim, hidden_dim)
         self.context_output = DeferredLinear(self.feature_dim, hidden_dim)
-        self.initialize()
 
     def start(self, memory: Memory, captions: int = 1) -> State:
         """Initial state; the attentional vector before the first word is zero."""
@@ -492,20 +482,9 @@ class PlainDecoder(Decoder):
     first input; the readout is that of ``BahdanauDecoder`` without the context.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        feature_dim: int,
-        vocabulary_size: int,
-        regions: int,
-        styles: int = 0,
-    ) -> None:
-        embed_dim = config.embed_dim
-        super().__init__(
-            config, feature_dim, vocabulary_size, regions, readout_dim=embed_dim, styles=styles
-        )
-        self.hidden_output = nn.Linear(config.hidden_dim, embed_dim)
-        self.initialize()
+    def add_layers(self, config: DecoderConfig) -> None:
+        """See ``Decoder.add_layers``."""
+        self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
 
     def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
         """See ``Decoder.step``; outputs: hidden state (B, R, N). Uniform map, closed gate."""
@@ -538,10 +517,7 @@ def build_decoder(
     Raises:
         ConfigError: Incompatible settings.
     """
-    orders: dict[str, type[BahdanauDecoder | LuongDecoder]] = {
-        "bahdanau": BahdanauDecoder,
-        "luong": LuongDecoder,
-    }
+    kind: type[Decoder] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}[config.order]
     if config.attention == "fixed_at_start":
-        return PlainDecoder(config, feature_dim, vocabulary_size, regions, styles)
-    return orders[config.order](config, feature_dim, vocabulary_size, regions, styles)
+        kind = PlainDecoder
+    return kind(config, feature_dim, vocabulary_size, regions, styles)

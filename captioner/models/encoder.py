@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
-from captioner.errors import ConfigError, ModelError
+from captioner.errors import ConfigError, ModelError, first_line
 from captioner.models.efficientnet_lite import (
     PACKAGES_MEAN,
     PACKAGES_STD,
@@ -227,9 +227,8 @@ class Encoder(nn.Module):
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             if size is None:
                 raise
-            first = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(
-                f"encoder {self.name} does not support {size} x {size} pixels: {first}"
+                f"encoder {self.name} does not support {size} x {size} pixels: {first_line(error)}"
             ) from error
 
     def at_size(self, image_size: int) -> Encoder:
@@ -475,7 +474,7 @@ def _download_errors(name: str, pretrained: bool) -> Iterator[None]:
     except Exception as error:
         if not pretrained or isinstance(error, AssertionError):  # timm asserts options, not data
             raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise ModelError(
             f"cannot download the weights of {name} ({reason[:120].rstrip(' .')}); without a "
             "network start from the shipped model (--init-from shipped), or set encoder.weights to "

@@ -68,11 +68,7 @@ def caption_losses(
         inputs: Decoder inputs, (B, R, T), on the CPU or the device; None: the true words. See
             ``scheduled_inputs``.
     """
-    tokens = tokens.cpu()
-    inputs = tokens[..., :-1] if inputs is None else inputs
-    order = longest_first(tokens)
-    memory, tokens, inputs = order.sort(memory, tokens, inputs)
-    scored = score_captions(decoder, memory, inputs, tokens[..., 1:])
+    _, scored = _score_longest_first(decoder, memory, tokens, inputs)
     cross_entropy = nn.functional.cross_entropy(
         scored.logits,
         scored.targets,
@@ -99,11 +95,8 @@ def policy_gradient_loss(
         tokens: Sampled captions, (B, R, T + 1); see ``caption_losses``.
         advantages: Returns the advantages, (B, R).
     """
-    tokens = tokens.cpu()
-    order = longest_first(tokens)
-    memory, tokens, inputs = order.sort(memory, tokens, tokens[..., :-1])
     with _without_dropout(decoder):
-        scored = score_captions(decoder, memory, inputs, tokens[..., 1:])
+        order, scored = _score_longest_first(decoder, memory, tokens)
     never = upload(torch.tensor(NEVER_GENERATED), scored.rows.device)
     negative_log_probs = nn.functional.cross_entropy(
         scored.logits.index_fill(1, never, torch.finfo(scored.logits.dtype).min),
@@ -129,11 +122,7 @@ def _with_attention_losses(
         return Losses(cross_entropy, penalty, zero, zero, words)
     assert scored.chosen is not None
     with torch.no_grad():
-        log_probs = scored.unpack_words(
-            -nn.functional.cross_entropy(
-                scored.logits, scored.targets, reduction="none", ignore_index=PAD
-            )
-        )
+        log_probs = scored.unpack_words(-scored.nats())
     surrogate = score_function(
         alphas, scored.layout.unpack(scored.chosen), log_probs, mask, decoder.attention.baseline
     )
@@ -155,14 +144,8 @@ def photo_nats(decoder: Decoder, memory: Memory, tokens: Tensor) -> Tensor:
     Returns:
         (B,), nats, on the CPU.
     """
-    tokens = tokens.cpu()
-    order = longest_first(tokens)
-    memory, tokens, inputs = order.sort(memory, tokens, tokens[..., :-1])
-    scored = score_captions(decoder, memory, inputs, tokens[..., 1:])
-    nats = nn.functional.cross_entropy(
-        scored.logits, scored.targets, reduction="none", ignore_index=PAD
-    )
-    sums = scored.unpack_words(nats).sum(dim=(1, 2)).cpu()  # (B,), longest first
+    order, scored = _score_longest_first(decoder, memory, tokens)
+    sums = scored.unpack_words(scored.nats()).sum(dim=(1, 2)).cpu()  # (B,), longest first
     return torch.zeros_like(sums).index_copy(0, order.photos, sums)
 
 
@@ -194,6 +177,12 @@ class ScoredCaptions(NamedTuple):
     """(P, L)."""
     chosen: Tensor | None
     """(P,)."""
+
+    def nats(self) -> Tensor:
+        """Cross-entropy of each word, (W + padding,)."""
+        return nn.functional.cross_entropy(
+            self.logits, self.targets, reduction="none", ignore_index=PAD
+        )
 
     def unpack_words(self, values: Tensor) -> Tensor:
         """Values of the words, (W + padding,), as (B, R, T), 0 elsewhere."""
@@ -268,6 +257,17 @@ def longest_first(tokens: Tensor) -> Order:
         lengths.amax(dim=1).argsort(descending=True, stable=True),
         lengths.argsort(dim=1, descending=True, stable=True),
     )
+
+
+def _score_longest_first(
+    decoder: Decoder, memory: Memory, tokens: Tensor, inputs: Tensor | None = None
+) -> tuple[Order, ScoredCaptions]:
+    """``score_captions`` in the order that keeps padding small; see ``caption_losses``."""
+    tokens = tokens.cpu()
+    order = longest_first(tokens)
+    given = tokens[..., :-1] if inputs is None else inputs
+    memory, tokens, given = order.sort(memory, tokens, given)
+    return order, score_captions(decoder, memory, given, tokens[..., 1:])
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from captioner.config import TrainConfig
 from captioner.data.features import feature_fingerprint
 from captioner.data.preprocessing import Preprocessing
 from captioner.errors import DataError
+from captioner.files import free_space
 from captioner.hardware import autocast, pick_device, pick_precision
 from captioner.prepare.feature_writer import Encode, FeaturePlan, FeatureWriter
 from captioner.training.build import open_encoder
@@ -102,9 +102,7 @@ def check_disk_space(writer: FeatureWriter) -> None:
     Raises:
         DataError: They do not.
     """
-    folder = writer.folder.absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    needed, free = writer.missing_bytes, shutil.disk_usage(existing).free
+    needed, free = writer.missing_bytes, free_space(writer.folder)
     if needed > free:
         raise DataError(
             f"{writer.folder}: {needed:,} bytes are needed, but {free:,} are free; free some "

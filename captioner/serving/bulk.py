@@ -175,10 +175,7 @@ class BulkResponse(Response):
         async def item() -> Field | Upload | None:
             return await anext(body, None)
 
-        seconds = self._service.limits.timeout
-        message = f"the next photo was not received within {seconds:g} s; try again"
-        late = RequestError(408, "slow_upload", message)
-        return await within(seconds, item(), late, [self._service.closing()])
+        return await self._service.received(item(), "the next photo")
 
     async def _start(
         self, upload: Upload, head: dict[str, Any], wanted: CaptionRequest, attention: bool

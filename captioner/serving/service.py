@@ -134,15 +134,11 @@ class Service:
         if not has_fields(request):
             read_request(self.model, query)  # refuse what cannot be valid before reading the body
         with self.slots(several=False) as reserve:
-            seconds = self.limits.timeout
-            late = RequestError(
-                408, "slow_upload", f"the photo was not received within {seconds:g} s; try again"
-            )
             work = self._read(request, query, reserve)
-            upload, options = await within(seconds, work, late, [self.closing()])
+            upload, options = await self.received(work, "the photo")
             left = (disconnected(request.receive), client_closed())
             response = self._respond(upload, options, renderer)
-            return await within(seconds, response, self.too_slow(), [left])
+            return await within(self.limits.timeout, response, self.too_slow(), [left])
 
     async def _read(
         self, request: Request, query: BaseModel, reserve: Callable[[int], None]
@@ -196,9 +192,16 @@ class Service:
         except ConfigError as error:
             raise RequestError(422, "options", str(error)) from error
 
-    def closing(self) -> tuple[Awaitable[Any], RequestError]:
-        """An event that stops ``within``: the server is shutting down."""
-        return self._closing.wait(), closing()
+    async def received(self, work: Awaitable[T], what: str) -> T:
+        """Await a photo of a request.
+
+        Raises:
+            RequestError: It was not received in time, or the server is shutting down.
+        """
+        seconds = self.limits.timeout
+        message = f"{what} was not received within {seconds:g} s; try again"
+        late = RequestError(408, "slow_upload", message)
+        return await within(seconds, work, late, [(self._closing.wait(), closing())])
 
     def too_slow(self) -> RequestError:
         """Captioning a photo took too long."""

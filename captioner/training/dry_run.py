@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from captioner.errors import ConfigError
+from captioner.files import free_space
 from captioner.hardware import peak_memory
 from captioner.training.build import Setup
 from captioner.training.loop import Trainer
@@ -79,7 +79,7 @@ def dry_run(setup: Setup, folder: Path) -> DryRun:
     config, run = setup.config, RunFolder(folder, setup.config)
     Trackers(config.training.trackers, run)
     trainer = Trainer(setup, run)
-    disk, free = _disk(trainer), _free(folder)
+    disk, free = _disk(trainer), free_space(folder)
     if disk > free:
         raise ConfigError(
             f"the run needs {disk / 1e9:.2f} GB in {folder}, but only {free / 1e9:.2f} GB are "
@@ -128,11 +128,6 @@ def _disk(trainer: Trainer) -> int:
     kept = trainer.config.training.keep_best
     models = 2 if kept == 1 else kept + 3  # best and one being written; kept ones and average
     return 2 * (copies * weights + moments) + models * weights // 2
-
-
-def _free(folder: Path) -> int:
-    path = folder.absolute()
-    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
@@ -23,6 +22,7 @@ from captioner.visualization.drawing import check_size, check_suffix
 from captioner.visualization.frames import Scene, Shot, plan_shots
 from captioner.visualization.heatmap import check_colormap, fit_photo
 from captioner.visualization.maps import check_caption
+from captioner.visualization.primitives import encoded
 from captioner.visualization.theme import get_theme
 
 ANIMATIONS = (".gif", ".webp", ".mp4")
@@ -227,9 +227,7 @@ def _index_frames(
 
 
 def _encode_loop(image: Image.Image, kind: str, durations: list[int], **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, save_all=True, loop=0, duration=durations, **options)
-    return buffer.getvalue()
+    return encoded(image, kind, save_all=True, loop=0, duration=durations, **options)
 
 
 def _import_pyav() -> Any:

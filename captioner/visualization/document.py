@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from captioner.errors import ConfigError
+from captioner.visualization.primitives import encoded
 from captioner.visualization.theme import THEMES
 
 MAX_SIDE = 65_500
@@ -56,9 +56,8 @@ def _printable(text: str) -> str:
 
 def data_uri(image: Image.Image) -> str:
     """Encode a picture as a JPEG data URI."""
-    buffer = io.BytesIO()
-    image.save(buffer, format="JPEG", quality=_JPEG_QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    data = encoded(image, "JPEG", quality=_JPEG_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
 
 
 def document(

@@ -5,7 +5,6 @@ All maps of a figure share one colour scale, so that words and models can be com
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from captioner.visualization.drawing import Drawing, check_size, check_suffix
 from captioner.visualization.heatmap import check_colormap, fit_photo
 from captioner.visualization.layout import FigureLayout
 from captioner.visualization.maps import Combine, check_caption, combine_maps, find, mean_map
+from captioner.visualization.primitives import encoded
 from captioner.visualization.sheet import Block, Panel, Sheet
 from captioner.visualization.theme import get_theme
 
@@ -72,14 +72,10 @@ class Figure:
             return self._drawing.pdf()
         if suffix == ".png":
             return self._repr_png_()
-        buffer = io.BytesIO()
-        self.image().save(buffer, format="JPEG", quality=92, subsampling=0, optimize=True)
-        return buffer.getvalue()
+        return encoded(self.image(), "JPEG", quality=92, subsampling=0, optimize=True)
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.image().save(buffer, format="PNG", compress_level=4)
-        return buffer.getvalue()
+        return encoded(self.image(), "PNG", compress_level=4)
 
 
 def overlay(

@@ -5,8 +5,9 @@ Coordinates are pixels from the upper left corner.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,3 +108,10 @@ def mask_contours(mask: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
     height, width = mask.shape
     # Pixel i of the mask is i + 1 of the padded one, and its centre lies at i + 0.5.
     return [np.clip((np.asarray(line) - 0.5) / (width, height), 0.0, 1.0) for line in lines]
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """A picture as the bytes of a file of Pillow's format ``kind``, with its options."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()

@@ -14,7 +14,7 @@ from functools import lru_cache
 from xml.sax.saxutils import escape
 
 from captioner.visualization.fonts import FAMILY, font_file, printable
-from captioner.visualization.primitives import OUTLINE, Box, Contour, Item, Picture, Text
+from captioner.visualization.primitives import OUTLINE, Box, Contour, Item, Picture, Text, encoded
 
 # Always embedded: most figures then share one subset of the font, which is slow to make.
 _COMMON = "".join(chr(code) for code in range(32, 127)) + "βé×·–−…▸⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
@@ -61,9 +61,7 @@ def _text(item: Text) -> str:
 
 
 def _picture(item: Picture) -> str:
-    buffer = io.BytesIO()
-    item.image.save(buffer, format="PNG", compress_level=4)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(encoded(item.image, "PNG", compress_level=4)).decode()
     title = f"<title>{_xml(item.title)}</title>" if item.title else ""
     return (
         f'<image x="{item.x}" y="{item.y}" width="{item.image.width}" '

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.data.batches import (
-    CaptionDataset,
     EncodedImage,
     EpochSampler,
     Item,
+    PhotoReader,
     collate,
     pad_captions,
     sample_captions,
@@ -43,14 +43,13 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> list[EncodedImage]:
     return items
 
 
-Make = Callable[..., CaptionDataset]
+Make = Callable[..., PhotoReader]
 
 
 @pytest.fixture
-def make(items: list[EncodedImage]) -> Make:
-    def build(max_captions: int = 5, flip: bool = False, seed: int = 0) -> CaptionDataset:
-        return CaptionDataset(
-            items,
+def make() -> Make:
+    def build(max_captions: int = 5, flip: bool = False, seed: int = 0) -> PhotoReader:
+        return PhotoReader(
             Preprocessing(32),
             max_captions=max_captions,
             horizontal_flip=flip,
@@ -68,39 +67,41 @@ def flipped(pixels: Tensor) -> bool:
 
 
 def test_an_item_is_a_photo_with_its_captions(make: Make, items: list[EncodedImage]):
-    dataset = make()
-    assert len(dataset) == 7
-    image_id, pixels, captions, _ = dataset[0, 5]
+    image_id, pixels, captions, _ = make()[0, items[5]]
     assert image_id == 5
     assert (pixels.shape, pixels.dtype) == ((32, 32, 3), torch.uint8)
     assert captions == list(items[5].tokens)
     assert not flipped(pixels)
 
 
-def test_captions_are_sampled_by_seed_and_epoch(make: Make):
-    few = make(max_captions=2)
-    chosen = [few[epoch, 2].captions for epoch in range(20)]
+def test_captions_are_sampled_by_seed_and_epoch(make: Make, items: list[EncodedImage]):
+    def sampled(**options: int) -> list[list[list[int]]]:
+        reader = make(max_captions=2, **options)
+        return [reader[epoch, items[2]].captions for epoch in range(20)]
+
+    chosen = sampled()
     assert all(len(captions) == 2 for captions in chosen)
     assert all(captions[0] != captions[1] for captions in chosen)
     assert {tuple(words) for captions in chosen for words in captions} == {
         (12, 4), (12, 5, 5), (12, 6, 5, 5)
     }  # fmt: skip
-    assert [make(max_captions=2)[epoch, 2].captions for epoch in range(20)] == chosen
-    assert [make(max_captions=2, seed=1)[epoch, 2].captions for epoch in range(20)] != chosen
-    assert few[0, 0].captions == [[10, 4]]  # fewer than max_captions: all of them
+    assert sampled() == chosen
+    assert sampled(seed=1) != chosen
+    few = make(max_captions=2)[0, items[0]].captions
+    assert few == [[10, 4]]  # fewer than max_captions: all of them
 
 
-def test_half_of_the_photos_are_flipped(make: Make):
+def test_half_of_the_photos_are_flipped(make: Make, items: list[EncodedImage]):
     def flips(seed: int) -> list[bool]:
-        dataset = make(flip=True, seed=seed)
-        return [flipped(dataset[epoch, index].image) for epoch in range(12) for index in range(7)]
+        reader = make(flip=True, seed=seed)
+        return [flipped(reader[epoch, item].image) for epoch in range(12) for item in items]
 
     assert 25 < sum(flips(0)) < 60
     assert flips(0) == flips(0)
     assert flips(0) != flips(1)
-    plain, turned = make()[0, 0].image, None
+    plain, turned = make()[0, items[0]].image, None
     for epoch in range(12):
-        pixels = make(flip=True)[epoch, 0].image
+        pixels = make(flip=True)[epoch, items[0]].image
         turned = pixels if flipped(pixels) else turned
     assert turned is not None
     assert torch.equal(turned, plain.flip(1))
@@ -272,12 +273,14 @@ def test_batches_are_split_between_processes(world: int, bucket: int):
 
 
 @any_bucket
-def test_every_process_gets_a_photo_in_every_batch(make: Make, bucket: int):
+def test_every_process_gets_a_photo_in_every_batch(
+    make: Make, items: list[EncodedImage], bucket: int
+):
     """The last batch has one photo for two processes, and both must take a step."""
     numbers = []
     for rank in (0, 1):
         sampler = sampler_of(7, 3, 0, rank, 2, bucket=bucket)
-        batches = list(training_loader(make(), sampler, workers=0))
+        batches = list(training_loader(make(), items, sampler, workers=0))
         assert len(batches) == 3
         assert all(len(batch.images) >= 1 for batch in batches)
         numbers += [n for b in batches for n in b.tokens[:, 0, 1].tolist() if n]
@@ -324,12 +327,12 @@ def test_photos_are_sorted_by_number_of_captions_then_by_lengths():
 # --- Loading ---
 
 
-def test_batches_do_not_depend_on_the_workers(make: Make):
+def test_batches_do_not_depend_on_the_workers(make: Make, items: list[EncodedImage]):
     def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
         sampler = sampler_of(7, 3)
         sampler.epoch = 1
         torch.manual_seed(workers)  # nor do they depend on the global random state
-        return [b[:2] for b in training_loader(make(2, True), sampler, workers)]
+        return [b[:2] for b in training_loader(make(2, True), items, sampler, workers)]
 
     alone = batches(0)
     assert len(alone) == 3
@@ -341,20 +344,18 @@ def test_batches_do_not_depend_on_the_workers(make: Make):
             assert torch.equal(one[1], other[1])
 
 
-def test_loading_keeps_the_global_random_state(make: Make):
+def test_loading_keeps_the_global_random_state(make: Make, items: list[EncodedImage]):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    list(training_loader(make(2, True), sampler_of(7, 3), workers=0))
+    list(training_loader(make(2, True), items, sampler_of(7, 3), workers=0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_photos_come_with_their_own_captions(make: Make, items: list[EncodedImage]):
-    for batch in training_loader(make(), sampler_of(7, 3), workers=0):
+    for batch in training_loader(make(), items, sampler_of(7, 3), workers=0):
         for photo, captions, number in zip(*batch, strict=True):
             assert {int(caption[1]) for caption in captions} <= {number + 10, PAD}
-            expected = make().reader.preprocessing.pixels(
-                Image.open(Path(items[number].image.path))
-            )
+            expected = make().preprocessing.pixels(Image.open(Path(items[number].image.path)))
             assert torch.equal(photo, torch.from_numpy(np.array(expected)))
 
 
@@ -363,10 +364,9 @@ def test_an_unreadable_photo_is_skipped(
     items: list[EncodedImage], make: Make, tmp_path: Path, workers: int
 ):
     """With a worker too, where an exception would end the run or hang the process."""
-    dataset = make()
     broken = CaptionedImage(99, tmp_path / "gone.jpg", ("a photo",))
-    dataset.items = [*items, EncodedImage(broken, ([4],))]
-    [batch] = training_loader(dataset, sampler_of(8, 8), workers)
+    photos = [*items, EncodedImage(broken, ([4],))]
+    [batch] = training_loader(make(), photos, sampler_of(8, 8), workers)
     assert len(batch.images) == 8
     captions = (batch.tokens != PAD).any(dim=2).sum(dim=1)
     assert sorted(captions.tolist()) == [0, *sorted(len(item.tokens) for item in items)]
@@ -381,11 +381,11 @@ def test_an_error_in_a_worker_ends_the_program(workers: int):
 
     code = """
 import sys
-from captioner.data.batches import CaptionDataset, EpochSampler, training_loader
+from captioner.data.batches import EpochSampler, PhotoReader, training_loader
 from captioner.data.preprocessing import Preprocessing
 
-no_photos = CaptionDataset([], Preprocessing(32), max_captions=1)
-list(training_loader(no_photos, EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv[1])))
+reader = PhotoReader(Preprocessing(32), max_captions=1)
+list(training_loader(reader, [], EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv[1])))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(workers)],
@@ -398,16 +398,16 @@ list(training_loader(no_photos, EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv
     assert "IndexError" in done.stderr
 
 
-def test_a_worker_does_not_start_with_all_photos(make: Make, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_does_not_start_with_all_photos(
+    make: Make, items: list[EncodedImage], monkeypatch: pytest.MonkeyPatch
+):
     """Spawned workers unpickle what the loader gives them, every epoch."""
     given: list[Any] = []
     monkeypatch.setattr(
         "captioner.data.batches.load_ahead",
         lambda dataset, workers, **options: given.append((dataset, options["batch_sampler"])),
     )
-    dataset = make()
-    dataset.items = list(dataset.items) * 10_000
-    training_loader(dataset, sampler_of(7, 3), workers=2)
+    training_loader(make(), items * 10_000, sampler_of(7, 3), workers=2)
     [(reader, batches)] = given
     assert len(pickle.dumps(reader)) < 1000
     photos = [photo for batch in batches for _, photo in batch]

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.config import DataConfig, TrainConfig, TrainingConfig
-from captioner.data.batches import Batch, CaptionDataset, EncodedImage, EpochSampler, photo_tensor
+from captioner.data.batches import Batch, EncodedImage, EpochSampler, PhotoReader, photo_tensor
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.preprocessing import Preprocessing
@@ -70,7 +70,7 @@ def make(photos: list[EncodedImage]) -> Make:
         sampler = EpochSampler(lengths, 4, seed, rank, world, bucket=bucket)
         options: dict[str, Any] = {"max_captions": 3, "horizontal_flip": True, "seed": seed}
         if kind == "photos":
-            return PhotoSource(CaptionDataset(photos, PREPROCESSING, **options), sampler, workers=0)
+            return PhotoSource(PhotoReader(PREPROCESSING, **options), photos, sampler, workers=0)
         return FeatureSource(Cache(photos), photos, sampler, **options)  # type: ignore[arg-type]
 
     return build
