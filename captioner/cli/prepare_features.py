@@ -16,6 +16,7 @@ from captioner.cli.train_options import (
     new_train_parser,
     read_train_config,
 )
+from captioner.errors import counted
 
 if TYPE_CHECKING:
     from captioner.config import TrainConfig
@@ -110,9 +111,10 @@ def run(options: Any) -> int:
 
 
 def _print_size(folder: Path, plan: FeaturePlan) -> None:
+    photos = counted(len(plan.images), "photo")
     flipped = f" and {plan.flipped} flipped" if plan.flipped else ""
     print(
-        f"{len(plan.images)} photos{flipped}, each {plan.grid[0]} x {plan.grid[1]} regions of "
+        f"{photos}{flipped}, each {plan.grid[0]} x {plan.grid[1]} regions of "
         f"{plan.feature_dim} {plan.fingerprint['dtype']}: {plan.bytes:,} bytes in {folder}",
         file=sys.stderr,
     )

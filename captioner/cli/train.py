@@ -25,6 +25,7 @@ from captioner.cli.train_options import (
     read_train_config,
 )
 from captioner.config import TrainConfig
+from captioner.errors import counted
 from captioner.training.api import check_run_folder, why_useless
 
 if TYPE_CHECKING:  # importing torch takes a second
@@ -115,7 +116,8 @@ def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process
     setup = prepare(config)
     if main_process:
         print(
-            f"{len(setup.train)} training photos, {len(setup.val)} validation photos, "
+            f"{counted(len(setup.train), 'training photo')}, "
+            f"{counted(len(setup.val), 'validation photo')}, "
             f"{len(setup.stored.vocabulary)} words, run folder {folder}",
             file=sys.stderr,
         )

@@ -159,7 +159,7 @@ def test_the_image_folder_of_hugging_face_needs_no_images_option(own, capsys) ->
             file.write(json.dumps({"file_name": name, "text": caption}) + "\n")
     arguments = ["train", "configs/finetune.yaml", "--data", "photos", *SHORT, "--dry-run"]
     assert main(arguments) == OK
-    assert "11 training photos, 1 validation photos" in capsys.readouterr().err
+    assert "11 training photos, 1 validation photo," in capsys.readouterr().err
 
 
 def test_columns_are_found_by_name(own, capsys) -> None:
