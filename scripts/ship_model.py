@@ -3,7 +3,8 @@
     python scripts/ship_model.py runs/everyday_self_critical/best \
         --runs runs/everyday runs/everyday_continued runs/everyday_self_critical \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
-        [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
+        [--average-with-last] [--beam-size 3] [--length-penalty 0] [--block-repeats] \
+        [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
         [--failures scripts/model_failures.md] [--note "..."] \
         [--export-to captioner/pretrained_int8]
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from export_shipped import export_shipped
+from safetensors import safe_open
 
 from captioner.cli.calibrate import main as calibrate
 from captioner.cli.evaluate import main as evaluate
@@ -62,6 +64,8 @@ def main() -> None:
     options = _parse()
     failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     stored = load_model(options.best)
+    if options.average_with_last:
+        average_with_last(stored, options.best.parent)
     first = options.runs[0] / "best"
     if first.is_dir():  # trained on all photos; later stages may skip some
         stored.frequencies = load_model(first).frequencies
@@ -126,6 +130,30 @@ def main() -> None:
     print(json.dumps(stored.info, indent=2))
 
 
+def average_with_last(stored: StoredModel, run: Path) -> None:
+    """Replace the weights of a run's best model by their mean with those at the end of the run.
+
+    The mean of two points of one run often scores better than both: the last epochs differ by noise
+    (stochastic weight averaging, Izmailov et al. 2018, arXiv:1803.05407).
+    """
+    prefix = "average.module."
+    with safe_open(run / "state.safetensors", framework="pt") as file:
+        last = {
+            name.removeprefix(prefix): file.get_tensor(name)
+            for name in file.keys()  # noqa: SIM118
+            if name.startswith(prefix)
+        }
+    best = stored.model.state_dict()
+    stored.model.load_state_dict(
+        {
+            name: weight.lerp(last[name].to(weight.dtype), 0.5)
+            if weight.is_floating_point()
+            else weight
+            for name, weight in best.items()
+        }
+    )
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("best", type=Path, help="model folder")
@@ -143,6 +171,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument(
         "--export-to", type=Path, help="for the default model: captioner/pretrained_int8"
+    )
+    parser.add_argument(
+        "--average-with-last",
+        action="store_true",
+        help="ship the mean of the best model and of the last one of its run (training.ema_decay)",
     )
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)

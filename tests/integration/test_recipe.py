@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from captioner.cli.main import OK, main
 from captioner.cli.train import read
@@ -68,6 +70,17 @@ def photos(tmp_path: Path) -> Path:
         json.dumps({"images": images, "annotations": dogs, "categories": kinds})
     )
     return folder
+
+
+def test_the_best_and_the_last_weights_are_averaged(script: Any, make_model: Any, tmp_path: Path):
+    stored = load_model(make_model(tmp_path / "best", 4, ("dog",)))
+    before = {name: weight.clone() for name, weight in stored.model.state_dict().items()}
+    last = {f"average.module.{name}": weight + 2 for name, weight in before.items()}
+    save_file({**last, "model.other": torch.zeros(1)}, tmp_path / "state.safetensors")
+    script("ship_model").average_with_last(stored, tmp_path)
+    for name, weight in stored.model.state_dict().items():
+        expected = before[name] + (1 if weight.is_floating_point() else 0)
+        torch.testing.assert_close(weight, expected, msg=name)
 
 
 @pytest.mark.slow
