@@ -1,6 +1,6 @@
 """Draw the figure of docs/regions.md: maps on equal cells and at the regions' positions.
 
-python scripts/plot_geometry.py assets/examples/astronaut.jpg docs/regions.jpg
+python scripts/plot_geometry.py assets/examples/chelsea.jpg docs/regions.jpg
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("photo", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--only", nargs="+", default=["boy", "jacket", "helmet"])
+    parser.add_argument("--only", nargs="+", default=["cat", "sitting", "table"])
     options = parser.parse_args()
     caption = captioner.load(precision="fp32").caption(options.photo)
     figure = captioner.overlay(

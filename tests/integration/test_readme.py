@@ -40,7 +40,7 @@ def test_first_caption_is_the_one_shown(monkeypatch, capsys):
     """In float32; the README mentions that bf16 may differ."""
     monkeypatch.chdir(ROOT)
     [shown] = re.findall(r"```text\n(assets/.*?)```", README, flags=re.DOTALL)
-    assert main(["caption", "assets/examples/astronaut.jpg", "--precision", "fp32"]) == OK
+    assert main(["caption", "assets/examples/chelsea.jpg", "--precision", "fp32"]) == OK
     assert capsys.readouterr().out == shown
 
 
