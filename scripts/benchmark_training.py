@@ -277,7 +277,7 @@ def at_random(
 
 def step_dtype(name: str) -> torch.dtype:
     """The type of the products of a step."""
-    return product_type(name.split(maxsplit=1)[0]) or torch.float32
+    return product_type(name.partition(" ")[0]) or torch.float32
 
 
 def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:

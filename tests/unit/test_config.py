@@ -105,7 +105,7 @@ BAD = [
     (TrainingConfig, "seed", [-1, 2**31], "training.seed", "from 0 to 2,147,483,647"),
     (TrainingConfig, "epochs", [2.5, "3", True], "training.epochs", "an integer >= 1"),
     (TrainingConfig, "compile", ["no", 1], "training.compile", "true or false"),
-    (TrainingConfig, "precision", ["fp16"], "training.precision", "auto, fp32 or bf16"),
+    (TrainingConfig, "precision", ["half"], "training.precision", "auto, fp32, tf32, bf16 or fp16"),
     (EncoderConfig, "resize", ["stretch"], "encoder.resize", "squash or crop"),
     (TrainingConfig, "clip_norm", [0.0, -1.0, math.nan], "training.clip_norm", "a number > 0"),
     (
