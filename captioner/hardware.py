@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, either
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def _devices() -> str:
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         gpus.append("mps")
-    return " or ".join(", ".join(["auto", "cpu", *gpus]).rsplit(", ", 1))
+    return either(["auto", "cpu", *gpus])
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -103,8 +103,7 @@ def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf3
         ConfigError: The precision is unknown.
     """
     if precision not in get_args(Precision):
-        *others, last = get_args(Precision)
-        raise ConfigError(f"precision is {precision!r}; give {', '.join(others)} or {last}")
+        raise ConfigError(f"precision is {precision!r}; give {either(get_args(Precision))}")
     if precision == "auto":
         if multiplies_bf16(device):
             return "bf16"

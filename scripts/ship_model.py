@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from export_shipped import export_shipped
-from safetensors import safe_open
 
 from captioner.cli.calibrate import main as calibrate
 from captioner.cli.evaluate import main as evaluate
@@ -42,7 +41,8 @@ from captioner.model_card import score_table, with_interval
 from captioner.model_config import CARD, WEIGHTS
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
-from captioner.training.run import read_metrics
+from captioner.training.optim import average_weights
+from captioner.training.run import read_average, read_metrics
 
 Report = Mapping[str, Any]
 
@@ -65,7 +65,9 @@ def main() -> None:
     failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     stored = load_model(options.best)
     if options.average_with_last:
-        average_with_last(stored, options.best.parent)
+        last = read_average(options.best.parent / "state.safetensors")
+        weights = stored.model.state_dict()
+        stored.model.load_state_dict(average_weights([weights, last]))
     first = options.runs[0] / "best"
     if first.is_dir():  # trained on all photos; later stages may skip some
         stored.frequencies = load_model(first).frequencies
@@ -128,30 +130,6 @@ def main() -> None:
             [options.coco / "train", options.flickr8k / "images"],
         )
     print(json.dumps(stored.info, indent=2))
-
-
-def average_with_last(stored: StoredModel, run: Path) -> None:
-    """Replace the weights of a run's best model by their mean with those at the end of the run.
-
-    The mean of two points of one run often scores better than both: the last epochs differ by noise
-    (stochastic weight averaging, Izmailov et al. 2018, arXiv:1803.05407).
-    """
-    prefix = "average.module."
-    with safe_open(run / "state.safetensors", framework="pt") as file:
-        last = {
-            name.removeprefix(prefix): file.get_tensor(name)
-            for name in file.keys()  # noqa: SIM118
-            if name.startswith(prefix)
-        }
-    best = stored.model.state_dict()
-    stored.model.load_state_dict(
-        {
-            name: weight.lerp(last[name].to(weight.dtype), 0.5)
-            if weight.is_floating_point()
-            else weight
-            for name, weight in best.items()
-        }
-    )
 
 
 def _parse() -> argparse.Namespace:
