@@ -65,7 +65,8 @@ class DataConfig:
     val_styles: list[str] = field(default_factory=list)
     """Style name for each file in val_annotations; its photos are captioned in that style."""
     repeats: list[int] = field(default_factory=list)
-    """Number of times an epoch uses the photos of each file in train_annotations. Empty: once."""
+    """Number of times an epoch uses the photos of each file in train_annotations, each time with
+    other captions (see max_captions), flips and augmentation. Empty: once."""
     images: list[str] = field(default_factory=list)
     """Folder(s) with the photos, searched in order."""
     karpathy_split: str | None = None

@@ -30,18 +30,18 @@ class Augmentation:
     color_jitter: float = 0.0
     """Brightness, contrast and saturation change by up to this share; 0: no change."""
 
-    def augmented(self, image: Image.Image, *, seed: int, epoch: int, image_id: int) -> Image.Image:
+    def augmented(self, image: Image.Image, *, seed: int, epoch: int, key: str) -> Image.Image:
         """Augment a photo; the size is kept.
 
         Args:
             image: RGB.
             seed: The run's seed.
             epoch: From 0; -1: return the photo unchanged.
-            image_id: The photo's id.
+            key: See ``EncodedImage.key``.
         """
         if epoch < 0:
             return image
-        rng = random.Random(f"variation {seed} {epoch} {image_id}")
+        rng = random.Random(f"variation {seed} {epoch} {key}")
         if self.min_crop < 1:
             box = self._crop(image.size, rng)
             image = image.resize(image.size, Image.Resampling.BICUBIC, box=box)

@@ -74,6 +74,13 @@ class EncodedImage:
     truncation is not learned as an ending."""
     start: int = START
     """Start token of the photo's style."""
+    repeat: int = 0
+    """Which of the photo's uses in an epoch this is, from 0 (see ``data.repeats``)."""
+
+    @property
+    def key(self) -> str:
+        """What its random choices depend on: they differ between the uses in an epoch."""
+        return f"{self.image.image_id} {self.repeat}" if self.repeat else str(self.image.image_id)
 
 
 def sample_captions(
@@ -84,7 +91,7 @@ def sample_captions(
     Returns:
         At most ``max_captions`` captions, and whether to flip the photo.
     """
-    rng = random.Random(f"{seed} {epoch} {photo.image.image_id}")
+    rng = random.Random(f"{seed} {epoch} {photo.key}")
     captions = list(photo.tokens)
     if len(captions) > max_captions:
         captions = rng.sample(captions, max_captions)
@@ -131,10 +138,9 @@ class PhotoReader(Dataset[Item]):
         except ImageError as error:
             warn_skipped(error)
             image, captions = Image.new("RGB", (32, 32)), []
-        image_id = photo.image.image_id
-        image = self.augmentation.augmented(image, seed=self.seed, epoch=epoch, image_id=image_id)
+        image = self.augmentation.augmented(image, seed=self.seed, epoch=epoch, key=photo.key)
         return Item(
-            image_id,
+            photo.image.image_id,
             photo_tensor(self.preprocessing, image, flipped),
             captions if epoch >= 0 else [],
             photo.start,

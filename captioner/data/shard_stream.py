@@ -200,9 +200,7 @@ class ShardStream(IterableDataset[list[Item]]):
         except ImageError as error:
             warn_skipped(error)
             return self._filler()
-        image = self.augmentation.augmented(
-            image, seed=self.seed, epoch=self.epoch, image_id=photo.image_id
-        )
+        image = self.augmentation.augmented(image, seed=self.seed, epoch=self.epoch, key=known.key)
         pixels = photo_tensor(self.preprocessing, image, flipped)
         return Item(photo.image_id, pixels, captions, known.start)
 

@@ -96,11 +96,10 @@ class FeatureSource:
 
     def _batch(self, indices: list[tuple[int, int]]) -> Batch:
         """A batch of (epoch, index); collated before reading, so that features are copied once."""
-        items, flipped = [], {}
+        items = []
         for epoch, index in indices:
             photo = self.photos[index]
-            image_id = photo.image.image_id
-            captions, flipped[image_id] = sample_captions(
+            captions, flipped = sample_captions(
                 photo,
                 epoch,
                 self.seed,
@@ -108,9 +107,9 @@ class FeatureSource:
                 horizontal_flip=self.horizontal_flip,
             )
             captions = captions if epoch >= 0 else []
-            items.append(Item(image_id, torch.empty(0), captions, photo.start))
+            items.append(Item(photo.image.image_id, torch.tensor(flipped), captions, photo.start))
         batch = collate(items)
-        images = self.cache.read([(i, flipped[i]) for i in batch.image_ids])
+        images = self.cache.read(list(zip(batch.image_ids, batch.images.tolist(), strict=True)))
         if torch.cuda.is_available():
             images = images.pin_memory()  # here in the thread, as the DataLoader does for photos
         return batch._replace(images=images)

@@ -63,11 +63,6 @@ def prepare(config: TrainConfig) -> Setup:
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
     by_id = config.data.features or config.data.shards  # stored under the photos' ids
     train, val = read_data(config.data, renumber=not by_id)
-    train = [photo for photo in train if len(photo.captions) >= config.data.min_captions]
-    if not train:
-        raise ConfigError(
-            f"no training photo has {config.data.min_captions} captions; lower data.min_captions"
-        )
     torch.manual_seed(config.training.seed)
     if config.init_from is None:
         vocabulary, words = _new_vocabulary(train, config)

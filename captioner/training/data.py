@@ -32,10 +32,25 @@ def read_data(
         config: Files and folders.
         renumber: See ``read_captions``.
 
+    Returns:
+        Training photos with at least ``min_captions`` captions, and validation photos.
+
     Raises:
         DataError: A file or photo is missing or invalid.
-        ConfigError: There are no validation captions.
+        ConfigError: There are no validation captions, or too few training captions.
     """
+    train, val = _read_splits(config, renumber)
+    train = [photo for photo in train if len(photo.captions) >= config.min_captions]
+    if not train:
+        raise ConfigError(
+            f"no training photo has {config.min_captions} captions; lower data.min_captions"
+        )
+    return train, val
+
+
+def _read_splits(
+    config: DataConfig, renumber: bool
+) -> tuple[list[CaptionedImage], list[CaptionedImage]]:
     folders = None if config.shards else config.images  # of the training photos
     if config.karpathy_split is not None:
         ids = karpathy_ids(config.karpathy_split)
@@ -144,10 +159,17 @@ def warn_truncated(
 
 
 def repeat_photos(photos: Sequence[EncodedImage], config: DataConfig) -> list[EncodedImage]:
-    """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file."""
+    """Repeat every photo as often per epoch as ``data.repeats`` sets for its captions file.
+
+    Each use samples captions, flip and augmentation of its own.
+    """
     if not config.repeats:
         return list(photos)
-    return [photo for photo in photos for _ in range(config.repeats[photo.image.source])]
+    return [
+        replace(photo, repeat=repeat)
+        for photo in photos
+        for repeat in range(config.repeats[photo.image.source])
+    ]
 
 
 def count_targets(photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> torch.Tensor:

@@ -31,7 +31,7 @@ def gradient() -> Image.Image:
 def augmented(
     augmentation: Augmentation, image: Image.Image, epoch: int = 0, photo: int = 1
 ) -> Image.Image:
-    return augmentation.augmented(image, seed=0, epoch=epoch, image_id=photo)
+    return augmentation.augmented(image, seed=0, epoch=epoch, key=str(photo))
 
 
 def edges(image: Image.Image) -> NDArray[np.float64]:
@@ -119,7 +119,7 @@ def test_augmentation_depends_only_on_seed_epoch_and_photo(gradient: Image.Image
     settings = [(seed, epoch, photo) for seed in (0, 1) for epoch in (0, 1) for photo in (1, 2)]
 
     results = [
-        augmentation.augmented(gradient, seed=s, epoch=e, image_id=i).tobytes()
+        augmentation.augmented(gradient, seed=s, epoch=e, key=str(i)).tobytes()
         for s, e, i in settings * 2
     ]
 

@@ -267,7 +267,7 @@ def test_photos_from_shards_are_augmented_like_files(make: Make, images: list[Ca
     for batch in make(epoch=2, augmentation=augmentation):
         for number, pixels, _, _ in batch:
             plain = open_image(by_id[number].path)
-            image = augmentation.augmented(plain, seed=0, epoch=2, image_id=number)
+            image = augmentation.augmented(plain, seed=0, epoch=2, key=str(number))
             expected = Preprocessing(8, resize="squash").pixels(image)
             assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
             changed += image.tobytes() != plain.tobytes()

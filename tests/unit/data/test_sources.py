@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,31 @@ def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> N
             for a, b in zip(batch.images, plain.images, strict=True)
         )
     assert 3 * PHOTOS // 4 < turned < 3 * 3 * PHOTOS // 4
+
+
+@each_kind
+def test_uses_of_a_photo_in_one_batch_are_independent(
+    photos: list[EncodedImage], kind: str
+) -> None:
+    """Each as if it were alone: with its own captions and flip."""
+    photo = photos[3]  # with four captions
+    uses = [replace(photo, repeat=repeat) for repeat in range(9)]
+    options: dict[str, Any] = {"max_captions": 1, "horizontal_flip": True, "seed": 5}
+
+    def sampled(some: list[EncodedImage]) -> list[tuple[bytes, bytes]]:
+        sampler = EpochSampler([[1]] * len(some), 9, 5)
+        source: Source = FeatureSource(Cache(some), some, sampler, **options)  # type: ignore[arg-type]
+        if kind == "photos":
+            reader = PhotoReader(PREPROCESSING, **options)
+            source = PhotoSource(reader, some, sampler, workers=0)
+        [batch] = source.batches(0, 0)
+        rows = zip(batch.images, batch.tokens, strict=True)
+        return sorted((a.numpy().tobytes(), b[b != PAD].numpy().tobytes()) for a, b in rows)
+
+    together = sampled(uses)
+    assert together == sorted(one for use in uses for one in sampled([use]))
+    assert len({image for image, _ in together}) == 2
+    assert len({tokens for _, tokens in together}) > 2
 
 
 @each_kind

@@ -156,6 +156,7 @@ def test_a_data_set_can_be_repeated_within_an_epoch(two_styles: Any, configure: 
     ids = [photo.image.image_id for photo in photos]
     assert [ids.count(i) for i in (1, 8, 1 + OFFSET, 8 + OFFSET)] == [1, 1, 3, 3]
     vocabulary = prepare(configure(data=two_styles)).stored.vocabulary
+    assert [photo.repeat for photo in photos if photo.image.image_id == 1 + OFFSET] == [0, 1, 2]
     starts = {photo.image.image_id // OFFSET: photo.start for photo in photos}
     assert starts == {0: vocabulary.start("plain"), 1: vocabulary.start("loud")}
 
