@@ -217,6 +217,9 @@ def difference(
     return found
 
 
+_RESULTS_WANTED = "give a COCO results file (captioner caption --annotations ... --format coco)"
+
+
 def read_captions_of(path: str | Path) -> dict[int, str]:
     """Read the captions of a COCO results file or of a report, by image id.
 
@@ -229,7 +232,7 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
     try:
         content = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); give a COCO results file") from error
+        raise DataError(f"{path} is not JSON ({error}); {_RESULTS_WANTED}") from error
     entries = content.get("per_image") if isinstance(content, dict) else content
     if not isinstance(entries, list):
         raise DataError(
@@ -243,8 +246,8 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
         )
         if type(image_id) is not int or not isinstance(caption, str):
             raise DataError(
-                f"{path}: entry {number} is invalid ({str(entry)[:60]}); give image_id as an "
-                "integer and caption as text"
+                f"{path}: entry {number} is invalid ({str(entry)[:60]}), which needs an integer "
+                f"image_id and a caption; {_RESULTS_WANTED}"
             )
         if image_id in captions:
             raise DataError(

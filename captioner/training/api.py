@@ -113,7 +113,7 @@ def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str,
 
     config, epoch = setup.config.training, progress.best_epoch + 1
     row = next((row for row in metrics if row["epoch"] == epoch), {})
-    photos = min(len(setup.val), config.limit_val or len(setup.val))
+    photos = len(setup.validated)
     if row.get("empty_captions") == 1:
         problem = f"all captions of the {photos} validation photos are empty"
     elif config.select != "loss" and progress.best < NO_SCORE:

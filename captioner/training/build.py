@@ -27,6 +27,7 @@ from captioner.training.data import (
     count_targets,
     count_vocabulary,
     encode_captions,
+    first_of_styles,
     open_features,
     read_data,
     repeat_photos,
@@ -50,6 +51,11 @@ class Setup:
     stored: StoredModel
     cache: FeatureCache | None = None
     """Features of all photos, from the config's ``data.features``."""
+
+    @property
+    def validated(self) -> list[CaptionedImage]:
+        """The validation photos that ``training.limit_val`` leaves, in order."""
+        return first_of_styles(self.val, self.config.training.limit_val)
 
 
 def prepare(config: TrainConfig) -> Setup:
@@ -95,7 +101,7 @@ def prepare(config: TrainConfig) -> Setup:
     if config.data.features:
         setup.cache, setup.train = open_features(config, model, setup.train, val)
         model.features_stage = setup.cache.stage
-    check_images(val[: config.training.limit_val or None], setup.cache)
+    check_images(setup.validated, setup.cache)
     return setup
 
 

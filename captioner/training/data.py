@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -80,6 +81,17 @@ def _read_styled(
     if not styles:
         return photos
     return [replace(photo, style=styles[photo.source]) for photo in photos]
+
+
+def first_of_styles(photos: Sequence[CaptionedImage], count: int) -> list[CaptionedImage]:
+    """The first ``count`` photos (0: all), as many of each style as there are, in order."""
+    numbers = Counter[str]()  # photos of each style so far
+    ranks = []
+    for index, photo in enumerate(photos):
+        ranks.append((numbers[photo.style], index))
+        numbers[photo.style] += 1
+    chosen = sorted(index for _, index in sorted(ranks)[: count or None])
+    return [photos[index] for index in chosen]
 
 
 def train_subwords(photos: Sequence[CaptionedImage], config: DataConfig) -> Subwords | None:

@@ -86,7 +86,7 @@ def dry_run(setup: Setup, folder: Path) -> DryRun:
             "free; free some disk space, or use another --run-folder"
         )
     step = _time_steps(trainer)
-    images = setup.val[: config.training.limit_val or None]
+    images = setup.validated
     some = images[:PHOTOS]
     captioner = trainer.captioner(setup.stored)
     started = time.monotonic()

@@ -29,7 +29,6 @@ from tqdm import tqdm
 
 from captioner.batch_captioner import BatchCaptioner
 from captioner.data.batches import Batch
-from captioner.data.coco import CaptionedImage
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
@@ -432,17 +431,13 @@ class Trainer:
         model = stored.model if self.average is None else self.average.module
         return StoredModel(model, stored.decoder, stored.vocabulary, stored.search, {})  # type: ignore[arg-type]
 
-    @property
-    def _validated_photos(self) -> list[CaptionedImage]:
-        return self.setup.val[: self.config.training.limit_val or None]
-
     def captioner(self, stored: StoredModel) -> BatchCaptioner:
         """The model on the run's device and in its precision, as validation uses it."""
         return BatchCaptioner(stored, device=str(self.device), precision=self.precision)
 
     def _validate(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
         """Caption the validation photos, distributed over the processes, and score the captions."""
-        images = self._validated_photos
+        images = self.setup.validated
         mine = images[self.accelerator.process_index :: self.world]
         sentences = decode(self.captioner(stored), mine, self.config.search, self.setup.cache)
         if self.world > 1:
@@ -501,7 +496,7 @@ class Trainer:
     def _save_models(self, row: dict[str, Any], better: bool) -> None:
         """Save the model if it is the best or one of the kept ones."""
         stored = self._validated_model()
-        photos = {"train_photos": len(self.setup.train), "val_photos": len(self._validated_photos)}
+        photos = {"train_photos": len(self.setup.train), "val_photos": len(self.setup.validated)}
         stored.info = {"training": row | photos}
         stored.frequencies = self._frequencies
         if better:

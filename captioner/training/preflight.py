@@ -55,8 +55,7 @@ def _schedule(setup: Setup, total_steps: int) -> Iterator[str]:
 
 
 def _validation(setup: Setup) -> Iterator[str]:
-    select, limit = setup.config.training.select, setup.config.training.limit_val
-    photos = min(len(setup.val), limit or len(setup.val))
+    select, photos = setup.config.training.select, len(setup.validated)
     if photos == 1 and select == "CIDEr":
         yield (
             "the CIDEr of a single validation photo is always 0; validate on more photos, or give "

@@ -441,6 +441,14 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         read_captions_of(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["image,caption\na.jpg,a dog\n", '[{"image": 1, "caption": "a"}]'])
+def test_results_in_another_format_name_the_option(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"captioner caption --annotations \.\.\. --format coco"):
+        read_captions_of(path)
+
+
 @pytest.mark.parametrize("second", [entry(1, "a cat"), entry(1)])
 def test_two_captions_of_an_image_are_refused(tmp_path: Path, second: dict) -> None:
     path = written(tmp_path / "results.json", [entry(1), entry(2), second])

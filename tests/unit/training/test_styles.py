@@ -16,9 +16,11 @@ from captioner import load
 from captioner.cli.main import OK, main
 from captioner.config import DataConfig
 from captioner.data.batches import EpochSampler
+from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
 from captioner.model_folder import load_model, save_model
 from captioner.training.build import prepare
+from captioner.training.data import first_of_styles
 from captioner.training.loop import start
 from captioner.vocabulary import START, Vocabulary
 
@@ -187,6 +189,19 @@ def test_data_sets_may_use_the_same_ids(configure: Any, tmp_path: Path) -> None:
     assert [(image.image_id, image.style) for image in setup.val] == [(1, "cats"), (2, "dogs")]
     with pytest.raises(DataError, match="--first-id"):  # features are stored by id
         prepare(configure(data=data | {"features": str(tmp_path / "features")}))
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "aaaabb"), (1, "a"), (2, "ab"), (4, "aabb"), (5, "aaabb"), (6, "aaaabb"), (99, "aaaabb")],
+)
+def test_validation_is_limited_to_photos_of_every_style(count: int, expected: str) -> None:
+    photos = [CaptionedImage(n, Path("x"), ("a",), style=s) for n, s in enumerate("aaaabb")]
+    found = first_of_styles(photos, count)
+    assert "".join(photo.style for photo in found) == expected
+    for style in "ab":
+        of_style = [photo for photo in photos if photo.style == style]
+        assert [p for p in found if p.style == style] == of_style[: expected.count(style)]
 
 
 def test_photos_with_too_few_captions_are_skipped(
