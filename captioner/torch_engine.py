@@ -30,8 +30,8 @@ from captioner.models.decoder import Decoder
 from captioner.models.explanations import WordScorer, relevance
 
 ENCODED_TOGETHER = 8
-"""Photos that a CPU encodes at a time, whatever the batch: the activations of 32 take half a
-gigabyte, and of 8 they are nearer to the cache."""
+"""Photos that a CPU encodes at a time, whatever the batch: more are not faster, and need more
+memory."""
 
 
 class TorchEngine:
@@ -132,6 +132,6 @@ def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(dtype)
     if device.type == "cpu":
-        copied.encoder.fuse()
+        copied.encoder.optimize_for_cpu()
     copied.decoder.cache_word_gates()
     return copied

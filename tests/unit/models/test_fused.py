@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.models import fused
-from captioner.models.efficientnet_lite import Convolution, EfficientNetLite
+from captioner.models.efficientnet_lite import Block, Convolution, EfficientNetLite
 from captioner.models.fused import can_fuse
 
 needs_onednn = pytest.mark.skipif(not can_fuse(torch.float32), reason="not fused on this processor")
@@ -26,7 +26,7 @@ def both(dtype: torch.dtype = torch.float32) -> tuple[EfficientNetLite, Efficien
     plain.fold_norms()
     plain = plain.to(dtype, memory_format=torch.channels_last)
     faster = copy.deepcopy(plain)
-    faster.fuse()
+    faster.optimize_for_cpu()
     return plain, faster
 
 
@@ -73,6 +73,34 @@ def test_a_photo_has_the_same_features_in_any_batch() -> None:
     with torch.inference_mode():
         together, apart = faster(images), [faster(images[n : n + 1]) for n in range(4)]
     torch.testing.assert_close(together, torch.cat(apart))
+
+
+@pytest.mark.parametrize(
+    ("fit", "expected"), [(0, [1] * 5), (1, [1] * 5), (2, [2, 2, 1]), (9, [5])]
+)
+def test_wide_features_are_computed_for_a_few_photos_at_a_time(
+    fit: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, faster = both()
+    widest = faster.blocks[1][0]  # six times the 16 channels of 32 x 32
+    seen: list[int] = []
+    run = Block._run
+
+    def recorded(block: Block, features: Tensor) -> Tensor:
+        if block is widest:
+            seen.append(len(features))
+        return run(block, features)
+
+    monkeypatch.setattr(Block, "_run", recorded)
+    for module in faster.modules():
+        if isinstance(module, Block):
+            module.inner_bytes = fit * 6 * 16 * 32 * 32 * 4 + 1
+    images = photos(5, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(faster(images), plain(images), rtol=1e-4, atol=1e-4)
+    assert seen == expected
+    faster(images)  # with gradients all activations are kept anyway
+    assert seen == [*expected, 5]
 
 
 def test_gradients_are_those_of_plain_convolutions() -> None:
