@@ -3,7 +3,7 @@
     python scripts/ship_model.py runs/everyday_self_critical/best \
         --runs runs/everyday runs/everyday_continued runs/everyday_self_critical \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
-        [--average-with-last] [--beam-size 3] [--length-penalty 0] [--block-repeats] \
+        [--beam-size 3] [--length-penalty 0] [--block-repeats] \
         [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
         [--failures scripts/model_failures.md] [--note "..."] \
@@ -41,8 +41,7 @@ from captioner.model_card import score_table, with_interval
 from captioner.model_config import CARD, WEIGHTS
 from captioner.model_folder import StoredModel, load_model, save_model
 from captioner.tokenizer import tokenize
-from captioner.training.optim import average_weights
-from captioner.training.run import read_average, read_metrics
+from captioner.training.run import read_metrics
 
 Report = Mapping[str, Any]
 
@@ -64,10 +63,6 @@ def main() -> None:
     options = _parse()
     failures = options.failures.read_text(encoding="utf-8") if options.failures else UNSEEN
     stored = load_model(options.best)
-    if options.average_with_last:
-        last = read_average(options.best.parent / "state.safetensors")
-        weights = stored.model.state_dict()
-        stored.model.load_state_dict(average_weights([weights, last]))
     first = options.runs[0] / "best"
     if first.is_dir():  # trained on all photos; later stages may skip some
         stored.frequencies = load_model(first).frequencies
@@ -149,11 +144,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--to", type=Path, required=True, help="replaced by the model that ships")
     parser.add_argument(
         "--export-to", type=Path, help="for the default model: captioner/pretrained_int8"
-    )
-    parser.add_argument(
-        "--average-with-last",
-        action="store_true",
-        help="ship the mean of the best model and of the last one of its run (training.ema_decay)",
     )
     parser.add_argument("--beam-size", type=int, default=3)
     parser.add_argument("--length-penalty", type=float, default=0.0)

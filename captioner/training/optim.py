@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -95,21 +95,18 @@ def make_average(model: nn.Module, decay: float) -> RunningAverage | None:
 
 
 def average_models(folders: Sequence[Path]) -> StoredModel:
-    """Average the weights of several models of one run; see `average_weights`."""
-    models = [load_model(folder) for folder in folders]
-    models[0].model.load_state_dict(average_weights([one.model.state_dict() for one in models]))
-    return models[0]
+    """Average the weights of several models of one run.
 
-
-def average_weights(states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Mean of the weights of one run at several steps; other buffers are those of the first.
-
-    Source: Izmailov et al. 2018 (arXiv:1803.05407). Deviation: for models of a run with a decaying
-    learning rate, as Vaswani et al. 2017 do, not the last of a constant one.
+    Source: Izmailov et al. 2018 (arXiv:1803.05407). Deviation: averages the best models of a run
+    with a decaying learning rate, as Vaswani et al. 2017 do, not the last of a constant one.
     """
-    return {
+    models = [load_model(folder) for folder in folders]
+    states = [stored.model.state_dict() for stored in models]
+    mean = {
         name: torch.stack([state[name].double() for state in states]).mean(dim=0).to(value.dtype)
         if value.is_floating_point()
         else value
         for name, value in states[0].items()
     }
+    models[0].model.load_state_dict(mean)
+    return models[0]

@@ -240,7 +240,11 @@ def load_state(
         CheckpointError: The file is missing, damaged, or from a run with other settings.
     """
     progress = read_progress(path)
-    tensors = _read_tensors(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path} ({error}); start over with --force") from error
     try:
         model.load_state_dict(_part(tensors, "model."))
         if average is not None:
@@ -257,26 +261,6 @@ def load_state(
             "or another --run-folder"
         ) from error
     return progress
-
-
-def read_average(path: Path) -> dict[str, Tensor]:
-    """Read the running average of the weights from a training state.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, or from a run without a running average.
-    """
-    average = _part(_read_tensors(path), "average.module.")
-    if not average:
-        raise CheckpointError(f"{path} has no running average; give a run with training.ema_decay")
-    return average
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path} ({error}); start over with --force") from error
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

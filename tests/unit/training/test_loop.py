@@ -30,7 +30,7 @@ from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.training.build import prepare
 from captioner.training.loop import MIN_SCALE, Interrupted, Trainer, start
-from captioner.training.run import RunFolder, read_average, read_steps
+from captioner.training.run import RunFolder, read_steps
 
 Rows = list[dict[str, float]]
 
@@ -255,8 +255,9 @@ def test_a_second_sigterm_is_ignored(configure: Any, tmp_path: Path):
     assert progress_of(tmp_path)["step"] == 2
 
 
-def signal_in_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send SIGTERM at the start of every validation."""
+def test_a_signal_during_validation_stops_after_it(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     whole = Trainer._validate
 
     def validate(self: Trainer, stored: StoredModel) -> Any:
@@ -264,12 +265,6 @@ def signal_in_validation(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(self, stored)
 
     monkeypatch.setattr(Trainer, "_validate", validate)
-
-
-def test_a_signal_during_validation_stops_after_it(
-    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    signal_in_validation(monkeypatch)
     with pytest.raises(Interrupted):
         train(configure(), tmp_path)
     assert (progress_of(tmp_path)["epoch"], progress_of(tmp_path)["step"]) == (1, 3)
@@ -279,7 +274,13 @@ def test_a_signal_during_validation_stops_after_it(
 def test_a_signal_during_the_last_validation_completes_the_run(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    signal_in_validation(monkeypatch)
+    whole = Trainer._validate
+
+    def validate(self: Trainer, stored: StoredModel) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self, stored)
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
     train(configure(training={"epochs": 1}), tmp_path)
     assert (tmp_path / "best" / CARD).exists()
 
@@ -395,16 +396,6 @@ def test_the_running_average_is_validated_and_saved(configure: Any, tmp_path: Pa
         assert torch.equal(kept[name], expected)
     raw = trainer.model.state_dict()["decoder.embedding.weight"].half()
     assert not torch.equal(kept["decoder.embedding.weight"], raw)
-    saved = read_average(tmp_path / "state.safetensors")
-    assert saved.keys() == trainer.average.module.state_dict().keys()
-    for name, tensor in trainer.average.module.state_dict().items():
-        assert torch.equal(saved[name], tensor)
-
-
-def test_a_run_without_a_running_average_has_none_to_read(configure: Any, tmp_path: Path):
-    train(configure(training={"epochs": 1}), tmp_path)
-    with pytest.raises(CheckpointError, match=r"has no running average; give a run with training"):
-        read_average(tmp_path / "state.safetensors")
 
 
 def test_best_model_stores_frequencies_of_its_training_captions(
