@@ -210,7 +210,7 @@ class Block(nn.Module):
             return recorded
         if self.inner_bytes and not torch.is_grad_enabled():
             inner = self.conv_dw.weight.shape[0] * features[0, 0].numel() * features.element_size()
-            parts = features.split(max(1, self.inner_bytes // inner))
+            parts = torch.split(features, max(1, self.inner_bytes // inner))
             if len(parts) > 1:
                 return torch.cat([self._run(part) for part in parts])
         return self._run(features)
