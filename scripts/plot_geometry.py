@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("photo", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--only", nargs="+", default=["cat", "sitting", "table"])
+    parser.add_argument("--only", nargs="+", default=["cat", "sitting", "floor"])
     options = parser.parse_args()
     caption = captioner.load(precision="fp32").caption(options.photo)
     figure = captioner.overlay(

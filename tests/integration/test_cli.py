@@ -276,7 +276,7 @@ def test_info_is_readable(capsys):
     assert main(["info"]) == OK
     out = capsys.readouterr().out.partition("\n\n")[0]  # without the model card
     assert re.search(r"^styles +coco, flickr8k$", out, re.MULTILINE)
-    assert re.search(r"^grid +9 x 9$", out, re.MULTILINE)
+    assert re.search(r"^grid +10 x 10$", out, re.MULTILINE)
     assert re.search(r"^parameters +encoder 4,811,072, decoder 12,108,518$", out, re.MULTILINE)
     assert re.search(r"CIDEr \(0\.\d+ to \d\.\d+\)", out)
     assert "input_feeding yes, layer_norm no" in out

@@ -17,7 +17,7 @@ from captioner.model_config import SHIPPED_MODEL
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PHOTO = ROOT / "assets" / "examples" / "chelsea.jpg"
+PHOTO = ROOT / "assets" / "examples" / "photographer.jpg"
 SHELL = "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)).replace("\\\n", " ")
 LINES = [line for line in SHELL.splitlines() if re.match(r"(captioner|cat) ", line)]
 
@@ -40,7 +40,7 @@ def test_first_caption_is_the_one_shown(monkeypatch, capsys):
     """In float32; the README mentions that bf16 may differ."""
     monkeypatch.chdir(ROOT)
     [shown] = re.findall(r"```text\n(assets/.*?)```", README, flags=re.DOTALL)
-    assert main(["caption", "assets/examples/chelsea.jpg", "--precision", "fp32"]) == OK
+    assert main(["caption", "assets/examples/photographer.jpg", "--precision", "fp32"]) == OK
     assert capsys.readouterr().out == shown
 
 
