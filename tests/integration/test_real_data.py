@@ -233,7 +233,7 @@ def test_attention_is_on_named_objects_more_than_elsewhere(attention) -> None:
     assert attention["correctness"] > 1.05 * attention["shuffled"]
     assert attention["intervals"]["ratio"][0] > 1  # significantly
     assert attention["pointing"] > attention["pointing_uniform"]
-    assert attention["entropy"] < attention["entropy_even"] == pytest.approx(math.log(81))
+    assert attention["entropy"] < attention["entropy_even"] == pytest.approx(math.log(100))
     assert 0 < attention["movement"] < 1
     assert 0 < attention["gate"] < 1
 
