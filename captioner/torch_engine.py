@@ -30,8 +30,7 @@ from captioner.models.decoder import Decoder
 from captioner.models.explanations import WordScorer, relevance
 
 ENCODED_TOGETHER = 8
-"""Photos that a CPU encodes at a time, whatever the batch: more are not faster, and need more
-memory."""
+"""Photos that a CPU encodes at a time, whatever the batch: more need more memory."""
 
 
 class TorchEngine:

@@ -3,8 +3,7 @@
     python scripts/ship_model.py runs/everyday_self_critical/best \
         --runs runs/everyday runs/everyday_continued runs/everyday_self_critical \
         --coco COCO --flickr8k FLICKR8K --coco128 COCO128 --to captioner/pretrained \
-        [--beam-size 3] [--length-penalty 0] [--block-repeats] \
-        [--commit COMMIT] \
+        [--beam-size 3] [--length-penalty 0] [--block-repeats] [--commit COMMIT] \
         [--diagram docs/confidence.png | --skip-confidence] \
         [--failures scripts/model_failures.md] [--note "..."] \
         [--export-to captioner/pretrained_int8]

@@ -84,7 +84,7 @@ def _read_styled(
 
 
 def first_of_styles(photos: Sequence[CaptionedImage], count: int) -> list[CaptionedImage]:
-    """The first ``count`` photos (0: all), as many of each style as there are, in order."""
+    """The first ``count`` photos (0: all), in equal numbers of each style if there are enough."""
     numbers = Counter[str]()  # photos of each style so far
     ranks = []
     for index, photo in enumerate(photos):
