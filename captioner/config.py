@@ -504,8 +504,8 @@ class TrainingConfig:
     sample_images: NonNegative = 4
     """Number of validation photos whose captions and attention are saved at every validation."""
     limit_val: NonNegative = 0
-    """Validate only on the first N photos, in equal numbers of each style (data.val_styles) if there
-    are enough; 0: on all."""
+    """Validate only on the first N photos, in equal numbers of each style (data.val_styles) if
+    possible; 0: on all."""
     keep_best: Positive = 1
     """Number of best models to keep. If more than 1, their weights are averaged at the end into one
     more model (folder average/), which is validated too."""

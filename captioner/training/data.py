@@ -84,7 +84,7 @@ def _read_styled(
 
 
 def first_of_styles(photos: Sequence[CaptionedImage], count: int) -> list[CaptionedImage]:
-    """The first ``count`` photos (0: all), in equal numbers of each style if there are enough."""
+    """The first ``count`` photos (0: all), in equal numbers of each style if possible."""
     numbers = Counter[str]()  # photos of each style so far
     ranks = []
     for index, photo in enumerate(photos):
