@@ -43,6 +43,7 @@ from captioner.models.attention import (
     widen,
 )
 from captioner.models.deferred import DeferredLinear, deferred_gradients
+from captioner.models.dropout import Dropout
 from captioner.models.packing import PackedLayout
 
 
@@ -195,7 +196,7 @@ class Decoder(nn.Module):
             self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(4))
             self.cell_norm = nn.LayerNorm(hidden_dim)
         self.word_output = nn.Linear(self.readout_dim(config), vocabulary_size)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.cached_word_gates: WordGates | None = None
         self.add_layers(config)
         self.initialize()

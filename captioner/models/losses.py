@@ -217,7 +217,9 @@ def score_captions(
     row_targets = packed_targets[rows]
     row_targets[words:] = PAD
     rows = upload(rows, device)
-    logits = widen(decoder.readout(*(part[rows] for part in (packed.embedded, *packed.outputs))))
+    # Not part[rows], whose gradient takes longer.
+    given = (part.index_select(0, rows) for part in (packed.embedded, *packed.outputs))
+    logits = widen(decoder.readout(*given))
     return ScoredCaptions(
         layout,
         mask,
