@@ -481,9 +481,9 @@ class TrainingConfig:
     """Decay per step of the exponential moving average of the weights, which is validated and saved
     in place of the weights; 0: no averaging."""
     precision: Precision = "auto"
-    """auto: bf16 if the hardware supports it natively (AMX, recent GPUs), fp16 on older NVIDIA GPUs
-    with tensor cores, else fp32. tf32: float32 with products of fewer digits, on NVIDIA GPUs of
-    the Ampere generation or later."""
+    """auto: bf16 if the hardware supports it natively (CPUs with AMX or AVX-512 BF16, recent GPUs),
+    fp16 on older NVIDIA GPUs with tensor cores, else fp32. tf32: float32 with products of fewer
+    digits, on NVIDIA GPUs of the Ampere generation or later."""
     compile: bool = False
     """Compile the additive attention score with torch.compile: slower start (half a minute), faster
     steps. On a CPU it needs a C++ compiler."""

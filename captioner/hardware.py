@@ -23,9 +23,9 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 trained weights stay in float32."""
 
 PRECISION_HELP = (
-    "auto: bf16 if the hardware supports it natively (AMX, recent GPUs), fp16 on older NVIDIA GPUs "
-    "with tensor cores, else fp32. tf32: float32 with products of fewer digits, on NVIDIA GPUs of "
-    "the Ampere generation or later"
+    "auto: bf16 if the hardware supports it natively (CPUs with AMX or AVX-512 BF16, recent GPUs), "
+    "fp16 on older NVIDIA GPUs with tensor cores, else fp32. tf32: float32 with products of fewer "
+    "digits, on NVIDIA GPUs of the Ampere generation or later"
 )
 
 
@@ -83,14 +83,15 @@ def _devices() -> str:
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether the hardware has bf16 matrix units (AMX, recent GPUs), without emulation."""
+    """Whether the hardware multiplies in bf16 without emulation, and faster than in float32."""
     import torch
 
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # torch.cpu.get_capabilities exists since torch 2.12
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return device.type == "cpu" and bool(capabilities.get("amx_bf16", False))
+    native = any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+    return device.type == "cpu" and native
 
 
 def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf32", "bf16", "fp16"]:

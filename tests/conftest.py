@@ -39,7 +39,11 @@ os.fsync = lambda descriptor: None
 torch.set_num_threads(1)  # the tests' tensors are so small that threads only cost time
 # Make precision "auto" mean fp32 on every machine; tests of bf16 request it explicitly.
 _capabilities = getattr(torch.cpu, "get_capabilities", dict)  # torch >= 2.12
-torch.cpu.get_capabilities = lambda: {**_capabilities(), "amx_bf16": False}
+torch.cpu.get_capabilities = lambda: {
+    **_capabilities(),
+    "amx_bf16": False,
+    "avx512_bf16": False,
+}
 # The same examples on every run and machine, without deadlines.
 settings.register_profile("captioner", deadline=None, derandomize=True, database=None)
 settings.load_profile("captioner")

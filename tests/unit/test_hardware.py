@@ -109,6 +109,19 @@ def test_help_of_both_options_agrees():
     assert config.help.startswith(PRECISION_HELP)
 
 
+@pytest.mark.parametrize("instructions", ["amx_bf16", "avx512_bf16"])
+def test_either_instruction_set_makes_bf16_native(
+    instructions: str, monkeypatch: pytest.MonkeyPatch
+):
+    capabilities = {"amx_bf16": False, "avx512_bf16": False, "avx512_f": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert not multiplies_bf16(CPU)
+
+    capabilities[instructions] = True
+
+    assert multiplies_bf16(CPU)
+
+
 def test_cpu_without_capabilities_uses_fp32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert not multiplies_bf16(CPU)
