@@ -1,6 +1,6 @@
 """Benchmark captioning relative to the bare encoder, its upper bound.
 
-    python scripts/benchmark.py FOLDER_OF_PHOTOS [--beam-size 3] [--rounds 5]
+    python scripts/benchmark.py FOLDER_OF_PHOTOS [--beam-size 3] [--precision bf16] [--rounds 5]
 
 Each round encodes the same prepared batches, captions them, and captions the files they came from;
 the order rotates. Prints medians over rounds of the speeds and of the ratios within a round. Peak
@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 from measuring import Report, add_arguments, clock, in_child, measure, median, peak_memory, ratio
+
+from captioner.hardware import Precision
 
 BATCH = 32
 
@@ -24,6 +27,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--beam-size", type=int)
+    parser.add_argument("--precision", choices=get_args(Precision), default="auto")
     parser.add_argument("--photos", type=int, default=320)
     add_arguments(parser, rounds=5)
     parser.add_argument("--only-memory", type=int, help=argparse.SUPPRESS)
@@ -36,7 +40,7 @@ def main() -> None:
     keep_freed_memory()  # as the command line does
     photos = find_images([options.folder])[: options.only_memory or options.photos]
     if options.only_memory:
-        for _ in load(*folders(options)).stream(photos):
+        for _ in load(*folders(options), precision=options.precision).stream(photos):
             pass
         print(peak_memory())
         return
@@ -59,7 +63,7 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
     from captioner.data.images import open_image
     from captioner.hardware import autocast
 
-    model = load(*folders(options))
+    model = load(*folders(options), precision=options.precision)
     batch_captioner = model.batch_captioner
     changes = {"beam_size": options.beam_size} if options.beam_size else {}
     search = model.options(**changes)
@@ -84,7 +88,10 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
     jobs: dict[str, Callable[[], None]] = {"encoder": encode, "caption": caption, "files": files}
     batch_captioner.caption_batch(batches[0], search)  # warm-up
     times = measure(jobs, options.rounds, warm_up=False, clock=clock(options))
-    print(f"{len(photos)} photos, batches of {BATCH}, {search}, {torch.get_num_threads()} threads")
+    print(
+        f"{len(photos)} photos, batches of {BATCH}, {model.precision}, {search}, "
+        f"{torch.get_num_threads()} threads"
+    )
     for name, text in (
         ("encoder", "bare encoder, prepared batches"),
         ("caption", "captions, prepared batches"),
@@ -98,7 +105,8 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
 
 
 def _memory(options: argparse.Namespace, count: int, report: Report) -> None:
-    given = ["--model", options.model] if options.model else []
+    given = ["--precision", options.precision]
+    given += ["--model", options.model] if options.model else []
     for number in (max(1, count // 4), count):
         peak = in_child(__file__, options.folder, "--only-memory", number, *given)
         report.add(f"{number} photos, a process of its own", {"peak memory (MB)": peak})
