@@ -1,6 +1,7 @@
 """Benchmark decoding from stored features against the loop that tutorials use.
 
     python scripts/benchmark_decoding.py FOLDER_OF_PHOTOS [--beams 1 5] [--batches 1 64]
+                                         [--precision bf16]
     python scripts/benchmark_decoding.py --sizes 196 2048 512 9490 [...]
 
 The photos are encoded once, then only the decoder runs. The loop decodes one photo at a time,
@@ -22,6 +23,7 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import torch
 from measuring import Report, add_arguments, clock, measure, median, ratio
@@ -34,7 +36,7 @@ from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.decoding.search import search
 from captioner.decoding.stepper import DecoderStepper
-from captioner.hardware import autocast, keep_freed_memory
+from captioner.hardware import Precision, autocast, keep_freed_memory
 from captioner.loading import read_models
 from captioner.models.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNKNOWN
@@ -48,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--model")
+    parser.add_argument("--precision", choices=get_args(Precision), default="auto")
     parser.add_argument("--sizes", type=int, nargs=4, help="regions, features, layers, words")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 10])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256])
@@ -64,7 +67,7 @@ def main() -> None:
             report(decoder, features, 20, options)
             return
         given = [options.model] if options.model else []
-        model = BatchCaptioner(*read_models(*given), device="cpu")
+        model = BatchCaptioner(*read_models(*given), device="cpu", precision=options.precision)
         photos = find_images([options.folder])[:needed]
         if len(photos) < needed:
             parser.error(f"{options.folder} has {len(photos)} photos; {needed} are needed")
