@@ -644,6 +644,7 @@ def test_a_photo_opens_from_the_gallery(visit, photos) -> None:
 def test_escape_clears_the_selection_then_closes_the_photo(visit, photos, on) -> None:
     tab = visit(photos)
     tab.get_by_role("link", name="a cat").click()
+    expect(tab.locator(".gallery")).to_be_hidden()
     tab.keyboard.press("ArrowRight")
     if on == "button":
         tab.get_by_label("smooth").focus()
