@@ -20,6 +20,9 @@ The lower bound on the time is the larger of two: the matrix products of our ste
 one large product, and its unavoidable memory traffic (features, weights, gradients, moments) at the
 speed of one large copy. Both speeds are measured in the same run.
 
+``--profile`` only prints the share of each of our steps in matrix products and in the additive
+score (torch.profiler, median of three steps).
+
 ``--padding CAPTIONS.json ...`` only measures the share of an epoch's work that is padding, with
 random batches and with batches of similar lengths.
 
@@ -143,6 +146,7 @@ def main() -> None:
     parser.add_argument("--projection", action="store_true", help="measure projection_dim too")
     parser.add_argument("--sgrvinod", type=Path, metavar="FOLDER", help="checkout of its code")
     parser.add_argument("--att2in2", type=Path, metavar="FOLDER", help="checkout of its code")
+    parser.add_argument("--profile", action="store_true", help="where the time goes only")
     parser.add_argument("--project", action="store_true", help="estimate the time for COCO")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # peak memory of one implementation
     options = parser.parse_args()
@@ -158,6 +162,10 @@ def main() -> None:
         for projection in ["", " projected"][: 1 + options.projection]
         for compiled in ["", " compiled"][: 1 + options.compile]
     ]
+    if options.profile:
+        for name in ours_named:
+            print(f"{name}: {profiled(make_job(name, options, device))}", flush=True)
+        return
     peers = [name for name in PEERS if getattr(options, name)]
     bases = peers or ["textbook"]
     names = [*bases, *ours_named]
@@ -191,6 +199,30 @@ def main() -> None:
     table.finish(options)
     if options.project:
         project(options, device, names[-1], median(times[names[-1]]), memory[names[-1]])
+
+
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::addmv_"}
+"""Operations that are matrix products."""
+
+
+def profiled(job: Callable[[], None]) -> str:
+    """Seconds of a step on the CPU, and the shares of products and of the additive score."""
+    steps = []
+    for number in range(5):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            job()
+        total = products = scores = 0.0
+        for event in profile.events():
+            spent, outer = event.self_cpu_time_total, event
+            while outer is not None and "AdditiveScores" not in outer.name:
+                outer = outer.cpu_parent
+            total += spent
+            scores += spent if outer is not None else 0
+            products += spent if outer is None and event.name in PRODUCTS else 0
+        if number >= 2:  # the first ones warm up
+            steps.append((total / 1e6, products / total, scores / total))
+    seconds, products, scores = sorted(steps)[1]
+    return f"{seconds:.2f} s, products {products:.0%}, additive score {scores:.0%}"
 
 
 def captions(options: argparse.Namespace) -> Tensor:
