@@ -552,6 +552,40 @@ class SelfCriticalConfig:
 
 
 @dataclass
+class DistillationConfig:
+    """Targets from the model that the run starts from (init_from), changed as a search would."""
+
+    guidance: list[float] = field(default_factory=list)
+    """Learn the word probabilities that the initial model has with this guidance (see
+    search.guidance), in place of the words of the reference captions. One number, or one for each
+    file in data.train_annotations. Empty: 0 if rare_words is given, otherwise learn the words."""
+    rare_words: list[float] = field(default_factory=list)
+    """The same for search.rare_words. Both can be given."""
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to distill."""
+        return bool(self.guidance or self.rare_words)
+
+    def of_file(self, source: int) -> tuple[float, float]:
+        """Guidance and preference for rare words of a captions file."""
+
+        def of(values: list[float]) -> float:
+            return values[source if len(values) > 1 else 0] if values else 0.0
+
+        return of(self.guidance), of(self.rare_words)
+
+    def __post_init__(self) -> None:
+        check_options(self, "distillation")
+        for name, most in (("guidance", 10), ("rare_words", 1)):
+            values = getattr(self, name)
+            _require(
+                all(0 <= value <= most for value in values),
+                f"distillation.{name} is {values}; give numbers from 0 to {most}",
+            )
+
+
+@dataclass
 class TrainConfig:
     """A training run: the options of ``captioner train``, saved in the run folder."""
 
@@ -567,11 +601,50 @@ class TrainConfig:
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     self_critical: SelfCriticalConfig = field(default_factory=SelfCriticalConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
 
     def __post_init__(self) -> None:
-        if self.training.objective != "self_critical":
-            return
+        if self.distillation.active:
+            self._check_distillation()
+        if self.training.objective == "self_critical":
+            self._check_self_critical()
+
+    def _check_distillation(self) -> None:
+        files = len(self.data.train_annotations)
+        for name in ("guidance", "rare_words"):
+            given = len(getattr(self.distillation, name))
+            _require(
+                given in (0, 1, files),
+                f"distillation.{name} has {given} entries and data.train_annotations {files} "
+                "files; give one entry for all of them, one per file, or none",
+            )
+            _require(
+                given < 2 or not self.data.karpathy_split,
+                "data.karpathy_split splits the photos of all files together; give a single entry "
+                f"in distillation.{name}",
+            )
+        _require(
+            self.init_from is not None,
+            "distillation learns from the model that the run starts from; give init_from",
+        )
+        _require(
+            self.decoder.selection == "soft",
+            "distillation cannot train decoder.selection hard; give soft",
+        )
+        for name in ("label_smoothing", "scheduled_sampling"):
+            value = getattr(self.training, name)
+            _require(
+                value == 0,
+                f"training.{name} is {value}, but distillation has targets of its own; give 0",
+            )
+        _require(
+            self.training.objective == "cross_entropy" or self.self_critical.cross_entropy > 0,
+            "distillation sets the targets of the cross-entropy, but self_critical.cross_entropy "
+            "is 0; give a weight > 0",
+        )
+
+    def _check_self_critical(self) -> None:
         _require(
             self.decoder.selection == "soft",
             "training.objective self_critical cannot train decoder.selection hard; give soft",

@@ -9,10 +9,13 @@ from captioner.decoding.arrays import Array, namespace, normalized
 PLAUSIBLE = math.log(0.1)
 """Only words at least a tenth as probable as the most probable one are favoured."""
 PENALTY = 20.0
-"""How far the others stay below all of these, in nats: they stay possible, for forced words."""
+"""How far the search keeps the others below all of these, in nats: they stay possible, for forced
+words."""
 
 
-def guide(log_probs: Array, blank: Array, guidance: float) -> Array:
+def guide(
+    log_probs: Array, blank: Array, guidance: float | Array, penalty: float = PENALTY
+) -> Array:
     """Log-probabilities that the search should use in place of the model's.
 
         score(word) = (1 + G) log p(word | photo) - G log p(word | blank photo)
@@ -24,7 +27,8 @@ def guide(log_probs: Array, blank: Array, guidance: float) -> Array:
     Args:
         log_probs: (B, K, V) log-probabilities of the next word.
         blank: (B, K, V) those with a blank photo, -inf for the same words.
-        guidance: G, above 0.
+        guidance: G, above 0; one number, or (B, K, 1).
+        penalty: How far all other words stay below the plausible ones, in nats.
 
     Returns:
         (B, K, V) normalized scores.
@@ -37,5 +41,5 @@ def guide(log_probs: Array, blank: Array, guidance: float) -> Array:
     plausible = log_probs >= xp.max(log_probs, axis=-1, keepdims=True) + PLAUSIBLE
     # A blank photo may make an improbable word more improbable by any factor, which says nothing.
     lowest = xp.min(xp.where(plausible, change, 0.0), axis=-1, keepdims=True)
-    scores = own + xp.where(plausible, change, lowest - PENALTY)
+    scores = own + xp.where(plausible, change, lowest - penalty)
     return normalized(xp.where(possible, scores, -xp.inf))

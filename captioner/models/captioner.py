@@ -88,6 +88,7 @@ class CaptionModel(nn.Module):
         label_smoothing: float = 0.0,
         *,
         inputs: Tensor | None = None,
+        targets: Tensor | None = None,
         advantages: Advantages | None = None,
     ) -> Losses:
         """Losses of teacher-forced captions: one call, as distributed training needs.
@@ -97,11 +98,12 @@ class CaptionModel(nn.Module):
             tokens: (B, R, T + 1), see ``caption_losses``.
             label_smoothing: See ``caption_losses``.
             inputs: See ``caption_losses``.
+            targets: See ``caption_losses``.
             advantages: Compute ``policy_gradient_loss`` instead; None: ``caption_losses``.
         """
         features = self.to_features(images)
         if advantages is None:
-            return self.losses(features, tokens, label_smoothing, inputs=inputs)
+            return self.losses(features, tokens, label_smoothing, inputs=inputs, targets=targets)
         return policy_gradient_loss(self.decoder, self.decoder.memory(features), tokens, advantages)
 
     def losses(
@@ -111,7 +113,10 @@ class CaptionModel(nn.Module):
         label_smoothing: float = 0.0,
         *,
         inputs: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> Losses:
         """``caption_losses`` from features (B, L, D)."""
         memory = self.decoder.memory(features)
-        return caption_losses(self.decoder, memory, tokens, label_smoothing, inputs=inputs)
+        return caption_losses(
+            self.decoder, memory, tokens, label_smoothing, inputs=inputs, targets=targets
+        )

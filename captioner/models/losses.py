@@ -55,6 +55,7 @@ def caption_losses(
     label_smoothing: float = 0.0,
     *,
     inputs: Tensor | None = None,
+    targets: Tensor | None = None,
 ) -> Losses:
     """Cross-entropy of teacher-forced captions, and the attention losses.
 
@@ -67,15 +68,21 @@ def caption_losses(
         label_smoothing: Share of the target distribution spread evenly over the vocabulary.
         inputs: Decoder inputs, (B, R, T), on the CPU or the device; None: the true words. See
             ``scheduled_inputs``.
+        targets: Probabilities to learn, (W + padding, V), one row for each of
+            ``score_longest_first``; None: the true words.
     """
-    _, scored = _score_longest_first(decoder, memory, tokens, inputs)
-    cross_entropy = nn.functional.cross_entropy(
-        scored.logits,
-        scored.targets,
-        reduction="sum",
-        ignore_index=PAD,
-        label_smoothing=label_smoothing,
-    )
+    _, scored = score_longest_first(decoder, memory, tokens, inputs)
+    if targets is not None:
+        nats = nn.functional.cross_entropy(scored.logits, targets, reduction="none")
+        cross_entropy = nats.masked_fill(scored.targets == PAD, 0.0).sum()
+    else:
+        cross_entropy = nn.functional.cross_entropy(
+            scored.logits,
+            scored.targets,
+            reduction="sum",
+            ignore_index=PAD,
+            label_smoothing=label_smoothing,
+        )
     return _with_attention_losses(decoder, scored, cross_entropy)
 
 
@@ -96,7 +103,7 @@ def policy_gradient_loss(
         advantages: Returns the advantages, (B, R).
     """
     with _without_dropout(decoder):
-        order, scored = _score_longest_first(decoder, memory, tokens)
+        order, scored = score_longest_first(decoder, memory, tokens)
     never = upload(torch.tensor(NEVER_GENERATED), scored.rows.device)
     negative_log_probs = nn.functional.cross_entropy(
         scored.logits.index_fill(1, never, torch.finfo(scored.logits.dtype).min),
@@ -104,9 +111,7 @@ def policy_gradient_loss(
         reduction="none",
         ignore_index=PAD,
     )
-    of_words = order.sort_captions(advantages()).unsqueeze(2).expand(scored.mask.shape)
-    packed = of_words.flatten()[scored.layout.indices()]  # (P,)
-    of_rows = upload(packed, negative_log_probs.device)[scored.rows]
+    of_rows = scored.of_rows(order.sort_captions(advantages()))
     return _with_attention_losses(decoder, scored, (negative_log_probs * of_rows).sum())
 
 
@@ -144,7 +149,7 @@ def photo_nats(decoder: Decoder, memory: Memory, tokens: Tensor) -> Tensor:
     Returns:
         (B,), nats, on the CPU.
     """
-    order, scored = _score_longest_first(decoder, memory, tokens)
+    order, scored = score_longest_first(decoder, memory, tokens)
     sums = scored.unpack_words(scored.nats()).sum(dim=(1, 2)).cpu()  # (B,), longest first
     return torch.zeros_like(sums).index_copy(0, order.photos, sums)
 
@@ -183,6 +188,12 @@ class ScoredCaptions(NamedTuple):
         return nn.functional.cross_entropy(
             self.logits, self.targets, reduction="none", ignore_index=PAD
         )
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """The value of each row's caption, (W + padding,), of (B, R) on the CPU, sorted alike."""
+        of_words = values.unsqueeze(2).expand(self.mask.shape)
+        packed = of_words.flatten()[self.layout.indices()]  # (P,)
+        return upload(packed, self.rows.device)[self.rows]
 
     def unpack_words(self, values: Tensor) -> Tensor:
         """Values of the words, (W + padding,), as (B, R, T), 0 elsewhere."""
@@ -261,10 +272,13 @@ def longest_first(tokens: Tensor) -> Order:
     )
 
 
-def _score_longest_first(
+def score_longest_first(
     decoder: Decoder, memory: Memory, tokens: Tensor, inputs: Tensor | None = None
 ) -> tuple[Order, ScoredCaptions]:
-    """``score_captions`` in the order that keeps padding small; see ``caption_losses``."""
+    """``score_captions`` in the order that keeps padding small; see ``caption_losses``.
+
+    The order, and with it that of the rows, depends on the tokens alone.
+    """
     tokens = tokens.cpu()
     order = longest_first(tokens)
     given = tokens[..., :-1] if inputs is None else inputs

@@ -91,6 +91,7 @@ class _TaskLosses(nn.Module):
                 task.tokens,
                 label_smoothing,
                 inputs=task.inputs,
+                targets=task.targets,
                 advantages=task.advantages,
             )
 
@@ -129,9 +130,7 @@ class Trainer:
         )
         self.total_steps = sum(map(self.source.batches_in, range(config.training.epochs)))
         self.warmup_steps = warmup_steps(config.training, self.total_steps)
-        self.objective = build_objective(
-            config, setup.train, setup.stored.vocabulary, self.total_steps
-        )
+        self.objective = build_objective(config, setup.train, setup.stored, self.total_steps)
         self.progress = Progress(settings=resume_settings(setup, self.world), curve={"step": 0})
         self._sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
 

@@ -22,9 +22,11 @@ from captioner.decoding.search import Hypothesis, search
 from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
+from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import Advantages, scheduled_inputs
 from captioner.tokenizer import caption_tokens
+from captioner.training.distillation import Teacher
 from captioner.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 
 REWARD_SUMS = ("reward", "baseline", "samples", "bad_endings", "waited")
@@ -50,6 +52,8 @@ class Task:
     words: int
     """Target words, end tokens included; 0: an auxiliary loss, which is not reported."""
     inputs: Tensor | None = None
+    """See ``caption_losses``."""
+    targets: Tensor | None = None
     """See ``caption_losses``."""
     advantages: Advantages | None = None
     """See ``policy_gradient_loss``; None: ``caption_losses``."""
@@ -83,9 +87,12 @@ class ReferenceCaptions:
     Source: Bengio et al. 2015 (arXiv:1506.03099).
     """
 
-    def __init__(self, share: float, steps: int) -> None:
-        """Let the fraction of the model's own input words rise linearly from 0 to ``share``."""
-        self.share, self.steps = share, steps
+    def __init__(self, share: float, steps: int, teacher: Teacher | None = None) -> None:
+        """Let the fraction of the model's own input words rise linearly from 0 to ``share``.
+
+        A teacher's probabilities replace the words as targets.
+        """
+        self.share, self.steps, self.teacher = share, steps, teacher
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``."""
@@ -96,7 +103,8 @@ class ReferenceCaptions:
                 memory = model.decoder.memory(features)
             share = self.share * step / max(1, self.steps)
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
-        return [Task(images, batch.tokens, batch.words, inputs)]
+        targets = _targets(self.teacher, images, batch.tokens, batch.image_ids)
+        return [Task(images, batch.tokens, batch.words, inputs, targets)]
 
     def sums(self) -> dict[str, float]:
         """See ``Objective``."""
@@ -134,9 +142,13 @@ class SelfCritical:
         photos: Sequence[EncodedImage],
         vocabulary: Vocabulary,
         seed: int,
+        teacher: Teacher | None = None,
     ) -> None:
-        """Prepare the references of the training photos; ``seed`` is that of the sampling."""
-        self.config, self.seed = config, seed
+        """Prepare the references of the training photos; ``seed`` is that of the sampling.
+
+        A teacher's probabilities replace the words as targets of the cross-entropy.
+        """
+        self.config, self.seed, self.teacher = config, seed, teacher
         self.reward = CaptionReward(
             {
                 photo.image.image_id: [caption_tokens(caption) for caption in photo.image.captions]
@@ -179,7 +191,9 @@ class SelfCritical:
         tasks = [Task(images, tokens, words, advantages=lambda: self._advantages(judged))]
         if self.config.cross_entropy:
             share = self.config.cross_entropy * words / max(1, batch.words)
-            tasks.append(Task(images, batch.tokens[real], 0, scale=share))
+            tokens = batch.tokens[real]
+            targets = _targets(self.teacher, images, tokens, image_ids)
+            tasks.append(Task(images, tokens, 0, targets=targets, scale=share))
         return tasks
 
     def _sample(
@@ -256,10 +270,27 @@ def _seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
     return features, images if finetuned else features
 
 
+def _targets(
+    teacher: Teacher | None, images: Tensor, tokens: Tensor, image_ids: Sequence[int]
+) -> Tensor | None:
+    return None if teacher is None else teacher.targets(images, tokens, image_ids)
+
+
 def build_objective(
-    config: TrainConfig, photos: Sequence[EncodedImage], vocabulary: Vocabulary, steps: int
+    config: TrainConfig, photos: Sequence[EncodedImage], initial: StoredModel, steps: int
 ) -> Objective:
-    """Build ``training.objective`` for the training photos and the number of steps of the run."""
+    """Build ``training.objective``.
+
+    Args:
+        config: Of the run.
+        photos: The training photos.
+        initial: The model before its first step; ``distillation`` learns from a copy of it.
+        steps: Number of steps of the run.
+    """
+    vocabulary, teacher = initial.vocabulary, None
+    if config.distillation.active:
+        teacher = Teacher(config.distillation, initial.model, vocabulary, photos)
     if config.training.objective == "self_critical":
-        return SelfCritical(config.self_critical, photos, vocabulary, config.training.seed)
-    return ReferenceCaptions(config.training.scheduled_sampling, steps)
+        seed = config.training.seed
+        return SelfCritical(config.self_critical, photos, vocabulary, seed, teacher)
+    return ReferenceCaptions(config.training.scheduled_sampling, steps, teacher)

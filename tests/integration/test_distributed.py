@@ -129,6 +129,10 @@ def test_two_processes_give_the_gradients_of_one(
             *("--training.objective", "self_critical", "--self_critical.max_length", "6"),
             *("--init_from", str(tmp_path / "first" / "best")),
         ],
+        "distilled": [
+            *("--distillation.guidance", "[0.5]", "--distillation.rare_words", "[0.2]"),
+            *("--init_from", str(tmp_path / "first" / "best")),
+        ],
     }
     script = tmp_path / "double.py"
     script.write_text(DOUBLE)

@@ -24,6 +24,7 @@ from captioner.data.batches import Batch, EncodedImage, Item, collate
 from captioner.data.coco import CaptionedImage
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.search import Hypothesis
+from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.training import objectives
 from captioner.training.objectives import (
@@ -579,7 +580,8 @@ def test_config_selects_the_objective(kind: str) -> None:
     if kind == "cross_entropy":
         config = replace(config, training=replace(config.training, scheduled_sampling=0.3))
 
-    found = build_objective(config, photos_of(WORDS), WORDS, 40)
+    initial = StoredModel(model_of(WORDS), config.decoder, WORDS)
+    found = build_objective(config, photos_of(WORDS), initial, 40)
 
     if kind == "cross_entropy":
         assert isinstance(found, ReferenceCaptions)
