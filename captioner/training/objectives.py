@@ -257,6 +257,7 @@ class SelfCritical:
         """See ``Objective``."""
         config = self.config
         extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
+        extra += "|distilled" if self.teacher else ""
         return (
             f"{self.reward.signature()}|baseline:{config.baseline}|samples:{config.samples}{extra}"
         )
