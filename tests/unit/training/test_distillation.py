@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_objectives import WORDS, batch_of, model_of, photos_of
+from test_objectives import CAPTIONS, WORDS, batch_of, model_of, photos_of
 from torch import Tensor, nn
 
 from captioner.config import DistillationConfig, SelfCriticalConfig, TrainConfig
@@ -18,10 +18,11 @@ from captioner.errors import ConfigError
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import score_longest_first
+from captioner.subwords import Subwords
 from captioner.training.api import build_config
 from captioner.training.distillation import Teacher
 from captioner.training.objectives import ReferenceCaptions, SelfCritical, build_objective
-from captioner.vocabulary import NEVER_GENERATED, PAD
+from captioner.vocabulary import NEVER_GENERATED, PAD, Vocabulary
 
 TWO_FILES = {"train_annotations": ["a.json", "b.json"]}
 
@@ -148,6 +149,18 @@ def test_the_model_learns_the_guided_probabilities() -> None:
         divergences.append(float((targets * log_ratio).sum(1).mean()))
         model.train()
     assert divergences[-1] < 0.02 * divergences[0]
+
+
+def test_pieces_of_words_have_guidance_but_no_rare_words() -> None:
+    subwords = Subwords.train(CAPTIONS, 60, 2)
+    vocabulary = Vocabulary(subwords.pieces, (), subwords)
+    model, photos, batch = model_of(vocabulary), photos_of(WORDS), batch_of(photos_of(WORDS))
+    teacher = Teacher(DistillationConfig([0.5]), model, vocabulary, photos)
+    targets = teacher.targets(batch.images, batch.tokens, batch.image_ids)
+    assert targets.shape[1] == len(vocabulary)
+    torch.testing.assert_close(targets.sum(1), torch.ones(len(targets)))
+    with pytest.raises(ConfigError, match=r"rare_words.* pieces of words"):
+        Teacher(DistillationConfig([], [0.5]), model, vocabulary, photos)
 
 
 def test_self_critical_training_has_the_same_targets() -> None:
