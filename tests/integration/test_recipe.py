@@ -129,6 +129,35 @@ def test_the_card_has_the_shipped_models_confidence_figures(script: Any) -> None
     assert len(table.splitlines()) == 5
 
 
+def test_photos_are_held_out_with_all_their_captions(
+    script: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Photo n has n % 6 captions; those with five are the only ones held out."""
+    annotations = [
+        {"image_id": n, "caption": f"Photo {n}, {k}."} for n in range(60) for k in range(n % 6)
+    ]
+    content = {"images": [{"id": n} for n in range(60)], "annotations": annotations}
+    (tmp_path / "captions.json").write_text(json.dumps(content))
+
+    def write(*options: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        arguments = [str(tmp_path / "captions.json"), str(tmp_path), *options]
+        monkeypatch.setattr(sys, "argv", ["hold_out.py", *arguments])
+        script("hold_out").main()
+        held, train = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("held", "train"))
+        return held, train
+
+    held, train = write("--photos", "4", "--train", "30")
+    ids = [{image["id"] for image in one["images"]} for one in (held, train)]
+    assert [len(one) for one in ids] == [4, 30]
+    assert not ids[0] & ids[1]
+    assert all(n % 6 == 5 for n in ids[0])
+    for one, kept in zip((held, train), ids, strict=True):
+        assert one["annotations"] == [a for a in annotations if a["image_id"] in kept]
+    assert write("--photos", "4", "--train", "30") == (held, train)
+    with pytest.raises(SystemExit, match=r"50 photos, 10 of them with 5 captions; give a smaller"):
+        write("--photos", "11", "--train", "1")
+
+
 def test_every_row_of_the_ablation_is_a_valid_config(script: Any) -> None:
     ablate = script("ablate")
 
