@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 from captioner.config import (
     DataConfig,
     DecoderConfig,
+    DistillationConfig,
     EncoderConfig,
     SearchOptions,
     SelfCriticalConfig,
@@ -80,6 +81,7 @@ def configure(squares: Path, tmp_path: Path) -> Configure:
             save_every=1000,
         ),
         "self_critical": SelfCriticalConfig(),
+        "distillation": DistillationConfig(),
         "search": SearchOptions(beam_size=2, max_length=6),
     }
 

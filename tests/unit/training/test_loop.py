@@ -135,6 +135,7 @@ AVERAGED = {
 }
 AUGMENTED = {"data": {"min_crop": 0.5, "color_jitter": 0.3}}
 SELF_CRITICAL = {"training": {"objective": "self_critical"}, "self_critical": {"max_length": 6}}
+DISTILLED = {"distillation": {"guidance": [0.5]}}
 FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "layer4"}}
 
 
@@ -152,6 +153,7 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
         pytest.param({"training": {"save_every": 2}}, [1, 1, 1], id="interrupted three times"),
         pytest.param({"decoder": {"selection": "hard"}}, [4], id="sampled regions"),
         pytest.param(SELF_CRITICAL, [2, 4], id="self-critical"),
+        pytest.param(DISTILLED, [4], id="distilled"),
         pytest.param(
             {"training": {"schedule": "plateau", "keep_best": 2, "scheduled_sampling": 0.5}},
             [4, 3],
@@ -168,7 +170,7 @@ FINE_TUNED = {"training": {"encoder_lr": 1e-3}, "encoder": {"finetune_from": "la
 def test_a_resumed_run_equals_an_uninterrupted_one(
     configure: Any, tmp_path: Path, changes: dict[str, Any], stops: list[int]
 ):
-    if changes is SELF_CRITICAL:
+    if changes in (SELF_CRITICAL, DISTILLED):
         train(configure(training={"epochs": 1}), tmp_path / "first")
         changes = {**changes, "init_from": str(tmp_path / "first" / "best")}
     config = configure(**changes)
