@@ -605,10 +605,25 @@ class TrainConfig:
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
 
     def __post_init__(self) -> None:
-        if self.distillation.active:
-            self._check_distillation()
         if self.training.objective == "self_critical":
-            self._check_self_critical()
+            self._check_continued("training.objective self_critical")
+        if self.distillation.active:
+            self._check_continued("distillation")
+            self._check_distillation()
+
+    def _check_continued(self, what: str) -> None:
+        """Check what kinds of training that continue from a trained model have in common."""
+        _require(
+            self.decoder.selection == "soft",
+            f"{what} cannot train decoder.selection hard; give soft",
+        )
+        for name in ("label_smoothing", "scheduled_sampling"):
+            value = getattr(self.training, name)
+            _require(value == 0, f"training.{name} is {value}, but {what} cannot use it; give 0")
+        _require(
+            self.init_from is not None,
+            f"{what} needs a trained model to start from; give init_from, the folder of one",
+        )
 
     def _check_distillation(self) -> None:
         files = len(self.data.train_annotations)
@@ -625,39 +640,7 @@ class TrainConfig:
                 f"in distillation.{name}",
             )
         _require(
-            self.init_from is not None,
-            "distillation learns from the model that the run starts from; give init_from",
-        )
-        _require(
-            self.decoder.selection == "soft",
-            "distillation cannot train decoder.selection hard; give soft",
-        )
-        for name in ("label_smoothing", "scheduled_sampling"):
-            value = getattr(self.training, name)
-            _require(
-                value == 0,
-                f"training.{name} is {value}, but distillation has targets of its own; give 0",
-            )
-        _require(
             self.training.objective == "cross_entropy" or self.self_critical.cross_entropy > 0,
             "distillation sets the targets of the cross-entropy, but self_critical.cross_entropy "
             "is 0; give a weight > 0",
-        )
-
-    def _check_self_critical(self) -> None:
-        _require(
-            self.decoder.selection == "soft",
-            "training.objective self_critical cannot train decoder.selection hard; give soft",
-        )
-        for name in ("label_smoothing", "scheduled_sampling"):
-            value = getattr(self.training, name)
-            _require(
-                value == 0,
-                f"training.{name} is {value}, but is only for objective cross_entropy; give 0 with "
-                "self_critical",
-            )
-        _require(
-            self.init_from is not None,
-            "training.objective self_critical needs a trained model to start from; give init_from, "
-            "a model trained with cross_entropy",
         )

@@ -3,7 +3,7 @@
     python scripts/hold_out.py COCO/captions_train.json FOLDER [--photos 400] [--train 16000]
 
 Writes FOLDER/held.json and FOLDER/train.json, COCO captions files without a photo in common. The
-selection depends on the photos' ids alone. ``docs/recipe.md`` compares with it what the shipped
+selection depends on ids and numbers of captions alone. ``docs/recipe.md`` compares with it what the shipped
 model's validation photos cannot show, such as the photos' aspect ratio, which they have lost.
 """
 

@@ -183,8 +183,9 @@ def test_self_critical_training_has_the_same_targets() -> None:
         ({"distillation": {"guidance": [0.3] * 3}}, r"guidance has 3 entries and .* 2 files"),
         ({"data": {**TWO_FILES, "karpathy_split": "split.json"}}, r"karpathy.*single entry in"),
         ({"distillation": {"rare_words": [0.3, 2]}}, r"rare_words is \[0\.3, 2\]; give .* 0 to 1"),
-        ({"init_from": None}, "distillation learns from the model .* give init_from"),
+        ({"init_from": None}, r"distillation needs a trained model .* give init_from"),
         ({"training": {"label_smoothing": 0.1}}, r"label_smoothing is 0\.1, but distillation"),
+        ({"decoder": {"selection": "hard"}}, r"distillation cannot train decoder\.selection hard"),
         ({"training": {"objective": "self_critical"}}, r"self_critical\.cross_entropy is 0"),
     ],
 )
