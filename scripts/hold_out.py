@@ -4,7 +4,7 @@
 
 Writes FOLDER/held.json and FOLDER/train.json, COCO captions files without a photo in common. The
 selection depends on ids and numbers of captions alone. ``docs/recipe.md`` compares with it what the
-shipped model's validation photos cannot show, such as the photos' aspect ratio, which they have lost.
+shipped model's validation photos cannot show, such as the aspect ratio, which they have lost.
 """
 
 from __future__ import annotations
