@@ -55,6 +55,8 @@ MUST_MATCH = {
             "samples", "baseline", "cider", "bleu", "cross_entropy", "count_end", "max_length",
         )
     ),
+    "distillation.guidance",
+    "distillation.rare_words",
     # Validations are compared with earlier ones.
     "training.select",
     "training.limit_val",
