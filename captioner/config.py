@@ -288,10 +288,13 @@ class SearchOptions:
     """Log-probability penalty for a word that an earlier group already chose at this step."""
     block_ngrams: NonNegative = 0
     """Never repeat an N-gram of this length; 0: off."""
+    candidates: NonNegative = 0
+    """Find this many captions and return those that agree most with all of them, not the most
+    probable ones; 0: off. At most beam_size unless sampling."""
     rare_words: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where rank is
-    its position when words are sorted by frequency; 0: off. 0.1 to 0.3 make captions more
-    varied."""
+    its position when words are sorted by frequency; 0: off. 0.1 to 0.3 make captions more varied.
+    With candidates, favour those with rare words instead."""
     guidance: Annotated[float, Interval(ge=0, le=10)] = 0.0
     """Favour words that the photo makes more probable than a blank photo does: search with (1 + X)
     log p(word | photo) - X log p(word | blank photo); 0: off. 0.3 makes captions more specific."""
@@ -342,7 +345,7 @@ class SearchOptions:
             sample = samples and not changes.keys() & set(_BEAM_ONLY)
         defaults: dict[str, Any] = {}
         if sample != samples:
-            reset = ("num_captions", *_BEAM_ONLY, *_SAMPLING_ONLY)
+            reset = ("num_captions", "candidates", *_BEAM_ONLY, *_SAMPLING_ONLY)
             defaults = {name: known[name].default for name in reset}
             defaults |= {"beam_size": 1} if sample else {}
         return replace(self, **defaults | changes)
@@ -376,6 +379,20 @@ class SearchOptions:
                 "{beam_size}, or a {temperature} to sample captions",
                 count=self.num_captions,
                 width=self.beam_size,
+            )
+        if self.temperature == 0 and self.candidates > self.beam_size:
+            raise OptionError(
+                "{candidates} is {count}; give at most {beam_size} ({width}), a larger "
+                "{beam_size}, or a {temperature} to sample them",
+                count=self.candidates,
+                width=self.beam_size,
+            )
+        if 0 < self.candidates < self.num_captions:
+            raise OptionError(
+                "{num_captions} is {count}, but {candidates} only {found}; give at least as many "
+                "{candidates} as captions",
+                count=self.num_captions,
+                found=self.candidates,
             )
         if self.beam_groups == 1 and self.diversity != SearchOptions.diversity:
             raise OptionError(

@@ -54,6 +54,8 @@ KINDS = {
     "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
 }
 """Groups of words counted in captions."""
+VARIED = ("--temperature", "0.85", "--candidates", "100", "--rare-words", "0.4")
+"""Search for captions with more different words, which the card reports beside the default one."""
 UNSEEN = "Nobody has looked at the captions of this model yet."
 
 
@@ -85,13 +87,15 @@ def main() -> None:
     masks = options.coco128 / "annotations" / "instances.json"
     with tempfile.TemporaryDirectory() as folder:
         save_model(f"{folder}/model", stored)
-        reports = {
-            name: _measure(
-                folder, "--annotations", str(captions), "--images", str(photos),
+        measured = {
+            name: (
+                "--annotations", str(captions), "--images", str(photos),
                 *(["--style", style] if styles else []),
             )
             for name, (captions, photos, style) in sets.items()
         }  # fmt: skip
+        reports = {name: _measure(folder, *what) for name, what in measured.items()}
+        varied = _measure(folder, *measured["coco_val"], *VARIED)
         if not options.skip_confidence:
             stored.calibrator = _calibrate(Path(folder, "model"), options, bool(styles))
         photos = options.coco128 / "images"
@@ -110,9 +114,9 @@ def main() -> None:
     biases = {
         name: _biases(report, read_captions([sets[name][0]])[1]) for name, report in reports.items()
     }
-    card = _card(
-        stored, size, reports, biases, {"note": options.note, "failures": failures.rstrip()}
-    )
+    notes = {"note": options.note, "failures": failures.rstrip(), "varied": _varied(varied)}
+    notes["varied_search"] = " ".join(VARIED)
+    card = _card(stored, size, reports, biases, notes)
     save_model(options.to, stored)
     atomic_write(options.to / CARD, card)
     if options.export_to:
@@ -220,6 +224,20 @@ def confidence_table(calibrator: Calibrator | None) -> str:
             f"| {with_interval(part['half_gain'], half, '.2f')} times that of all |"
         )
     return "\n".join(rows)
+
+
+def _varied(report: Report) -> str:
+    """The scores of a search for varied captions."""
+    cider, bleu = (
+        with_interval(
+            100 * report["metrics"][name],
+            [100 * bound for bound in report["intervals"][name]],
+            ".1f",
+        )
+        for name in ("CIDEr", "Bleu_4")
+    )
+    words = report["statistics"]["vocabulary"]
+    return f"CIDEr {cider}, BLEU-4 {bleu}, {words} distinct words"
 
 
 def _some(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ SEARCH_GROUPS = {
     "beam search": (
         "beam_size", "num_captions", "length_penalty", "beam_groups", "diversity", "forced_words",
     ),
-    "sampling": ("temperature", "top_k", "top_p", "seed"),
+    "sampling": ("temperature", "top_k", "top_p", "seed", "candidates"),
     "constraints": (
         "min_length", "max_length", "guidance", "rare_words", "block_ngrams", "block_repeats",
         "banned_words", "guard_endings", "style",

@@ -7,6 +7,7 @@
                   rise if the options require it
         forbid    the rules mask words that must not follow
         choose    the strategy keeps some of the continuations
+    rerank        by their consensus, if the options require it
 
 The search does not depend on a model: it drives any ``Stepper``. All photos and beams of a batch
 advance together, no Python loop runs over photos or beams inside a step, and finished photos leave
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 
 from captioner.config import SearchOptions
 from captioner.decoding.arrays import Array, namespace, on_device, to_numpy
+from captioner.decoding.consensus import by_consensus
 from captioner.decoding.guidance import guide
 from captioner.decoding.rules import Rules
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
@@ -157,6 +159,10 @@ def search(
     count, xp, device = stepper.batch_size, stepper.xp, stepper.device
     if not count:
         return []
+    if options.candidates:
+        wider = replace(options, candidates=0, num_captions=options.candidates, rare_words=0.0)
+        found = search(stepper, wider, words, seeds, blank=blank, evidence=evidence)
+        return [_most_agreed(candidates, options, words) for candidates in found]
     steppers = [stepper] if blank is None else [stepper, blank]
     rules = Rules(options, words, stepper.end_token, xp, device)
     seeds = range(count) if seeds is None else seeds
@@ -205,6 +211,24 @@ def search(
     if options.temperature == 0:
         results = [_distinct(hypotheses) for hypotheses in results]
     return [hypotheses[: options.num_captions] for hypotheses in results]
+
+
+def _most_agreed(
+    candidates: Sequence[Hypothesis], options: SearchOptions, words: SearchTokens
+) -> list[Hypothesis]:
+    """The ``options.num_captions`` captions of a photo that agree most with all of its candidates.
+
+    Samples occur as often as they are probable, but a beam holds each caption once. There each
+    counts with the square root of its probability: with all of it, the first would outweigh the
+    others.
+    """
+    weights = [
+        1.0 if options.temperature else math.exp((each.log_prob - candidates[0].log_prob) / 2)
+        for each in candidates
+    ]
+    tokens = [each.tokens for each in candidates]
+    order = by_consensus(tokens, weights, words.rarity, options.rare_words)
+    return [candidates[index] for index in order[: options.num_captions]]
 
 
 def _start(batch: int, xp: Any, device: Any) -> Beams:

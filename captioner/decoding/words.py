@@ -20,7 +20,8 @@ class SearchTokens(NamedTuple):
     repeatable: tuple[int, ...] = ()
     """Words that may repeat if ``block_repeats`` is set."""
     rarity: Sequence[float] = ()
-    """(V,) negative log-frequency of each token up to a constant, if ``rare_words`` is set."""
+    """(V,) negative log-frequency of each token up to a constant, if ``rare_words`` or
+    ``candidates`` is set; empty for a vocabulary of pieces."""
 
 
 def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
@@ -41,6 +42,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
             "{rare_words} needs a model of whole words, sorted by frequency, but this one writes "
             "pieces of words (tokenizer bpe); leave it out"
         )
+    rarity = vocabulary.subwords is None and bool(options.rare_words or options.candidates)
     unknown = [word for word in options.forced_words if word not in vocabulary]
     if unknown:
         raise OptionError(
@@ -54,7 +56,7 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
         tuple(vocabulary.whole_words(endings)),
         tuple(vocabulary.whole_words(FUNCTION_WORDS if options.block_repeats else ())),
-        _rarity(len(vocabulary)) if options.rare_words else (),
+        _rarity(len(vocabulary)) if rarity else (),
     )
 
 

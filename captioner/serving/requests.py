@@ -59,7 +59,8 @@ class CaptionRequest:
         if self.options is None:
             return 1 if self.method in _FREE else _DECODED_AGAIN * len(self.words)
         options = self.options
-        beams = options.num_captions if options.temperature else options.beam_size
+        samples = options.candidates or options.num_captions
+        beams = samples if options.temperature else options.beam_size
         search = beams * (1 + len(options.forced_words)) * options.max_length
         if self.method in _FREE:
             return search
@@ -155,6 +156,7 @@ def _maximum(limits: Limits) -> dict[str, int]:
     return {
         "beam_size": limits.max_beam,
         "num_captions": limits.max_beam,
+        "candidates": limits.max_beam,
         "min_length": MAX_LENGTH - 1,
         "max_length": MAX_LENGTH,
         "temperature": 100,

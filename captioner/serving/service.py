@@ -209,7 +209,7 @@ class Service:
             503,
             "time",
             f"captioning took longer than {self.limits.timeout:g} s; try again later, or reduce "
-            "beam_size or num_captions",
+            "beam_size, num_captions or candidates",
             retry_after=self.throughput.next_slot(),
         )
 

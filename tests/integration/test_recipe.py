@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,7 @@ def test_ship_model_writes_scores_and_a_card(
     assert stored.info["attention"]["uniform"] == pytest.approx(sum(inside) / 2, abs=1e-4)
     card = (shipped / "README.md").read_text(encoding="utf-8")
     assert "| flickr8k_val, 30 |" in card
+    assert re.search(r"`coco_val`: CIDEr \S+ \(.*\), BLEU-4 \S+ \(.*\), \d+ distinct words\.", card)
     assert "This model is not calibrated" in card
     assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0 in" in card
     capsys.readouterr()

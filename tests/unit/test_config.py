@@ -60,7 +60,7 @@ BAD = [
     (SearchOptions, "top_p", [0.0, -0.1, 1.01, math.nan], "top_p", "a number > 0 and <= 1"),
     *(
         (SearchOptions, name, [-1], name, "0")
-        for name in ("min_length", "top_k", "seed", "block_ngrams")
+        for name in ("min_length", "top_k", "seed", "block_ngrams", "candidates")
     ),
     *(
         (SearchOptions, name, [-0.5, math.nan, math.inf], name, "0")
@@ -257,6 +257,8 @@ CHOICES: dict[str, dict[str, object]] = {
     "guided": {"guidance": 0.3},
     "rare": {"rare_words": 0.2},
     "guard": {"guard_endings": True},
+    "candidates": {"beam_size": 4, "candidates": 4},
+    "sampled candidates": {**SAMPLING, "candidates": 9},
 }
 # All pairs that do not set an option to two different values.
 PAIRS = [
@@ -270,7 +272,7 @@ PAIRS = [
 REFUSED = {
     frozenset((name, "forced"))
     for name in ("sampling", "several samples", "top_k", "top_p", "seed", "groups", "diversity")
-}
+} | {frozenset((name, "sampled candidates")) for name in ("forced", "groups", "diversity")}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)

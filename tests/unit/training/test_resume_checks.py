@@ -66,7 +66,7 @@ MUST_MATCH = {
             "beam_size", "num_captions", "min_length", "max_length", "length_penalty",
             "temperature", "top_k", "top_p", "seed", "beam_groups", "diversity", "block_ngrams",
             "forced_words", "banned_words", "style", "guard_endings", "block_repeats",
-            "guidance",
+            "guidance", "candidates",
             "rare_words",
         )
     ),
