@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import pickle
 import secrets
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -183,20 +185,38 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 # --- Ray ---
 
 
+# Ray ends the process of a driver, or of a cluster's owner, when it loses its connection. It never
+# runs in the tests' own process, which would take all other tests of that process with it.
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+print("address", cluster.address, flush=True)
+sys.stdin.read()  # until the tests close it
+cluster.shutdown()
+"""
+
+
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     """A Ray node that serves the tests of a file; to start one takes seconds.
 
     With one for several files, Ray sometimes cancelled the actors of later jobs before they ran.
     """
-    cluster_utils = pytest.importorskip("ray.cluster_utils")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")
-        cluster = cluster_utils.Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
-        )
-    yield cluster.address
-    cluster.shutdown()
+    pytest.importorskip("ray.cluster_utils")
+    with subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_worker_niceness": "0"},
+    ) as owner:
+        assert owner.stdout is not None
+        lines = iter(owner.stdout.readline, "")
+        address = next(line.split()[1] for line in lines if line.startswith("address "))
+        yield address
+        owner.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -208,18 +228,39 @@ def shared_ray(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray_address)
 
 
+RunOnRay = Callable[..., tuple[int, str, str]]
+
+
 @pytest.fixture
-def actors_here() -> Iterator[SimpleNamespace]:
+def on_ray() -> RunOnRay:
+    """``on_ray("caption", "photos", ...)``: a command as a process of its own, for those that use
+    Ray; exit code, standard output and error. ``before`` is Python code that it runs first.
+    """
+
+    def run(*arguments: object, before: str = "") -> tuple[int, str, str]:
+        code = f"import sys\n{before}\nfrom captioner.cli.main import main\nsys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def actors_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Let an actor process items in this process, without Ray.
 
-    With ``stop_after`` set, the command is interrupted after this number of items. From
-    ``rest_on_ray()`` on, commands use Ray again.
+    With ``stop_after`` set, the command is interrupted after this number of items.
     """
     pytest.importorskip("ray")
     from captioner.bulk import actors
 
-    patch = pytest.MonkeyPatch()
-    settings = SimpleNamespace(stop_after=None, rest_on_ray=patch.undo)
+    settings = SimpleNamespace(stop_after=None)
 
     def run(actor: Any, items: Any, _: object, *, arguments: Any, **__: object) -> Iterator[Any]:
         worker = actor(**pickle.loads(pickle.dumps(arguments)), folder=str(Path.cwd()))
@@ -231,11 +272,10 @@ def actors_here() -> Iterator[SimpleNamespace]:
                     raise DataError(row["problem"][0])
                 yield json.loads(row["found"][0]), row["data"][0]
 
-    patch.setattr(actors, "cluster", lambda *_: nullcontext())
-    patch.setattr("captioner.ray.run_on_actors", run)
-    patch.setattr("captioner.prepare.ray_features.run_on_actors", run)
-    yield settings
-    patch.undo()
+    monkeypatch.setattr(actors, "cluster", lambda *_: nullcontext())
+    monkeypatch.setattr("captioner.ray.run_on_actors", run)
+    monkeypatch.setattr("captioner.prepare.ray_features.run_on_actors", run)
+    return settings
 
 
 # --- the browser ---------------------------------------------------------------------------------
@@ -270,7 +310,8 @@ def visit(browser: Any, patience: float, tmp_path: Path) -> Iterator[Callable[..
             what.save(tmp_path / "page.html")
             what = (tmp_path / "page.html").as_uri()
         tab.goto(what)
-        if '<main class="single">' in tab.content():
+        # The site navigates once more when its service worker is ready, so its content is not read.
+        if tab.url.startswith("file:") and '<main class="single">' in tab.content():
             tab.locator(".viewer").wait_for()  # it waits for the photo to be decoded
         return tab
 

@@ -53,7 +53,7 @@ def command(model: Path, *arguments: object) -> list[str]:
 
 @pytest.fixture
 def caption(tiny: SimpleNamespace, capsys: Any) -> Callable[..., tuple[int, str, str]]:
-    """``caption("photos", "-o", "out")`` on Ray: exit code, standard output and error."""
+    """``caption("photos", "-o", "out")`` here: exit code, standard output and error."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         code = main(command(tiny.model, *arguments))
@@ -130,13 +130,14 @@ def test_without_ray_the_error_names_the_extra(photos, caption, tmp_path, monkey
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
-def test_captions_equal_the_plain_command_s(photos, tiny, caption, tmp_path, monkeypatch) -> None:
+def test_captions_equal_the_plain_command_s(photos, tiny, on_ray, tmp_path, monkeypatch) -> None:
     """Two actors, a folder with relative names, and a photo that fails."""
     monkeypatch.chdir(photos.parent)
     out = tmp_path / "out"
     expected = plain_rows(tiny.model, "photos")
 
-    code, printed, err = caption("photos", "-o", out, "--part-photos", "8", "--workers", "2")
+    options = ("-o", out, "--part-photos", "8", "--workers", "2")
+    code, printed, err = on_ray(*command(tiny.model, "photos"), *options)
 
     rows = read_rows(out)
     assert (code, printed) == (FAILED, "")

@@ -45,7 +45,7 @@ def rows(url: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_object_storage(bucket, photos, tiny, actors_here, capsys) -> None:
+def test_object_storage(*, bucket, photos, tiny, actors_here, on_ray, capsys) -> None:
     """Photos from S3 to S3; a job that continues, and one that another driver has just started."""
     put(f"{bucket}/photos", photos)
     with fsspec.open(f"{bucket}/photos/notes.txt", "wb") as file:
@@ -61,9 +61,9 @@ def test_object_storage(bucket, photos, tiny, actors_here, capsys) -> None:
     actors_here.stop_after = 1
     assert main(command) == INTERRUPTED
     assert "1 of 3 parts are finished" in capsys.readouterr().err
-    actors_here.rest_on_ray()
     first = fs.info(f"{folder}/part-00000.jsonl")["LastModified"]
-    assert main([*command, "--resume"]) == FAILED, capsys.readouterr().err
+    code, _, err = on_ray(*command, "--resume")
+    assert code == FAILED, err
 
     found = rows(out)
     names = [f"{bucket}/photos/{number}.png" for number in range(9)] + [f"{bucket}/gone.jpg"]

@@ -51,13 +51,23 @@ def make_config(folder: Path, count: int) -> Path:
 
 
 @pytest.fixture
-def prepare(tmp_path: Path, capsys: Any) -> Callable[..., tuple[int, str]]:
-    """``prepare("folder", "--workers", "2")``: exit code and standard error."""
+def command(tmp_path: Path) -> Callable[..., list[str]]:
+    """``command("folder", "--workers", "2")``: the arguments of the command."""
     config = make_config(tmp_path, PHOTOS)
 
-    def run(folder: str, *arguments: str) -> tuple[int, str]:
-        options = ["-o", str(tmp_path / folder), "--batch-size", "2", *arguments]
-        code = main(["prepare", "features", str(config), *options])
+    def arguments(folder: str, *options: str) -> list[str]:
+        output = ["-o", str(tmp_path / folder), "--batch-size", "2"]
+        return ["prepare", "features", str(config), *output, *options]
+
+    return arguments
+
+
+@pytest.fixture
+def prepare(command: Any, capsys: Any) -> Callable[..., tuple[int, str]]:
+    """``prepare("folder", "--workers", "2")``: exit code and standard error."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main(command(*arguments))
         return code, capsys.readouterr().err
 
     return run
@@ -87,10 +97,10 @@ def test_options_that_contradict_each_other(arguments, message, prepare, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
-def test_the_folder_is_that_of_the_plain_command(prepare, tmp_path) -> None:
+def test_the_folder_is_that_of_the_plain_command(prepare, command, on_ray, tmp_path) -> None:
     assert prepare("plain")[0] == FAILED  # one photo is broken
 
-    code, err = prepare("ray", *RAY)
+    code, _, err = on_ray(*command("ray", *RAY))
 
     assert code == FAILED, err
     warnings = [line for line in err.splitlines() if "skipped" in line]
@@ -139,16 +149,14 @@ def interrupt(folder: Path, blocks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
-def test_an_encoder_that_differs_on_a_machine_stops_the_job(prepare, tmp_path, monkeypatch) -> None:
+def test_an_encoder_that_differs_on_a_machine_stops_the_job(command, on_ray, tmp_path) -> None:
     """As with another version of timm there: here the driver expects other weights."""
-    from captioner.prepare import features
-
-    fingerprint = features.feature_fingerprint
-    monkeypatch.setattr(
-        features, "feature_fingerprint", lambda *a, **k: fingerprint(*a, **k) | {"weights": "other"}
-    )
-
-    code, err = prepare("f", *RAY)
+    others = """
+from captioner.prepare import features
+own = features.feature_fingerprint
+features.feature_fingerprint = lambda *a, **k: own(*a, **k) | {"weights": "other"}
+"""
+    code, _, err = on_ray(*command("f", *RAY), before=others)
 
     assert code == FAILED
     assert "has another encoder than the machine that started the job (other encoder weights)" in (
