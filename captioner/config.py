@@ -570,19 +570,22 @@ class SelfCriticalConfig:
 
 @dataclass
 class DistillationConfig:
-    """Targets from the model that the run starts from (init_from), changed as a search would."""
+    """Word probabilities to learn in place of the words of the reference captions."""
 
+    models: list[str] = field(default_factory=list)
+    """Learn the mean probabilities of these models, as an ensemble has them: model folders, or
+    folders of runs. They need the vocabulary, image size and resizing of init_from. Empty: the
+    probabilities of init_from, if guidance or rare_words is given."""
     guidance: list[float] = field(default_factory=list)
-    """Learn the word probabilities that the initial model has with this guidance (see
-    search.guidance), in place of the words of the reference captions. One number, or one for each
-    file in data.train_annotations. Empty: 0 if rare_words is given, otherwise learn the words."""
+    """Learn the probabilities that a search with this guidance has (see search.guidance). One
+    number, or one for each file in data.train_annotations. Empty: 0."""
     rare_words: list[float] = field(default_factory=list)
-    """The same for search.rare_words. Both can be given."""
+    """The same for search.rare_words. All three can be given together."""
 
     @property
     def active(self) -> bool:
         """Whether there is anything to distill."""
-        return bool(self.guidance or self.rare_words)
+        return bool(self.models or self.guidance or self.rare_words)
 
     def of_file(self, source: int) -> tuple[float, float]:
         """Guidance and preference for rare words of a captions file."""

@@ -6,6 +6,7 @@ Nothing here changes the caller's config: ``prepare`` returns the resolved one w
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from captioner.training.data import (
     count_targets,
     count_vocabulary,
     encode_captions,
+    features_key,
     first_of_styles,
     open_features,
     read_data,
@@ -51,6 +53,8 @@ class Setup:
     stored: StoredModel
     cache: FeatureCache | None = None
     """Features of all photos, from the config's ``data.features``."""
+    teachers: Sequence[CaptionModel] = ()
+    """The models of ``distillation.models``."""
 
     @property
     def validated(self) -> list[CaptionedImage]:
@@ -102,7 +106,32 @@ def prepare(config: TrainConfig) -> Setup:
         setup.cache, setup.train = open_features(config, model, setup.train, val)
         model.features_stage = setup.cache.stage
     check_images(setup.validated, setup.cache)
+    setup.teachers = [_load_teacher(folder, setup) for folder in config.distillation.models]
     return setup
+
+
+def _load_teacher(folder: str, setup: Setup) -> CaptionModel:
+    """Load a model of ``distillation.models``; the trained model sees and writes what it does."""
+    teacher, own = load_model(folder), setup.stored
+    if teacher.vocabulary != own.vocabulary:
+        raise ConfigError(
+            f"distillation.models: the words or styles of {folder} are not those of the trained "
+            "model; give models with the vocabulary of init_from, and data.extend_vocabulary false"
+        )
+    if teacher.model.preprocessing != own.model.preprocessing:
+        raise ConfigError(
+            f"distillation.models: {folder} has another image size, resizing, mean or std than the "
+            "trained model; give models with the preprocessing of init_from"
+        )
+    if setup.cache:
+        stage = teacher.model.features_stage = setup.cache.stage
+        if features_key(teacher.model, stage) != features_key(own.model, stage):
+            raise ConfigError(
+                f"distillation.models: data.features are not those of the encoder of {folder}; "
+                "leave data.features out, or run captioner prepare features with an "
+                "encoder.finetune_from that comes before all stages that differ"
+            )
+    return teacher.model
 
 
 _Words = list[list[list[str]]]

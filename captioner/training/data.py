@@ -217,10 +217,7 @@ def open_features(
             f"encoder, and encoder.finetune_from {finetune_from} changes it; run captioner prepare "
             f"features with encoder.finetune_from {finetune_from}"
         )
-    # Without dtype and precision: those of the cache may differ from the run's.
-    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
-    key = feature_fingerprint(encoder.name, state, model.preprocessing, stage=stage)
-    cache = FeatureCache.open(config.data.features, key)
+    cache = FeatureCache.open(config.data.features, features_key(model, stage))
     images = [photo.image for photo in train]
     cache.check(images, flipped=config.data.horizontal_flip)
     cache.check(val)
@@ -228,6 +225,16 @@ def open_features(
         if not cache.has(image.image_id):
             warn_skipped(ImageError(f"{image.path}: unreadable when its features were computed"))
     return cache, [photo for photo in train if cache.has(photo.image.image_id)]
+
+
+def features_key(model: CaptionModel, stage: str | None) -> dict[str, str]:
+    """What the cached input of an encoder stage depends on; None: the encoder's output.
+
+    Without dtype and precision: those of the cache may differ from the run's.
+    """
+    encoder = model.encoder
+    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
+    return feature_fingerprint(encoder.name, state, model.preprocessing, stage=stage)
 
 
 def check_images(images: Sequence[CaptionedImage], cache: FeatureCache | None) -> None:

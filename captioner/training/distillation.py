@@ -1,14 +1,13 @@
-"""The teacher of a run: the model that it starts from, changed as a search with guidance would.
+"""The teacher of a run: the model that it starts from, or an ensemble, changed as a search would.
 
-A search with guidance runs the decoder twice per word. A model that has learned the changed
-probabilities needs it once.
+A search with guidance runs the decoder twice per word, an ensemble every model. A model that has
+learned their probabilities needs one run of one model.
 
 Notation: B photos, R captions per photo, T steps, W words, V vocabulary.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -17,20 +16,21 @@ from torch import Tensor
 
 from captioner.config import DistillationConfig, SearchOptions
 from captioner.data.batches import EncodedImage
+from captioner.decoding.ensemble import mean_probability
 from captioner.decoding.guidance import guide
 from captioner.decoding.words import encode_search_words
 from captioner.hardware import upload
 from captioner.models.attention import Memory
 from captioner.models.captioner import CaptionModel
-from captioner.models.losses import ScoredCaptions, score_longest_first
+from captioner.models.losses import Order, ScoredCaptions, score_longest_first
 from captioner.vocabulary import NEVER_GENERATED, Vocabulary
 
 
 class Teacher:
-    """Probabilities of the next word after every word of given captions, by the initial model.
+    """Probabilities of the next word after every word of given captions, by one or more models.
 
-    Source: Hinton et al. 2015 (arXiv:1503.02531), distillation; Meng et al. 2023
-    (arXiv:2210.03142), of a guided model.
+    Source: Hinton et al. 2015 (arXiv:1503.02531), distillation, also of an ensemble; Meng et al.
+    2023 (arXiv:2210.03142), of a guided model.
     Deviation: implausible words keep their place below the plausible ones, and are not pushed
     further down as in the search.
     """
@@ -38,7 +38,7 @@ class Teacher:
     def __init__(
         self,
         config: DistillationConfig,
-        model: CaptionModel,
+        models: Sequence[CaptionModel],
         vocabulary: Vocabulary,
         photos: Sequence[EncodedImage],
     ) -> None:
@@ -46,20 +46,20 @@ class Teacher:
 
         Args:
             config: Guidance and preference for rare words of each captions file.
-            model: It is copied.
-            vocabulary: The model's.
+            models: Not those that are trained; their probabilities are averaged.
+            vocabulary: Of the models.
             photos: The training photos.
 
         Raises:
             ConfigError: The vocabulary has no rare words, as it is one of pieces.
         """
-        self.model = copy.deepcopy(model).eval()
+        self.models = [model.eval() for model in models]
         self.options = {
             photo.image.image_id: config.of_file(photo.image.source) for photo in photos
         }
         favours = float(any(rare_words for _, rare_words in self.options.values()))
         rarity = encode_search_words(SearchOptions(rare_words=favours), vocabulary).rarity
-        device = next(model.parameters()).device
+        device = next(models[0].parameters()).device
         self.rarity = upload(torch.tensor(rarity or [0.0]), device)
         self.never = upload(torch.tensor(NEVER_GENERATED), device)
 
@@ -72,9 +72,8 @@ class Teacher:
             tokens: (B, R, T + 1), on the CPU; see ``caption_losses``.
             image_ids: (B,).
         """
-        decoder = self.model.decoder
-        order, scored = score_longest_first(decoder, self._memory(images), tokens)
-        log_probs = self._log_probs(scored)
+        memories = [_memory(model, images) for model in self.models]
+        order, scored, log_probs = self._score(memories, tokens)
         given = torch.tensor([self.options.get(image_id, (0.0, 0.0)) for image_id in image_ids])
         guidance, rare_words = (
             scored.of_rows(order.sort_captions(of_photo[:, None].expand(tokens.shape[:2])))[:, None]
@@ -82,19 +81,32 @@ class Teacher:
         )
         if given[:, 0].any():
             rows = torch.zeros(len(images), dtype=torch.long, device=images.device)
-            _, unseen = score_longest_first(decoder, self.blank.select(rows), tokens)
-            guided = guide(log_probs, self._log_probs(unseen), guidance, penalty=0.0)
+            blanks = [blank.select(rows) for blank in self.blanks]
+            _, _, unseen = self._score(blanks, tokens)
+            guided = guide(log_probs, unseen, guidance, penalty=0.0)
             log_probs = torch.where(guidance > 0, guided, log_probs)
         return (log_probs + rare_words * self.rarity).softmax(dim=-1)
 
     @cached_property
-    def blank(self) -> Memory:
-        """One blank photo; computed in the precision of the run."""
-        pixels = torch.from_numpy(self.model.preprocessing.blank()[None])
-        return self._memory(upload(pixels, self.never.device))
+    def blanks(self) -> list[Memory]:
+        """One blank photo for each model; computed in the precision of the run."""
+        device, photos = self.never.device, []
+        for model in self.models:
+            pixels = torch.from_numpy(model.preprocessing.blank()[None])
+            photos.append(_memory(model, upload(pixels, device)))
+        return photos
 
-    def _memory(self, images: Tensor) -> Memory:
-        return self.model.decoder.memory(self.model.to_features(images))
+    def _score(
+        self, memories: Sequence[Memory], tokens: Tensor
+    ) -> tuple[Order, ScoredCaptions, Tensor]:
+        """Order and scores of one model, and the log-probabilities of all as a search has them."""
+        log_probs = []
+        for model, memory in zip(self.models, memories, strict=True):
+            order, scored = score_longest_first(model.decoder, memory, tokens)
+            log_probs.append(scored.logits.log_softmax(-1).index_fill(1, self.never, -torch.inf))
+        mean: Tensor = mean_probability(log_probs)
+        return order, scored, mean
 
-    def _log_probs(self, scored: ScoredCaptions) -> Tensor:
-        return scored.logits.index_fill(1, self.never, -torch.inf).log_softmax(dim=-1)
+
+def _memory(model: CaptionModel, images: Tensor) -> Memory:
+    return model.decoder.memory(model.to_features(images))

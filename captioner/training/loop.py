@@ -130,7 +130,10 @@ class Trainer:
         )
         self.total_steps = sum(map(self.source.batches_in, range(config.training.epochs)))
         self.warmup_steps = warmup_steps(config.training, self.total_steps)
-        self.objective = build_objective(config, setup.train, setup.stored, self.total_steps)
+        teachers = [teacher.to(self.device) for teacher in setup.teachers]
+        self.objective = build_objective(
+            config, setup.train, setup.stored, self.total_steps, teachers
+        )
         self.progress = Progress(settings=resume_settings(setup, self.world), curve={"step": 0})
         self._sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
 

@@ -5,6 +5,7 @@ Notation: B photos, R captions (or samples) per photo, T steps.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -278,19 +279,26 @@ def _targets(
 
 
 def build_objective(
-    config: TrainConfig, photos: Sequence[EncodedImage], initial: StoredModel, steps: int
+    config: TrainConfig,
+    photos: Sequence[EncodedImage],
+    initial: StoredModel,
+    steps: int,
+    teachers: Sequence[CaptionModel] = (),
 ) -> Objective:
     """Build ``training.objective``.
 
     Args:
         config: Of the run.
         photos: The training photos.
-        initial: The model before its first step; ``distillation`` learns from a copy of it.
+        initial: The model before its first step.
         steps: Number of steps of the run.
+        teachers: The models of ``distillation.models``; none: ``distillation`` learns from a copy
+            of the initial model.
     """
     vocabulary, teacher = initial.vocabulary, None
     if config.distillation.active:
-        teacher = Teacher(config.distillation, initial.model, vocabulary, photos)
+        models = teachers or [copy.deepcopy(initial.model)]
+        teacher = Teacher(config.distillation, models, vocabulary, photos)
     if config.training.objective == "self_critical":
         seed = config.training.seed
         return SelfCritical(config.self_critical, photos, vocabulary, seed, teacher)

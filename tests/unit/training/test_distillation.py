@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,30 +15,42 @@ import torch
 from test_objectives import CAPTIONS, WORDS, batch_of, model_of, photos_of
 from torch import Tensor, nn
 
+from captioner.cli.main import OK, main
 from captioner.config import DistillationConfig, SelfCriticalConfig, TrainConfig
 from captioner.data.batches import Batch
+from captioner.decoding.ensemble import EnsembleStepper
 from captioner.decoding.stepper import DecoderStepper
 from captioner.errors import ConfigError
-from captioner.model_folder import StoredModel
+from captioner.model_folder import StoredModel, load_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import score_longest_first
 from captioner.subwords import Subwords
 from captioner.training.api import build_config
+from captioner.training.build import prepare
 from captioner.training.distillation import Teacher
+from captioner.training.loop import Trainer, start
 from captioner.training.objectives import ReferenceCaptions, SelfCritical, build_objective
+from captioner.training.run import RunFolder
 from captioner.vocabulary import NEVER_GENERATED, PAD, Vocabulary
 
 TWO_FILES = {"train_annotations": ["a.json", "b.json"]}
 
 
 def teacher_of(
-    model: CaptionModel, guidance: list[float], rare_words: list[float], sources: int = 1
+    model: CaptionModel,
+    guidance: list[float],
+    rare_words: list[float],
+    sources: int = 1,
+    *others: CaptionModel,
 ) -> Teacher:
+    """Of copies of the models."""
+    models = [copy.deepcopy(one) for one in (model, *others)]
     photos = [
         replace(photo, image=replace(photo.image, source=number % sources))
         for number, photo in enumerate(photos_of(WORDS))
     ]
-    return Teacher(DistillationConfig(guidance, rare_words), model, WORDS, photos)
+    config = DistillationConfig(guidance=guidance, rare_words=rare_words)
+    return Teacher(config, models, WORDS, photos)
 
 
 def real_rows(model: CaptionModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,22 +61,32 @@ def real_rows(model: CaptionModel, batch: Batch, targets: Tensor) -> tuple[Tenso
     return targets[real], scored.logits[real]
 
 
-def searched(model: CaptionModel, features: Tensor, tokens: list[int]) -> list[Tensor]:
-    """The model's log-probabilities after every word of a caption, one step at a time."""
-    stepper = DecoderStepper(model.decoder.eval(), model.decoder.memory(features[None]))
+def searched(
+    models: Sequence[CaptionModel], features: Sequence[Tensor], tokens: list[int]
+) -> list[Tensor]:
+    """The models' log-probabilities after every word of a caption, one step at a time."""
+    members = [
+        DecoderStepper(model.decoder.eval(), model.decoder.memory(each[None]))
+        for model, each in zip(models, features, strict=True)
+    ]
+    stepper = EnsembleStepper(members, one_grid=True)
     return [stepper.advance(torch.tensor([[token]])).log_probs[0, 0] for token in tokens]
 
 
 @pytest.mark.parametrize(
-    ("guidance", "rare_words"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.4), (0.7, 0.4)]
+    ("guidance", "rare_words", "count"),
+    [(0.0, 0.0, 1), (0.7, 0.0, 1), (0.0, 0.4, 1), (0.7, 0.4, 1), (0.0, 0.0, 3), (0.7, 0.4, 3)],
 )
-def test_targets_are_the_formula_of_the_search(guidance: float, rare_words: float) -> None:
-    """Oracle: word by word, for plausible words and the others."""
+def test_targets_are_the_formula_of_the_search(
+    guidance: float, rare_words: float, count: int
+) -> None:
+    """Oracle: word by word, for plausible words and the others, of one model or an ensemble."""
     torch.manual_seed(3)
-    model, batch = model_of(WORDS), batch_of(photos_of(WORDS))
-    teacher = teacher_of(model, [guidance], [rare_words])
+    models, batch = [model_of(WORDS) for _ in range(count)], batch_of(photos_of(WORDS))
+    model = models[0]
+    teacher = teacher_of(model, [guidance], [rare_words], 1, *models[1:])
     targets = teacher.targets(batch.images, batch.tokens, batch.image_ids)
-    blank = model.encode(torch.from_numpy(model.preprocessing.blank()[None]))[0]
+    blanks = [one.encode(torch.from_numpy(one.preprocessing.blank()[None]))[0] for one in models]
     targets, _ = real_rows(model, batch, targets)
     found = torch.zeros(len(targets), dtype=torch.bool)
     for row, features in zip(batch.tokens.tolist(), batch.images, strict=True):
@@ -68,8 +94,8 @@ def test_targets_are_the_formula_of_the_search(guidance: float, rare_words: floa
             words = [token for token in caption if token != PAD]
             if not words:
                 continue
-            own = searched(model, features, words[:-1])
-            without = searched(model, blank, words[:-1])
+            own = searched(models, [features] * count, words[:-1])
+            without = searched(models, blanks, words[:-1])
             for with_photo, with_blank in zip(own, without, strict=True):
                 change = guidance * (with_photo - with_blank)
                 plausible = with_photo >= with_photo.max() + math.log(0.1)
@@ -155,12 +181,12 @@ def test_pieces_of_words_have_guidance_but_no_rare_words() -> None:
     subwords = Subwords.train(CAPTIONS, 60, 2)
     vocabulary = Vocabulary(subwords.pieces, (), subwords)
     model, photos, batch = model_of(vocabulary), photos_of(WORDS), batch_of(photos_of(WORDS))
-    teacher = Teacher(DistillationConfig([0.5]), model, vocabulary, photos)
+    teacher = Teacher(DistillationConfig(guidance=[0.5]), [model], vocabulary, photos)
     targets = teacher.targets(batch.images, batch.tokens, batch.image_ids)
     assert targets.shape[1] == len(vocabulary)
     torch.testing.assert_close(targets.sum(1), torch.ones(len(targets)))
     with pytest.raises(ConfigError, match=r"rare_words.* pieces of words"):
-        Teacher(DistillationConfig([], [0.5]), model, vocabulary, photos)
+        Teacher(DistillationConfig(rare_words=[0.5]), [model], vocabulary, photos)
 
 
 def test_self_critical_training_has_the_same_targets() -> None:
@@ -207,7 +233,7 @@ def test_the_teacher_is_the_initial_model(objective: str) -> None:
         data=replace(TrainConfig().data, train_annotations=["a.json"]),
         training=replace(TrainConfig().training, objective=objective),  # type: ignore[arg-type]
         self_critical=SelfCriticalConfig(cross_entropy=0.1, max_length=6),
-        distillation=DistillationConfig([0.3]),
+        distillation=DistillationConfig(guidance=[0.3]),
     )
     initial, photos = StoredModel(model_of(WORDS), config.decoder, WORDS), photos_of(WORDS)
     built = build_objective(config, photos, initial, 1)
@@ -220,3 +246,74 @@ def test_the_teacher_is_the_initial_model(objective: str) -> None:
             parameter.zero_()
     after = built.teacher.targets(batch.images, batch.tokens, batch.image_ids)
     assert torch.equal(before, after)
+
+
+# --- other models as teachers ---
+
+
+@pytest.fixture
+def trained(configure: Any, tmp_path: Path) -> Callable[..., str]:
+    """``trained("name", **changes)``: the folder of a model, trained for one epoch."""
+
+    def run(name: str, **changes: Any) -> str:
+        training = {"epochs": 1, **changes.pop("training", {})}
+        start(prepare(configure(training=training, **changes)), tmp_path / name, resume=False)
+        return str(tmp_path / name / "best")
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_the_models_that_it_names(configure: Any, trained: Any) -> None:
+    first, second = trained("first"), trained("second", training={"seed": 1})
+    config = configure(init_from=first, distillation={"models": [first, second]})
+    setup = prepare(config)
+    batch = next(Trainer(setup, RunFolder(Path(config.run_folder), config)).source.batches(0, 0))
+    objective = build_objective(config, setup.train, setup.stored, 1, setup.teachers)
+    (task,) = objective.tasks(setup.stored.model, batch, batch.images, 0)
+    models = [load_model(folder).model for folder in (first, second)]
+    alone = Teacher(config.distillation, models, setup.stored.vocabulary, setup.train)
+    assert task.targets is not None
+    assert torch.equal(task.targets, alone.targets(batch.images, batch.tokens, batch.image_ids))
+    of_one = Teacher(config.distillation, models[:1], setup.stored.vocabulary, setup.train)
+    one = of_one.targets(batch.images, batch.tokens, batch.image_ids)
+    assert not torch.allclose(task.targets, one, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"styles": ["plain"]}}, r"words or styles of .*first.best are not those"),
+        ({"data": {"vocabulary_threshold": 2}}, r"words or styles of .*first.best are not those"),
+        ({"encoder": {"image_size": 64}}, r".*first.best has another image size"),
+    ],
+)
+def test_models_that_cannot_teach(
+    changes: dict[str, Any], message: str, *, configure: Any, trained: Any
+) -> None:
+    """They were trained with other settings than the model that is to learn."""
+    teacher = trained("first")
+    other = trained("other", **changes)
+    config = configure(
+        **{**changes, "data": {**changes.get("data", {}), "extend_vocabulary": False}},
+        init_from=other,
+        distillation={"models": [teacher]},
+    )
+    with pytest.raises(ConfigError, match=message):
+        prepare(config)
+
+
+@pytest.mark.slow
+def test_cached_features_are_those_of_the_models(
+    configure: Any, trained: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """Two encoders with other random weights: one's features are not the other's."""
+    teacher, other = trained("first"), trained("other", training={"seed": 1})
+    features = str(tmp_path / "features")
+    (tmp_path / "config.json").write_text(json.dumps(asdict(configure(init_from=other))))
+    assert main(["prepare", "features", str(tmp_path / "config.json"), "-o", features]) == OK
+    data = {"features": features}
+    with pytest.raises(ConfigError, match=r"features are not those of the encoder of .*first"):
+        prepare(configure(init_from=other, data=data, distillation={"models": [teacher]}))
+    assert prepare(configure(init_from=other, data=data, distillation={"models": [other]})).teachers

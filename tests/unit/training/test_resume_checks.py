@@ -55,6 +55,7 @@ MUST_MATCH = {
             "samples", "baseline", "cider", "bleu", "cross_entropy", "count_end", "max_length",
         )
     ),
+    "distillation.models",
     "distillation.guidance",
     "distillation.rare_words",
     # Validations are compared with earlier ones.
