@@ -289,8 +289,8 @@ class SearchOptions:
     block_ngrams: NonNegative = 0
     """Never repeat an N-gram of this length; 0: off."""
     candidates: NonNegative = 0
-    """Find this many captions and return those that agree most with all of them, not the most
-    probable ones; 0: off. At most beam_size unless sampling."""
+    """Search for this many captions and return those that agree most with the whole set, not the
+    most probable ones; 0: off. At most beam_size unless sampling."""
     rare_words: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Favour rare words: multiply the probability of each word by (rank + 2.7) ** X, where rank is
     its position when words are sorted by frequency; 0: off. 0.1 to 0.3 make captions more varied.
@@ -387,6 +387,8 @@ class SearchOptions:
                 count=self.candidates,
                 width=self.beam_size,
             )
+        if self.candidates == 1:
+            raise OptionError("{candidates} is 1; give 2 or more to compare, or 0 for none")
         if 0 < self.candidates < self.num_captions:
             raise OptionError(
                 "{num_captions} is {count}, but {candidates} only {found}; give at least as many "
@@ -575,10 +577,10 @@ class DistillationConfig:
     models: list[str] = field(default_factory=list)
     """Learn the mean probabilities of these models, as an ensemble has them: model folders, or
     folders of runs. They need the vocabulary, image size and resizing of init_from. Empty: the
-    probabilities of init_from, if guidance or rare_words is given."""
+    probabilities of init_from, if there is guidance or a preference for rare words."""
     guidance: list[float] = field(default_factory=list)
-    """Learn the probabilities that a search with this guidance has (see search.guidance). One
-    number, or one for each file in data.train_annotations. Empty: 0."""
+    """Learn the probabilities that a search with this guidance has (see search.guidance). A list
+    with one number, or with one for each file in data.train_annotations. Empty: 0."""
     rare_words: list[float] = field(default_factory=list)
     """The same for search.rare_words. All three can be given together."""
 
@@ -600,7 +602,7 @@ class DistillationConfig:
         for name, most in (("guidance", 10), ("rare_words", 1)):
             values = getattr(self, name)
             _require(
-                all(0 <= value <= most for value in values),
+                all(type(value) in (int, float) and 0 <= value <= most for value in values),
                 f"distillation.{name} is {values}; give numbers from 0 to {most}",
             )
 

@@ -118,7 +118,7 @@ class Ensemble:
         by_kind: dict[tuple[object, ...], NDArray[np.uint8]] = {}
         pixels = []
         for engine in self.engines:
-            kind = _pixel_format(engine.preprocessing)
+            kind = pixel_format(engine.preprocessing)
             if kind not in by_kind:
                 by_kind[kind] = engine.preprocessing.pixels(image)
             pixels.append(by_kind[kind])
@@ -291,7 +291,8 @@ def as_map(relevance: NDArray[np.float32]) -> NDArray[np.float32]:
     return shares
 
 
-def _pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
+def pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
+    """What decides the pixels that a model needs; it normalizes them itself."""
     return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
 
 

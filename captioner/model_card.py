@@ -350,10 +350,18 @@ def _settings(folder: Path) -> str:
     encoder = found.get("encoder", {})
     if str(encoder.get("weights", "")).endswith((".safetensors", ".pth")):
         encoder["weights"] = "(a file of the author)"
-    start = found.get("init_from")
-    if start and start != "shipped" and not str(start).startswith("hf:"):
-        found["init_from"] = "(a model of the author)"
+    if start := found.get("init_from"):
+        found["init_from"] = _public_name(start)
+    distillation = found.get("distillation", {})
+    if teachers := distillation.get("models"):
+        distillation["models"] = [_public_name(teacher) for teacher in teachers]
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
+
+
+def _public_name(model: object) -> str:
+    """The name of a model without the path of a folder."""
+    name = str(model)
+    return name if name == "shipped" or name.startswith("hf:") else "(a model of the author)"
 
 
 def _different(

@@ -33,8 +33,8 @@ def select(content: Mapping[str, Any], photos: int, train: int) -> tuple[set[int
     several = sorted(i for i, count in captions.items() if count >= REFERENCES)
     if len(several) < photos or len(captions) < photos + train:
         raise SystemExit(
-            f"{len(captions)} photos, {len(several)} of them with {REFERENCES} captions; give a "
-            f"smaller --photos ({photos}) or --train ({train})"
+            f"{len(captions)} photos, {len(several)} of them with {REFERENCES} or more captions; "
+            f"give a smaller --photos ({photos}) or --train ({train})"
         )
     random.Random(0).shuffle(several)
     held = set(several[:photos])

@@ -54,7 +54,7 @@ KINDS = {
     "indoors": "indoors inside room kitchen bathroom bedroom office bed couch sofa desk",
 }
 """Groups of words counted in captions."""
-VARIED = ("--temperature", "0.85", "--candidates", "100", "--rare-words", "0.4")
+VARIED = ("--temperature", "0.85", "--candidates", "128", "--rare-words", "0.4")
 """Search for captions with more different words, which the card reports beside the default one."""
 UNSEEN = "Nobody has looked at the captions of this model yet."
 

@@ -53,9 +53,10 @@ DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps, ..."
 
 SEARCH_GROUPS = {
     "beam search": (
-        "beam_size", "num_captions", "length_penalty", "beam_groups", "diversity", "forced_words",
+        "beam_size", "num_captions", "candidates", "length_penalty", "beam_groups", "diversity",
+        "forced_words",
     ),
-    "sampling": ("temperature", "top_k", "top_p", "seed", "candidates"),
+    "sampling": ("temperature", "top_k", "top_p", "seed"),
     "constraints": (
         "min_length", "max_length", "guidance", "rare_words", "block_ngrams", "block_repeats",
         "banned_words", "guard_endings", "style",

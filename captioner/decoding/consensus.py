@@ -19,12 +19,12 @@ def by_consensus(
     rarity: Sequence[float] = (),
     rare_words: float = 0.0,
 ) -> list[int]:
-    """Order captions by their expected score if one of them, drawn at random, were the reference.
+    """Order captions by their expected score if one of them, sampled by weight, were the reference.
 
         score(c) = sum_r w_r CIDEr-D(c, r) + R (mean rarity of the words of c + the highest one)
 
-    An outlier scores low even if it is the most probable single caption, as most of the probability
-    is elsewhere. The second term prefers, among captions that agree equally, specific ones. A word
+    An outlier scores low even if it is the most probable single caption, if most of the weight is
+    elsewhere. The second term prefers, among captions that agree equally, specific ones. A word
     that occurs only once in all captions has no rarity there, as nothing confirms it.
 
     Source: Kumar and Byrne 2004, minimum Bayes risk decoding; Devlin et al. 2015
@@ -89,6 +89,8 @@ def _similarities(
         norms = np.linalg.norm(values, axis=1)
         norms[norms == 0] = 1.0  # too short for an n-gram
         for row, value in enumerate(values):
-            total[row] += (np.minimum(value, values) * values).sum(axis=1) / (norms[row] * norms)
+            own = value.nonzero()[0]  # the others add nothing
+            part = values[:, own]
+            total[row] += (np.minimum(value[own], part) * part).sum(axis=1) / (norms[row] * norms)
     difference = lengths[:, None] - lengths
     return 10 / len(NGRAMS) * total * np.exp(-(difference**2) / (2 * LENGTH_SIGMA**2))

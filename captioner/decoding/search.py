@@ -40,6 +40,9 @@ from captioner.decoding.rules import Rules
 from captioner.decoding.strategies import Beams, Choice, Strategy, build_strategy
 from captioner.decoding.words import SearchTokens
 
+_KEPT_SAMPLES = 0.8
+"""Share of the sampled candidates that are ranked and count as references: the best ones."""
+
 
 class Advance(NamedTuple):
     """Result of one step."""
@@ -218,17 +221,26 @@ def _most_agreed(
 ) -> list[Hypothesis]:
     """The ``options.num_captions`` captions of a photo that agree most with all of its candidates.
 
-    Samples occur as often as they are probable, but a beam holds each caption once. There each
-    counts with the square root of its probability: with all of it, the first would outweigh the
-    others.
+    Samples occur as often as they are probable, except that those that rank lowest count only where
+    the others are too few. A beam holds each caption once. There each counts with the square root
+    of its probability: with all of it, the first would outweigh the others.
+
+    Args:
+        candidates: The captions that the search found, best first.
+        options: Search options.
+        words: The words in them.
     """
-    weights = [
-        1.0 if options.temperature else math.exp((each.log_prob - candidates[0].log_prob) / 2)
-        for each in candidates
-    ]
-    tokens = [each.tokens for each in candidates]
-    order = by_consensus(tokens, weights, words.rarity, options.rare_words)
-    return [candidates[index] for index in order[: options.num_captions]]
+    kept, dropped = candidates, candidates[:0]
+    if options.temperature:
+        count = math.ceil(_KEPT_SAMPLES * len(candidates))
+        kept, dropped = candidates[:count], candidates[count:]
+        weights = [1.0] * count
+    else:
+        best = candidates[0].log_prob if candidates else 0.0
+        weights = [math.exp((each.log_prob - best) / 2) for each in candidates]
+    order = by_consensus([each.tokens for each in kept], weights, words.rarity, options.rare_words)
+    found = _distinct([*(kept[index] for index in order), *dropped])
+    return found[: options.num_captions]
 
 
 def _start(batch: int, xp: Any, device: Any) -> Beams:

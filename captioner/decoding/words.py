@@ -56,11 +56,11 @@ def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> Searc
         tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
         tuple(vocabulary.whole_words(endings)),
         tuple(vocabulary.whole_words(FUNCTION_WORDS if options.block_repeats else ())),
-        _rarity(len(vocabulary)) if rarity else (),
+        rarities(len(vocabulary)) if rarity else (),
     )
 
 
-def _rarity(size: int) -> tuple[float, ...]:
+def rarities(size: int) -> tuple[float, ...]:
     """Negative log-frequency of every token up to a constant, from its rank alone.
 
     Words are sorted by frequency, so the law of Zipf and Mandelbrot, frequency proportional to

@@ -38,7 +38,7 @@ class Limits:
     """Maximum number of open connections, idle ones included; further ones are refused (503). Each
     uses a file descriptor (usual limit of the system: 1,024)."""
     max_beam: Positive = 20
-    """Maximum beam size and number of captions of a request (422)."""
+    """Maximum beam size, number of captions and of candidates of a request (422)."""
 
     def __post_init__(self) -> None:
         check_options(self)

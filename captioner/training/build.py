@@ -19,6 +19,7 @@ from captioner.data.features import FeatureCache
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError
+from captioner.inference import pixel_format
 from captioner.model_folder import StoredModel, load_model, to_float16
 from captioner.models.attention import check_attention
 from captioner.models.captioner import CaptionModel
@@ -115,13 +116,14 @@ def _load_teacher(folder: str, setup: Setup) -> CaptionModel:
     teacher, own = load_model(folder), setup.stored
     if teacher.vocabulary != own.vocabulary:
         raise ConfigError(
-            f"distillation.models: the words or styles of {folder} are not those of the trained "
-            "model; give models with the vocabulary of init_from, and data.extend_vocabulary false"
+            f"distillation.models: the vocabulary or the styles of {folder} are not those of the "
+            "trained model; give models with those of init_from, data.extend_vocabulary false and "
+            "no new names in data.styles"
         )
-    if teacher.model.preprocessing != own.model.preprocessing:
+    if pixel_format(teacher.model.preprocessing) != pixel_format(own.model.preprocessing):
         raise ConfigError(
-            f"distillation.models: {folder} has another image size, resizing, mean or std than the "
-            "trained model; give models with the preprocessing of init_from"
+            f"distillation.models: {folder} has another image size or resizing than the trained "
+            "model; give models with those of init_from"
         )
     if setup.cache:
         stage = teacher.model.features_stage = setup.cache.stage

@@ -14,11 +14,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from captioner.config import DistillationConfig, SearchOptions
+from captioner.config import DistillationConfig
 from captioner.data.batches import EncodedImage
 from captioner.decoding.ensemble import mean_probability
 from captioner.decoding.guidance import guide
-from captioner.decoding.words import encode_search_words
+from captioner.decoding.words import rarities
+from captioner.errors import ConfigError
 from captioner.hardware import upload
 from captioner.models.attention import Memory
 from captioner.models.captioner import CaptionModel
@@ -31,8 +32,8 @@ class Teacher:
 
     Source: Hinton et al. 2015 (arXiv:1503.02531), distillation, also of an ensemble; Meng et al.
     2023 (arXiv:2210.03142), of a guided model.
-    Deviation: implausible words keep their place below the plausible ones, and are not pushed
-    further down as in the search.
+    Deviation: implausible words stay just below the plausible ones; the further penalty of the
+    search is not applied.
     """
 
     def __init__(
@@ -57,8 +58,13 @@ class Teacher:
         self.options = {
             photo.image.image_id: config.of_file(photo.image.source) for photo in photos
         }
-        favours = float(any(rare_words for _, rare_words in self.options.values()))
-        rarity = encode_search_words(SearchOptions(rare_words=favours), vocabulary).rarity
+        favours = any(rare_words for _, rare_words in self.options.values())
+        if favours and vocabulary.subwords is not None:
+            raise ConfigError(
+                "distillation.rare_words needs a model of whole words, but this one writes pieces "
+                "of words (tokenizer bpe); leave it out"
+            )
+        rarity = rarities(len(vocabulary)) if favours else ()
         device = next(models[0].parameters()).device
         self.rarity = upload(torch.tensor(rarity or [0.0]), device)
         self.never = upload(torch.tensor(NEVER_GENERATED), device)

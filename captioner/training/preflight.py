@@ -52,6 +52,11 @@ def _schedule(setup: Setup, total_steps: int) -> Iterator[str]:
             "training.select loss prefers models without self_critical training, which raises the "
             "loss; use CIDEr or BLEU-4"
         )
+    elif config.select == "loss" and setup.config.distillation.active:
+        yield (
+            "training.select loss compares with the reference captions, but distillation learns "
+            "from a model; use CIDEr or BLEU-4"
+        )
 
 
 def _validation(setup: Setup) -> Iterator[str]:

@@ -13,8 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from captioner.data.shards import read_manifest
 from captioner.errors import CheckpointError
+from captioner.models.captioner import CaptionModel
 from captioner.training.build import Setup
 from captioner.training.trackers import flatten
 
@@ -82,10 +85,22 @@ def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
         ),
         "shards": "none",
     }
+    if config.distillation.active:  # the folders may hold other weights by now
+        settings["teachers"] = _weights(setup.teachers or [setup.stored.model])
     if config.data.shards:  # they are distributed over processes and workers
         settings |= {"data.workers": config.data.workers, "processes": processes}
         settings["shards"] = read_manifest(config.data.shards).digest
     return settings
+
+
+def _weights(models: Iterable[CaptionModel]) -> str:
+    """Hash of the weights of models."""
+    digest = hashlib.sha256()
+    for model in models:
+        for tensor in model.state_dict().values():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:12]
 
 
 def _fingerprint(words: Iterable[str], photos: Iterable[str]) -> str:

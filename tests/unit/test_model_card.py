@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from captioner.config import DataConfig, EncoderConfig, TrainConfig
+from captioner.config import DataConfig, DistillationConfig, EncoderConfig, TrainConfig
 from captioner.errors import ConfigError
 from captioner.model_card import CardOptions, is_generated, make_card, readable, write_card
 from captioner.model_folder import StoredModel, load_model, save_model
@@ -40,6 +40,7 @@ def best(stored_model: StoredModel, tmp_path: Path) -> Path:
             max_captions=3,
         ),
         encoder=EncoderConfig(weights=f"{SECRET}/weights.pth"),
+        distillation=DistillationConfig(models=[f"{SECRET}/teacher", "hf:someone/model"]),
     )
     stored_model.info = {"training": ROW}
     folder = tmp_path / "pets" / "best"
@@ -60,6 +61,7 @@ def test_a_card_has_the_training_settings_but_no_file_names(best):
     assert "on 1 photo: CIDEr 43.2, BLEU-4 20.0" in card
     assert "data:\n  max_captions: 3\n" in card
     assert "init_from: (a model of the author)" in card
+    assert "models:\n  - (a model of the author)\n  - hf:someone/model\n" in card
     for private in ("alice", "train.json", "photos\n", "features", "[]", "license"):
         assert private not in card
     result = header_of(card)["model-index"][0]["results"][0]

@@ -148,22 +148,42 @@ def test_a_search_returns_the_candidates_that_agree_most(kind, rare_words) -> No
         blank = TableStepper([random_table(9, 6, 0.2)] * 3) if options.guidance else None
         return search(TableStepper(tables), searched, words, blank=blank)
 
-    for found, candidates in zip(run(options), run(every), strict=True):
+    kept = 5 if options.temperature else 6  # the fifth of the samples that ranks lowest is dropped
+    for found, all_found in zip(run(options), run(every), strict=True):
+        candidates = all_found[:kept]
         likely = [math.exp(each.log_prob / 2) for each in candidates]
-        weights = [1.0] * len(candidates) if options.temperature else likely
+        weights = [1.0] * kept if options.temperature else likely
         tokens = [each.tokens for each in candidates]
         order = by_consensus(tokens, weights, words.rarity, rare_words)
-        assert [each.tokens for each in found] == [tokens[i] for i in order[:2]]
+        others = [each.tokens for each in all_found[kept:]]  # if too few are different
+        ranked = dict.fromkeys(map(tuple, [*(tokens[i] for i in order), *others]))
+        assert [tuple(each.tokens) for each in found] == list(ranked)[:2]
         for each, index in zip(found, order, strict=False):
             assert each.log_prob == candidates[index].log_prob
             np.testing.assert_array_equal(each.alphas, candidates[index].alphas)
 
 
-def test_candidates_need_rarities_of_words_only() -> None:
-    options = SearchOptions(candidates=3)
-    vocabulary = Vocabulary(("a", "dog"))
+@pytest.mark.parametrize("count", [2, 6, 9])
+def test_sampled_candidates_are_as_many_as_are_different(count) -> None:
+    """Those that rank lowest come after the others, if these are too few."""
+    options = SearchOptions(
+        beam_size=1, temperature=1.3, seed=2, max_length=4, candidates=9, num_captions=count
+    )
+    every = dataclasses.replace(options, candidates=0, num_captions=9)
+    tables = [random_table(seed, 6, 0.2) for seed in (3, 4, 5)]
 
-    assert len(encode_search_words(options, vocabulary).rarity) == len(vocabulary)
+    for found, samples in zip(
+        search(TableStepper(tables), options), search(TableStepper(tables), every), strict=True
+    ):
+        different = {tuple(each.tokens) for each in samples}
+        returned = [tuple(each.tokens) for each in found]
+        assert len(returned) == min(count, len(different))
+        assert len(set(returned)) == len(returned)
+        assert set(returned) <= different
+
+
+def test_pieces_of_words_have_no_rarity() -> None:
+    options = SearchOptions(candidates=3)
     pieces = Subwords.train(["a dog"] * 5, 12, 5)
     assert encode_search_words(options, Vocabulary(pieces.pieces, (), pieces)).rarity == ()
 
@@ -173,6 +193,7 @@ def test_candidates_need_rarities_of_words_only() -> None:
     [
         ({"candidates": 6}, r"candidates is 6; give at most beam_size \(5\), .* temperature"),
         ({"candidates": 2, "num_captions": 3}, r"num_captions is 3, but candidates only 2"),
+        ({"candidates": 1}, "candidates is 1; give 2 or more to compare, or 0 for none"),
         ({"candidates": -1}, "candidates is -1"),
     ],
 )
@@ -187,5 +208,5 @@ def test_special_tokens_have_a_rarity() -> None:
 
     rarity = encode_search_words(options, vocabulary).rarity
 
-    assert sorted(rarity) == list(rarity)
-    assert len(rarity) == len(SPECIAL_NAMES) + 3
+    special = [math.log(1 + 2.7)] * len(SPECIAL_NAMES)
+    assert list(rarity) == pytest.approx([*special, *(math.log(rank + 2.7) for rank in (1, 2, 3))])

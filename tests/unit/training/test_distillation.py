@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from captioner.config import DistillationConfig, SelfCriticalConfig, TrainConfig
 from captioner.data.batches import Batch
 from captioner.decoding.ensemble import EnsembleStepper
 from captioner.decoding.stepper import DecoderStepper
-from captioner.errors import ConfigError
+from captioner.errors import CheckpointError, ConfigError
 from captioner.model_folder import StoredModel, load_model
 from captioner.models.captioner import CaptionModel
 from captioner.models.losses import score_longest_first
@@ -208,6 +209,7 @@ def test_self_critical_training_has_the_same_targets() -> None:
     [
         ({"distillation": {"guidance": [0.3] * 3}}, r"guidance has 3 entries and .* 2 files"),
         ({"data": {**TWO_FILES, "karpathy_split": "split.json"}}, r"karpathy.*single entry in"),
+        ({"distillation": {"guidance": ["a"]}}, r"guidance is \['a'\]; give numbers from 0 to 10"),
         ({"distillation": {"rare_words": [0.3, 2]}}, r"rare_words is \[0\.3, 2\]; give .* 0 to 1"),
         ({"init_from": None}, r"distillation needs a trained model .* give init_from"),
         ({"training": {"label_smoothing": 0.1}}, r"label_smoothing is 0\.1, but distillation"),
@@ -284,8 +286,8 @@ def test_a_run_learns_from_the_models_that_it_names(configure: Any, trained: Any
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {"styles": ["plain"]}}, r"words or styles of .*first.best are not those"),
-        ({"data": {"vocabulary_threshold": 2}}, r"words or styles of .*first.best are not those"),
+        ({"data": {"styles": ["plain"]}}, r"the styles of .*first.best are not those"),
+        ({"data": {"vocabulary_threshold": 2}}, r"the styles of .*first.best are not those"),
         ({"encoder": {"image_size": 64}}, r".*first.best has another image size"),
     ],
 )
@@ -317,3 +319,17 @@ def test_cached_features_are_those_of_the_models(
     with pytest.raises(ConfigError, match=r"features are not those of the encoder of .*first"):
         prepare(configure(init_from=other, data=data, distillation={"models": [teacher]}))
     assert prepare(configure(init_from=other, data=data, distillation={"models": [other]})).teachers
+
+
+@pytest.mark.slow
+def test_a_resumed_run_needs_the_same_teachers(configure: Any, trained: Any) -> None:
+    """Another run has written its model to the folder since."""
+    first, second = trained("first"), trained("second", training={"seed": 1})
+    config = configure(init_from=first, distillation={"models": [second]})
+    folder = Path(config.run_folder)
+    start(prepare(config), folder, resume=False)
+    start(prepare(config), folder, resume=True)
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    with pytest.raises(CheckpointError, match=r"trained with teachers \w+, but now it is \w+;"):
+        start(prepare(config), folder, resume=True)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from captioner.config import TrainConfig
 from captioner.data.coco import CaptionedImage
@@ -106,7 +107,8 @@ def settings_of(config: TrainConfig, **changes: Any) -> dict[str, Any]:
         config=config,
         train=[],
         val=changes.get("val", []),
-        stored=SimpleNamespace(vocabulary=vocabulary),
+        stored=SimpleNamespace(vocabulary=vocabulary, model=torch.nn.Linear(1, 1)),
+        teachers=(),
     )
     return resume_settings(setup, 1)  # type: ignore[arg-type]
 
