@@ -243,8 +243,6 @@ def _providers(device: str, folder: Path) -> list[str]:
 def _session(path: Path, providers: list[str]) -> Any:
     runtime = _runtime()
     options = runtime.SessionOptions()
-    # Exact 8-bit products on processors without VNNI, where they would saturate.
-    options.add_session_config_entry("session.x64quantprecision", "1")
     options.log_severity_level = 3  # errors only
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal():  # as for torch

@@ -57,6 +57,10 @@ def score(folder: Path) -> CaptionScores:
     return ensemble.score(memories, [[[5, 9, 30, 12]]] * 6, START)
 
 
+@pytest.mark.skipif(
+    "vnni" not in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else True,
+    reason="without VNNI, ONNX Runtime's 8-bit products saturate",
+)
 def test_results_are_near_those_of_float32(folders) -> None:
     one, other = (score(folder) for folder in folders)
 
