@@ -486,6 +486,10 @@ class TrainingConfig:
     scheduled_sampling: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Fraction of input words replaced by the model's own prediction at the end of training; it
     rises linearly from 0 (Bengio et al. 2015)."""
+    photo_words: Weight = 0.0
+    """Weight of an auxiliary loss: the mean feature of a photo alone must predict the words of its
+    captions, function words excepted, and the names of its object classes (labels in the captions
+    file). Helps to fine-tune the encoder."""
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
     equation 14). The authors' code has weight 1 but averages over the L regions, which is 1 / L
@@ -627,6 +631,7 @@ class TrainConfig:
     search: SearchOptions = field(default_factory=lambda: SearchOptions(beam_size=3))
 
     def __post_init__(self) -> None:
+        self._check_photo_words()
         if self.training.objective == "self_critical":
             self._check_continued("training.objective self_critical")
         if self.distillation.active:
@@ -645,6 +650,19 @@ class TrainConfig:
         _require(
             self.init_from is not None,
             f"{what} needs a trained model to start from; give init_from, the folder of one",
+        )
+
+    def _check_photo_words(self) -> None:
+        if not self.training.photo_words:
+            return
+        _require(
+            self.training.objective == "cross_entropy",
+            "training.photo_words is a term of objective cross_entropy; give 0 with self_critical",
+        )
+        _require(
+            self.decoder.attention != "fixed_at_start",
+            "training.photo_words trains the layer that reads a context, but decoder.attention "
+            "fixed_at_start has none; give 0",
         )
 
     def _check_distillation(self) -> None:

@@ -33,6 +33,8 @@ class CaptionedImage:
     """See ``Vocabulary.start``."""
     source: int = 0
     """Index of the captions file, in the order given; of several that list the photo, the first."""
+    labels: tuple[int | str, ...] = ()
+    """Object classes: COCO's category ids or names, from the field ``labels`` of the image."""
 
 
 def read_coco(
@@ -109,6 +111,8 @@ class _Captions(NamedTuple):
     captions: dict[int, list[str]]
     sources: dict[int, int]
     """See ``CaptionedImage.source``."""
+    labels: dict[int, tuple[int | str, ...]]
+    """See ``CaptionedImage.labels``."""
 
 
 def _read_files(annotations: Sequence[str | Path], renumber: bool) -> _Captions:
@@ -119,7 +123,7 @@ def _read_files(annotations: Sequence[str | Path], renumber: bool) -> _Captions:
     following = 1 + max(
         (image["id"] for data in contents.values() for image in data["images"]), default=0
     )
-    found = _Captions({}, {}, {})
+    found = _Captions({}, {}, {}, {})
     for path, data in contents.items():
         ids: dict[int, int] = {}  # from those of this file
         for image in data["images"]:
@@ -136,6 +140,7 @@ def _read_files(annotations: Sequence[str | Path], renumber: bool) -> _Captions:
             found.names.setdefault(image_id, name)
             found.captions.setdefault(image_id, [])
             found.sources.setdefault(image_id, files[path])
+            found.labels[image_id] = found.labels.get(image_id) or _labels(image)
         for entry in data["annotations"]:
             # The images may be listed in an earlier file.
             image_id = ids.get(entry["image_id"], entry["image_id"])
@@ -173,7 +178,7 @@ def read_dataset(
     """
     if not annotations:
         raise DataError("no annotations were given; give at least one COCO captions file")
-    names, captions, sources = _read_files(annotations, renumber)
+    names, captions, sources, labels = _read_files(annotations, renumber)
     selected = {
         image_id: names[image_id]
         for image_id in sorted(names)
@@ -190,9 +195,25 @@ def read_dataset(
             "give a COCO captions file"
         )
     return [
-        CaptionedImage(image_id, path, tuple(captions[image_id]), source=sources[image_id])
+        CaptionedImage(
+            image_id,
+            path,
+            tuple(captions[image_id]),
+            source=sources[image_id],
+            labels=labels[image_id],
+        )
         for image_id, path in paths.items()
     ]
+
+
+def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """The classes of an image; COCO's format has no such field, so it may hold anything."""
+    labels = image.get("labels")
+    return tuple(labels) if isinstance(labels, list) and _are_classes(labels) else ()
+
+
+def _are_classes(labels: Sequence[Any]) -> bool:
+    return all(type(label) in (int, str) for label in labels)
 
 
 def locate_photos(

@@ -17,7 +17,14 @@ from captioner.data.preprocessing import Preprocessing
 from captioner.geometry import Geometry
 from captioner.models.decoder import build_decoder
 from captioner.models.encoder import Encoder
-from captioner.models.losses import Advantages, Losses, caption_losses, policy_gradient_loss
+from captioner.models.losses import (
+    Advantages,
+    Losses,
+    PhotoWords,
+    caption_losses,
+    photo_words_loss,
+    policy_gradient_loss,
+)
 from captioner.models.regions import locate_regions
 
 
@@ -90,6 +97,7 @@ class CaptionModel(nn.Module):
         inputs: Tensor | None = None,
         targets: Tensor | None = None,
         advantages: Advantages | None = None,
+        photo_words: PhotoWords | None = None,
     ) -> Losses:
         """Losses of teacher-forced captions: one call, as distributed training needs.
 
@@ -100,11 +108,20 @@ class CaptionModel(nn.Module):
             inputs: See ``caption_losses``.
             targets: See ``caption_losses``.
             advantages: Compute ``policy_gradient_loss`` instead; None: ``caption_losses``.
+            photo_words: Compute ``photo_words_loss`` too.
         """
         features = self.to_features(images)
-        if advantages is None:
-            return self.losses(features, tokens, label_smoothing, inputs=inputs, targets=targets)
-        return policy_gradient_loss(self.decoder, self.decoder.memory(features), tokens, advantages)
+        if advantages is not None:
+            memory = self.decoder.memory(features)
+            return policy_gradient_loss(self.decoder, memory, tokens, advantages)
+        return self.losses(
+            features,
+            tokens,
+            label_smoothing,
+            inputs=inputs,
+            targets=targets,
+            photo_words=photo_words,
+        )
 
     def losses(
         self,
@@ -114,9 +131,13 @@ class CaptionModel(nn.Module):
         *,
         inputs: Tensor | None = None,
         targets: Tensor | None = None,
+        photo_words: PhotoWords | None = None,
     ) -> Losses:
-        """``caption_losses`` from features (B, L, D)."""
+        """``caption_losses``, and ``photo_words_loss`` if asked, from features (B, L, D)."""
         memory = self.decoder.memory(features)
-        return caption_losses(
+        losses = caption_losses(
             self.decoder, memory, tokens, label_smoothing, inputs=inputs, targets=targets
         )
+        if photo_words is None:
+            return losses
+        return losses._replace(photo_words=photo_words_loss(self.decoder, memory, photo_words))

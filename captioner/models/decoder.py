@@ -156,6 +156,9 @@ class WordGates:
 class Decoder(nn.Module):
     """Base class; subclasses implement ``add_layers``, ``step`` and ``readout``."""
 
+    context_output: nn.Linear
+    """Where the readout reads a context."""
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -332,6 +335,15 @@ class Decoder(nn.Module):
             (..., V).
         """
         raise NotImplementedError
+
+    def readout_photo(self, memory: Memory) -> Tensor:
+        """Logits from the summary in place of a context, without a word or a state: (B, V).
+
+        Not for attention ``fixed_at_start``, whose readout has no context.
+        """
+        context: Tensor = widen(self.context_output(memory.summary.squeeze(1)))
+        logits: Tensor = self.word_output(self.dropout(torch.tanh(context)))
+        return logits
 
     def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
         """Teacher forcing: every step gets the true previous word.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -37,6 +38,8 @@ class Losses(NamedTuple):
     """Entropy of hard attention's maps, summed over words, nats. 0 for soft attention."""
     words: Tensor
     """Number of target words, end tokens included."""
+    photo_words: Tensor
+    """See ``photo_words_loss``; 0 without ``PhotoWords``."""
 
     def objective(self, config: TrainingConfig) -> Tensor:
         """The weighted total to minimize, summed over the batch."""
@@ -45,7 +48,21 @@ class Losses(NamedTuple):
             + config.attention_penalty * self.attention_penalty
             + config.hard_reward * self.score_function
             - config.hard_entropy * self.entropy
+            + config.photo_words * self.photo_words
         )
+
+
+@dataclass(frozen=True)
+class PhotoWords:
+    """The words that photos are about, without the others of the vocabulary.
+
+    Not a tuple, for the reason given at ``objectives.Task``.
+    """
+
+    tokens: Tensor
+    """Token ids of all content words, (C,), on the CPU."""
+    present: Tensor
+    """(B, C), 1 at the words of each photo; on the CPU."""
 
 
 def caption_losses(
@@ -86,6 +103,32 @@ def caption_losses(
     return _with_attention_losses(decoder, scored, cross_entropy)
 
 
+def photo_words_loss(decoder: Decoder, memory: Memory, words: PhotoWords) -> Tensor:
+    """Predict the words of a photo from its mean feature alone, with the decoder's own readout.
+
+        - sum over photos, sum over the photo's words w of log softmax(readout_photo)_w
+
+    The softmax is over content words. It asks the encoder for what the captions name, wherever it
+    is in the photo, and adds no weights.
+
+    Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, and the attributes
+    of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
+    detector per region and word.
+
+    Args:
+        decoder: Any but that of attention ``fixed_at_start``.
+        memory: The photos, (B, ...).
+        words: Of the same photos.
+
+    Returns:
+        Nats, a scalar.
+    """
+    logits = widen(decoder.readout_photo(memory))
+    device = logits.device
+    log_probs = logits.index_select(1, upload(words.tokens, device)).log_softmax(dim=1)
+    return -(log_probs * upload(words.present, device)).sum()
+
+
 def policy_gradient_loss(
     decoder: Decoder, memory: Memory, tokens: Tensor, advantages: Advantages
 ) -> Losses:
@@ -124,7 +167,7 @@ def _with_attention_losses(
     penalty = attention_penalty(alphas, mask)
     zero = torch.zeros_like(penalty)
     if not isinstance(decoder.attention, HardAttention):
-        return Losses(cross_entropy, penalty, zero, zero, words)
+        return Losses(cross_entropy, penalty, zero, zero, words, zero)
     assert scored.chosen is not None
     with torch.no_grad():
         log_probs = scored.unpack_words(-scored.nats())
@@ -134,7 +177,7 @@ def _with_attention_losses(
     entropy = (map_entropy(alphas) * mask).sum()
     if decoder.training and int(scored.words):
         decoder.attention.observe(log_probs.sum() / int(scored.words))
-    return Losses(cross_entropy, penalty, surrogate, entropy, words)
+    return Losses(cross_entropy, penalty, surrogate, entropy, words, zero)
 
 
 @torch.inference_mode()

@@ -93,6 +93,7 @@ class _TaskLosses(nn.Module):
                 inputs=task.inputs,
                 targets=task.targets,
                 advantages=task.advantages,
+                photo_words=task.photo_words,
             )
 
 

@@ -25,9 +25,10 @@ from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
 from captioner.model_folder import StoredModel
 from captioner.models.captioner import CaptionModel
-from captioner.models.losses import Advantages, scheduled_inputs
+from captioner.models.losses import Advantages, PhotoWords, scheduled_inputs
 from captioner.tokenizer import caption_tokens
 from captioner.training.distillation import Teacher
+from captioner.training.photo_words import WordsOfPhotos
 from captioner.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 
 REWARD_SUMS = ("reward", "baseline", "samples", "bad_endings", "waited")
@@ -58,6 +59,8 @@ class Task:
     """See ``caption_losses``."""
     advantages: Advantages | None = None
     """See ``policy_gradient_loss``; None: ``caption_losses``."""
+    photo_words: PhotoWords | None = None
+    """See ``photo_words_loss``."""
     scale: float = 1.0
     """Factor of its loss."""
 
@@ -88,12 +91,20 @@ class ReferenceCaptions:
     Source: Bengio et al. 2015 (arXiv:1506.03099).
     """
 
-    def __init__(self, share: float, steps: int, teacher: Teacher | None = None) -> None:
+    def __init__(
+        self,
+        share: float,
+        steps: int,
+        teacher: Teacher | None = None,
+        words_of_photos: WordsOfPhotos | None = None,
+    ) -> None:
         """Let the fraction of the model's own input words rise linearly from 0 to ``share``.
 
-        A teacher's probabilities replace the words as targets.
+        A teacher's probabilities replace the words as targets. With ``words_of_photos``, photos
+        also predict their words.
         """
         self.share, self.steps, self.teacher = share, steps, teacher
+        self.words_of_photos = words_of_photos
 
     def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
         """See ``Objective``."""
@@ -105,7 +116,9 @@ class ReferenceCaptions:
             share = self.share * step / max(1, self.steps)
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
         targets = _targets(self.teacher, images, batch.tokens, batch.image_ids)
-        return [Task(images, batch.tokens, batch.words, inputs, targets)]
+        words = self.words_of_photos
+        photo_words = words.of_batch(batch.image_ids, batch.tokens) if words else None
+        return [Task(images, batch.tokens, batch.words, inputs, targets, photo_words=photo_words)]
 
     def sums(self) -> dict[str, float]:
         """See ``Objective``."""
@@ -302,4 +315,5 @@ def build_objective(
     if config.training.objective == "self_critical":
         seed = config.training.seed
         return SelfCritical(config.self_critical, photos, vocabulary, seed, teacher)
-    return ReferenceCaptions(config.training.scheduled_sampling, steps, teacher)
+    words = WordsOfPhotos(photos, vocabulary) if config.training.photo_words else None
+    return ReferenceCaptions(config.training.scheduled_sampling, steps, teacher, words)

@@ -44,6 +44,7 @@ MAY_CHANGE = frozenset(
         # Terms of the loss.
         "training.label_smoothing",
         "training.scheduled_sampling",
+        "training.photo_words",
         "training.attention_penalty",
         "training.hard_reward",
         "training.hard_entropy",
