@@ -17,6 +17,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from captioner.data.coco import CAPTION_FIELDS, read_coco
+from captioner.errors import DataError
 from captioner.files import atomic_write
 
 REFERENCES = 5
@@ -60,7 +62,10 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=400, help="number to hold out")
     parser.add_argument("--train", type=int, default=16_000, help="number to train on")
     given = parser.parse_args()
-    content = json.loads(given.annotations.read_text(encoding="utf-8"))
+    try:
+        content = read_coco(given.annotations, CAPTION_FIELDS, "captions")
+    except DataError as error:
+        raise SystemExit(str(error)) from error
     held, train = select(content, given.photos, given.train)
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, image_ids in (("held", held), ("train", train)):

@@ -97,6 +97,7 @@ BAD = [
             "lr",
             "encoder_lr",
             "weight_decay",
+            "photo_words",
             "attention_penalty",
             "hard_reward",
             "hard_entropy",

@@ -13,7 +13,7 @@ from toy_encoder import PatchEncoder
 from captioner.config import DecoderConfig
 from captioner.data.preprocessing import Preprocessing
 from captioner.models.captioner import CaptionModel
-from captioner.models.losses import Losses
+from captioner.models.losses import Losses, PhotoWords
 from captioner.vocabulary import END, PAD, START
 
 V, L, D = 8, 4, 3
@@ -69,6 +69,40 @@ def test_loss_ignores_padding(model, features) -> None:
     assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_photos_predict_their_words_from_the_mean_feature(order, features) -> None:
+    config = DecoderConfig(embed_dim=2, hidden_dim=4, attention_dim=5, dropout=0.0, order=order)
+    model = CaptionModel(PatchEncoder(D), config, Preprocessing(image_size=32), V)
+    tokens = torch.tensor([4, 6, 7])  # 5 is no content word
+    present = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+
+    losses = model.losses(features, CAPTIONS, photo_words=PhotoWords(tokens, present))
+
+    decoder, mean = model.decoder, features[0].mean(dim=0)
+    context = decoder.context_output
+    bias = 0 if context.bias is None else context.bias
+    output = torch.tanh(context.weight @ mean + bias)
+    probabilities = (decoder.word_output.weight @ output + decoder.word_output.bias).exp()
+    total = sum(probabilities[token] for token in (4, 6, 7))
+    expected = -sum(math.log(probabilities[token] / total) for token in (6, 7))
+    assert losses.photo_words.item() == pytest.approx(expected, rel=1e-5)
+    without = model.losses(features, CAPTIONS)
+    assert without.photo_words.item() == 0.0
+    assert_same(losses._replace(photo_words=without.photo_words), without)
+
+
+def test_words_of_photos_train_the_features(model, features) -> None:
+    words = PhotoWords(torch.tensor([4, 5, 6]), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]))
+    features.requires_grad_()
+
+    model.losses(features, CAPTIONS, photo_words=words).photo_words.backward()
+
+    # The summary is a mean: every region has the same share.
+    assert features.grad is not None
+    assert features.grad.abs().sum() > 0
+    torch.testing.assert_close(features.grad, features.grad[:, :1].expand_as(features))
+
+
 def test_label_smoothing_mixes_in_the_uniform_distribution(model, features) -> None:
     losses = model.losses(features, CAPTIONS, label_smoothing=0.2)
 
@@ -105,7 +139,7 @@ def test_all_padding_rows_are_not_captions(model, features) -> None:
 def test_losses_of_an_all_padding_batch_are_zero(model, features) -> None:
     losses = model.losses(features, torch.full((2, 1, 4), PAD))
 
-    assert [part.item() for part in losses] == [0.0] * 5
+    assert [part.item() for part in losses] == [0.0] * 6
     (losses.cross_entropy + losses.attention_penalty).backward()
     for parameter in model.decoder.parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all()

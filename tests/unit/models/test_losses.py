@@ -308,7 +308,7 @@ def test_baseline_is_not_updated_in_eval_mode_or_by_padding() -> None:
     all_padding = caption_losses(decoder, decoder.memory(photos), torch.full((2, 1, 4), PAD))
     losses_of(decoder.eval(), photos)
 
-    assert [part.item() for part in all_padding] == [0.0] * 5
+    assert [part.item() for part in all_padding] == [0.0] * 6
     assert decoder.attention.baseline.item() == -1.5
 
 
@@ -376,10 +376,13 @@ def test_soft_attention_has_no_score_function_and_no_entropy(settings: dict[str,
 
 
 def test_objective_is_the_weighted_sum_of_its_parts() -> None:
-    parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11))
-    config = TrainingConfig(attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0)
+    parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11, 13))
+    config = TrainingConfig(
+        attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0, photo_words=10_000.0
+    )
 
-    assert Losses(*parts).objective(config).item() == 2 + 10 * 3 + 100 * 5 - 1000 * 7
+    expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 13
+    assert Losses(*parts).objective(config).item() == expected
 
 
 # --- Scheduled sampling --------------------------------------------------------------------------
