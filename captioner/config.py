@@ -64,7 +64,7 @@ class DataConfig:
     name. The model learns one start token per style. Empty: a single unnamed style."""
     val_styles: list[str] = field(default_factory=list)
     """Style name for each file in val_annotations; its photos are captioned in that style."""
-    repeats: list[int] = field(default_factory=list)
+    repeats: list[Positive] = field(default_factory=list)
     """Number of times an epoch uses the photos of each file in train_annotations, each time with
     other captions (see max_captions), flips and augmentation. Empty: once."""
     images: list[str] = field(default_factory=list)
@@ -130,9 +130,6 @@ class DataConfig:
         _require(
             all(self.styles + self.val_styles),
             "data.styles or data.val_styles contains an empty name; give every style a name",
-        )
-        _require(
-            min(self.repeats, default=1) >= 1, f"data.repeats is {self.repeats}; give integers >= 1"
         )
         _require(
             set(self.val_styles) <= set(self.styles),
@@ -582,10 +579,10 @@ class DistillationConfig:
     """Learn the mean probabilities of these models, as an ensemble has them: model folders, or
     folders of runs. They need the vocabulary, image size and resizing of init_from. Empty: the
     probabilities of init_from, if there is guidance or a preference for rare words."""
-    guidance: list[float] = field(default_factory=list)
+    guidance: list[Annotated[float, Interval(ge=0, le=10)]] = field(default_factory=list)
     """Learn the probabilities that a search with this guidance has (see search.guidance). A list
     with one number, or with one for each file in data.train_annotations. Empty: 0."""
-    rare_words: list[float] = field(default_factory=list)
+    rare_words: list[Annotated[float, Interval(ge=0, le=1)]] = field(default_factory=list)
     """The same for search.rare_words. All three can be given together."""
 
     @property
@@ -603,12 +600,6 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         check_options(self, "distillation")
-        for name, most in (("guidance", 10), ("rare_words", 1)):
-            values = getattr(self, name)
-            _require(
-                all(type(value) in (int, float) and 0 <= value <= most for value in values),
-                f"distillation.{name} is {values}; give numbers from 0 to {most}",
-            )
 
 
 @dataclass

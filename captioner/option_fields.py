@@ -31,7 +31,7 @@ class OptionField(NamedTuple):
     optional: bool
     """None is allowed too."""
     bounds: Interval
-    """Greatest and least value of a number."""
+    """Greatest and least value of a number, or of each number in a list."""
     choices: tuple[Any, ...]
     """Allowed values of a ``Literal``; empty: not restricted."""
     default: Any
@@ -45,10 +45,21 @@ class OptionField(NamedTuple):
             return value in self.choices
         if self.type is bool:
             return isinstance(value, bool)
-        kind = _NUMBERS.get(self.type)
-        if kind is None:  # text and lists
-            return True
-        return isinstance(value, kind) and not isinstance(value, bool) and self._within(value)
+        if self.type in _NUMBERS:
+            return self._is_number(value, self.type)
+        if self._items in _NUMBERS:
+            listed = isinstance(value, list | tuple)
+            return listed and all(self._is_number(item, self._items) for item in value)
+        return True  # text, and lists of it
+
+    @property
+    def _items(self) -> Any:
+        """The type of a list's items; None for all other types."""
+        return get_args(self.type)[0] if get_origin(self.type) is list else None
+
+    def _is_number(self, value: Any, kind: Any) -> bool:
+        right = isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+        return right and self._within(value)
 
     def _within(self, value: Any) -> bool:
         low, high = self.bounds.ge, self.bounds.le
@@ -67,6 +78,8 @@ class OptionField(NamedTuple):
             return either(self.choices)
         if self.type is bool:
             return "true or false"
+        if self._items in _NUMBERS:
+            return f"a list, each entry {allowed_numbers(self._items, self.bounds)}"
         return allowed_numbers(self.type, self.bounds)
 
 
@@ -101,8 +114,10 @@ def _read(field: dataclasses.Field[Any], hint: Any, text: str) -> OptionField:
     if optional:
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     bounds: dict[str, Any] = {}
-    if get_origin(hint) is Annotated:
-        hint, *limits = get_args(hint)
+    limited = get_args(hint)[0] if get_origin(hint) is list else hint
+    if get_origin(limited) is Annotated:
+        plain, *limits = get_args(limited)
+        hint = plain if limited is hint else types.GenericAlias(list, (plain,))
         for limit in limits:
             bounds |= {n: getattr(limit, n) for n in ("gt", "ge", "lt", "le") if hasattr(limit, n)}
     choices = get_args(hint) if get_origin(hint) is Literal else ()

@@ -18,7 +18,7 @@ from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.data.preprocessing import Preprocessing
 from captioner.decoding.words import encode_search_words
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, ModelError
 from captioner.inference import pixel_format
 from captioner.model_folder import StoredModel, load_model, to_float16
 from captioner.models.attention import check_attention
@@ -72,6 +72,7 @@ def prepare(config: TrainConfig) -> Setup:
         CaptionerError: Data, settings or weights cannot be used.
     """
     check_attention(config.decoder)  # fail on a misspelled setting before the data are read
+    teachers = {folder: _load_teacher(folder) for folder in config.distillation.models}
     by_id = config.data.features or config.data.shards  # stored under the photos' ids
     train, val = read_data(config.data, renumber=not by_id)
     torch.manual_seed(config.training.seed)
@@ -107,13 +108,23 @@ def prepare(config: TrainConfig) -> Setup:
         setup.cache, setup.train = open_features(config, model, setup.train, val)
         model.features_stage = setup.cache.stage
     check_images(setup.validated, setup.cache)
-    setup.teachers = [_load_teacher(folder, setup) for folder in config.distillation.models]
+    for folder, teacher in teachers.items():
+        _check_teacher(folder, teacher, setup)
+    setup.teachers = [teachers[folder].model for folder in config.distillation.models]
     return setup
 
 
-def _load_teacher(folder: str, setup: Setup) -> CaptionModel:
-    """Load a model of ``distillation.models``; the trained model sees and writes what it does."""
-    teacher, own = load_model(folder), setup.stored
+def _load_teacher(folder: str) -> StoredModel:
+    """Load a model of ``distillation.models``."""
+    try:
+        return load_model(folder)
+    except ModelError as error:
+        raise ConfigError(f"distillation.models: {error}") from error
+
+
+def _check_teacher(folder: str, teacher: StoredModel, setup: Setup) -> None:
+    """Check that a teacher sees and writes what the trained model does."""
+    own = setup.stored
     if teacher.vocabulary != own.vocabulary:
         raise ConfigError(
             f"distillation.models: the vocabulary or the styles of {folder} are not those of the "
@@ -133,7 +144,6 @@ def _load_teacher(folder: str, setup: Setup) -> CaptionModel:
                 "leave data.features out, or run captioner prepare features with an "
                 "encoder.finetune_from that comes before all stages that differ"
             )
-    return teacher.model
 
 
 _Words = list[list[list[str]]]

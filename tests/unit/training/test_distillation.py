@@ -209,7 +209,7 @@ def test_self_critical_training_has_the_same_targets() -> None:
     [
         ({"distillation": {"guidance": [0.3] * 3}}, r"guidance has 3 entries and .* 2 files"),
         ({"data": {**TWO_FILES, "karpathy_split": "split.json"}}, r"karpathy.*single entry in"),
-        ({"distillation": {"guidance": ["a"]}}, r"guidance is \['a'\]; give numbers from 0 to 10"),
+        ({"distillation": {"guidance": ["a"]}}, r"guidance is \['a'\]; .* a number from 0 to 10"),
         ({"distillation": {"rare_words": [0.3, 2]}}, r"rare_words is \[0\.3, 2\]; give .* 0 to 1"),
         ({"init_from": None}, r"distillation needs a trained model .* give init_from"),
         ({"training": {"label_smoothing": 0.1}}, r"label_smoothing is 0\.1, but distillation"),
@@ -319,6 +319,14 @@ def test_cached_features_are_those_of_the_models(
     with pytest.raises(ConfigError, match=r"features are not those of the encoder of .*first"):
         prepare(configure(init_from=other, data=data, distillation={"models": [teacher]}))
     assert prepare(configure(init_from=other, data=data, distillation={"models": [other]})).teachers
+
+
+def test_a_teacher_that_is_missing_is_named_before_the_data_are_read(configure: Any) -> None:
+    data = {"train_annotations": ["none.json"]}
+    config = configure(init_from="shipped", data=data, distillation={"models": ["runs/none"]})
+
+    with pytest.raises(ConfigError, match=r"^distillation\.models: .*runs/none"):
+        prepare(config)
 
 
 @pytest.mark.slow

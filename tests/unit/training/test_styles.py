@@ -223,7 +223,8 @@ def test_photos_with_too_few_captions_are_skipped(
     [
         ({"styles": ["one"]}, "data.styles has 1 entries and data.train_annotations 2 files"),
         ({"repeats": [2]}, "data.repeats has 1 entries"),
-        ({"repeats": [0, 1]}, "give integers >= 1"),
+        ({"repeats": [0, 1]}, "each entry an integer >= 1"),
+        ({"repeats": ["x", 1]}, "each entry an integer >= 1"),
         ({"val_styles": ["plain", "shy"]}, "validate on styles that are trained on"),
         ({"styles": ["", "loud"], "val_styles": []}, "empty name"),
     ],
