@@ -48,8 +48,9 @@ class OptionField(NamedTuple):
         if self.type in _NUMBERS:
             return self._is_number(value, self.type)
         if self._items in _NUMBERS:
-            listed = isinstance(value, list | tuple)
-            return listed and all(self._is_number(item, self._items) for item in value)
+            return isinstance(value, list | tuple) and all(
+                self._is_number(item, self._items) for item in value
+            )
         return True  # text, and lists of it
 
     @property

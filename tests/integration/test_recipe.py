@@ -114,6 +114,7 @@ def test_ship_model_writes_scores_and_a_card(
     card = (shipped / "README.md").read_text(encoding="utf-8")
     assert "| flickr8k_val, 30 |" in card
     assert re.search(r"`coco_val`: CIDEr \S+ \(.*\), BLEU-4 \S+ \(.*\), \d+ distinct words\.", card)
+    assert " ".join(script("ship_model").VARIED) in card
     assert "This model is not calibrated" in card
     assert "`one_stage`: 2 epochs, 2 minutes of training; best after epoch 1 (CIDEr 40.0 in" in card
     capsys.readouterr()
