@@ -486,7 +486,7 @@ class TrainingConfig:
     photo_words: Weight = 0.0
     """Weight of an auxiliary loss: the mean feature of a photo alone must predict the words of its
     captions, function words excepted, and the names of its object classes (labels in the captions
-    file). Helps to fine-tune the encoder."""
+    file), as in Fang et al. 2015."""
     attention_penalty: Weight = 0.02
     """Weight of the doubly stochastic attention penalty, summed over regions (Xu et al. 2015,
     equation 14). The authors' code has weight 1 but averages over the L regions, which is 1 / L

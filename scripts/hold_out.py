@@ -17,9 +17,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from captioner.data.coco import CAPTION_FIELDS, read_coco
+from captioner.data.coco import Fields, read_coco
 from captioner.errors import DataError
 from captioner.files import atomic_write
+
+FIELDS: Fields = {"images": {"id": (int,)}, "annotations": {"image_id": (int,)}}
 
 REFERENCES = 5
 """Captions of a photo that is held out, or more."""
@@ -63,7 +65,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=16_000, help="number to train on")
     given = parser.parse_args()
     try:
-        content = read_coco(given.annotations, CAPTION_FIELDS, "captions")
+        content = read_coco(given.annotations, FIELDS, "captions")
     except DataError as error:
         raise SystemExit(str(error)) from error
     held, train = select(content, given.photos, given.train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def test_classes_of_a_photo_are_read_from_the_first_file_that_has_them(
 ) -> None:
     contents = []
     for labels in (None, [18, "hot dog"], [1]):
-        content = coco()
+        content = copy.deepcopy(coco())
         if labels is not None:
             content["images"][0]["labels"] = labels
         content["images"][1]["labels"] = {"dog": 3}  # of another program
