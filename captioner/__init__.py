@@ -13,33 +13,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+from captioner.version import __version__
 
 _MODULES = {
     "Caption": "captioner.caption",
-    "Captioner": "captioner.api",
+    "Captioner": "captioner.inference.captioner",
     "CaptionerError": "captioner.errors",
     "CheckpointError": "captioner.errors",
     "ConfigError": "captioner.errors",
     "DataError": "captioner.errors",
-    "Entry": "captioner.visualization",
-    "FaithfulnessOptions": "captioner.config",
+    "Entry": "captioner.drawing",
+    "FaithfulnessOptions": "captioner.options",
     "ImageError": "captioner.errors",
-    "MapArchive": "captioner.visualization",
+    "MapArchive": "captioner.drawing",
     "ModelError": "captioner.errors",
     "CropBox": "captioner.caption",
-    "SearchOptions": "captioner.config",
-    "TrainConfig": "captioner.config",
-    "animate": "captioner.visualization",
-    "attention_map": "captioner.visualization",
-    "gallery": "captioner.visualization",
+    "SearchOptions": "captioner.options",
+    "TrainConfig": "captioner.options",
+    "animate": "captioner.drawing",
+    "attention_map": "captioner.drawing",
+    "gallery": "captioner.drawing",
     "evaluate": "captioner.evaluation.api",
-    "load": "captioner.api",
-    "overlay": "captioner.visualization",
-    "page": "captioner.visualization",
-    "register_encoder": "captioner.models.encoder",
-    "register_scorer": "captioner.models.attention",
-    "tokenize": "captioner.tokenizer",
+    "load": "captioner.inference.captioner",
+    "overlay": "captioner.drawing",
+    "page": "captioner.drawing",
+    "register_encoder": "captioner.model.encoder",
+    "register_scorer": "captioner.model.attention",
+    "tokenize": "captioner.text.tokenizer",
     "train": "captioner.training.api",
 }
 
@@ -73,9 +73,16 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from captioner.api import Captioner, load
     from captioner.caption import Caption, CropBox
-    from captioner.config import FaithfulnessOptions, SearchOptions, TrainConfig
+    from captioner.drawing import (
+        Entry,
+        MapArchive,
+        animate,
+        attention_map,
+        gallery,
+        overlay,
+        page,
+    )
     from captioner.errors import (
         CaptionerError,
         CheckpointError,
@@ -85,33 +92,17 @@ if TYPE_CHECKING:
         ModelError,
     )
     from captioner.evaluation.api import evaluate
-    from captioner.models.attention import register_scorer
-    from captioner.models.encoder import register_encoder
-    from captioner.tokenizer import tokenize
+    from captioner.inference.captioner import Captioner, load
+    from captioner.model.attention import register_scorer
+    from captioner.model.encoder import register_encoder
+    from captioner.options import FaithfulnessOptions, SearchOptions, TrainConfig
+    from captioner.text.tokenizer import tokenize
     from captioner.training.api import train
-    from captioner.visualization import (
-        Entry,
-        MapArchive,
-        animate,
-        attention_map,
-        gallery,
-        overlay,
-        page,
-    )
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        try:
-            module = importlib.import_module(_MODULES[name])
-        except ModuleNotFoundError as error:
-            if error.name is None or not _MODULES[name].startswith(error.name):
-                raise
-            raise ImportError(
-                f"captioner.{name} needs torch and the full package, and captioner-runtime is "
-                "installed; run: pip install captioner",
-                name=error.name,
-            ) from None
+        module = importlib.import_module(_MODULES[name])
         return getattr(module, name)
     raise AttributeError(f"module 'captioner' has no attribute {name!r}")
 

@@ -1,8 +1,4 @@
-"""What may not be installed: the full package, and what only some commands and functions need.
-
-The modules of captioner are installed by two distributions: captioner-runtime has those that run an
-exported model, captioner adds those that need torch.
-"""
+"""Packages that only some commands and functions need, by the extra that installs them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import importlib.util
 from captioner.errors import ConfigError
 
 EXTRAS = {
-    "attend": ("contourpy", "fontTools", "matplotlib"),  # of the runtime; the full package has them
+    "torch": ("torch", "torchvision"),
     "serve": (
         "fastapi",
         "fastapi_offline",
@@ -20,14 +16,13 @@ EXTRAS = {
         "starlette",
         "uvicorn",
     ),
-    "train": ("accelerate", "pycocoevalcap"),
-    "export": ("onnx", "onnxscript"),
+    "train": ("torch", "torchvision", "accelerate", "pycocoevalcap"),
+    "export": ("torch", "onnx", "onnxscript"),
     "evaluate": ("pycocoevalcap",),
     "hub": ("huggingface_hub",),
     "ray": ("ray", "pyarrow", "fsspec"),
 }
-"""Modules that are not always needed, by the extra that installs them. An extra that only one
-command needs has the command's name."""
+"""Modules by extra. An extra that only one command needs has the command's name."""
 
 
 def require_extra(extra: str, needed_by: str | None = None) -> None:
@@ -40,35 +35,9 @@ def require_extra(extra: str, needed_by: str | None = None) -> None:
     Raises:
         ConfigError: Some are not.
     """
-    if absent := absent_modules(extra):
-        package = "captioner" if has_full_package() else "captioner-runtime"
+    absent = [name for name in EXTRAS.get(extra, ()) if importlib.util.find_spec(name) is None]
+    if absent:
         raise ConfigError(
             f"{needed_by or f'captioner {extra}'} needs {', '.join(absent)}; run: "
-            f"pip install '{package}[{extra}]'"
-        )
-
-
-def absent_modules(extra: str) -> list[str]:
-    """The modules of an extra that are not installed."""
-    return [name for name in EXTRAS.get(extra, ()) if importlib.util.find_spec(name) is None]
-
-
-def has_full_package() -> bool:
-    """Whether all of captioner is installed, and not captioner-runtime alone."""
-    return importlib.util.find_spec("captioner.torch_engine") is not None
-
-
-def require_full_package(needed_by: str) -> None:
-    """Check that all of captioner is installed, and not captioner-runtime alone.
-
-    Args:
-        needed_by: What needs it, for the message.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not has_full_package():
-        raise ConfigError(
-            f"{needed_by} needs torch and the full package, and captioner-runtime is installed; "
-            "run: pip install captioner"
+            f"pip install 'captioner[{extra}]'"
         )

@@ -33,9 +33,9 @@ def main() -> None:
     parser.add_argument("--only-memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
 
-    from captioner.api import load
     from captioner.data.folders import find_images
     from captioner.hardware import keep_freed_memory
+    from captioner.inference.captioner import load
 
     keep_freed_memory()  # as the command line does
     photos = find_images([options.folder])[: options.only_memory or options.photos]
@@ -59,9 +59,9 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
     import numpy as np
     import torch
 
-    from captioner.api import load
     from captioner.data.images import open_image
     from captioner.hardware import autocast
+    from captioner.inference.captioner import load
 
     model = load(*folders(options), precision=options.precision)
     batch_captioner = model.batch_captioner

@@ -30,16 +30,16 @@ from measuring import Report, add_arguments, clock, measure, median, ratio
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from captioner.batch_captioner import BatchCaptioner
-from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
-from captioner.decoding.search import search
-from captioner.decoding.stepper import DecoderStepper
 from captioner.hardware import Precision, autocast, keep_freed_memory
-from captioner.loading import read_models
-from captioner.models.decoder import Decoder, build_decoder
-from captioner.vocabulary import END, PAD, START, UNKNOWN
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.loading import read_models
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.decoder import Decoder, build_decoder
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.search.search import search
+from captioner.text.vocabulary import END, PAD, START, UNKNOWN
 
 LOOP_PHOTOS = 16
 """Photos per round of the loop; enough for a median within seconds."""

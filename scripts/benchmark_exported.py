@@ -22,9 +22,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.api import Captioner, load
 from captioner.data.folders import find_images
-from captioner.model_config import find_model, is_exported, read_config, weight_files
+from captioner.inference.captioner import Captioner, load
+from captioner.inference.model_config import find_model, is_exported, read_config, weight_files
 
 COLD_START = """
 import sys

@@ -34,7 +34,7 @@ from measuring import Report, add_arguments, in_child, peak_memory
 from synthetic_captions import CAPTIONS, captions, write_annotations
 
 from captioner.data.coco import read_captions, read_dataset
-from captioner.tokenizer import caption_tokens
+from captioner.text.tokenizer import caption_tokens
 
 BATCH = 32
 
@@ -82,7 +82,7 @@ def read(path: Path) -> None:
 
 def vocabulary(path: Path) -> None:
     """Stage ``vocabulary``."""
-    from captioner.config import DataConfig
+    from captioner.options import DataConfig
     from captioner.training.data import count_vocabulary, encode_captions
 
     def job() -> None:

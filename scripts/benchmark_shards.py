@@ -20,10 +20,10 @@ from moto.server import ThreadedMotoServer
 
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
-from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream
+from captioner.data.shard_writer import write_shards
 from captioner.data.shards import read_manifest
-from captioner.prepare.shards import write_shards
+from captioner.model.preprocessing import Preprocessing
 
 
 def main() -> None:

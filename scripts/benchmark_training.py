@@ -45,10 +45,8 @@ from synthetic_captions import LENGTHS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from captioner.config import DataConfig, DecoderConfig, TrainConfig, TrainingConfig
 from captioner.data.batches import EncodedImage, EpochSampler, pad_captions, sample_captions
 from captioner.data.coco import CaptionedImage, read_captions
-from captioner.data.preprocessing import Preprocessing
 from captioner.data.sources import PhotoSource, open_source
 from captioner.hardware import (
     Precision,
@@ -59,12 +57,14 @@ from captioner.hardware import (
     pick_precision,
     product_type,
 )
-from captioner.models.decoder import BahdanauDecoder, build_decoder
-from captioner.models.encoder import build_encoder
-from captioner.models.losses import caption_losses, longest_first
-from captioner.models.packing import PackedLayout
-from captioner.tokenizer import tokenize
-from captioner.vocabulary import END, PAD, START
+from captioner.model.decoder import BahdanauDecoder, build_decoder
+from captioner.model.encoder import build_encoder
+from captioner.model.kernels.packing import PackedLayout
+from captioner.model.losses import caption_losses, longest_first
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DataConfig, DecoderConfig, TrainConfig, TrainingConfig
+from captioner.text.tokenizer import tokenize
+from captioner.text.vocabulary import END, PAD, START
 
 PENALTY = 0.02
 PEERS = {"sgrvinod": sgrvinod_step, "att2in2": att2in2_step}

@@ -17,12 +17,12 @@ from typing import Any, get_args
 
 import yaml
 
-from captioner.api import load
 from captioner.data.coco import read_dataset
 from captioner.errors import CaptionerError
 from captioner.evaluation.metrics import score
 from captioner.hardware import Precision
-from captioner.tokenizer import tokenize
+from captioner.inference.captioner import load
+from captioner.text.tokenizer import tokenize
 
 
 def main() -> None:

@@ -27,21 +27,21 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.api import Captioner, load
-from captioner.batch_captioner import BatchCaptioner
-from captioner.config import DataConfig, TrainingConfig
 from captioner.data.batches import Batch, Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
+from captioner.drawing import attention_image, shared_scale
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.attention import entropy, movement
 from captioner.files import atomic_write
 from captioner.hardware import autocast
-from captioner.tokenizer import tokenize
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner, load
+from captioner.options import DataConfig, TrainingConfig
+from captioner.text.tokenizer import tokenize
+from captioner.text.vocabulary import END, Vocabulary
 from captioner.training.optim import make_optimizer
 from captioner.training.run import read_metrics
-from captioner.visualization import attention_image, shared_scale
-from captioner.vocabulary import END, Vocabulary
 
 SECOND_SEED = "additive_seed1"
 """The first row with another seed, to measure seed noise."""

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from captioner.batch_captioner import BatchCaptioner
 from captioner.data.images import open_image
-from captioner.model_config import SHIPPED_MODEL
-from captioner.model_folder import load_model
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.folder import load_model
+from captioner.inference.model_config import SHIPPED_MODEL
 
 EXAMPLES = Path(__file__).parents[1] / "assets" / "examples"
 

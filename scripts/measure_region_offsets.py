@@ -14,8 +14,8 @@ import argparse
 import torch
 
 from captioner.geometry import Geometry
-from captioner.models.encoder import Encoder
-from captioner.models.regions import gradient_offsets, locate_regions
+from captioner.model.encoder import Encoder
+from captioner.model.regions import gradient_offsets, locate_regions
 
 ENCODERS = (
     "resnet18:224", "resnet18:256", "resnet50:224", "timm/resnet18:224", "timm/resnet26d:224",

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from captioner.api import load
 from captioner.data.coco import read_captions, read_dataset
 from captioner.errors import CaptionerError
 from captioner.evaluation.metrics import score
 from captioner.hardware import Precision
-from captioner.tokenizer import tokenize
+from captioner.inference.captioner import load
+from captioner.text.tokenizer import tokenize
 
 SAMPLES = 5
 TEMPERATURE = 1.0

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from captioner.vocabulary import END, PAD
+from captioner.text.vocabulary import END, PAD
 
 DROPOUT = 0.5
 """The default of both programs."""

@@ -30,16 +30,16 @@ from export_shipped import export_shipped
 
 from captioner.cli.calibrate import main as calibrate
 from captioner.cli.evaluate import main as evaluate
-from captioner.confidence import Calibrator, read_calibrator
-from captioner.config import SearchOptions
 from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.java import find_java
 from captioner.files import atomic_write
-from captioner.model_card import score_table, with_interval
-from captioner.model_config import CARD, WEIGHTS
-from captioner.model_folder import StoredModel, load_model, save_model
-from captioner.tokenizer import tokenize
+from captioner.inference.card import score_table, with_interval
+from captioner.inference.confidence import Calibrator, read_calibrator
+from captioner.inference.folder import StoredModel, load_model, save_model
+from captioner.inference.model_config import CARD, WEIGHTS
+from captioner.options import SearchOptions
+from captioner.text.tokenizer import tokenize
 from captioner.training.run import read_metrics
 
 Report = Mapping[str, Any]

@@ -28,14 +28,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.config import DecoderConfig, SearchOptions, TrainingConfig
-from captioner.decoding.search import Hypothesis, search
-from captioner.decoding.stepper import DecoderStepper
 from captioner.files import atomic_write
-from captioner.models.attention import SCORERS, WITHOUT_SCORER
-from captioner.models.text import TextEncoder, TextModel
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.attention import SCORERS, WITHOUT_SCORER
+from captioner.model.text import TextEncoder, TextModel
+from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.search.search import Hypothesis, search
+from captioner.text.vocabulary import END, PAD, START, Vocabulary
 from captioner.training.optim import lr_factor
-from captioner.vocabulary import END, PAD, START, Vocabulary
 
 # fmt: off
 ONES = [

@@ -27,13 +27,14 @@ import pytest
 import torch
 from hypothesis import settings
 
-from captioner.config import DecoderConfig, SearchOptions
-from captioner.data.preprocessing import Preprocessing
-from captioner.model_folder import StoredModel
-from captioner.models.captioner import CaptionModel
-from captioner.models.encoder import Encoder
-from captioner.vocabulary import Vocabulary
+from captioner.inference.folder import StoredModel
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.text.vocabulary import Vocabulary
 
+pytest.register_assert_rewrite("table_stepper", "toy_captioner")
 # fsync protects against power loss, which no test simulates.
 os.fsync = lambda descriptor: None
 torch.set_num_threads(1)  # the tests' tensors are so small that threads only cost time
@@ -48,7 +49,7 @@ torch.cpu.get_capabilities = lambda: {
 settings.register_profile("captioner", deadline=None, derandomize=True, database=None)
 settings.load_profile("captioner")
 
-WEB = Path(__file__).parents[1] / "captioner" / "export" / "web"
+WEB = Path(__file__).parents[1] / "captioner" / "serving" / "site" / "web"
 """The site's own JavaScript."""
 WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
 

@@ -20,24 +20,24 @@ from captioner.cli.options import (
     warn,
 )
 from captioner.cli.photos import STDIN, Photos, find_photos, missing
-from captioner.config import METHOD_TITLES
 from captioner.data.progress import photo_bar
+from captioner.drawing.animation import ANIMATIONS, animate
+from captioner.drawing.archive import ARCHIVES, MapArchive
+from captioner.drawing.figure import FIGURES, overlay
+from captioner.drawing.fonts import drawable
+from captioner.drawing.heatmap import check_colormap
+from captioner.drawing.pages import PAGES, Entry, gallery, page
 from captioner.errors import ConfigError, ImageError
-from captioner.visualization.animation import ANIMATIONS, animate
-from captioner.visualization.archive import ARCHIVES, MapArchive
-from captioner.visualization.figure import FIGURES, overlay
-from captioner.visualization.fonts import drawable
-from captioner.visualization.heatmap import check_colormap
-from captioner.visualization.pages import PAGES, Entry, gallery, page
+from captioner.options import METHOD_TITLES
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from captioner.batch_captioner import BatchCaptioner
     from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
+    from captioner.inference.batch_captioner import BatchCaptioner
 
 
 DECODED = 8
@@ -226,8 +226,8 @@ def _print_how_to_continue(saved: int, count: int, options: Any) -> None:
 
 def _models(options: Any) -> list[BatchCaptioner]:
     """Load the model (or ensemble) and those to compare it with."""
-    from captioner.batch_captioner import BatchCaptioner
-    from captioner.loading import read_models
+    from captioner.inference.batch_captioner import BatchCaptioner
+    from captioner.inference.loading import read_models
 
     def loaded(*folders: str) -> BatchCaptioner:
         return BatchCaptioner(

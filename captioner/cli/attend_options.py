@@ -13,16 +13,16 @@ from captioner.cli.main import flag
 from captioner.cli.options import add_model_options, add_search_options
 from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import PICTURE_MARK, STDIN, add_photo_options
-from captioner.config import ExplanationMethod, check_method
+from captioner.drawing.animation import ANIMATIONS
+from captioner.drawing.animation import check_ending as check_animation
+from captioner.drawing.archive import ARCHIVES
+from captioner.drawing.figure import FIGURES
+from captioner.drawing.pages import PAGES
 from captioner.errors import ConfigError
-from captioner.visualization.animation import ANIMATIONS
-from captioner.visualization.animation import check_ending as check_animation
-from captioner.visualization.archive import ARCHIVES
-from captioner.visualization.figure import FIGURES
-from captioner.visualization.pages import PAGES
+from captioner.options import ExplanationMethod, check_method
 
 if TYPE_CHECKING:
-    from captioner.batch_captioner import BatchCaptioner
+    from captioner.inference.batch_captioner import BatchCaptioner
 
 # Options that only some output formats have.
 _ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")

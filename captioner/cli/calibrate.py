@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     if options.model is None and not options.check:
         raise ConfigError("--model is missing; give the model folder to calibrate")
 
-    from captioner.model_config import CONFIDENCE, SHIPPED_MODEL, find_model
+    from captioner.inference.model_config import CONFIDENCE, SHIPPED_MODEL, find_model
 
     folder = find_model(options.model or SHIPPED_MODEL)
     target = folder / CONFIDENCE
@@ -107,11 +107,11 @@ def main(argv: Sequence[str]) -> int:
         )
     outputs = [_output(options.output, options), _output(options.diagram, options)]
 
-    from captioner.batch_captioner import BatchCaptioner
     from captioner.evaluation.calibrate import Inputs, as_text, calibrate, check
     from captioner.evaluation.calibration_figure import FORMATS, save_figure
     from captioner.files import atomic_write
-    from captioner.loading import read_model
+    from captioner.inference.batch_captioner import BatchCaptioner
+    from captioner.inference.loading import read_model
 
     report_file, diagram = outputs
     if diagram is not None and diagram.suffix.lower() not in FORMATS:

@@ -31,9 +31,9 @@ from captioner.cli.options import (
 from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import STDIN, add_photo_options, find_photos, missing
 from captioner.cli.ray_options import add_ray_options, check_ray_options
-from captioner.config import SearchOptions
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError
+from captioner.options import SearchOptions
 
 Named = tuple[Path, str | int]
 """A photo and its name in the output: the given path, or the image id in COCO results."""
@@ -202,8 +202,8 @@ def _check_confidence(options: Any, search: SearchOptions) -> None:
         raise ConfigError(
             f"--min-confidence marks captions in text, JSON and CSV, not {where}; leave one out"
         )
-    from captioner.confidence import no_confidence, read_calibrator
-    from captioner.model_config import SHIPPED_MODEL, find_model, read_search
+    from captioner.inference.confidence import no_confidence, read_calibrator
+    from captioner.inference.model_config import SHIPPED_MODEL, find_model, read_search
 
     folders = options.model or [SHIPPED_MODEL]
     if len(folders) > 1:
@@ -243,7 +243,7 @@ class _Run:
         """
         if not named:
             return
-        from captioner.api import load
+        from captioner.inference.captioner import load
 
         options = self.options
         model = load(*options.model, device=options.device, precision=options.precision)
@@ -281,8 +281,8 @@ class _Run:
 
     def _settings(self) -> dict[str, Any]:
         """All that the captions depend on, besides the photos; by the name for messages."""
-        from captioner import __version__
-        from captioner.model_config import SHIPPED_MODEL, fingerprint
+        from captioner.inference.model_config import SHIPPED_MODEL, fingerprint
+        from captioner.version import __version__
 
         options = self.options
         return {
@@ -450,7 +450,7 @@ def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
 
 def _library(options: Any) -> dict[str, Any]:
     """What the model runs with, by the name for messages; torch only if the model needs it."""
-    from captioner.model_config import SHIPPED_MODEL, is_exported
+    from captioner.inference.model_config import SHIPPED_MODEL, is_exported
 
     if is_exported((options.model or [SHIPPED_MODEL])[0]):
         from importlib.metadata import version

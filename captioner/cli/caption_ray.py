@@ -11,8 +11,8 @@ from captioner.cli.main import FAILED, OK, flag
 from captioner.cli.options import warn
 from captioner.cli.photos import read_names
 from captioner.cli.ray_options import check_ray_options, chosen_workers
-from captioner.config import SearchOptions
 from captioner.errors import ConfigError, counted
+from captioner.options import SearchOptions
 
 if TYPE_CHECKING:
     from captioner.bulk.job import Output
@@ -106,8 +106,8 @@ def _inputs(options: Any) -> list[str]:
 
 def _settings(options: Any, search: SearchOptions, size: int) -> dict[str, Any]:
     """All that the captions depend on, besides the photos; by the name for messages."""
-    from captioner import __version__
-    from captioner.model_config import SHIPPED_MODEL, fingerprint
+    from captioner.inference.model_config import SHIPPED_MODEL, fingerprint
+    from captioner.version import __version__
 
     return {
         "--format": options.format,
@@ -126,8 +126,8 @@ def _caption(job: Any, options: Any, search: SearchOptions) -> dict[int, tuple[i
     if not job.missing:
         return {}
     from captioner.bulk.actors import cluster
+    from captioner.bulk.captions import Model, caption_parts
     from captioner.data.progress import photo_bar
-    from captioner.ray import Model, caption_parts
 
     workers = chosen_workers(options)
     model = Model(tuple(map(_everywhere, options.model)), options.device, options.precision)
@@ -149,8 +149,8 @@ def _caption(job: Any, options: Any, search: SearchOptions) -> dict[int, tuple[i
 
 def _everywhere(model: str) -> str:
     """A model's name for workers: a folder of this machine, or the hub's name."""
-    from captioner.hub import is_hub_name
-    from captioner.model_config import find_model
+    from captioner.inference.hub import is_hub_name
+    from captioner.inference.model_config import find_model
 
     return model if is_hub_name(model) else str(find_model(model).absolute())
 

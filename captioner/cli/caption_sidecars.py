@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 from captioner.cli.main import flag
 from captioner.cli.options import require_parent, warn
-from captioner.errors import ConfigError, DataError, first_of
-from captioner.files import atomic_write
-from captioner.metadata.embedding import (
+from captioner.data.metadata.embedding import (
     HEAD,
     can_embed,
     embed_description,
     embedded_description,
 )
-from captioner.metadata.xmp import read_description, set_description
+from captioner.data.metadata.xmp import read_description, set_description
+from captioner.errors import ConfigError, DataError, first_of
+from captioner.files import atomic_write
 
 
 class Store(Protocol):

@@ -18,9 +18,9 @@ from captioner.cli.options import (
     warn,
 )
 from captioner.cli.parser import Parser, new_parser
-from captioner.config import FaithfulnessOptions
 from captioner.errors import CaptionerError, ConfigError, ProgramError
 from captioner.option_fields import option_fields
+from captioner.options import FaithfulnessOptions
 
 
 @functools.cache

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     if options.onnxruntime_web is not None and not options.web:
         raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
 
-    from captioner.model_config import SHIPPED_MODEL, read_config
+    from captioner.inference.model_config import SHIPPED_MODEL, read_config
 
     model = options.model or SHIPPED_MODEL
     config = read_config(model)  # a wrong folder fails before torch is imported
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 def _export(
     model: str | Path, output: Path, photos: Sequence[Path], *, list_files: bool = True
 ) -> None:
-    from captioner.export.folder import export
+    from captioner.inference.export.folder import export
 
     written = export(model, output, photos)
     for name, size in written.sizes.items() if list_files else ():
@@ -113,10 +113,10 @@ def _write_site(
     source: str | None,
 ) -> None:
     """Write the site of a model, which is exported first if necessary."""
-    from captioner.config import SearchOptions
-    from captioner.export.onnxruntime_web import runtime_files
-    from captioner.export.site import check_search, write_site
-    from captioner.model_config import EXPORTED
+    from captioner.inference.model_config import EXPORTED
+    from captioner.options import SearchOptions
+    from captioner.serving.site.onnxruntime_web import runtime_files
+    from captioner.serving.site.writer import check_search, write_site
 
     if EXPORTED in config and photos:
         raise ConfigError(

@@ -13,7 +13,7 @@ from captioner.cli.main import OK
 from captioner.cli.parser import Parser, new_parser
 
 if TYPE_CHECKING:
-    from captioner.confidence import Calibrator
+    from captioner.inference.confidence import Calibrator
 
 
 @functools.cache
@@ -38,8 +38,14 @@ def main(argv: Sequence[str]) -> int:
     """Print the facts, then the model card if there is one."""
     options = parser().parse(argv)
 
-    from captioner.model_card import readable
-    from captioner.model_config import CARD, SHIPPED_MODEL, find_model, read_config, weight_files
+    from captioner.inference.card import readable
+    from captioner.inference.model_config import (
+        CARD,
+        SHIPPED_MODEL,
+        find_model,
+        read_config,
+        weight_files,
+    )
 
     folder = find_model(options.model or SHIPPED_MODEL)
     config = read_config(folder)
@@ -60,8 +66,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _facts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """What is known of a model, whether it is exported or not."""
-    from captioner.loading import read_model
-    from captioner.onnx_engine import ExportedModel
+    from captioner.inference.loading import read_model
+    from captioner.inference.onnx_engine import ExportedModel
 
     stored = read_model(folder)
     if isinstance(stored, ExportedModel):

@@ -32,9 +32,6 @@ COMMANDS = {
     "push": "upload a model with its card to the Hugging Face hub",
 }
 
-FULL = ("train", "export", "prepare", "push")
-"""Commands that captioner-runtime alone does not have."""
-
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 NO_WINDOWS = (
@@ -57,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_overview())
         return OK if arguments else USAGE
     if arguments[0] == "--version":
-        from captioner import __version__
+        from captioner.version import __version__
 
         print(f"captioner {__version__}")
         return OK
@@ -93,7 +90,7 @@ def _suggestion(arguments: list[str]) -> str:
 
 def _run(command: str, arguments: list[str]) -> int:
     from captioner.errors import CaptionerError, ConfigError, OptionError
-    from captioner.extras import require_extra, require_full_package
+    from captioner.extras import require_extra
     from captioner.hardware import keep_freed_memory
 
     keep_freed_memory()
@@ -103,8 +100,6 @@ def _run(command: str, arguments: list[str]) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # meant for developers, not for users
-            if command in FULL:
-                require_full_package(f"captioner {command}")
             if not any(word.partition("=")[0] in ("-h", "--help") for word in arguments):
                 require_extra(command)
             module = importlib.import_module(f"captioner.cli.{command}")
@@ -149,14 +144,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _overview() -> str:
-    from captioner.extras import has_full_package
-
-    absent = () if has_full_package() else FULL
-    note = " (needs: pip install captioner)"
-    lines = [
-        f"  captioner {name:<10} {text}{note if name in absent else ''}"
-        for name, text in COMMANDS.items()
-    ]
+    lines = [f"  captioner {name:<10} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "Caption photos and show where the model looked for each word.",

@@ -13,10 +13,10 @@ import jsonargparse
 
 from captioner.cli.main import flag
 from captioner.cli.parser import Parser
-from captioner.config import SearchOptions
 from captioner.errors import ConfigError
 from captioner.hardware import PRECISION_HELP, Precision
 from captioner.option_fields import check_option, option_fields
+from captioner.options import SearchOptions
 
 
 def add_model_options(parser: Parser) -> None:
@@ -113,8 +113,8 @@ def checked_search(arguments: jsonargparse.Namespace) -> SearchOptions:
             know a style or a forced word.
         ModelError: The model folder cannot be read.
     """
-    from captioner.decoding.words import encode_search_words
-    from captioner.model_config import SHIPPED_MODEL, read_search
+    from captioner.inference.model_config import SHIPPED_MODEL, read_search
+    from captioner.search.words import encode_search_words
 
     own, vocabulary = read_search((arguments.model or [SHIPPED_MODEL])[0])
     search = own.changed(**search_changes(arguments))

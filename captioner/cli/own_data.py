@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from captioner.cli.main import flag
 from captioner.cli.parser import Parser
 from captioner.cli.prepare_dataset import add_column_options
-from captioner.config import TrainConfig
+from captioner.data.dataset import ImportSummary, prepare_dataset
+from captioner.data.importers import Columns, detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
-from captioner.prepare.dataset import ImportSummary, prepare_dataset
-from captioner.prepare.importers import Columns, detect_layout, find_source
+from captioner.options import TrainConfig
 
 FOLDER = "data"
 """Folder of the prepared captions in the run folder."""

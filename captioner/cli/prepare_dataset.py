@@ -7,8 +7,8 @@ from typing import Any
 
 from captioner.cli.main import OK
 from captioner.cli.parser import Parser, new_parser
-from captioner.prepare.dataset import prepare_dataset
-from captioner.prepare.importers import IMPORTERS, Columns
+from captioner.data.dataset import prepare_dataset
+from captioner.data.importers import IMPORTERS, Columns
 
 
 @functools.cache

@@ -19,8 +19,8 @@ from captioner.cli.train_options import (
 from captioner.errors import counted
 
 if TYPE_CHECKING:
-    from captioner.config import TrainConfig
-    from captioner.prepare.feature_writer import FeaturePlan, FeatureWriter, Progress
+    from captioner.data.feature_writer import FeaturePlan, FeatureWriter, Progress
+    from captioner.options import TrainConfig
 
 PART_PHOTOS = 256
 ENGINE = (
@@ -87,8 +87,8 @@ def run(options: Any) -> int:
     if on_ray and device == "auto" and not own["worker_gpus"]:
         device = "cpu"  # not a GPU of others
 
-    from captioner.prepare.feature_writer import FeatureWriter
-    from captioner.prepare.features import check_disk_space, plan_features
+    from captioner.data.feature_writer import FeatureWriter
+    from captioner.training.cache import check_disk_space, plan_features
 
     job = plan_features(config, dtype=own["dtype"], device=device)
     writer = FeatureWriter(folder, job.plan, force=own["force"])
@@ -124,7 +124,7 @@ def _fill_on_ray(
     writer: FeatureWriter, config: TrainConfig, own: dict[str, Any], device: str
 ) -> None:
     from captioner.bulk.actors import cluster
-    from captioner.prepare.ray_features import ray_blocks
+    from captioner.bulk.features import ray_blocks
 
     workers = chosen_workers(own)
     blocks = ray_blocks(

@@ -47,7 +47,7 @@ def run(options: Any) -> int:
     """Write the shards, and print the photos that were skipped."""
     config, own = read_train_config(parser(), options)
     folder, force = Path(own["output"]), own["force"]
-    from captioner.prepare.shards import write_shards
+    from captioner.data.shard_writer import write_shards
     from captioner.training.data import read_data
 
     images, _ = read_data(replace(config.data, shards=None))

@@ -55,10 +55,10 @@ def main(argv: Sequence[str]) -> int:
     """Upload, or list what would be uploaded."""
     options = parser().parse(argv)
 
-    from captioner import hub
-    from captioner.model_card import CardOptions
-    from captioner.model_config import find_model, read_config
-    from captioner.sharing import files_to_push, push
+    from captioner.inference import hub
+    from captioner.inference.card import CardOptions
+    from captioner.inference.model_config import find_model, read_config
+    from captioner.inference.sharing import files_to_push, push
 
     if hub.is_hub_name(options.model):
         raise ConfigError(f"{options.model} is on the hub already; give a model or run folder")
@@ -81,14 +81,14 @@ def main(argv: Sequence[str]) -> int:
 def _picture(folder: Path, photo: str | None) -> Any:
     if photo is None:
         return None
-    from captioner.api import card_picture, load
+    from captioner.inference.captioner import card_picture, load
 
     return card_picture(load(folder, precision="fp32"), photo)
 
 
 def _print_plan(target: Any, files: dict[str, bytes | Path], options: Any) -> None:
     """Print every file with its size, then the card."""
-    from captioner.model_config import CARD
+    from captioner.inference.model_config import CARD
 
     contents = {
         name: content if isinstance(content, bytes) else content.read_bytes()

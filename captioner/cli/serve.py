@@ -20,7 +20,7 @@ from captioner.cli.options import add_model_options
 from captioner.cli.parser import Parser, new_parser
 from captioner.errors import CaptionerError, ConfigError
 from captioner.hardware import keep_freed_memory
-from captioner.model_config import SHIPPED, find_model, fingerprint
+from captioner.inference.model_config import SHIPPED, find_model, fingerprint
 from captioner.option_fields import option_fields
 from captioner.serving.limits import Limits
 
@@ -109,8 +109,8 @@ def main(argv: Sequence[str]) -> int:
     with closing(_listen(options.host, options.port)) as listener:  # before the model is loaded
         from PIL import Image
 
-        from captioner.batch_captioner import BatchCaptioner
-        from captioner.loading import read_models
+        from captioner.inference.batch_captioner import BatchCaptioner
+        from captioner.inference.loading import read_models
         from captioner.serving.app import create_app
 
         access = _access(options, limits)

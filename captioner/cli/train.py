@@ -24,8 +24,8 @@ from captioner.cli.train_options import (
     parse_with_model,
     read_train_config,
 )
-from captioner.config import TrainConfig
 from captioner.errors import counted
+from captioner.options import TrainConfig
 from captioner.training.api import check_run_folder, why_useless
 
 if TYPE_CHECKING:  # importing torch takes a second

@@ -9,8 +9,8 @@ from typing import Any
 import jsonargparse
 
 from captioner.cli.parser import Parser, make_parser
-from captioner.config import TrainConfig
 from captioner.errors import ConfigError, ModelError, OptionError
+from captioner.options import TrainConfig
 
 ALL = "all"
 """The help topic that shows every option."""
@@ -147,7 +147,7 @@ def parse_with_model(parser: Parser, argv: Sequence[str]) -> jsonargparse.Namesp
     arguments = parser.parse(argv)
     if not arguments.init_from:
         return arguments
-    from captioner.model_config import read_search
+    from captioner.inference.model_config import read_search
 
     try:
         held, _ = read_search(arguments.init_from)

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from captioner.data.augmentation import Augmentation
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CaptionerError, ImageError
-from captioner.vocabulary import PAD, START
+from captioner.model.preprocessing import Preprocessing
+from captioner.text.vocabulary import PAD, START
 
 
 class Batch(NamedTuple):

@@ -2,7 +2,7 @@
 
     FOLDER/features.bin      rows of (L, D): the photos, then flipped versions of the first ones
     FOLDER/features.json     written last: what the rows were made from, checksums
-    FOLDER/features.journal  only until the folder is complete, see captioner.prepare.feature_writer
+    FOLDER/features.journal  only until the folder is complete, see captioner.data.feature_writer
 
 Notation: N rows, B photos, L = Gh x Gw regions, D feature size.
 """
@@ -27,8 +27,8 @@ from torch.utils.data import get_worker_info
 
 from captioner.data.coco import CaptionedImage
 from captioner.data.prefetch import reader_threads
-from captioner.data.preprocessing import Preprocessing
 from captioner.errors import DataError
+from captioner.model.preprocessing import Preprocessing
 
 VERSION = 1
 ROWS, CONTENTS, JOURNAL = "features.bin", "features.json", "features.journal"

@@ -34,10 +34,10 @@ from captioner.data.batches import (
     warn_skipped,
 )
 from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
 from captioner.data.shards import Manifest, Shard, ShardPhoto, read_shard
 from captioner.data.storage import join
 from captioner.errors import ConfigError, DataError, ImageError
+from captioner.model.preprocessing import Preprocessing
 
 
 class ShardStream(IterableDataset[list[Item]]):

@@ -9,7 +9,7 @@ consecutive files that share their name up to the first dot are one sample.
 ``shards.json`` beside them lists each shard with its number of photos, size and SHA-256. It is
 written last: if it exists, the shards are complete. The folder may be a URL of object storage.
 
-`captioner.prepare.shards` writes them, `captioner.data.shard_stream` reads them in training.
+`captioner.data.shard_writer` writes them, `captioner.data.shard_stream` reads them in training.
 """
 
 from __future__ import annotations

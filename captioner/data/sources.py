@@ -12,7 +12,6 @@ from typing import Protocol
 
 import torch
 
-from captioner.config import TrainConfig
 from captioner.data.augmentation import Augmentation
 from captioner.data.batches import (
     Batch,
@@ -27,9 +26,10 @@ from captioner.data.batches import (
 )
 from captioner.data.features import FeatureCache
 from captioner.data.prefetch import read_ahead
-from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import read_manifest
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import TrainConfig
 
 AHEAD = 2
 """Batches of features that are read ahead."""

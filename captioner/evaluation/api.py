@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from captioner.config import FaithfulnessOptions
 from captioner.errors import CaptionerError, ConfigError, DataError, OptionError, ProgramError
 from captioner.extras import require_extra
+from captioner.options import FaithfulnessOptions
 
 if TYPE_CHECKING:  # pycocoevalcap and torch are imported when they are needed
-    from captioner.api import Captioner
     from captioner.caption import Caption
-    from captioner.config import SearchOptions
     from captioner.evaluation.frequencies import DocumentFrequencies
     from captioner.evaluation.report import CaptionEvaluator, Report
+    from captioner.inference.captioner import Captioner
+    from captioner.options import SearchOptions
 
 Result = TypeVar("Result")
 OnError = Callable[[CaptionerError], None]
@@ -299,7 +299,7 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
     from captioner.data.coco import read_captions
     from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
     from captioner.files import FREQUENCIES
-    from captioner.model_config import find_model
+    from captioner.inference.model_config import find_model
 
     if given is None:
         return None
@@ -322,7 +322,7 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
 
 def _load(inputs: Inputs) -> tuple[Captioner, Any]:
     """The model, and its name in the report."""
-    from captioner import api
+    from captioner.inference import captioner as api
 
     given = inputs.model
     if isinstance(given, api.Captioner):

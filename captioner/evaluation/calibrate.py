@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import DOUBTFUL
-from captioner.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
 from captioner.data.prefetch import read_ahead
@@ -35,8 +33,10 @@ from captioner.evaluation.calibration import (
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.inference import Prepared
-from captioner.tokenizer import caption_tokens
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
+from captioner.inference.engine import Prepared
+from captioner.text.tokenizer import caption_tokens
 
 OnError = Callable[[ImageError], None]
 """Called with the error of a photo; the others go on."""

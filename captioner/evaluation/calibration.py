@@ -19,9 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.confidence import Calibrator, Observation, PhotoSpace, PhraseTable, features
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import interval, resample_weights
+from captioner.inference.confidence import (
+    Calibrator,
+    Observation,
+    PhotoSpace,
+    PhraseTable,
+    features,
+)
 
 _Floats = NDArray[np.float64]
 

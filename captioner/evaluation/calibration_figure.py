@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from captioner.extras import require_extra
 from captioner.files import atomic_write
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -28,7 +27,6 @@ def save_figure(report: Mapping[str, Any], path: Path) -> None:
         ConfigError: matplotlib is not installed.
         OSError: The file cannot be written.
     """
-    require_extra("attend", "a diagram")
     from matplotlib.figure import Figure
 
     groups = report["groups"]

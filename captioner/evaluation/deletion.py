@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.config import ExplanationMethod
 from captioner.geometry import Geometry
+from captioner.options import ExplanationMethod
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]

@@ -23,12 +23,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import CropBox
-from captioner.config import FaithfulnessOptions, SearchOptions
 from captioner.data.images import open_image
-from captioner.decoding.search import Hypothesis
-from captioner.decoding.words import encode_search_words
 from captioner.errors import DataError, ImageError, OptionError
 from captioner.evaluation.deletion import (
     METHODS,
@@ -39,10 +35,14 @@ from captioner.evaluation.deletion import (
     region_orders,
 )
 from captioner.evaluation.faithfulness_report import Faithfulness, Word
-from captioner.inference import Ensemble, Prepared
-from captioner.models.explanations import WordScorer, rows_per_block
-from captioner.torch_engine import TorchEngine
-from captioner.vocabulary import FUNCTION_WORDS, UNKNOWN
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.engine import Ensemble, Prepared
+from captioner.inference.torch_engine import TorchEngine
+from captioner.model.explanations import WordScorer, rows_per_block
+from captioner.options import FaithfulnessOptions, SearchOptions
+from captioner.search.search import Hypothesis
+from captioner.search.words import encode_search_words
+from captioner.text.vocabulary import FUNCTION_WORDS, UNKNOWN
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from captioner.config import METHOD_TITLES, FaithfulnessOptions
 from captioner.evaluation.bootstrap import (
     MIN_IMAGES,
     compare,
@@ -24,6 +23,7 @@ from captioner.evaluation.deletion import (
     Indices,
     area,
 )
+from captioner.options import METHOD_TITLES, FaithfulnessOptions
 
 
 class Word(NamedTuple):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from captioner.errors import DataError
 from captioner.files import FREQUENCIES, atomic_write, read_input
-from captioner.tokenizer import caption_tokens
+from captioner.text.tokenizer import caption_tokens
 
 GZIP = b"\x1f\x8b"
 """First bytes of a frequencies file; a captions file does not start with them."""

@@ -1,8 +1,8 @@
 """Caption metrics: pycocoevalcap's scorers over Penn Treebank tokens.
 
-``captioner.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java; scripts
-without spaces between words are split into characters, and texts are normalized to NFC. Metric
-names and scale are pycocoevalcap's: CIDEr 1.0 is 100 points.
+``captioner.text.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java;
+scripts without spaces between words are split into characters, and texts are normalized to NFC.
+Metric names and scale are pycocoevalcap's: CIDEr 1.0 is 100 points.
 
 Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, and METEOR and SPICE,
 which need Java.
@@ -22,7 +22,7 @@ from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java as java_programs
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import ORDERS, DocumentFrequencies, Ngram, ngrams
-from captioner.tokenizer import caption_tokens
+from captioner.text.tokenizer import caption_tokens
 
 SIGNATURE = (
     "PTB tokens (captioner.tokenizer) | pycocoevalcap Bleu, Rouge, Cider | one caption an image"

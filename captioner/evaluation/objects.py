@@ -293,7 +293,7 @@ def find_names(words: Sequence[str]) -> list[Name]:
     spaces of a phrase ("hot-dog").
 
     Args:
-        words: Lower-case Penn Treebank tokens (`captioner.tokenizer`), e.g. ``Caption.words``.
+        words: Lower-case Penn Treebank tokens (`captioner.text.tokenizer`), e.g. ``Caption.words``.
 
     Returns:
         The names in word order.

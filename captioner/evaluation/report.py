@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner import __version__
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import (
     MIN_IMAGES,
@@ -34,7 +33,8 @@ from captioner.evaluation.grounding import Grounding
 from captioner.evaluation.metrics import Scores, cider_warning, score, signature
 from captioner.evaluation.statistics import describe, describe_texts
 from captioner.files import read_input
-from captioner.tokenizer import has_unspaced
+from captioner.text.tokenizer import has_unspaced
+from captioner.version import __version__
 
 Report = dict[str, Any]
 """``metrics`` (pycocoevalcap's names and scale), ``intervals`` (95%, low and high), ``statistics``,

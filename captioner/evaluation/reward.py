@@ -23,8 +23,8 @@ from captioner.errors import ConfigError
 from captioner.evaluation.frequencies import ORDERS
 from captioner.evaluation.metrics import bleu_from_counts
 from captioner.evaluation.references import END_WORD, SIGMA, Matches, References, Sentences
-from captioner.tokenizer import caption_tokens
-from captioner.vocabulary import SPECIAL_NAMES, Vocabulary
+from captioner.text.tokenizer import caption_tokens
+from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
 
 
 class CaptionReward:

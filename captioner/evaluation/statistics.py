@@ -1,6 +1,6 @@
 """Caption statistics that need no references: length, vocabulary, repetitions, broken endings.
 
-Words are those of ``captioner.tokenizer``, so case and punctuation are ignored, and in scripts
+Words are those of ``captioner.text.tokenizer``, so case and punctuation are ignored, and in scripts
 without spaces a word is a character.
 """
 
@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from captioner.errors import DataError
-from captioner.tokenizer import caption_tokens
-from captioner.vocabulary import BAD_ENDINGS
+from captioner.text.tokenizer import caption_tokens
+from captioner.text.vocabulary import BAD_ENDINGS
 
 
 class Flaws(NamedTuple):

@@ -7,7 +7,7 @@ from importlib.resources import files
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
-from captioner.visualization.document import script_hashes
+from captioner.drawing.document import script_hashes
 
 # Relative addresses: they also hold below a proxy's prefix.
 _PAGES = {

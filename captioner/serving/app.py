@@ -13,10 +13,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from captioner import __version__
-from captioner.batch_captioner import BatchCaptioner
-from captioner.config import METHOD_TITLES
 from captioner.errors import ConfigError
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.options import METHOD_TITLES
 from captioner.serving.access_log import REQUEST_ID, AccessLog
 from captioner.serving.api_description import DESCRIPTION, describe_keys
 from captioner.serving.api_pages import add_api_pages
@@ -39,6 +38,7 @@ from captioner.serving.responses import (
 from captioner.serving.routes import add_photo_routes
 from captioner.serving.security import AllowedHosts, OriginCheck, SecurityHeaders, allowed_hosts
 from captioner.serving.service import Service
+from captioner.version import __version__
 
 _HTTP_ERRORS = {
     404: "not found; captions are at POST /v1/captions, the API is described at /docs",

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import Caption
-from captioner.inference import Prepared
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.engine import Prepared
 from captioner.serving.requests import CaptionRequest
 
 

@@ -20,13 +20,13 @@ from docstring_parser import parse
 from pydantic import Field
 
 from captioner.caption import Caption
+from captioner.drawing import document
+from captioner.drawing.figure import overlay
+from captioner.drawing.heatmap import COLORMAPS
+from captioner.drawing.pages import page
 from captioner.errors import ConfigError
 from captioner.serving.limits import MAX_TEXT, MAX_WORDS
 from captioner.serving.service import Decoded, Renderer
-from captioner.visualization import document
-from captioner.visualization.figure import overlay
-from captioner.visualization.heatmap import COLORMAPS
-from captioner.visualization.pages import page
 
 MAX_PANEL = 1280
 """Maximum size of a panel in pixels."""

@@ -7,11 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.config import METHOD_TITLES, SearchOptions
-from captioner.serving.limits import Limits
-from captioner.visualization import document as documents
-from captioner.visualization.document import asset, document, embedded, escaped
-from captioner.visualization.pages import (
+from captioner.drawing import document as documents
+from captioner.drawing.document import asset, document, embedded, escaped
+from captioner.drawing.pages import (
     FOOTERS,
     VIEWER_ASSETS,
     gallery_template,
@@ -19,6 +17,8 @@ from captioner.visualization.pages import (
     viewer_scripts,
     viewer_styles,
 )
+from captioner.options import METHOD_TITLES, SearchOptions
+from captioner.serving.limits import Limits
 
 MAX_PHOTOS = 100
 """Maximum number of photos on the page, whose browser keeps their captions and maps."""

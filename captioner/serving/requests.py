@@ -13,10 +13,10 @@ from typing import Annotated, Any, get_args, get_origin
 from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from captioner.batch_captioner import BatchCaptioner
-from captioner.config import ExplanationMethod, SearchOptions
 from captioner.errors import ConfigError
+from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.option_fields import OptionField, allowed_numbers, option_fields
+from captioner.options import ExplanationMethod, SearchOptions
 from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
 from captioner.serving.responses import RequestError, shortened
 

@@ -24,11 +24,12 @@ from fastapi import Request
 from PIL.Image import Image
 from pydantic import BaseModel
 
-from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_size, open_reduced, reduced_side
+from captioner.drawing.heatmap import fit_photo
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
-from captioner.inference import Prepared
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.engine import Prepared
 from captioner.serving.batching import Batcher, ClosedError
 from captioner.serving.bodies import check_headers, has_fields, read_body, read_photo
 from captioner.serving.lifecycle import closing
@@ -37,7 +38,6 @@ from captioner.serving.requests import CaptionRequest, read_request, with_fields
 from captioner.serving.responses import RequestError
 from captioner.serving.throughput import Throughput
 from captioner.serving.uploads import Receive, Upload, client_closed
-from captioner.visualization.heatmap import fit_photo
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin
 
-from captioner.config import TrainConfig
 from captioner.errors import ConfigError, OptionError
 from captioner.extras import require_extra
-from captioner.model_config import read_search
+from captioner.inference.model_config import read_search
 from captioner.option_fields import OptionField, option_fields
+from captioner.options import TrainConfig
 
 if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.build import Setup

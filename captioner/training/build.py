@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 
-from captioner.config import DataConfig, DecoderConfig, EncoderConfig, TrainConfig
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
-from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.words import encode_search_words
 from captioner.errors import ConfigError, ModelError
-from captioner.inference import pixel_format
-from captioner.model_folder import StoredModel, load_model, to_float16
-from captioner.models.attention import check_attention
-from captioner.models.captioner import CaptionModel
-from captioner.models.encoder import Encoder, build_encoder
+from captioner.inference.engine import pixel_format
+from captioner.inference.folder import StoredModel, load_model, to_float16
+from captioner.model.attention import check_attention
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder, build_encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DataConfig, DecoderConfig, EncoderConfig, TrainConfig
+from captioner.search.words import encode_search_words
+from captioner.text.vocabulary import UNKNOWN, Vocabulary, frequent_words
 from captioner.training.data import (
     check_images,
     count_targets,
@@ -37,7 +38,6 @@ from captioner.training.data import (
     train_subwords,
     warn_truncated,
 )
-from captioner.vocabulary import UNKNOWN, Vocabulary, frequent_words
 
 DEFAULT_ENCODER = "timm/tf_efficientnet_lite2"
 DEFAULT_IMAGE_SIZE = 224

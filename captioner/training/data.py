@@ -11,17 +11,17 @@ from pathlib import Path
 
 import torch
 
-from captioner.config import DataConfig, TrainConfig
 from captioner.data.batches import EncodedImage, warn_skipped
 from captioner.data.coco import CaptionedImage, karpathy_ids, read_dataset
 from captioner.data.features import FeatureCache, feature_fingerprint, read_contents
 from captioner.data.images import image_size
 from captioner.data.prefetch import reader_threads
 from captioner.errors import ConfigError, ImageError
-from captioner.models.captioner import CaptionModel
-from captioner.subwords import Subwords
-from captioner.tokenizer import lacks_spaces
-from captioner.vocabulary import END, Vocabulary
+from captioner.model.captioner import CaptionModel
+from captioner.options import DataConfig, TrainConfig
+from captioner.text.subwords import Subwords
+from captioner.text.tokenizer import lacks_spaces
+from captioner.text.vocabulary import END, Vocabulary
 
 
 def read_data(

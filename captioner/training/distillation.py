@@ -14,17 +14,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from captioner.config import DistillationConfig
 from captioner.data.batches import EncodedImage
-from captioner.decoding.ensemble import mean_probability
-from captioner.decoding.guidance import guide
-from captioner.decoding.words import rarities
 from captioner.errors import ConfigError
 from captioner.hardware import upload
-from captioner.models.attention import Memory
-from captioner.models.captioner import CaptionModel
-from captioner.models.losses import Order, ScoredCaptions, score_longest_first
-from captioner.vocabulary import NEVER_GENERATED, Vocabulary
+from captioner.model.attention import Memory
+from captioner.model.captioner import CaptionModel
+from captioner.model.losses import Order, ScoredCaptions, score_longest_first
+from captioner.options import DistillationConfig
+from captioner.search.ensemble import mean_probability
+from captioner.search.guidance import guide
+from captioner.search.words import rarities
+from captioner.text.vocabulary import NEVER_GENERATED, Vocabulary
 
 
 class Teacher:

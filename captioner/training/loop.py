@@ -27,18 +27,18 @@ from accelerate.utils import gather_object
 from torch import nn
 from tqdm import tqdm
 
-from captioner.batch_captioner import BatchCaptioner
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import autocast, float32_precision, pick_precision, upload
-from captioner.model_card import write_card
-from captioner.model_config import CARD
-from captioner.model_folder import StoredModel, save_model
-from captioner.models.captioner import CaptionModel
-from captioner.models.losses import Losses
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.card import write_card
+from captioner.inference.folder import StoredModel, save_model
+from captioner.inference.model_config import CARD
+from captioner.model.captioner import CaptionModel
+from captioner.model.losses import Losses
 from captioner.training.build import Setup
 from captioner.training.objectives import EPOCH_SUMS, Task, build_objective
 from captioner.training.optim import (

@@ -17,19 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from captioner.config import SearchOptions, SelfCriticalConfig, TrainConfig
 from captioner.data.batches import Batch, EncodedImage, pad_captions
-from captioner.decoding.search import Hypothesis, search
-from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.reward import CaptionReward
 from captioner.hardware import upload
-from captioner.model_folder import StoredModel
-from captioner.models.captioner import CaptionModel
-from captioner.models.losses import Advantages, PhotoWords, scheduled_inputs
-from captioner.tokenizer import caption_tokens
+from captioner.inference.folder import StoredModel
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.captioner import CaptionModel
+from captioner.model.losses import Advantages, PhotoWords, scheduled_inputs
+from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
+from captioner.search.search import Hypothesis, search
+from captioner.text.tokenizer import caption_tokens
+from captioner.text.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 from captioner.training.distillation import Teacher
 from captioner.training.photo_words import WordsOfPhotos
-from captioner.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 
 REWARD_SUMS = ("reward", "baseline", "samples", "bad_endings", "waited")
 """Summed over an epoch of sampled captions: rewards, baselines, number of samples, number of bad

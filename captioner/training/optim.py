@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from captioner.config import TrainingConfig
-from captioner.model_folder import StoredModel, load_model
-from captioner.models.captioner import CaptionModel
+from captioner.inference.folder import StoredModel, load_model
+from captioner.model.captioner import CaptionModel
+from captioner.options import TrainingConfig
 
 
 def make_optimizer(model: CaptionModel, config: TrainingConfig) -> torch.optim.AdamW:

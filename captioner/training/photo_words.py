@@ -14,9 +14,9 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
-from captioner.models.losses import PhotoWords
-from captioner.tokenizer import tokenize
-from captioner.vocabulary import FUNCTION_WORDS, PAD, SPECIAL_NAMES, Vocabulary
+from captioner.model.losses import PhotoWords
+from captioner.text.tokenizer import tokenize
+from captioner.text.vocabulary import FUNCTION_WORDS, PAD, SPECIAL_NAMES, Vocabulary
 
 NO_CATEGORY = ("__background__", "N/A")
 """Names of numbers that are not a COCO category."""

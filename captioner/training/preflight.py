@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from captioner.text.vocabulary import END, UNKNOWN
 from captioner.training.build import Setup
 from captioner.training.optim import warmup_steps
-from captioner.vocabulary import END, UNKNOWN
 
 FEW_VALIDATION_PHOTOS = 20
 """With fewer, captions score higher or lower by chance."""

@@ -17,7 +17,7 @@ import torch
 
 from captioner.data.shards import read_manifest
 from captioner.errors import CheckpointError
-from captioner.models.captioner import CaptionModel
+from captioner.model.captioner import CaptionModel
 from captioner.training.build import Setup
 from captioner.training.trackers import flatten
 

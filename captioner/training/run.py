@@ -32,11 +32,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from captioner.config import TrainConfig
+from captioner.drawing import overlay
 from captioner.errors import CheckpointError
 from captioner.files import atomic_write
+from captioner.options import TrainConfig
 from captioner.training.validation import Sentence
-from captioner.visualization import overlay
 
 FORMAT_VERSION = 3
 """Of the training state."""

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import Caption, CropBox
-from captioner.config import SearchOptions
 from captioner.data.batches import pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
@@ -27,10 +25,12 @@ from captioner.data.images import image_size, open_image
 from captioner.data.prefetch import read_ahead
 from captioner.evaluation.metrics import score
 from captioner.hardware import autocast, upload
-from captioner.inference import Prepared
-from captioner.models.losses import photo_nats
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.engine import Prepared
+from captioner.model.losses import photo_nats
+from captioner.options import SearchOptions
+from captioner.text.vocabulary import PAD
 from captioner.training.data import encode_captions
-from captioner.vocabulary import PAD
 
 BATCH = 32
 """Photos per batch."""

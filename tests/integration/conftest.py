@@ -20,13 +20,13 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.config import DecoderConfig, SearchOptions
-from captioner.data.preprocessing import Preprocessing
 from captioner.errors import DataError
-from captioner.model_folder import StoredModel, save_model
-from captioner.models.captioner import CaptionModel
-from captioner.models.encoder import Encoder
-from captioner.vocabulary import Vocabulary
+from captioner.inference.folder import StoredModel, save_model
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.text.vocabulary import Vocabulary
 
 WORDS = ("a", "dog", "runs", "on", "grass", "the", "man", "'s", "hat")
 CAPTIONS = {
@@ -273,8 +273,8 @@ def actors_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
                 yield json.loads(row["found"][0]), row["data"][0]
 
     monkeypatch.setattr(actors, "cluster", lambda *_: nullcontext())
-    monkeypatch.setattr("captioner.ray.run_on_actors", run)
-    monkeypatch.setattr("captioner.prepare.ray_features.run_on_actors", run)
+    monkeypatch.setattr("captioner.bulk.captions.run_on_actors", run)
+    monkeypatch.setattr("captioner.bulk.features.run_on_actors", run)
     return settings
 
 

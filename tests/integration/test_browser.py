@@ -21,8 +21,8 @@ from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
-from captioner.visualization import Entry, attention_image, gallery, page
-from captioner.visualization.notebook import shown_photo, with_photo
+from captioner.drawing import Entry, attention_image, gallery, page
+from captioner.drawing.notebook import shown_photo, with_photo
 
 pytestmark = pytest.mark.slow
 

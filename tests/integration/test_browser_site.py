@@ -25,18 +25,18 @@ from playwright.sync_api import expect
 
 from captioner import load
 from captioner.cli.main import OK, main
-from captioner.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
-from captioner.config import DecoderConfig, SearchOptions
 from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
+from captioner.drawing import attention_image, shared_scale
 from captioner.errors import ConfigError
-from captioner.export.onnxruntime_web import runtime_files
-from captioner.export.site import write_site
-from captioner.model_folder import StoredModel, save_model
-from captioner.models.captioner import CaptionModel
-from captioner.models.encoder import Encoder
-from captioner.visualization import attention_image, shared_scale
-from captioner.vocabulary import Vocabulary
+from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
+from captioner.inference.folder import StoredModel, save_model
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.serving.site.onnxruntime_web import runtime_files
+from captioner.serving.site.writer import write_site
+from captioner.text.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.slow
 

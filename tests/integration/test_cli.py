@@ -21,7 +21,7 @@ from captioner.data.coco import read_dataset
 from captioner.data.formats import HEIC
 from captioner.errors import DataError
 from captioner.extras import EXTRAS
-from captioner.tokenizer import tokenize
+from captioner.text.tokenizer import tokenize
 
 ASSETS = Path(__file__).parents[2] / "assets" / "examples"
 CHELSEA = ASSETS / "chelsea.jpg"

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from captioner import Caption, load, overlay
-from captioner.batch_captioner import BatchCaptioner
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.images import open_image
-from captioner.inference import Prepared
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.engine import Prepared
 
 
 def attend(*arguments: object) -> int:

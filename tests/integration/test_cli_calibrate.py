@@ -18,10 +18,10 @@ from PIL import Image
 
 from captioner import ConfigError, load
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.confidence import read_calibrator
+from captioner.drawing.fonts import percent
 from captioner.errors import ModelError
-from captioner.model_config import CONFIDENCE, fingerprint
-from captioner.visualization.fonts import percent
+from captioner.inference.confidence import read_calibrator
+from captioner.inference.model_config import CONFIDENCE, fingerprint
 
 COUNT = 120
 

@@ -25,8 +25,8 @@ from PIL import Image
 
 from captioner.cli.caption_journal import Journal, journal_path
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
-from captioner.metadata.embedding import embedded_description
-from captioner.metadata.xmp import read_description, set_description
+from captioner.data.metadata.embedding import embedded_description
+from captioner.data.metadata.xmp import read_description, set_description
 
 
 def make_photos(folder: Path, count: int) -> Path:
@@ -178,7 +178,7 @@ def test_invalid_search_options_raise_before_loading_a_model(
     def read_model(path: Path) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("captioner.loading.read_model", read_model)
+    monkeypatch.setattr("captioner.inference.loading.read_model", read_model)
     monkeypatch.chdir(tmp_path)
     arguments = [*more.replace("ANNOTATIONS", str(tiny.captions)).split(), tiny.photos]
     if command == "attend":
@@ -393,7 +393,7 @@ def run_command(arguments: list[str], log: str, stall: int | None = None) -> Non
 def processes() -> Any:
     """Processes that start with torch imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["captioner.api"])
+    context.set_forkserver_preload(["captioner.inference.captioner"])
     return context
 
 
@@ -524,7 +524,7 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 
 
 def test_skipping_keeps_the_batches(album, monkeypatch, caption) -> None:
-    from captioner.batch_captioner import BatchCaptioner
+    from captioner.inference.batch_captioner import BatchCaptioner
 
     sizes = []
     batch = BatchCaptioner.caption_batch

@@ -15,17 +15,18 @@ import pytest
 from PIL import Image
 
 import captioner
-from captioner import api, load
+from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.config import FaithfulnessOptions
 from captioner.data.coco import read_captions
 from captioner.errors import ProgramError
 from captioner.evaluation import java
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.metrics import score
 from captioner.files import FREQUENCIES
-from captioner.model_folder import load_model
-from captioner.tokenizer import tokenize
+from captioner.inference import captioner as api
+from captioner.inference.folder import load_model
+from captioner.options import FaithfulnessOptions
+from captioner.text.tokenizer import tokenize
 
 ONE_DOG = ("--forced-words", "dog", "--block-ngrams", "1")
 METRICS = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]

@@ -18,7 +18,7 @@ import yaml
 from PIL import Image
 
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
-from captioner.config import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
+from captioner.data.feature_writer import FeatureWriter
 from captioner.data.features import (
     CONTENTS,
     JOURNAL,
@@ -28,7 +28,7 @@ from captioner.data.features import (
     feature_fingerprint,
 )
 from captioner.data.images import open_image
-from captioner.prepare.feature_writer import FeatureWriter
+from captioner.options import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
 from captioner.training.build import open_encoder, prepare
 from captioner.training.data import read_data
 
@@ -224,8 +224,8 @@ def test_a_disk_that_becomes_full_is_named(run, tmp_path, monkeypatch, capsys) -
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("captioner.prepare.feature_writer.os.fsync", full)
-        patch.setattr("captioner.prepare.feature_writer.atomic_write", Path.write_text)
+        patch.setattr("captioner.data.feature_writer.os.fsync", full)
+        patch.setattr("captioner.data.feature_writer.atomic_write", Path.write_text)
         assert run() == FAILED
 
     assert only_line(capsys) == f"captioner: {tmp_path / 'f'}: No space left on device"
@@ -279,7 +279,7 @@ def test_an_interrupted_run_can_be_continued(run, tmp_path, monkeypatch, capsys)
 KILLED = """
 import os, signal, sys, torch
 from captioner.cli.main import main
-from captioner.prepare import feature_writer
+from captioner.data import feature_writer
 
 torch.set_num_threads(1)  # as in the tests: another number rounds otherwise
 blocks, fsync = int(sys.argv.pop(1)), os.fsync

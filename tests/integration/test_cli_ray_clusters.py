@@ -99,12 +99,13 @@ import sys, time
 from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
-import captioner.ray
+import captioner.bulk.captions
 from captioner.cli.main import main
 
 nodes = Path(sys.argv.pop(1))
 
-class Meets(captioner.ray._PartWriter):  # writes nothing before both machines have begun a part
+# Writes nothing before both machines have begun a part.
+class Meets(captioner.bulk.captions._PartWriter):
     def _write(self, part):
         with (nodes / ray.get_runtime_context().get_node_id()).open("a") as file:
             print(part.number, file=file)
@@ -114,8 +115,8 @@ class Meets(captioner.ray._PartWriter):  # writes nothing before both machines h
             time.sleep(0.05)
         return super()._write(part)
 
-run = captioner.ray.run_on_actors
-captioner.ray.run_on_actors = lambda actor, *a, **k: run(Meets, *a, **k)
+run = captioner.bulk.captions.run_on_actors
+captioner.bulk.captions.run_on_actors = lambda actor, *a, **k: run(Meets, *a, **k)
 cluster = Cluster(
     initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
 )
@@ -129,13 +130,13 @@ sys.exit(code)
 
 PIPELINE = """
 import sys
-import ray, ray.data, captioner.ray
+import ray, ray.data, captioner.bulk.captions
 folder, model = sys.argv[1:]
 ray.init(logging_level="ERROR")
 photos = ray.data.read_binary_files(folder, include_paths=True)
 photos = photos.union(ray.data.from_items([{"bytes": b"no photo", "path": "broken"}]))
 done = photos.map_batches(
-    captioner.ray.Captions,
+    captioner.bulk.captions.Captions,
     fn_constructor_args=(model,),
     batch_size=4,
     compute=ray.data.ActorPoolStrategy(size=1),
@@ -196,7 +197,7 @@ def test_two_machines(caption, photos, tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
 def test_callable_class_in_a_pipeline(photos, tiny) -> None:
-    """`captioner.ray.Captions` in ``map_batches``, with a photo that fails."""
+    """`captioner.bulk.captions.Captions` in ``map_batches``, with a photo that fails."""
     done = run(PIPELINE, photos, tiny.model)
 
     assert done.returncode == 0, done.stderr
@@ -208,18 +209,18 @@ def test_callable_class_in_a_pipeline(photos, tiny) -> None:
 
 FATAL_PHOTO = """
 import os, sys
-import captioner.bulk.actors, captioner.ray
+import captioner.bulk.actors, captioner.bulk.captions
 from captioner.cli.main import main
 
-class Dies(captioner.ray._PartWriter):
+class Dies(captioner.bulk.captions._PartWriter):
     def _write(self, part):
         if part.number == 1:
             os._exit(1)
         return super()._write(part)
 
 captioner.bulk.actors.RETRIES = 1
-run = captioner.ray.run_on_actors
-captioner.ray.run_on_actors = lambda actor, *a, **k: run(Dies, *a, **k)
+run = captioner.bulk.captions.run_on_actors
+captioner.bulk.captions.run_on_actors = lambda actor, *a, **k: run(Dies, *a, **k)
 sys.exit(main(sys.argv[1:]))
 """
 

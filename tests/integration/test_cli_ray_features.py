@@ -152,7 +152,7 @@ def interrupt(folder: Path, blocks: int) -> None:
 def test_an_encoder_that_differs_on_a_machine_stops_the_job(command, on_ray, tmp_path) -> None:
     """As with another version of timm there: here the driver expects other weights."""
     others = """
-from captioner.prepare import features
+from captioner.training import cache as features
 own = features.feature_fingerprint
 features.feature_fingerprint = lambda *a, **k: own(*a, **k) | {"weights": "other"}
 """
@@ -176,7 +176,7 @@ def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     ray = ["--engine", "ray", "--workers", "2", "--part-photos", "1"]
-    actor = "captioner.prepare.ray_features:_FeatureEncoder"
+    actor = "captioner.bulk.features:_FeatureEncoder"
     job = Job([*command, *ray], actor, blocks, tmp_path / "kills")
     code, err = job.run(ten_victims(seed=2), seed=3)
 

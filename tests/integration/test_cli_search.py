@@ -18,9 +18,9 @@ from PIL import Image
 
 from captioner import load, overlay
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.config import SearchOptions
-from captioner.tokenizer import tokenize
-from captioner.vocabulary import BAD_ENDINGS
+from captioner.options import SearchOptions
+from captioner.text.tokenizer import tokenize
+from captioner.text.vocabulary import BAD_ENDINGS
 
 
 def run(*arguments: object) -> int:

@@ -13,11 +13,11 @@ import yaml
 
 from captioner.cli import prepare_shards
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
-from captioner.config import DataConfig
 from captioner.data.batches import EncodedImage
-from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import read_manifest
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DataConfig
 from captioner.training.data import read_data
 
 

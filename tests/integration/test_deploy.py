@@ -23,7 +23,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from test_serve import GOOD, serve  # noqa: F401  (a fixture)
 
-from captioner.client import Client
+from captioner.serving.client import Client
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OPTIONS = ["--root-path", "/captioner", "--allow-host", "photos.example.org"]

@@ -15,18 +15,18 @@ import torch
 import yaml
 
 import captioner
-from captioner import loading
 from captioner.caption import Caption
 from captioner.cli import attend, calibrate, caption, evaluate, export, prepare, serve, train
-from captioner.config import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
-from captioner.decoding.search import search
-from captioner.decoding.stepper import DecoderStepper
 from captioner.evaluation.java import JAVA_METRICS
-from captioner.models.attention import SCORERS
-from captioner.models.decoder import build_decoder
-from captioner.models.encoder import ENCODERS
-from captioner.models.losses import caption_losses
-from captioner.vocabulary import END, START
+from captioner.inference import loading
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.attention import SCORERS
+from captioner.model.decoder import build_decoder
+from captioner.model.encoder import ENCODERS
+from captioner.model.losses import caption_losses
+from captioner.options import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
+from captioner.search.search import search
+from captioner.text.vocabulary import END, START
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "attention_table.md"

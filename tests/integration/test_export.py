@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.api import load
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.export.onnxruntime_web import DIGESTS
+from captioner.inference.captioner import load
+from captioner.serving.site.onnxruntime_web import DIGESTS
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "coco_val"
@@ -272,7 +272,7 @@ def test_what_is_refused_is_one_line(  # noqa: PLR0917
 
 
 def test_force_replaces_the_folder(tiny, exported, tmp_path, monkeypatch) -> None:
-    from captioner.export import folder
+    from captioner.inference.export import folder
 
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "notes").write_text("old")
@@ -296,7 +296,9 @@ def test_a_site_is_made_from_a_model_or_an_exported_folder(
     tiny, exported, tmp_path, monkeypatch, capsys
 ) -> None:
     runtime = {name: name.encode() for name in DIGESTS}
-    monkeypatch.setattr("captioner.export.onnxruntime_web.runtime_files", lambda source: runtime)
+    monkeypatch.setattr(
+        "captioner.serving.site.onnxruntime_web.runtime_files", lambda source: runtime
+    )
 
     out = with_torch(capsys, "export", exported, "-o", tmp_path / "one", "--web")
     both = with_torch(capsys, "export", tiny.model, "-o", tmp_path / "two", "--web")

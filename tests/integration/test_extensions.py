@@ -19,7 +19,7 @@ PACKAGE = '''
 import torch
 from torch import nn
 
-from captioner.models.attention import Scorer, dot_products, widen
+from captioner.model.attention import Scorer, dot_products, widen
 
 
 class Halves(Scorer):

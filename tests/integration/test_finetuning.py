@@ -14,10 +14,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from captioner import model_config
 from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.model_folder import load_model
+from captioner.inference import model_config
+from captioner.inference.folder import load_model
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")

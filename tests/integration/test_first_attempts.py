@@ -27,7 +27,7 @@ from PIL import Image
 from test_serve import _SPY
 
 from captioner import load
-from captioner.model_folder import load_model, save_model
+from captioner.inference.folder import load_model, save_model
 
 pytestmark = pytest.mark.slow
 

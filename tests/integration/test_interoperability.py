@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 import captioner
-from captioner import api
 from captioner.cli.main import FAILED, OK, USAGE, main
+from captioner.inference import captioner as api
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "interoperability.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def here(tiny, tmp_path, monkeypatch) -> Path:
     """A folder with ``photos``, ``photo.jpg`` and ``captions.json``; the tiny model is shipped."""
     monkeypatch.chdir(tmp_path)
-    for module in ("captioner.loading", "captioner.model_config"):
+    for module in ("captioner.inference.loading", "captioner.inference.model_config"):
         monkeypatch.setattr(f"{module}.SHIPPED_MODEL", tiny.model)
     shutil.copytree(tiny.photos, "photos")
     shutil.copy("photos/1.png", "photo.jpg")

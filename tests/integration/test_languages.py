@@ -15,8 +15,8 @@ from captioner.cli.main import main
 from captioner.errors import ConfigError, ModelError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.reward import CaptionReward
-from captioner.model_folder import load_model, save_model
-from captioner.tokenizer import caption_tokens
+from captioner.inference.folder import load_model, save_model
+from captioner.text.tokenizer import caption_tokens
 from captioner.training.build import prepare
 
 pytestmark = pytest.mark.slow  # a model is trained

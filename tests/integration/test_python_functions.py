@@ -13,10 +13,10 @@ import yaml
 
 import captioner
 from captioner.cli.main import OK, main
-from captioner.config import TrainConfig
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.report import as_json
-from captioner.model_config import read_search
+from captioner.inference.model_config import read_search
+from captioner.options import TrainConfig
 from captioner.training.api import build_config
 
 # --- evaluate ------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from PIL import Image
 
 from captioner.cli.main import OK, main
 from captioner.cli.train import read
-from captioner.config import TrainConfig
-from captioner.model_config import SHIPPED_MODEL, fingerprint, read_config
-from captioner.model_folder import load_model
+from captioner.inference.folder import load_model
+from captioner.inference.model_config import SHIPPED_MODEL, fingerprint, read_config
+from captioner.options import TrainConfig
 from captioner.training.data import read_data
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.api import load
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
+from captioner.inference.captioner import load
 
 # Loaded into the server's process: reports every file that is opened for writing.
 _SPY = """

@@ -20,7 +20,7 @@ import yaml
 from playwright.sync_api import expect
 
 from captioner.cli.main import COMMANDS, OK, main
-from captioner.config import DataConfig, SearchOptions
+from captioner.options import DataConfig, SearchOptions
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))

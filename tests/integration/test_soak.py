@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_serve import GOOD, serve  # noqa: F401  (a fixture)
 
-from captioner.client import Client
+from captioner.serving.client import Client
 
 
 @pytest.mark.stress

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.caption import Caption, CropBox, join_words
-from captioner.tokenizer import tokenize
+from captioner.text.tokenizer import tokenize
 
 
 @pytest.mark.parametrize(

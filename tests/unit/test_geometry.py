@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.caption import Caption
+from captioner.drawing import attention_map
 from captioner.errors import ConfigError
 from captioner.evaluation.masks import at_centres, region_coverage
 from captioner.geometry import Axis, Geometry
-from captioner.visualization import attention_map
 
 RESNET = Axis(0.5 / 224, 32 / 224)  # 7 regions at 224 pixels
 LITE = Axis(31.5 / 288, 32 / 288)  # 9 regions at 288 pixels

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from captioner.config import TrainingConfig
 from captioner.errors import ConfigError
 from captioner.hardware import (
     PRECISION_HELP,
@@ -21,6 +20,7 @@ from captioner.hardware import (
     pick_precision,
 )
 from captioner.option_fields import option_fields
+from captioner.options import TrainingConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

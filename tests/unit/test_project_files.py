@@ -23,7 +23,7 @@ def read(path: Path) -> dict:
 def test_the_version_is_in_one_place():
     assert 'dynamic = ["version"]' in PROJECT
     assert f'__version__ = "{captioner.__version__}"' in (
-        ROOT / "captioner" / "__init__.py"
+        ROOT / "captioner" / "version.py"
     ).read_text(encoding="utf-8")
     for path in (ROOT / "CITATION.cff", *WORKFLOWS):
         assert captioner.__version__ not in path.read_text(encoding="utf-8"), path

@@ -165,7 +165,7 @@ def test_parts_without_a_job_are_not_mixed_with_new_ones(tmp_path) -> None:
 
 def test_a_worker_left_from_a_job_that_was_started_over_writes_nothing(tmp_path) -> None:
     pytest.importorskip("ray")
-    from captioner.ray import Model, _PartWriter
+    from captioner.bulk.captions import Model, _PartWriter
 
     output = Output(str(tmp_path), "jsonl")
     parts = divide(["missing.jpg"], size=1)

@@ -11,8 +11,8 @@ from captioner.cli import attend, caption, evaluate, info, serve, train
 from captioner.cli.parser import Parser, similar_names
 from captioner.cli.prepare import KINDS
 from captioner.cli.prepare import parser as prepare_parser
-from captioner.config import TrainConfig
 from captioner.errors import ConfigError
+from captioner.options import TrainConfig
 
 PARSERS = {
     "attend": attend.parser,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from captioner.config import DataConfig
 from captioner.data.augmentation import Augmentation
 from captioner.errors import ConfigError
+from captioner.options import DataConfig
 
 WIDTH, HEIGHT = 240, 160
 

@@ -24,9 +24,9 @@ from captioner.data.batches import (
     training_loader,
 )
 from captioner.data.coco import CaptionedImage
-from captioner.data.preprocessing import Preprocessing
-from captioner.models.packing import PackedLayout
-from captioner.vocabulary import END, PAD, START
+from captioner.model.kernels.packing import PackedLayout
+from captioner.model.preprocessing import Preprocessing
+from captioner.text.vocabulary import END, PAD, START
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +382,7 @@ def test_an_error_in_a_worker_ends_the_program(workers: int):
     code = """
 import sys
 from captioner.data.batches import EpochSampler, PhotoReader, training_loader
-from captioner.data.preprocessing import Preprocessing
+from captioner.model.preprocessing import Preprocessing
 
 reader = PhotoReader(Preprocessing(32), max_captions=1)
 list(training_loader(reader, [], EpochSampler([[1]] * 9, 1, seed=0), int(sys.argv[1])))

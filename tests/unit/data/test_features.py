@@ -31,9 +31,9 @@ from toy_features import (
 )
 
 from captioner.data.coco import CaptionedImage
+from captioner.data.feature_writer import FeatureWriter
 from captioner.data.features import CONTENTS, DTYPES, ROWS, FeatureCache, feature_fingerprint
 from captioner.errors import ConfigError, DataError
-from captioner.prepare.feature_writer import FeatureWriter
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from mutated_photos import mutated_photos, original_photos
 
 from captioner.data.formats import format_by_name
 from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
 from captioner.errors import ImageError, LargeImageError
+from captioner.model.preprocessing import Preprocessing
 
 CROP, SQUASH = Preprocessing(image_size=64), Preprocessing(image_size=64, resize="squash")
 

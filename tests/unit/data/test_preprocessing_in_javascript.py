@@ -7,7 +7,7 @@ import PIL
 import pytest
 from PIL import Image
 
-from captioner.data.preprocessing import Preprocessing
+from captioner.model.preprocessing import Preprocessing
 
 pytestmark = [
     pytest.mark.slow,

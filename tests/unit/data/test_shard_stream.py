@@ -24,11 +24,11 @@ from captioner.data.augmentation import Augmentation
 from captioner.data.batches import EncodedImage, Item
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
 from captioner.data.shard_stream import ShardStream, shard_loader
+from captioner.data.shard_writer import write_shards
 from captioner.data.shards import Manifest, read_manifest
 from captioner.errors import ConfigError, DataError
-from captioner.prepare.shards import write_shards
+from captioner.model.preprocessing import Preprocessing
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from toy_shards import PER_SHARD, copied, grey_photos
 
+from captioner.data.shard_writer import write_shards
 from captioner.data.shards import MANIFEST, read_manifest
 from captioner.errors import DataError
-from captioner.prepare.shards import write_shards
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from captioner.config import DataConfig, TrainConfig, TrainingConfig
 from captioner.data.batches import Batch, EncodedImage, EpochSampler, PhotoReader, photo_tensor
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
-from captioner.data.preprocessing import Preprocessing
 from captioner.data.sources import FeatureSource, PhotoSource, open_source
 from captioner.errors import DataError
-from captioner.vocabulary import PAD
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DataConfig, TrainConfig, TrainingConfig
+from captioner.text.vocabulary import PAD
 
 PREPROCESSING = Preprocessing(image_size=32)
 PHOTOS = 11

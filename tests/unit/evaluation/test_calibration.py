@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from captioner.confidence import Observation, PhotoSpace, PhraseTable, sigmoid
 from captioner.errors import DataError
 from captioner.evaluation.calibration import (
     MIN_PHOTOS,
@@ -23,6 +22,7 @@ from captioner.evaluation.calibration import (
     measure_groups,
     reliability,
 )
+from captioner.inference.confidence import Observation, PhotoSpace, PhraseTable, sigmoid
 
 PHRASES = PhraseTable.count(100, {("a",): 90, ("dog",): 20, ("a", "dog", "runs"): 5})
 

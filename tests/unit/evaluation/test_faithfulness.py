@@ -9,8 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.batch_captioner import BatchCaptioner
-from captioner.config import FaithfulnessOptions
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation import faithfulness
 from captioner.evaluation.deletion import (
@@ -26,9 +24,11 @@ from captioner.evaluation.deletion import (
 from captioner.evaluation.faithfulness import content_words, measure, measure_photo
 from captioner.evaluation.faithfulness_report import Faithfulness, Word, as_lines
 from captioner.geometry import Geometry
-from captioner.model_folder import StoredModel
-from captioner.models.explanations import WordScorer
-from captioner.vocabulary import UNKNOWN
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.folder import StoredModel
+from captioner.model.explanations import WordScorer
+from captioner.options import FaithfulnessOptions
+from captioner.text.vocabulary import UNKNOWN
 
 GRID, REGIONS = (2, 3), 6
 

@@ -26,7 +26,7 @@ from captioner.evaluation.metrics import (
     score,
     signature,
 )
-from captioner.tokenizer import caption_tokens, tokenize
+from captioner.text.tokenizer import caption_tokens, tokenize
 
 REFERENCES = {
     7: ["A dog's ball lies on the grass.", "The dog isn't playing with a red ball!"],

@@ -24,7 +24,7 @@ from captioner.evaluation.objects import (
     _phrases,
     find_names,
 )
-from captioner.tokenizer import tokenize
+from captioner.text.tokenizer import tokenize
 
 
 def named(sentence: str) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from pycocoevalcap.cider.cider import Cider
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.reward import CaptionReward
-from captioner.vocabulary import PAD, UNKNOWN, Vocabulary
+from captioner.text.vocabulary import PAD, UNKNOWN, Vocabulary
 
 Tokens = list[str]
 

@@ -15,9 +15,9 @@ import numpy as np
 from PIL import Image
 
 from captioner.caption import Alternative, Caption, CropBox
-from captioner.config import SearchOptions
 from captioner.errors import ConfigError
-from captioner.inference import Prepared
+from captioner.inference.engine import Prepared
+from captioner.options import SearchOptions
 
 BAD = (255, 0, 0)
 """A photo of this colour can make its whole batch fail."""

@@ -17,10 +17,10 @@ import torch
 from colour_server import png
 from PIL import Image
 
-from captioner.api import Captioner
-from captioner.batch_captioner import BatchCaptioner
-from captioner.config import SearchOptions
 from captioner.errors import ConfigError
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
+from captioner.options import SearchOptions
 from captioner.serving.app import create_app
 from captioner.serving.responses import BatchResponse, BatchResult, CaptionsResponse
 

@@ -9,9 +9,9 @@ import pytest
 from colour_server import BAD, OWN, ColourModel, name, png, until
 
 from captioner.caption import CropBox
-from captioner.config import SearchOptions
 from captioner.errors import ConfigError
-from captioner.inference import Prepared
+from captioner.inference.engine import Prepared
+from captioner.options import SearchOptions
 from captioner.serving.batching import Batcher, ClosedError
 from captioner.serving.requests import CaptionRequest
 

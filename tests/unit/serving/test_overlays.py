@@ -13,8 +13,8 @@ from PIL import Image
 from test_uploads import as_json, file, option, parts, text
 
 import captioner
-from captioner.api import Captioner
-from captioner.batch_captioner import BatchCaptioner
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.serving import overlays
 
 PHOTO = io.BytesIO()

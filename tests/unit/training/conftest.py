@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from captioner.config import (
+from captioner.options import (
     DataConfig,
     DecoderConfig,
     DistillationConfig,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from captioner.errors import ConfigError, ModelError
-from captioner.model_folder import load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.text.vocabulary import UNKNOWN
 from captioner.training.build import open_encoder, prepare
-from captioner.vocabulary import UNKNOWN
 
 # --- Model ---
 

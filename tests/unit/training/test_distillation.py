@@ -17,22 +17,22 @@ from test_objectives import CAPTIONS, WORDS, batch_of, model_of, photos_of
 from torch import Tensor, nn
 
 from captioner.cli.main import OK, main
-from captioner.config import DistillationConfig, SelfCriticalConfig, TrainConfig
 from captioner.data.batches import Batch
-from captioner.decoding.ensemble import EnsembleStepper
-from captioner.decoding.stepper import DecoderStepper
 from captioner.errors import CheckpointError, ConfigError
-from captioner.model_folder import StoredModel, load_model
-from captioner.models.captioner import CaptionModel
-from captioner.models.losses import score_longest_first
-from captioner.subwords import Subwords
+from captioner.inference.folder import StoredModel, load_model
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.captioner import CaptionModel
+from captioner.model.losses import score_longest_first
+from captioner.options import DistillationConfig, SelfCriticalConfig, TrainConfig
+from captioner.search.ensemble import EnsembleStepper
+from captioner.text.subwords import Subwords
+from captioner.text.vocabulary import NEVER_GENERATED, PAD, Vocabulary
 from captioner.training.api import build_config
 from captioner.training.build import prepare
 from captioner.training.distillation import Teacher
 from captioner.training.loop import Trainer, start
 from captioner.training.objectives import ReferenceCaptions, SelfCritical, build_objective
 from captioner.training.run import RunFolder
-from captioner.vocabulary import NEVER_GENERATED, PAD, Vocabulary
 
 TWO_FILES = {"train_annotations": ["a.json", "b.json"]}
 

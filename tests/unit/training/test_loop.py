@@ -20,14 +20,14 @@ from safetensors.torch import load_file
 
 from captioner import load
 from captioner.cli.main import FAILED, OK, main
-from captioner.config import TrainConfig
 from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, DataError, ImageError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.model_config import CARD
-from captioner.model_folder import StoredModel
-from captioner.models.captioner import CaptionModel
+from captioner.inference.folder import StoredModel
+from captioner.inference.model_config import CARD
+from captioner.model.captioner import CaptionModel
+from captioner.options import TrainConfig
 from captioner.training.build import prepare
 from captioner.training.loop import MIN_SCALE, Interrupted, Trainer, start
 from captioner.training.run import RunFolder, read_steps

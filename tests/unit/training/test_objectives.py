@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 from toy_encoder import PatchEncoder
 
-from captioner.config import (
+from captioner.data.batches import Batch, EncodedImage, Item, collate
+from captioner.data.coco import CaptionedImage
+from captioner.inference.folder import StoredModel
+from captioner.model.captioner import CaptionModel
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import (
     DecoderConfig,
     SelfCriticalConfig,
     TrainConfig,
     TrainingConfig,
 )
-from captioner.data.batches import Batch, EncodedImage, Item, collate
-from captioner.data.coco import CaptionedImage
-from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.search import Hypothesis
-from captioner.model_folder import StoredModel
-from captioner.models.captioner import CaptionModel
+from captioner.search.search import Hypothesis
+from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
 from captioner.training import objectives
 from captioner.training.objectives import (
     REWARD_SUMS,
@@ -34,7 +35,6 @@ from captioner.training.objectives import (
     Task,
     build_objective,
 )
-from captioner.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
 
 L, D = 4, 3
 TWO_WORDS = Vocabulary(["a", "dog"])

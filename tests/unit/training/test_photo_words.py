@@ -9,15 +9,15 @@ import pytest
 import torch
 from test_objectives import WORDS, batch_of, model_of, photos_of
 
-from captioner.config import DecoderConfig, TrainConfig, TrainingConfig
 from captioner.data.batches import EncodedImage
 from captioner.errors import ConfigError, DataError
-from captioner.model_folder import StoredModel
-from captioner.subwords import Subwords
+from captioner.inference.folder import StoredModel
+from captioner.options import DecoderConfig, TrainConfig, TrainingConfig
+from captioner.text.subwords import Subwords
+from captioner.text.vocabulary import Vocabulary
 from captioner.training.api import build_config
 from captioner.training.objectives import build_objective
 from captioner.training.photo_words import WordsOfPhotos
-from captioner.vocabulary import Vocabulary
 
 CONTENT = ["dog", "runs", "grass", "man", "hat"]  # of WORDS; the others are function words
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from captioner.config import TrainingConfig
+from captioner.options import TrainingConfig
 from captioner.training.build import Setup, prepare
 from captioner.training.dry_run import dry_run
 from captioner.training.loop import start

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from captioner.config import TrainConfig
 from captioner.data.coco import CaptionedImage
 from captioner.errors import CheckpointError
+from captioner.options import TrainConfig
 from captioner.training.resume_checks import check_resume, resume_settings
 from captioner.training.trackers import flatten
 

@@ -20,12 +20,12 @@ from torch.optim import AdamW
 from torch.optim.swa_utils import AveragedModel
 
 from captioner.caption import Caption
-from captioner.config import DecoderConfig, TrainingConfig
 from captioner.data.coco import CaptionedImage
-from captioner.data.preprocessing import Preprocessing
 from captioner.errors import CheckpointError
-from captioner.models.captioner import CaptionModel
-from captioner.models.encoder import Encoder
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, TrainingConfig
 from captioner.training.optim import make_average, make_optimizer
 from captioner.training.run import (
     FORMAT_VERSION,

@@ -14,15 +14,15 @@ from PIL import Image
 
 from captioner import load
 from captioner.cli.main import OK, main
-from captioner.config import DataConfig
 from captioner.data.batches import EpochSampler
 from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
-from captioner.model_folder import load_model, save_model
+from captioner.inference.folder import load_model, save_model
+from captioner.options import DataConfig
+from captioner.text.vocabulary import START, Vocabulary
 from captioner.training.build import prepare
 from captioner.training.data import first_of_styles
 from captioner.training.loop import start
-from captioner.vocabulary import START, Vocabulary
 
 OFFSET = 1_000
 

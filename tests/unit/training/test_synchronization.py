@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from captioner.config import SearchOptions
 from captioner.data.batches import Batch
-from captioner.data.preprocessing import Preprocessing
-from captioner.decoding.search import search
-from captioner.decoding.stepper import DecoderStepper
-from captioner.decoding.words import SearchTokens
 from captioner.hardware import upload
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import SearchOptions
+from captioner.search.search import search
+from captioner.search.words import SearchTokens
+from captioner.text.vocabulary import START
 from captioner.training.build import prepare
 from captioner.training.loop import Trainer, _TaskLosses
 from captioner.training.run import RunFolder
-from captioner.vocabulary import START
 
 DEVICE = torch.device("meta")
 """The name of the simulated device: autograd runs its backward pass like a CPU's."""

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.api import Captioner
-from captioner.batch_captioner import BatchCaptioner
 from captioner.caption import Caption
 from captioner.data.batches import pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.errors import ImageError
-from captioner.tokenizer import tokenize
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
+from captioner.text.tokenizer import tokenize
+from captioner.text.vocabulary import END
 from captioner.training.build import Setup, prepare
 from captioner.training.validation import (
     Sentence,
@@ -27,7 +28,6 @@ from captioner.training.validation import (
     score_sentences,
     selection_score,
 )
-from captioner.vocabulary import END
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def setup(configure: Any) -> Setup:
 def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     search = configure().search
-    sentences = decode(captioner.batch_captioner, setup.val, search)
+    sentences = decode(captioner.inference.batch_captioner, setup.val, search)
     assert [s.image for s in sentences] == setup.val
     for sentence in sentences:
         alone = captioner.caption(sentence.image.path, beam_size=2, max_length=6)

@@ -1,0 +1,258 @@
+"""Captioning on a Ray cluster: many machines, or the cores and GPUs of one.
+
+In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batches``:
+
+    photos = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
+    captioned = photos.map_batches(
+        captioner.bulk.captions.Captions,
+        batch_size=32,
+        compute=ray.data.ActorPoolStrategy(size=4),
+        num_gpus=0.5,
+    )
+    captioned.write_parquet("s3://bucket/captions")
+
+`caption_parts` runs the parts of a job, which ``captioner caption --engine ray`` creates, on the
+actors of `captioner.bulk.actors`: each captions one part at a time and writes it before it takes
+the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from captioner.bulk.actors import Actor, Found, Workers, run_on_actors
+from captioner.bulk.inputs import Part, RemoteFile, part_from_json, read_part
+from captioner.bulk.job import JOB, Job, Output, Row, decode_rows, encode_rows, row_schema
+from captioner.errors import DataError
+from captioner.hardware import Precision
+from captioner.inference.captioner import Captioner, Result, load
+from captioner.inference.model_config import SHIPPED_MODEL, fingerprint
+from captioner.options import SearchOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What an actor loads."""
+
+    folders: tuple[str, ...] = ()
+    """Model folders that every machine can read, or names of the hub; empty: the shipped model."""
+    device: str = "auto"
+    precision: Precision = "auto"
+
+    def load(self) -> Captioner:
+        """Load the model."""
+        return load(*self.folders, device=self.device, precision=self.precision)
+
+    def fingerprints(self) -> list[str]:
+        """One for each folder."""
+        return [fingerprint(folder) for folder in self.folders or [SHIPPED_MODEL]]
+
+
+class Captions:
+    """Captions batches of photos; for ``Dataset.map_batches``.
+
+    The columns of a batch are kept, except the photos themselves; these are added:
+
+        image     name, unless the batch has names under another column
+        caption   the best caption; null if the photo failed
+        captions  all captions: text, words, log_prob, log_probs
+        error     why the photo failed; null if it did not
+    """
+
+    def __init__(
+        self,
+        *folders: str,
+        column: str = "bytes",
+        names: str = "path",
+        device: str = "auto",
+        precision: Precision = "auto",
+        batch_size: int = 32,
+        **search: Any,
+    ) -> None:
+        """Load the model; once per actor.
+
+        Args:
+            *folders: See ``captioner.load``.
+            column: Column of the photos: bytes, paths or arrays.
+            names: Column of names for error messages; ignored if there is none.
+            device: See ``captioner.load``.
+            precision: See ``captioner.load``.
+            batch_size: Photos that are captioned together.
+            **search: Fields of ``SearchOptions`` to change.
+        """
+        self.model = load(*folders, device=device, precision=precision)
+        self.column, self.names = column, names
+        self.options = {"batch_size": batch_size, **search}
+        self.model.options(**search)  # an error before the first batch
+
+    def __call__(self, batch: dict[str, Any]) -> Any:
+        """Caption a batch.
+
+        Args:
+            batch: Columns as NumPy arrays, Ray's default.
+
+        Returns:
+            A ``pyarrow.Table``.
+        """
+        import pyarrow as pa
+
+        photos = list(batch[self.column])
+        names = [str(one) for one in batch.get(self.names, range(len(photos)))]
+        sources: Iterator[Any] = (
+            RemoteFile(name, bytes(photo)) if isinstance(photo, bytes) else photo
+            for name, photo in zip(names, photos, strict=True)
+        )
+        results = self.model.stream(sources, **self.options)
+        rows = [row(name, result) for name, result in zip(names, results, strict=True)]
+        added = pa.Table.from_pylist(rows, schema=row_schema())
+        best = [found["captions"][0]["text"] if "captions" in found else None for found in rows]
+        table = pa.table(
+            {
+                name: pa.array(list(values))
+                for name, values in batch.items()
+                if name not in (self.column, *added.column_names, "caption")
+            }
+        )
+        for name in added.column_names:
+            if name != "image" or self.names not in batch:
+                table = table.append_column(added.schema.field(name), added[name])
+        return table.append_column("caption", pa.array(best, pa.string()))
+
+
+def row(name: str, result: Result) -> Row:
+    """A photo's captions, or its error, as JSON data."""
+    if result.error is not None:
+        return {"image": name, "error": str(result.error)}
+    return {"image": name, "captions": [caption.as_dict() for caption in result.captions]}
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+class Finished(NamedTuple):
+    """A part that was written."""
+
+    part: int
+    photos: int
+    failed: int
+    error: str
+    """The first failed photo's message; empty if there is none."""
+
+
+def caption_parts(
+    job: Job,
+    model: Model,
+    search: SearchOptions,
+    *,
+    batch_size: int = 32,
+    workers: Workers = Workers(),  # noqa: B008 (immutable)
+) -> Iterator[Finished]:
+    """Caption the missing parts of a job on the connected cluster.
+
+    Args:
+        job: From ``open_job``.
+        model: What each actor loads.
+        search: Search options.
+        batch_size: Photos that are captioned together; a batch never spans two parts.
+        workers: The actors.
+
+    Yields:
+        The parts, as they are written.
+
+    Raises:
+        DataError: A part cannot be read or written, or workers died too often.
+    """
+    if model.device == "auto" and not workers.gpus:
+        model = dataclasses.replace(model, device="cpu")  # not a GPU of others
+
+    def missing() -> str:
+        left = sorted({part.number for part in job.missing} - job.output.finished())
+        return job.output.name_missing(left)
+
+    results = run_on_actors(
+        _PartWriter,
+        [part.to_json() for part in job.missing],
+        workers,
+        arguments={
+            "output": job.output,
+            "job_id": job.id,
+            "model": model,
+            "fingerprints": model.fingerprints(),
+            "options": {"batch_size": batch_size, **vars(search)},
+        },
+        missing=missing,
+        again="give --resume",
+    )
+    for found, _ in results:
+        yield Finished(**found)
+
+
+class _PartWriter(Actor):
+    """Captions parts and writes them."""
+
+    def __init__(
+        self,
+        *,
+        output: Output,
+        job_id: str,
+        model: Model,
+        fingerprints: Sequence[str],
+        options: Mapping[str, Any],
+        **shared: Any,
+    ) -> None:
+        super().__init__(**shared)
+        self.output, self.job_id, self.options = output, job_id, options
+        self.model, self.fingerprints = model, fingerprints
+        self.captioner: Captioner | None = None
+
+    def process(self, item: str) -> Iterator[Found]:
+        part = part_from_json(item)
+        yield self._write(part)._asdict(), b""
+
+    def _write(self, part: Part) -> Finished:
+        name = self.output.part_name(part.number)
+        held = self.output.read(name)
+        if held is None:  # otherwise written just before the worker or the driver died
+            rows = list(self._rows(part))
+            if part.photos not in (None, len(rows)):
+                raise DataError(
+                    f"{part.names[0]} has changed while the job was running; start over with "
+                    "--force"
+                )
+            self._check_owner()
+            self.output.write(name, encode_rows(rows, self.output.format))
+        else:
+            rows = decode_rows(held, self.output.format)
+        errors = [one["error"] for one in rows if one.get("error") is not None]
+        return Finished(part.number, len(rows), len(errors), errors[0] if errors else "")
+
+    def _rows(self, part: Part) -> Iterator[Row]:
+        if self.captioner is None:
+            self.captioner = self._load()
+        names: list[str] = []
+
+        def sources() -> Iterator[Any]:
+            for photo in read_part(part):
+                names.append(photo.name)
+                yield photo.source
+
+        results = self.captioner.stream(sources(), **self.options)
+        for number, result in enumerate(results):
+            yield row(names[number], result)
+
+    def _load(self) -> Captioner:
+        if self.model.fingerprints() != self.fingerprints:
+            raise DataError(
+                f"{socket.gethostname()} has another model than the machine that started the job; "
+                "install the same captioner, and give models in a shared folder"
+            )
+        return self.model.load()
+
+    def _check_owner(self) -> None:
+        """Check that the job has not been started over since."""
+        held = self.output.read(JOB)
+        if held is None or f'"{self.job_id}"'.encode() not in held:
+            raise DataError(f"{self.output.url}: another process has started over with --force")

@@ -1,0 +1,326 @@
+"""Writes imported photos as COCO captions files, one per split.
+
+Empty captions, photos without captions and photos that are not on disk are left out and counted.
+Nothing is written before everything has been checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from captioner.data.coco import read_captions
+from captioner.data.images import image_size
+from captioner.data.importers import (
+    IMPORTERS,
+    TABLES,
+    UNSPLIT,
+    USUAL,
+    Columns,
+    ImportedPhoto,
+    Splits,
+    detect_layout,
+    find_source,
+)
+from captioner.errors import ConfigError, DataError, ImageError
+from captioner.files import atomic_write
+
+
+@dataclass
+class ImportSummary:
+    """What `write_coco` wrote and what it left out; ``str()`` formats it."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    """File by split; an empty split has none."""
+    photos: dict[str, int] = field(default_factory=dict)
+    captions: dict[str, int] = field(default_factory=dict)
+    empty_captions: int = 0
+    """Dropped captions: only white space."""
+    photos_without_captions: int = 0
+    """Dropped photos: no captions, or only empty ones."""
+    missing_photos: list[str] = field(default_factory=list)
+    """Dropped photos: not in the image folder, or not readable."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"{split}: {count} photos, {self.captions[split]} captions"
+            for split, count in self.photos.items()
+        ]
+        if self.empty_captions:
+            lines.append(f"dropped: {self.empty_captions} empty captions")
+        if self.photos_without_captions:
+            lines.append(f"dropped: {self.photos_without_captions} photos without captions")
+        if self.missing_photos:
+            lines.append(
+                f"dropped: {len(self.missing_photos)} photos missing or unreadable in the image"
+                f" folder ({_first_three(self.missing_photos)})"
+            )
+        return "\n".join(lines)
+
+
+def prepare_dataset(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    layout: str = "auto",
+    columns: Columns = USUAL,
+    images: str | Path | None = None,
+    validation: float = 0.1,
+    test: float = 0.0,
+    seed: int = 0,
+    first_id: int = 1,
+    force: bool = False,
+) -> ImportSummary:
+    """Convert captions in another layout to COCO captions files.
+
+    Args:
+        source: File or folder with the captions.
+        folder: Output folder.
+        layout: A key of `IMPORTERS`, or auto.
+        columns: Names of the columns of a table.
+        images: See `write_coco`.
+        validation: Fraction of the photos for val, if the source has no splits.
+        test: Fraction of the photos for test, if the source has no splits.
+        seed: See `split_randomly`.
+        first_id: See `write_coco`.
+        force: Replace existing files.
+
+    Returns:
+        What was written and what was left out.
+
+    Raises:
+        CaptionerError: See `find_source`, `detect_layout`, `split_randomly` and `write_coco`.
+    """
+    if not Path(source).exists():
+        raise DataError(f"{source} does not exist; give the file or folder with the captions")
+    source = find_source(source, layout)
+    if layout == "auto":
+        layout = _layout_with_columns(source, columns)
+    if columns != USUAL and layout not in TABLES:
+        raise ConfigError(
+            f"{source} ({layout}) has no columns; leave out --file-column and --caption-column"
+        )
+    read = IMPORTERS[layout]
+    splits = read(source, columns) if layout in TABLES else read(source)
+    if set(splits) == {UNSPLIT}:
+        splits = split_randomly(splits[UNSPLIT], validation=validation, test=test, seed=seed)
+    return write_coco(splits, folder, images=images, force=force, first_id=first_id)
+
+
+def _layout_with_columns(source: Path, columns: Columns) -> str:
+    """The layout of a file; columns that are named make a text file a table."""
+    try:
+        layout = detect_layout(source)
+    except DataError:
+        if columns == USUAL:
+            raise
+        return "csv"
+    return "csv" if layout == "kaggle" and columns != USUAL else layout
+
+
+def split_randomly(
+    photos: Iterable[ImportedPhoto],
+    *,
+    validation: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+) -> Splits:
+    """Split photos into train, val and test by a hash of seed and file name.
+
+    The same photos and seed give the same splits, in any order and on any machine. Photos that
+    share a file name stay together. A split gets at least one photo, unless its fraction is 0.
+
+    Args:
+        photos: All photos.
+        validation: Fraction of the photos for val.
+        test: Fraction of the photos for test.
+        seed: Seed of the split.
+
+    Returns:
+        The non-empty splits, each sorted by file name.
+
+    Raises:
+        ConfigError: A fraction is not in 0..1, or nothing is left for training.
+        DataError: There are too few photos.
+    """
+    if not (0 <= validation <= 1 and 0 <= test <= 1 and validation + test < 1):
+        raise ConfigError(
+            f"validation is {validation} and test is {test}; give fractions of the photos, 0 or"
+            " more and together below 1"
+        )
+    photos = sorted(photos, key=lambda photo: photo.file_name)
+    names = sorted(
+        {photo.file_name for photo in photos},
+        key=lambda name: hashlib.sha256(f"{seed}:{name}".encode(errors="surrogatepass")).digest(),
+    )
+    ends, split_of = 0, dict.fromkeys(names, "train")
+    for split, fraction in (("val", validation), ("test", test)):
+        count = max(1, round(len(names) * fraction)) if fraction else 0
+        split_of.update(dict.fromkeys(names[ends : ends + count], split))
+        ends += count
+    if ends >= len(names):
+        raise DataError(f"{len(names)} photos are too few to split; at least {ends + 1} are needed")
+    splits: Splits = {s: [] for s in ("train", "val", "test") if s in split_of.values()}
+    for photo in photos:
+        splits[split_of[photo.file_name]].append(photo)
+    return splits
+
+
+def write_coco(
+    splits: Splits,
+    folder: str | Path,
+    *,
+    images: str | Path | None = None,
+    force: bool = False,
+    first_id: int = 1,
+) -> ImportSummary:
+    """Write captions_SPLIT.json for each split, in the format that pycocotools reads.
+
+    Image ids of the source are kept; other photos are numbered from ``first_id``, or from the
+    largest id of the source + 1 if that is greater. Captions are stripped. The folder may already
+    hold other splits, but not with any of these photos: the test set must not leak into training.
+
+    Args:
+        splits: From an importer.
+        folder: Output folder; created if missing.
+        images: Image folder; photos that are not in it are left out, the others get their width and
+            height in pixels (upright, as `open_image` returns them).
+        force: Replace existing files.
+        first_id: First id for photos without one; data sets used together need distinct ids.
+
+    Returns:
+        What was written and what was left out.
+
+    Raises:
+        ConfigError: ``first_id`` is negative.
+        DataError: A file exists, a photo is in two splits or in an existing split, two photos
+            share an id, no photo is left, or writing fails.
+    """
+    if first_id < 0:
+        raise ConfigError(f"first_id is {first_id}; give 0 or more")
+    files = {split: Path(folder, f"captions_{split}.json") for split in splits}
+    if existing := [str(file) for file in files.values() if file.exists() and not force]:
+        raise DataError(f"{existing[0]} exists; give another folder or --force")
+    _refuse_overlap(splits)
+    for split in {"train", "val", "test"} - splits.keys():
+        _refuse_leak(Path(folder, f"captions_{split}.json"), splits)
+    summary = ImportSummary()
+    records = {s: _usable(photos, images, summary) for s, photos in splits.items()}
+    if not any(records.values()):
+        raise DataError(_nothing_left(summary, images))
+    _number(records, first_id)
+    next_id = 1
+    for split, kept in records.items():
+        annotations = [
+            {"id": number, "image_id": image["id"], "caption": caption}
+            for number, (image, caption) in enumerate(
+                ((image, caption) for image, captions in kept for caption in captions), next_id
+            )
+        ]
+        next_id += len(annotations)
+        summary.photos[split], summary.captions[split] = len(kept), len(annotations)
+        if kept:
+            _write_split(files[split], split, [image for image, _ in kept], annotations)
+            summary.files[split] = files[split]
+    return summary
+
+
+def _refuse_overlap(splits: Splits) -> None:
+    split_of: dict[str, str] = {}
+    for split, photos in splits.items():
+        for photo in photos:
+            other = split_of.setdefault(photo.file_name, split)
+            if other != split:
+                raise DataError(f"{photo.file_name} is in two splits, {other} and {split}")
+
+
+def _refuse_leak(other: Path, splits: Splits) -> None:
+    """Refuse an existing split that holds some of these photos."""
+    try:
+        names, _ = read_captions([other])
+    except DataError:
+        return  # missing, or not captions
+    held = set(names.values())
+    shared = [p.file_name for photos in splits.values() for p in photos if p.file_name in held]
+    if shared:
+        raise DataError(
+            f"{other} exists and holds {len(shared)} of these photos ({_first_three(shared)}); "
+            "remove it, or give another folder"
+        )
+
+
+_Kept: TypeAlias = list[tuple[dict[str, Any], list[str]]]
+
+
+def _usable(
+    photos: list[ImportedPhoto], images: str | Path | None, summary: ImportSummary
+) -> _Kept:
+    """Image records (ids may be None) with captions; counts what is dropped in the summary."""
+    kept: _Kept = []
+    for photo in photos:
+        captions = [caption.strip() for caption in photo.captions if caption.strip()]
+        summary.empty_captions += len(photo.captions) - len(captions)
+        record: dict[str, Any] = {"id": photo.image_id, "file_name": photo.file_name}
+        if not captions:
+            summary.photos_without_captions += 1
+            continue
+        if images is not None:
+            try:
+                record["width"], record["height"] = image_size(Path(images, photo.file_name))
+            except ImageError:
+                summary.missing_photos.append(photo.file_name)
+                continue
+        kept.append((record, captions))
+    return kept
+
+
+def _number(records: dict[str, _Kept], first: int) -> None:
+    """Give each image record a unique id over all splits."""
+    images = [image for kept in records.values() for image, _ in kept]
+    names: dict[int, str] = {}
+    for image in images:
+        if image["id"] is not None:
+            if other := names.get(image["id"]):
+                raise DataError(
+                    f"image id {image['id']} is both {other} and {image['file_name']}; "
+                    "give each photo its own"
+                )
+            names[image["id"]] = image["file_name"]
+    following = max([first - 1, *names])
+    for image in images:
+        if image["id"] is None:
+            following += 1
+            image["id"] = following
+
+
+def _write_split(
+    file: Path, split: str, images: list[dict[str, Any]], annotations: list[dict[str, Any]]
+) -> None:
+    content = {
+        "info": {"description": f"{split} captions, imported by captioner"},
+        "licenses": [],
+        "images": images,
+        "annotations": annotations,
+    }
+    try:
+        atomic_write(file, json.dumps(content) + "\n")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({error.strerror})") from error
+
+
+def _nothing_left(summary: ImportSummary, images: str | Path | None) -> str:
+    if summary.missing_photos:
+        return (
+            f"{images}: none of the {len(summary.missing_photos)} photos is in this folder"
+            f" ({_first_three(summary.missing_photos)}); give the folder that their names are"
+            " relative to"
+        )
+    return "no photo has a caption; check the captions"
+
+
+def _first_three(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

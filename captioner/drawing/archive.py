@@ -1,0 +1,112 @@
+"""Attention maps of many photos as one NumPy archive (.npz), for other programs.
+
+One row per caption, N in all; T is the number of words of the longest one, and shorter captions are
+padded with empty words and zeros. Nothing is pickled. The keys are documented in
+docs/interoperability.md.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.caption import Caption
+from captioner.data.images import open_image
+from captioner.drawing.drawing import check_suffix
+from captioner.drawing.maps import check_caption
+from captioner.errors import ConfigError
+from captioner.files import atomic_write
+
+ARCHIVES = (".npz",)
+FORMAT_VERSION = 1
+
+
+class MapArchive:
+    """Captions and their attention maps, to be saved as ``.npz``."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, tuple[int, int], Caption]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(
+        self,
+        photo: str | Path,
+        captions: Caption | Sequence[Caption],
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        """Add the captions of a photo.
+
+        Args:
+            photo: Its path, which becomes part of the archive; any name if ``size`` is given.
+            captions: One, or several.
+            size: Width and height of the upright photo in pixels; None: read from the file.
+
+        Raises:
+            ConfigError: A caption's arrays do not match its words, or its grid differs from that of
+                the captions before.
+            ImageError: The photo cannot be read.
+        """
+        size = size or open_image(photo).size
+        for caption in [captions] if isinstance(captions, Caption) else captions:
+            check_caption(caption)
+            grid = np.shape(caption.alphas)[1:]
+            held = np.shape(self._rows[0][2].alphas)[1:] if self._rows else grid
+            if grid != held:
+                raise ConfigError(
+                    f"{photo} has maps of {' x '.join(map(str, grid))} regions, but those before "
+                    f"it have {' x '.join(map(str, held))}; write one archive per model"
+                )
+            self._rows.append((str(photo), size, caption))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The contents of the archive by their keys.
+
+        Raises:
+            ConfigError: There are no captions.
+        """
+        if not self._rows:
+            raise ConfigError("the archive has no captions; add at least one")
+        captions = [caption for _, _, caption in self._rows]
+        lengths = [len(caption.words) for caption in captions]
+        longest, grid = max(lengths), np.shape(captions[0].alphas)[1:]
+        words = np.array(
+            [[*c.words, *[""] * (longest - len(c.words))] for c in captions], dtype=str
+        )
+        alphas = np.zeros((len(captions), longest, *grid), dtype=np.float32)
+        gates, log_probs = np.zeros((2, len(captions), longest), dtype=np.float32)
+        for row, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
+            alphas[row, :length] = caption.alphas
+            gates[row, :length] = caption.gates
+            log_probs[row, :length] = caption.log_probs
+        return {
+            "format_version": np.array(FORMAT_VERSION),
+            "photos": np.array([name for name, _, _ in self._rows]),
+            "sizes": np.array([size[::-1] for _, size, _ in self._rows], dtype=np.int32),
+            "captions": np.array([caption.text for caption in captions]),
+            "lengths": np.array(lengths, dtype=np.int32),
+            "words": words.reshape(len(captions), longest),
+            "alphas": alphas,
+            "gates": gates,
+            "log_probs": log_probs,
+            "log_prob": np.array([caption.log_prob for caption in captions], dtype=np.float32),
+            "geometry": np.array([[*caption.regions] for caption in captions], dtype=np.float64),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the archive, compressed; the output is deterministic.
+
+        Raises:
+            ConfigError: The name does not end with ``.npz``, or there are no captions.
+            OSError: The file cannot be written; an existing file is kept.
+        """
+        check_suffix("an archive of maps", path, ARCHIVES)
+        data, arrays = io.BytesIO(), dict[str, Any](self.arrays())
+        np.savez_compressed(data, **arrays)
+        atomic_write(path, data.getvalue())

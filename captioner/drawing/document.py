@@ -1,0 +1,140 @@
+"""Self-contained HTML documents: styles, scripts, pictures and data are embedded.
+
+A Content-Security-Policy allows only the document's own scripts, by hash, and no requests. Text is
+escaped; data are escaped JSON in a block that is never executed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+
+from captioner.drawing.primitives import encoded
+from captioner.drawing.theme import THEMES
+from captioner.errors import ConfigError
+
+MAX_SIDE = 65_500
+"""Largest side of a JPEG picture in pixels."""
+
+ThemeName = Literal["auto", "light", "dark"]
+
+_JPEG_QUALITY = 88
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+
+
+def asset(name: str, folder: Path = Path(__file__).parent / "web") -> str:
+    """Read a script or style sheet of the package."""
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def escaped(text: str) -> str:
+    """Escape text for elements and quoted attributes."""
+    return html.escape(_printable(text), quote=True)
+
+
+def embedded(data: Any, element_id: str) -> str:
+    """Embed data as JSON for scripts, escaped so that no text in it can close the element."""
+    text = _printable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return f'<script type="application/json" id="{escaped(element_id)}">{text}</script>'
+
+
+def _printable(text: str) -> str:
+    """Replace what UTF-8 cannot encode, such as undecodable bytes of a file name, by ``?``."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def data_uri(image: Image.Image) -> str:
+    """Encode a picture as a JPEG data URI."""
+    data = encoded(image, "JPEG", quality=_JPEG_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+
+
+def document(
+    title: str,
+    body: str,
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    theme: ThemeName = "auto",
+    head: Sequence[str] = (),
+) -> str:
+    """Build the document.
+
+    Args:
+        title: Plain text.
+        body: Markup; text in it must be escaped.
+        styles: Style sheets.
+        scripts: Scripts, run in order after the body.
+        theme: ``auto`` follows the reader's system.
+        head: More elements of the head, such as another icon than an empty one.
+
+    Raises:
+        ConfigError: The theme is unknown.
+    """
+    if theme not in ("auto", *THEMES):
+        raise ConfigError(f"unknown theme {theme!r}; choose one of auto, {', '.join(THEMES)}")
+    elements = [
+        '<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        *(head or ['<link rel="icon" href="data:,">']),
+        f"<title>{escaped(title)}</title>",
+        *(f"<style>{style}</style>" for style in styles),
+    ]
+    code = "".join(f"<script>{script}</script>" for script in scripts)
+    root = '<html lang="en">' if theme == "auto" else f'<html lang="en" data-theme="{theme}">'
+    return f"<!doctype html>\n{root}\n{chr(10).join(elements)}\n{body}\n{code}\n</html>\n"
+
+
+def with_policy(page: str, rules: str | None = None) -> str:
+    """Add a policy to the document, for files, which have no server to send it.
+
+    Args:
+        page: From ``document``.
+        rules: The policy; None: that of ``policy``.
+    """
+    content = escaped(rules or policy(page))
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
+    return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{rule}', 1)
+
+
+def policy(page: str, *, connect: str = "'none'", scripts: str = "", images: str = "") -> str:
+    """The Content-Security-Policy that allows a document's own scripts and styles only.
+
+    Args:
+        page: From ``document``.
+        connect: Hosts to which scripts may send requests, as in ``connect-src``.
+        scripts: Further sources of ``script-src``.
+        images: Further sources of ``img-src``.
+    """
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {_hashes(_SCRIPT, page)} {scripts}".rstrip(),
+            f"style-src {_hashes(_STYLE, page)}",
+            f"img-src data: blob: {images}".rstrip(),
+            f"connect-src {connect}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def script_hashes(page: str) -> str:
+    """The inline scripts of a document, as sources of a ``script-src`` directive."""
+    return _hashes(_SCRIPT, page)
+
+
+def _hashes(elements: re.Pattern[str], page: str) -> str:
+    digests = (hashlib.sha256(text.encode()).digest() for text in elements.findall(page))
+    return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"

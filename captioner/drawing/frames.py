@@ -1,0 +1,201 @@
+"""The frames of an animation: the photo under a moving map, the sentence, and the numbers.
+
+    ┌─────────────────────┐
+    │ ▒▒▒▒▒▒▒▓▓▓▒▒▒▒▒▒▒▒▒ │  the photo under the map
+    │ a brown [dog]       │  the words so far; there is room for the whole sentence
+    │ β ▬▬▬▬ 0.91  p 0.42 │  gate and probability of the word; the colour scale
+    └─────────────────────┘
+
+A word's map fades into the next one's, all on the scale of the caption. The last frame shows the
+mean of all maps and the whole sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageColor
+
+from captioner.caption import Caption
+from captioner.drawing import fonts
+from captioner.drawing.drawing import Drawing
+from captioner.drawing.heatmap import (
+    above_scale,
+    attention_image,
+    scale_bar,
+    scale_gates,
+    shared_scale,
+)
+from captioner.drawing.maps import ease, interpolate, mean_map
+from captioner.drawing.primitives import Align, Box, Item, Picture, Text, bar
+from captioner.drawing.theme import Theme
+
+_TRANSITION = 0.55  # of a word's time: the map moves, then it rests
+_PAUSE = 2.0  # seconds of the whole sentence at the end
+_MIN_WIDTH = 280  # pixels of the text below the photo
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A distinct frame and how long it is shown."""
+
+    word: int
+    """Index of the word; T, after the last of T words, is the whole caption."""
+    part: float
+    """Progress from the word before, 0 to 1."""
+    frames: int
+
+
+def plan_shots(words: int, seconds_per_word: float, rate: int) -> list[Shot]:
+    """The shots of T words and of the pause at the end; ``rate`` is in frames per second."""
+    last = max(1, round(_PAUSE * rate))
+    if not words:
+        return [Shot(0, 1.0, last)]
+    shots = []
+    for word in range(words + 1):
+        # Measured from the start, so that rounding to frames does not accumulate.
+        length = round((word + 1) * seconds_per_word * rate) - round(word * seconds_per_word * rate)
+        length = max(1, length) if word < words else last
+        moving = 0 if word == 0 else min(length - 1, round(_TRANSITION * seconds_per_word * rate))
+        shots += [Shot(word, (step + 1) / (moving + 1), 1) for step in range(moving)]
+        shots.append(Shot(word, 1.0, length - moving))
+    return shots
+
+
+class Scene:
+    """Draws the frames of an animation on a fixed layout."""
+
+    def __init__(
+        self, photo: Image.Image, caption: Caption, theme: Theme, *, smooth: bool, colormap: str
+    ) -> None:
+        self.photo, self.caption, self.theme = photo, caption, theme
+        self.smooth, self.colormap = smooth, colormap
+        self.sentence = caption.text or "no words"
+        self.scale = shared_scale(caption.alphas, scale_gates(caption))
+        self.inner = max(photo.width, _MIN_WIDTH)
+        self.text = max(13, min(22, round(self.inner / 26)))
+        self.small = max(11, round(0.78 * self.text))
+        self.margin = round(0.9 * self.text)
+        self.leading = round(1.55 * self.text)
+        self.words = _arrange(caption, self.text, self.inner)
+        lines = 1 + max((line for _, line, _ in self.words), default=0)
+        self.sentence_top = self.margin + photo.height + round(0.75 * self.text)
+        self.numbers_top = self.sentence_top + self.leading * lines + self.text // 2
+        width = self.inner + 2 * self.margin
+        height = self.numbers_top + round(1.9 * self.small) + self.margin
+        self.width, self.height = width + width % 2, height + height % 2  # video needs even sizes
+        self.corner = self.margin + (self.inner - photo.width) // 2, self.margin
+
+    def fixed_colours(self) -> list[tuple[int, ...]]:
+        """RGB of the background, text and bars."""
+        t = self.theme
+        names = (t.background, t.text, t.muted, t.track, t.gate, t.highlight)
+        return [ImageColor.getrgb(name)[:3] for name in names]
+
+    def palette_samples(self) -> list[Image.Image]:
+        """The photo at high levels of attention, which are rare in frames but need colours too."""
+        if not self.caption.words:
+            return [self.photo]
+        levels = (np.full((1, 1), level, dtype=np.float32) for level in (0.4, 0.65, 0.9))
+        return [
+            attention_image(self.photo, level, scale_max=1.0, colormap=self.colormap)
+            for level in levels
+        ]
+
+    def draw(self, shot: Shot) -> Image.Image:
+        """Draw one frame."""
+        if self.caption.words:
+            items = [self._panel(shot), *self._sentence(shot.word), *self._numbers(shot)]
+        else:
+            baseline = self.sentence_top + round(1.05 * self.text)
+            note = Text(self.margin, baseline, self.sentence, self.text, self.theme.muted)
+            items = [Picture(*self.corner, self.photo), note]
+        return Drawing(self.width, self.height, self.theme.background, items=items).frame()
+
+    def _panel(self, shot: Shot) -> Picture:
+        panel = attention_image(
+            self.photo,
+            interpolate(self._map(max(shot.word - 1, 0)), self._map(shot.word), shot.part),
+            scale_max=self.scale,
+            regions=self.caption.regions,
+            smooth=self.smooth,
+            colormap=self.colormap,
+        )
+        return Picture(*self.corner, panel)
+
+    def _map(self, word: int) -> NDArray[np.float32]:
+        """A word's map; after the last word, the mean of all."""
+        alphas = np.asarray(self.caption.alphas, dtype=np.float32)
+        return alphas[word] if word < len(alphas) else mean_map(alphas)
+
+    def _sentence(self, current: int) -> list[Item]:
+        """The words so far, the current one highlighted."""
+        items: list[Item] = []
+        for position, (left, line, word) in enumerate(self.words[: current + 1]):
+            top, x = self.sentence_top + line * self.leading, self.margin + left
+            if position == current:
+                pad = 0.22 * self.text
+                right = x + fonts.hinted_width(fonts.drawable(word), self.text) + pad
+                bottom = top + round(1.42 * self.text)
+                radius = 0.25 * self.text
+                items.append(Box(x - pad, top, right, bottom, self.theme.highlight, radius))
+            items.append(Text(x, top + round(1.05 * self.text), word, self.text, self.theme.text))
+        return items
+
+    def _numbers(self, shot: Shot) -> list[Item]:
+        """Gate and probability of the current word on the left, the colour scale on the right."""
+        size, theme, words = self.small, self.theme, len(self.caption.words)
+        baseline = self.numbers_top + round(1.1 * size)
+        top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
+
+        def text(x: float, string: str, colour: str, align: Align = "left") -> Text:
+            return Text(x, baseline, string, size, colour, align=align)
+
+        items: list[Item] = []
+        if shot.word < words:
+            gate = float(self.caption.gates[shot.word])
+            before = float(self.caption.gates[max(shot.word - 1, 0)])
+            moved = before + (gate - before) * ease(shot.part)
+            level = moved if math.isfinite(moved) else gate
+            left = round(self.margin + 1.0 * size)
+            right = left + round(3.2 * size)
+            colours = {"track": theme.track, "fill": theme.gate}
+            value = right + 0.45 * size
+            p = f"p {fonts.probability(float(self.caption.log_probs[shot.word]))}"
+            items.append(text(self.margin, "β", theme.muted))
+            items += bar(left, top, right + 1, bottom, level, **colours, whole_pixels=True)
+            items.append(text(value, fonts.number(gate), theme.text))
+            items.append(text(value + 3.1 * size, p, theme.text))
+        else:
+            note = f"mean of all {words} words" if words > 1 else "all 1 word"
+            items.append(text(self.margin, note, theme.text))
+        end, most = self.margin + self.inner, fonts.percent(self.scale)
+        above = above_scale(self.caption.alphas, scale_gates(self.caption), self.scale)
+        most = f"≥ {most}" if shot.word < words and above[shot.word] else most
+        right = round(end - fonts.text_width(most, size) - 0.4 * size)
+        left = max(self.margin + round(14 * size), right - 9 * size)
+        items.append(text(end, most, theme.muted, "right"))
+        items.append(text(left - 0.4 * size, "0", theme.muted, "right"))
+        items.append(Picture(left, top, scale_bar(right - left, bottom - top, self.colormap)))
+        return items
+
+
+def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:
+    """Wrap the sentence; returns the left edge, line and spelling of each word."""
+    arranged: list[tuple[float, int, str]] = []
+    end, line = 0.0, 0
+    space = round(1.2 * fonts.hinted_width(" ", size))
+    for position in range(len(caption.words)):
+        before, after = caption.text_until(position), caption.text_until(position + 1)
+        added = after[len(before) :]
+        gap = float(space) if added.startswith(" ") and before else 0.0
+        word = fonts.truncate(fonts.printable(added.strip()), size, width)
+        length = fonts.hinted_width(fonts.drawable(word), size)
+        if end and end + gap + length > width:
+            end, line, gap = 0.0, line + 1, 0.0
+        arranged.append((end + gap, line, word))
+        end += gap + length
+    return arranged

@@ -1,0 +1,278 @@
+"""Interactive pages: one HTML file, usable offline, for one photo or many.
+
+Without JavaScript a page is a list of photos and captions. With it, a photo opens in the viewer,
+which shows the attention of the word that is hovered, tapped or selected by arrow keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from captioner.caption import DOUBTFUL, Caption
+from captioner.data.images import Photo, open_image
+from captioner.drawing.document import (
+    MAX_SIDE,
+    ThemeName,
+    asset,
+    data_uri,
+    document,
+    embedded,
+    escaped,
+    with_policy,
+)
+from captioner.drawing.drawing import check_suffix
+from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
+from captioner.drawing.maps import check_caption
+from captioner.errors import ConfigError
+from captioner.files import atomic_write
+
+PAGES = (".html", ".htm")
+"""File extensions of pages."""
+
+VIEWER_ASSETS = ("viewer.css", "zoom.js", "viewer.js")
+"""Files of the viewer, which every page includes."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A photo of a page with its captions."""
+
+    photo: Photo
+    captions: Sequence[Caption]
+    """Shown below each other on one colour scale."""
+    title: str = ""
+    """Title of the photo, e.g. its file name."""
+    labels: Sequence[str] = ()
+    """A name for each caption, e.g. its model's."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """An HTML document that can be saved, or shown in a notebook."""
+
+    html: str
+
+    def save(self, path: str | Path) -> None:
+        """Write the page.
+
+        Raises:
+            ConfigError: The file extension is not ``.html``.
+            OSError: The file cannot be written; an existing file is kept.
+        """
+        check_suffix("a page", path, PAGES)
+        atomic_write(path, self.html.encode())
+
+    def _repr_html_(self) -> str:
+        """In an iframe, so that styles and scripts do not affect the notebook."""
+        return (
+            f'<iframe srcdoc="{escaped(self.html)}" sandbox="allow-scripts" loading="lazy" '
+            'style="width:100%;height:720px;border:0" title="attention viewer"></iframe>'
+        )
+
+
+def page(
+    photo: Photo,
+    captions: Caption | Sequence[Caption],
+    *,
+    title: str = "",
+    labels: Sequence[str] = (),
+    panel_size: int = 1280,
+    smooth: bool = True,
+    colormap: str = "inferno",
+    theme: ThemeName = "auto",
+) -> Page:
+    """Make a page of one photo.
+
+    Args:
+        photo: The captioned photo: a path, bytes, PIL image, array or binary file.
+        captions: One or several captions; their ``alternatives`` are shown if they have any.
+        title: Title of the page.
+        labels: A name for each caption.
+        panel_size: Longest side of the embedded photo in pixels (0: never scale).
+        smooth: Interpolate the maps initially; the reader can change it.
+        colormap: One of ``COLORMAPS``.
+        theme: ``auto`` (follows the reader's system), ``light`` or ``dark``.
+
+    Raises:
+        ConfigError: An option or a caption is invalid, or labels and captions differ in number.
+        ImageError: The photo cannot be read.
+    """
+    several = captions if isinstance(captions, Sequence) else [captions]
+    entry = Entry(photo, several, title, labels)
+    return gallery(
+        [entry], title=title, panel_size=panel_size, smooth=smooth, colormap=colormap, theme=theme
+    )
+
+
+def gallery(
+    entries: Iterable[Entry],
+    *,
+    title: str = "",
+    panel_size: int = 800,
+    smooth: bool = True,
+    colormap: str = "inferno",
+    theme: ThemeName = "auto",
+) -> Page:
+    """Make a page of many photos.
+
+    Args:
+        entries: The photos with their captions; photos are read one by one.
+        title: See ``page``.
+        panel_size: See ``page``.
+        smooth: See ``page``.
+        colormap: See ``page``.
+        theme: See ``page``.
+
+    Raises:
+        ConfigError: An entry or option is invalid, or there are no entries.
+        ImageError: A photo cannot be read.
+    """
+    look = viewer_look(colormap, smooth=smooth)
+    items: list[str] = []
+    data: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries, 1):
+        _check(entry, number)
+        items.append(_item(entry, number, panel_size))
+        data.append(
+            {
+                "title": entry.title,
+                "labels": list(entry.labels),
+                "captions": [caption.as_dict(attention=True) for caption in entry.captions],
+            }
+        )
+    if not items:
+        raise ConfigError("a page needs at least one photo")
+    heading = title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
+    shown = embedded({"entries": data, "look": look}, "captioner-data")
+    only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
+    body = _body(heading, items, shown, FOOTERS[0 if only_attention else 1])
+    return Page(with_policy(_document(heading or "captioner", body, theme)))
+
+
+def gallery_template() -> str:
+    """A gallery page to be filled in a browser that shows a page with the viewer.
+
+    ``@@kind@@``, ``@@title@@``, ``@@items@@``, ``@@data@@`` and ``@@footer@@`` (one of ``FOOTERS``)
+    stand for what ``gallery`` puts there, and the name of each of ``VIEWER_ASSETS`` for its text,
+    which the browser already has.
+    """
+    body = _body("@@title@@", ["@@items@@"], "@@data@@", "@@footer@@")
+    html = with_policy(_document("@@title@@", body, "auto"))
+    html = html.replace('<main class="single">', '<main class="@@kind@@">')
+    for name in VIEWER_ASSETS:
+        html = html.replace(asset(name), f"@@{name}@@")
+    return html
+
+
+def _document(title: str, body: str, theme: ThemeName) -> str:
+    styles = [*viewer_styles(), asset("page.css")]
+    scripts = [*viewer_scripts(), asset("page.js")]
+    return document(title, body, styles=styles, scripts=scripts, theme=theme)
+
+
+def viewer_styles() -> list[str]:
+    """Style sheets of the viewer."""
+    return [asset(name) for name in VIEWER_ASSETS if name.endswith(".css")]
+
+
+def viewer_scripts() -> list[str]:
+    """Scripts of the viewer, in order."""
+    return [asset(name) for name in VIEWER_ASSETS if name.endswith(".js")]
+
+
+def viewer_look(colormap: str = "inferno", *, smooth: bool = True) -> dict[str, Any]:
+    """Settings with which the viewer draws heatmaps as ``heatmap`` does."""
+    return {
+        "palette": palette(colormap),
+        "heatmap": HEATMAP_STYLE._asdict(),
+        "closed_gate": CLOSED_GATE,
+        "doubtful_below": DOUBTFUL,
+        "smooth": smooth,
+    }
+
+
+FOOTERS = (
+    """Brighter means more attention while the word was chosen. The gate β is the
+weight of the photo for the word. Attention does not explain why the model chose a word.""",
+    """Brighter means that the region counts more for the word, by the method named.
+The gate β is the weight of the photo for the word.""",
+)
+"""Below the captions of a page with attention only, and of one with other methods."""
+
+
+def _body(title: str, items: Sequence[str], data: str, footer: str) -> str:
+    kind = "single" if len(items) == 1 else "many"
+    heading = f"<h1>{escaped(title)}</h1>" if title else ""
+    return f"""<body>
+<main class="{kind}">
+{heading}
+<div class="toolbar">
+<input type="search" placeholder="Search captions" aria-label="Search captions">
+<output class="quiet"></output>
+</div>
+<section class="photo-view" aria-label="Attention viewer" hidden>
+<nav aria-label="Photos">
+<button type="button" class="back">All photos</button>
+<button type="button" class="previous" aria-label="previous photo">‹</button>
+<button type="button" class="next" aria-label="next photo">›</button>
+<h2></h2>
+</nav>
+<div class="container"></div>
+</section>
+<ol class="gallery">
+{chr(10).join(items)}
+</ol>
+<footer>{footer}</footer>
+</main>
+{data}
+</body>"""
+
+
+def _check(entry: Entry, number: int) -> None:
+    if not isinstance(entry, Entry):
+        raise ConfigError(
+            f"entry {number} of the page is a {type(entry).__name__}; use "
+            "captioner.Entry(photo, [caption])"
+        )
+    if entry.labels and len(entry.labels) != len(entry.captions):
+        raise ConfigError(
+            f"{len(entry.labels)} labels for {len(entry.captions)} captions; pass one each"
+        )
+    if not entry.captions:
+        raise ConfigError(f"photo {number} of the page has no captions; pass at least one")
+    for caption in entry.captions:
+        check_caption(caption)
+        if not np.isfinite([*caption.log_probs, *caption.gates, caption.log_prob]).all():
+            raise ConfigError(
+                f"log_probs or gates of {caption.text!r} contain NaN or infinity and cannot be "
+                "shown"
+            )
+
+
+def _item(entry: Entry, number: int, panel_size: int) -> str:
+    """The list item of a photo, which needs no JavaScript."""
+    picture = fit_photo(open_image(entry.photo), panel_size)
+    if max(picture.size) > MAX_SIDE:
+        raise ConfigError(
+            f"photo {number} has {picture.width} x {picture.height} pixels (limit: {MAX_SIDE} "
+            "per side); use a panel_size above 0"
+        )
+    texts = [caption.text or "no words" for caption in entry.captions]
+    labels = [f"{label}: " for label in entry.labels] or [""] * len(texts)
+    lines = "<br>".join(
+        f'<span class="text">{escaped(label + text)}</span>'
+        for label, text in zip(labels, texts, strict=True)
+    )
+    name = f'<span class="name">{escaped(entry.title)}</span>' if entry.title else ""
+    alt = escaped(texts[0])
+    size = f'width="{picture.width}" height="{picture.height}"'
+    image = f'<img src="{data_uri(picture)}" alt="{alt}" {size} decoding="async">'
+    return (
+        f'<li class="entry" id="entry-{number}"><figure><a href="#photo-{number}">{image}'
+        f"<figcaption>{lines}{name}</figcaption></a></figure></li>"
+    )

@@ -1,0 +1,710 @@
+"use strict";
+/* The attention viewer: one photo, its captions, and where the model looked for each word.
+
+   new CaptionViewer(root, entry, look) fills the element `root`.
+     entry  {title, image, captions: [caption.as_dict(attention=True), ...], labels: [...],
+             actions: (caption) => [elements beside the caption],
+             methods: {name: title}, onMethod: (name) => ...}
+            `image` is a loaded <img>; `actions` is optional. With `methods`, the reader can choose
+            how the maps are computed; `onMethod` gets them and calls `replaceMaps`.
+     look   {palette: "rrggbb" x 256, heatmap: {...}, smooth: true}
+
+   Heatmaps are drawn exactly as in captioner/drawing/heatmap.py. Needs zoom.js. */
+
+/** A heatmap over a photo, on a canvas. */
+class Heatmap {
+  static MAX_SIDE = 800; // pixels of the canvas, which CSS scales to the photo
+
+  constructor(canvas, image, look, maxSide = Heatmap.MAX_SIDE) {
+    const { naturalWidth: width, naturalHeight: height } = image;
+    const shrink = Math.min(1, maxSide / Math.max(width, height));
+    canvas.width = Math.max(1, Math.round(width * shrink));
+    canvas.height = Math.max(1, Math.round(height * shrink));
+    this.context = canvas.getContext("2d", { willReadFrequently: true });
+    this.context.imageSmoothingQuality = "high";
+    this.image = image;
+    this.look({ x: 0, y: 0, size: 1 });
+    this.frame = this.context.createImageData(canvas.width, canvas.height);
+    this.frame.data.fill(255);
+    this.style = look.heatmap;
+    this.colours = new Float32Array(768);
+    for (let i = 0; i < 768; i++) {
+      this.colours[i] = parseInt(look.palette.slice(2 * i, 2 * i + 2), 16) / 255;
+    }
+  }
+
+  /** Show a part of the photo: left, top and size as fractions. */
+  look(view) {
+    const { context, image } = this;
+    const { width, height } = context.canvas;
+    const [w, h] = [image.naturalWidth, image.naturalHeight];
+    const part = [view.x * w, view.y * h, view.size * w, view.size * h];
+    context.fillStyle = "#fff"; // transparent pixels are blended with white, as for the model
+    context.fillRect(0, 0, width, height);
+    context.drawImage(image, ...part, 0, 0, width, height);
+    this.photo = context.getImageData(0, 0, width, height);
+    this.view = view;
+  }
+
+  /** An axis of the photo as fractions of the part that is shown. */
+  inView({ first, pitch, start, stop }, from) {
+    const { size } = this.view;
+    const to = (at) => (at - from) / size;
+    return { first: to(first), pitch: pitch / size, start: to(start), stop: to(stop) };
+  }
+
+  /** Draw levels (Gh x Gw, 0 to 1, row-major) over the photo, in which `geometry` places them. */
+  draw(levels, [rows, columns], geometry, smooth) {
+    const { width, height } = this.frame;
+    const { view } = this;
+    const down = Heatmap.sampleAxis(height, this.inView(geometry.y, view.y), rows, smooth);
+    const across = Heatmap.sampleAxis(width, this.inView(geometry.x, view.x), columns, smooth);
+    const line = new Float32Array(columns);
+    for (let y = 0; y < height; y++) {
+      const upper = down.lower[y] * columns;
+      const lower = Math.min(down.lower[y] + 1, rows - 1) * columns;
+      for (let c = 0; c < columns; c++) {
+        line[c] = levels[upper + c] * (1 - down.part[y]) + levels[lower + c] * down.part[y];
+      }
+      this.drawLine(y, down.seen[y] ? line : null, across, columns);
+    }
+    this.context.putImageData(this.frame, 0, 0);
+  }
+
+  drawLine(y, line, across, columns) {
+    const { dim, saturation, heat, floor, outside, hatch } = this.style;
+    const { width, height } = this.frame;
+    const from = this.photo.data;
+    const to = this.frame.data;
+    const period = Math.max(4, Math.round(Math.max(width, height) / 50));
+    const thick = Math.max(1, Math.floor(period / 5));
+    for (let x = 0, at = 4 * y * width; x < width; x++, at += 4) {
+      const r = from[at] / 255;
+      const g = from[at + 1] / 255;
+      const b = from[at + 2] / 255;
+      const grey = 0.299 * r + 0.587 * g + 0.114 * b;
+      if (line === null || !across.seen[x]) {
+        const value = outside * grey + ((x + y) % period < thick ? hatch : 0);
+        to[at] = to[at + 1] = to[at + 2] = (value * 255 + 0.5) | 0;
+        continue;
+      }
+      const left = across.lower[x];
+      const part = across.part[x];
+      const level = line[left] * (1 - part) + line[Math.min(left + 1, columns - 1)] * part;
+      const s = Math.min(Math.max(level, 0), 1);
+      const entry = 3 * ((s * 255 + 0.5) | 0);
+      const added = heat * (floor + (1 - floor) * grey);
+      const colour = dim * (saturation + (1 - saturation) * s);
+      const shade = dim * grey;
+      const red = shade + colour * (r - grey);
+      const green = shade + colour * (g - grey);
+      const blue = shade + colour * (b - grey);
+      to[at] = ((red + added * this.colours[entry] * (1 - red)) * 255 + 0.5) | 0;
+      to[at + 1] = ((green + added * this.colours[entry + 1] * (1 - green)) * 255 + 0.5) | 0;
+      to[at + 2] = ((blue + added * this.colours[entry + 2] * (1 - blue)) * 255 + 0.5) | 0;
+    }
+  }
+
+  /** The colour scale over mid-grey. */
+  bar() {
+    const canvas = element("canvas", { class: "bar", width: "256", height: "1", "aria-hidden": "true" });
+    const context = canvas.getContext("2d");
+    context.fillStyle = "rgb(128, 128, 128)";
+    context.fillRect(0, 0, 256, 1);
+    const { photo, frame } = this;
+    this.photo = context.getImageData(0, 0, 256, 1);
+    this.frame = context.createImageData(256, 1);
+    this.frame.data.fill(255);
+    const levels = Float32Array.from({ length: 256 }, (_, x) => x / 255);
+    const even = { first: 1 / 512, pitch: 1 / 256, start: 0, stop: 1 };
+    this.drawLine(0, levels, Heatmap.sampleAxis(256, even, 256, false), 256);
+    context.putImageData(this.frame, 0, 0);
+    Object.assign(this, { photo, frame });
+    return canvas;
+  }
+
+  /** Positions of the pixel centres of one axis among the regions; geometry.py's `samples`. */
+  static sampleAxis(pixels, { first, pitch, start, stop }, cells, smooth) {
+    const lower = new Int32Array(pixels);
+    const part = new Float32Array(pixels);
+    const seen = new Uint8Array(pixels);
+    for (let i = 0; i < pixels; i++) {
+      const point = (i + 0.5) / pixels;
+      let sample = Math.min(Math.max((point - first) / pitch, 0), cells - 1);
+      if (!smooth) sample = Math.floor(sample + 0.5);
+      lower[i] = Math.floor(sample);
+      part[i] = sample - lower[i];
+      seen[i] = point >= start && point < stop ? 1 : 0;
+    }
+    return { lower, part, seen };
+  }
+}
+
+/** Create an element with attributes and children; strings become text, never markup. */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+function percent(share) {
+  const value = 100 * share;
+  if (value > 0 && value < 0.01) return "<0.01%";
+  return `${value >= 9.95 || value === 0 ? value.toFixed(0) : value.toPrecision(2)}%`;
+}
+
+const END_NAME = "<end>"; // captioner.caption.END_NAME
+const wordName = (word) => (word === END_NAME ? "end of the sentence" : word);
+
+class CaptionViewer {
+  static WORD_MS = 900; // per word while playing
+  static TRANSITION_MS = 350; // from one map to the next
+
+  constructor(root, entry, look) {
+    this.captions = entry.captions.filter((caption) => caption.words.length > 0);
+    this.smooth = look.smooth;
+    this.closedGate = look.closed_gate;
+    this.doubtfulBelow = look.doubtful_below;
+    this.selected = null; // {caption, start, end}: words start to end inclusive; null: the photo
+    this.timer = null;
+    this.reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
+    this.build(root, entry);
+    this.heatmap = new Heatmap(this.canvas, entry.image, look);
+    this.fillLegend();
+    this.select(null, false);
+  }
+
+  /* --- elements -------------------------------------------------------------------------------- */
+
+  build(root, entry) {
+    const { naturalWidth: width, naturalHeight: height } = entry.image;
+    this.canvas = element("canvas", { "aria-hidden": "true" });
+    const { src, alt } = entry.image;
+    this.photo = element("img", { src, alt, width, height, draggable: "false" });
+    const stage = { class: "stage", role: "group", "aria-label": "Photo" };
+    this.stage = element("div", stage, this.photo, this.canvas);
+    this.zoom = new Zoom(this.stage, (view) => this.look(view));
+    for (const kind of ["pointermove", "pointerdown"]) {
+      this.stage.addEventListener(kind, (event) => this.probeAt(event));
+    }
+    this.stage.addEventListener("pointerleave", () => this.clearProbe());
+    this.lists = this.captions.map((caption, number) => this.wordList(caption, number));
+    const sentences = entry.captions.map((caption, number) => {
+      const label = entry.labels?.[number] ?? (entry.captions.length > 1 ? `${number + 1}` : "");
+      const sum = element("span", { class: "total" }, this.figures(caption));
+      const actions = entry.actions?.(caption) ?? [];
+      const head = element("div", { class: "label" }, element("span", {}, label), sum, ...actions);
+      const list = this.lists[this.captions.indexOf(caption)];
+      const words = list ?? element("p", { class: "quiet" }, "No words, so no attention to show.");
+      return element("div", { class: "sentence" }, head, words);
+    });
+    this.details = element("div", { class: "details" });
+    this.announcement = element("div", { class: "hidden-text", "aria-live": "polite" });
+    this.probe = element("p", { class: "probe" });
+    this.legend = element("div", { class: "legend" });
+    this.side = element(
+      "div",
+      { class: "side" },
+      ...sentences,
+      this.controls(entry),
+      this.details,
+      this.legend,
+      this.announcement,
+    );
+    const under = element("div", { class: "under" }, this.probe, this.zoom.buttons);
+    const view = element("div", { class: "view" }, this.stage, under);
+    root.replaceChildren(view, this.side);
+    root.classList.add("viewer");
+    root.classList.toggle("wide", width > 1.9 * height);
+    root.style.setProperty("--aspect", `${width / height}`);
+    root.style.setProperty("--photo-width", `${width}px`);
+  }
+
+  /** How sure the model is; `confidence` (0 to 1) if the caption has one. */
+  figures({ confidence, log_prob: log }) {
+    const sure = typeof confidence === "number" ? `confidence ${percent(confidence)}, ` : "";
+    return `${sure}log p ${log.toFixed(1)}`;
+  }
+
+  wordList(caption, number) {
+    const count = caption.words.length;
+    const list = element("div", {
+      role: "listbox",
+      class: "words",
+      "aria-label": `Words of the caption: ${caption.text}`,
+      "aria-multiselectable": "true",
+      "aria-orientation": "horizontal",
+    });
+    const option = (text, label, where, extra = "") =>
+      element(
+        "span",
+        {
+          role: "option",
+          class: `word ${extra}`,
+          tabindex: "-1",
+          "aria-label": label,
+          "aria-selected": "false",
+          onpointerenter: (event) => event.pointerType === "mouse" && this.show(where),
+          onpointerdown: (event) => this.press(event, where),
+        },
+        text,
+      );
+    caption.words.forEach((word, index) => {
+      const probability = percent(Math.exp(caption.log_probs[index]));
+      const doubtful = caption.doubtful?.includes(index);
+      const label = `${word}, word ${index + 1} of ${count}, probability ${probability}${doubtful ? ", doubtful" : ""}`;
+      const where = { caption: number, start: index, end: index };
+      list.append(option(word, label, where, doubtful ? "doubtful" : ""));
+    });
+    const all = { caption: number, start: 0, end: count - 1, all: true };
+    list.append(option("all words", "all words together", all, "all"));
+    list.addEventListener("pointerleave", () => this.show(this.selected));
+    list.addEventListener("pointermove", (event) => this.drag(event, list, number));
+    list.addEventListener("keydown", (event) => this.key(event));
+    return list;
+  }
+
+  /** Show other maps of the same captions. */
+  replaceMaps(captions) {
+    this.captions = captions.filter((caption) => caption.words.length > 0);
+    this.fillLegend();
+    this.nameMethod(this.method(0));
+    this.show(this.selected);
+    this.announcement.textContent = `maps: ${this.chosen.selectedOptions[0].textContent}`;
+  }
+
+  /** Let the selector name a method. */
+  nameMethod(method) {
+    this.chosen.value = method;
+  }
+
+  methodSelector({ methods, onMethod }) {
+    const options = Object.entries(methods).map(([value, title]) => element("option", { value }, title));
+    this.chosen = element("select", { onchange: () => onMethod(this.chosen.value) }, ...options);
+    this.nameMethod(this.method(0));
+    return element("label", {}, "maps ", this.chosen);
+  }
+
+  controls(entry) {
+    this.button = element("button", { type: "button", class: "play", onclick: () => this.toggle() });
+    this.label(false);
+    this.opacity = element("input", { type: "range", min: "0", max: "100", value: "100" });
+    this.opacity.addEventListener("input", () => {
+      this.canvas.style.opacity = `${Number(this.opacity.value) / 100}`;
+    });
+    const smooth = element("input", { type: "checkbox", checked: this.smooth });
+    smooth.addEventListener("change", () => {
+      this.smooth = smooth.checked;
+      this.draw();
+    });
+    this.several = element("input", { type: "checkbox" });
+    const choosable = entry.methods && this.captions.length > 0;
+    return element(
+      "div",
+      { class: "controls" },
+      ...(choosable ? [this.methodSelector(entry)] : []),
+      this.button,
+      element("label", {}, "heatmap ", this.opacity),
+      element("label", {}, smooth, " smooth"),
+      element("label", { class: "by-touch" }, this.several, " select several words"),
+    );
+  }
+
+  /** The colour scale of each method with the uniform share of each grid size. */
+  fillLegend() {
+    const methods = this.methods();
+    this.tops = Object.fromEntries(methods.map((method) => [method, this.scale(method)]));
+    this.legend.replaceChildren();
+    for (const method of methods) {
+      const name = methods.length > 1 ? `${method.replaceAll("_", " ")}: ` : "";
+      const kind = method === "attention" ? "attention" : "relevance";
+      const text = `${name}share of ${kind} per region, same scale for all words`;
+      this.legend.append(element("span", {}, text), this.scaleBar(this.tops[method]));
+    }
+    if (this.captions.some(({ doubtful }) => doubtful?.length)) {
+      const below = percent(this.doubtfulBelow);
+      this.legend.append(element("span", {}, `wavy underline: doubtful word (probability below ${below})`));
+    }
+    const above = [...new Set(this.aboveScale())];
+    if (above.length > 0) {
+      const names = above.map((word) => `“${word}”`).join(", ");
+      const why = `gate below ${this.closedGate}, so the map hardly counts`;
+      this.legend.append(element("span", {}, `above the scale: ${names} (${why})`));
+    }
+  }
+
+  scaleBar(top) {
+    const bar = this.heatmap.bar();
+    const sizes = new Set(this.captions.map((_, number) => this.grid(number).join(" x ")));
+    const ticks = [...sizes].map((size) => {
+      const [rows, columns] = size.split(" x ").map(Number);
+      const uniform = 1 / (rows * columns);
+      const grid = sizes.size > 1 ? ` (${size})` : "";
+      const text = `uniform${grid}: ${percent(uniform)}`;
+      const tick = element("span", { class: "tick" }, element("span", {}, text));
+      const position = Math.min(1, uniform / top);
+      tick.style.left = `${100 * position}%`;
+      tick.classList.toggle("before", position > 0.5);
+      return tick;
+    });
+    return element("div", { class: "scale" }, "0", element("div", {}, bar, ...ticks), percent(top));
+  }
+
+  /* --- numbers --------------------------------------------------------------------------------- */
+
+  grid(caption) {
+    const { alphas } = this.captions[caption];
+    return [alphas[0].length, alphas[0][0].length];
+  }
+
+  /** How the maps of a caption were computed; see Caption.method. */
+  method(number) {
+    return this.captions[number].method ?? "attention";
+  }
+
+  methods() {
+    return [...new Set(this.captions.map((_, number) => this.method(number)))];
+  }
+
+  /** Value drawn in the brightest colour; heatmap.py's `shared_scale` over the captions of a method. */
+  scale(method) {
+    let top = 0;
+    for (const [number, { alphas }] of this.captions.entries()) {
+      if (this.method(number) !== method) continue;
+      const [rows, columns] = this.grid(number);
+      top = Math.max(top, Math.min(1, 2 / (rows * columns)));
+      const closed = this.closed(number);
+      for (const value of alphas.filter((_, i) => !closed[i]).flat(2)) top = Math.max(top, value);
+    }
+    return top || 1;
+  }
+
+  /** Which maps hardly count, as the gate is nearly closed; heatmap.py's `closed_words`. */
+  closed(number) {
+    const attention = this.method(number) === "attention";
+    const closed = this.captions[number].gates.map((gate) => attention && gate < this.closedGate);
+    return closed.every(Boolean) ? closed.map(() => false) : closed;
+  }
+
+  /** Words above the scale, which only words with a nearly closed gate can be. */
+  aboveScale() {
+    return this.captions.flatMap(({ words, alphas }, number) =>
+      words.filter(
+        (_, i) => this.closed(number)[i] && Math.max(...alphas[i].flat()) > this.tops.attention,
+      ),
+    );
+  }
+
+  /** The mean map of the words, row-major. */
+  map({ caption, start, end }) {
+    const maps = this.captions[caption].alphas.slice(start, end + 1).map((alpha) => alpha.flat());
+    return maps[0].map((_, i) => maps.reduce((sum, map) => sum + map[i], 0) / maps.length);
+  }
+
+  /** Describe where attention is strongest. */
+  peak(where) {
+    const map = this.map(where);
+    const [rows, columns] = this.grid(where.caption);
+    const most = Math.max(...map);
+    if (most === 0) return "no region supports the word";
+    if (most * map.length < 1.8) return "spread evenly over the photo";
+    const at = map.indexOf(most);
+    const { geometry } = this.captions[where.caption];
+    const third = (index, { first, pitch, start, stop }) =>
+      Math.min(Math.max(Math.floor((3 * (first + index * pitch - start)) / (stop - start)), 0), 2);
+    const row = third(Math.floor(at / columns), geometry.y);
+    const down = ["at the top", "in the middle", "at the bottom"][row];
+    const across = ["left", "centre", "right"][third(at % columns, geometry.x)];
+    const area = down === "in the middle" && across === "centre" ? "in the centre" : `${down} ${across}`;
+    return `strongest ${area}, ${percent(most)} in one region`;
+  }
+
+  /* --- display --------------------------------------------------------------------------------- */
+
+  /** Select words; `announce` also to screen readers. */
+  select(where, announce = true) {
+    this.selected = where;
+    this.lists.forEach((list, number) => {
+      [...list.children].forEach((option, index) => {
+        const all = index === list.children.length - 1;
+        const inside = where?.caption === number && index >= where.start && index <= where.end;
+        const selected = Boolean(where?.all ? all && where.caption === number : !all && inside);
+        option.setAttribute("aria-selected", `${selected}`);
+        option.tabIndex = this.focusable(where, number, index, all) ? 0 : -1;
+      });
+    });
+    this.show(where);
+    if (announce) {
+      this.announcement.textContent = where === null ? "photo without heatmap" : this.summary(where);
+    }
+  }
+
+  /** Whether the Tab key reaches this option, one in each list. */
+  focusable(where, number, index, all) {
+    if (where?.caption !== number) return index === 0;
+    return where.all ? all : index === (where.other ?? where.end) && !all;
+  }
+
+  /** Show words without selecting them, such as while the pointer is over them. */
+  show(where) {
+    this.shown = where;
+    this.lists.flatMap((list) => [...list.children]).forEach((o) => o.classList.remove("shown"));
+    if (where !== null) this.option(where).classList.add("shown");
+    this.stage.classList.toggle("plain", where === null);
+    this.showDetails(where);
+    if (where !== null) this.moveTo(this.map(where), where.caption);
+  }
+
+  /** The option of the selected words that has the focus. */
+  option({ caption, end, other, all }) {
+    const { children } = this.lists[caption];
+    return children[all ? children.length - 1 : (other ?? end)];
+  }
+
+  words({ caption, start, end, all }) {
+    return all ? "all words" : this.captions[caption].words.slice(start, end + 1).join(" ");
+  }
+
+  summary(where) {
+    return `${this.words(where)}: ${this.peak(where)}`;
+  }
+
+  showDetails(where) {
+    if (where === null) {
+      const how = matchMedia("(pointer: coarse)").matches
+        ? "Tap a word or slide over the words, one or several,"
+        : "Hover over a word or use the arrow keys (Shift extends the selection, Space plays)";
+      const hint = `${how} to see where the model looked.`;
+      this.details.replaceChildren(element("p", { class: "quiet" }, hint));
+      return;
+    }
+    const caption = this.captions[where.caption];
+    const log = caption.log_probs.slice(where.start, where.end + 1).reduce((a, b) => a + b, 0);
+    const gates = caption.gates.slice(where.start, where.end + 1);
+    const gate = gates.reduce((a, b) => a + b, 0) / gates.length;
+    const several = where.end > where.start;
+    this.details.replaceChildren(
+      element("p", { class: "chosen" }, this.words(where), element("small", {}, this.peak(where))),
+      this.meter(several ? "joint probability" : "probability", Math.exp(log), "p"),
+      this.meter(several ? "mean gate" : "gate (use of photo)", gate, "β"),
+    );
+    const others = several ? undefined : caption.alternatives?.[where.start];
+    if (others?.length) this.details.append(this.choices(others, caption.words[where.start]));
+  }
+
+  meter(name, value, letter) {
+    const fill = element("i");
+    fill.style.width = `${100 * Math.min(Math.max(value, 0), 1)}%`;
+    return element(
+      "div",
+      { class: `meter ${letter === "p" ? "probability" : "gate"}` },
+      element("span", {}, name),
+      element("span", { class: "track" }, fill),
+      element("b", {}, letter === "p" ? percent(value) : `β ${value.toFixed(2)}`),
+    );
+  }
+
+  /** The most probable words at this position. */
+  choices(others, chosen) {
+    const rows = others.map(({ word, log_prob: log }) => {
+      const fill = element("i");
+      fill.style.width = `${100 * Math.exp(log)}%`;
+      return element(
+        "li",
+        { class: word === chosen ? "current" : null },
+        element("span", {}, wordName(word)),
+        element("span", { class: "track" }, fill),
+        element("b", {}, percent(Math.exp(log))),
+      );
+    });
+    const title = element("p", { class: "quiet" }, "most probable words at this position");
+    return element("div", { class: "choices" }, title, element("ol", {}, ...rows));
+  }
+
+  /** Move the heatmap from the current map to another. */
+  moveTo(map, caption) {
+    const target = Float32Array.from(map, (value) => value / this.tops[this.method(caption)]);
+    const from = this.levels?.length === target.length ? this.levels : null;
+    this.caption = caption;
+    cancelAnimationFrame(this.moving);
+    if (from === null || this.reducedMotion.matches) {
+      this.levels = target;
+      this.draw();
+      return;
+    }
+    const started = performance.now();
+    const step = (now) => {
+      const part = Math.min(Math.max((now - started) / CaptionViewer.TRANSITION_MS, 0), 1);
+      const eased = part * part * (3 - 2 * part);
+      this.levels = target.map((value, i) => from[i] + (value - from[i]) * eased);
+      this.draw();
+      if (part < 1) this.moving = requestAnimationFrame(step);
+    };
+    this.moving = requestAnimationFrame(step);
+  }
+
+  /** Show a part of the photo, see `Zoom`. */
+  look({ x, y, size }) {
+    this.photo.style.transform = `scale(${1 / size}) translate(${-100 * x}%, ${-100 * y}%)`;
+    this.heatmap.look({ x, y, size });
+    this.draw();
+  }
+
+  draw() {
+    if (!this.levels) return;
+    const { geometry } = this.captions[this.caption];
+    this.heatmap.draw(this.levels, this.grid(this.caption), geometry, this.smooth);
+  }
+
+  /* --- input ----------------------------------------------------------------------------------- */
+
+  press(event, where) {
+    event.preventDefault();
+    event.target.releasePointerCapture?.(event.pointerId); // so that a finger can slide on to other words
+    this.stop();
+    const { selected } = this;
+    this.pressed = where.start;
+    this.slid = false;
+    const extend = event.shiftKey || this.several.checked;
+    if (extend && selected && !selected.all && selected.caption === where.caption && !where.all) {
+      const anchor = selected.anchor ?? selected.start;
+      where = this.span(where.caption, anchor, where.start);
+    }
+    this.select(where);
+    this.option(where).focus({ preventScroll: true });
+  }
+
+  /** Select words by sliding a finger over them, one or several; a mouse hovers instead. */
+  drag(event, list, caption) {
+    if (event.pointerType === "mouse" || event.buttons === 0) return;
+    const under = document.elementFromPoint(event.clientX, event.clientY);
+    const index = [...list.children].indexOf(under);
+    if (index < 0 || index >= this.captions[caption].words.length) return;
+    const { selected } = this;
+    const at = this.several.checked ? this.span(caption, this.pressed, index) : null;
+    if (at && !this.slid && index === this.pressed) return; // still the word that was tapped
+    if (selected?.caption === caption && (selected.other ?? selected.end) === index) return;
+    this.slid = true;
+    this.select(at ?? { caption, start: index, end: index });
+  }
+
+  span(caption, anchor, other) {
+    return { caption, anchor, start: Math.min(anchor, other), end: Math.max(anchor, other), other };
+  }
+
+  /** Handle a key; `elsewhere`, outside the words, keys that scroll are left to the page. */
+  key(event, elsewhere = false) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const sideways = { ArrowLeft: -1, ArrowRight: 1 };
+    const steps = elsewhere ? sideways : { ...sideways, ArrowUp: -1, ArrowDown: 1, Home: -1e9, End: 1e9 };
+    if (event.key in steps) this.move(steps[event.key], event.shiftKey);
+    else if (event.key === " ") this.toggle();
+    else if (event.key === "Escape" && this.selected !== null) this.select(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.stop(event.key === " ");
+  }
+
+  /** Move the selection by `step` words, or extend it. */
+  move(step, extend) {
+    if (this.captions.length === 0) return;
+    const at = this.selected ?? { caption: 0, start: 0, end: 0 };
+    const last = this.captions[at.caption].words.length - 1;
+    const clip = (index, most) => Math.min(Math.max(index, 0), most);
+    let where;
+    if (this.selected === null) where = at;
+    else if (extend && !at.all) {
+      const anchor = at.anchor ?? at.start;
+      where = this.span(at.caption, anchor, clip((at.other ?? at.end) + step, last));
+    } else {
+      const index = clip((at.all ? last + 1 : at.other ?? at.end) + step, last + 1);
+      const all = index > last;
+      where = { caption: at.caption, start: all ? 0 : index, end: all ? last : index, all };
+    }
+    this.select(where);
+    this.option(where).focus({ preventScroll: true });
+  }
+
+  toggle() {
+    if (this.timer !== null) this.stop();
+    else this.play();
+  }
+
+  /** Play from the selected word, or from the first if the last is selected. */
+  play() {
+    if (this.captions.length === 0) return;
+    const caption = this.selected?.caption ?? 0;
+    const last = this.captions[caption].words.length - 1;
+    const at = this.selected;
+    let index = at === null || at.all || at.end === last ? 0 : at.end;
+    const next = () => {
+      this.select({ caption, start: index, end: index }, false);
+      index += 1;
+      if (index > last) {
+        this.stop();
+        this.announcement.textContent = this.captions[caption].text;
+      }
+    };
+    this.label(true);
+    this.timer = setInterval(next, CaptionViewer.WORD_MS);
+    next();
+  }
+
+  stop(keep = false) {
+    if (keep || this.timer === null) return;
+    clearInterval(this.timer);
+    this.timer = null;
+    this.label(false);
+  }
+
+  label(playing) {
+    this.button.textContent = playing ? "❚❚" : "▶";
+    this.button.setAttribute("aria-label", playing ? "pause" : "play the sentence word by word");
+    this.button.title = playing ? "pause" : "play";
+  }
+
+  /** Show which words attend to the region under the pointer. */
+  probeAt(event) {
+    if (this.captions.length === 0) return;
+    const box = this.stage.getBoundingClientRect();
+    const { view } = this.zoom;
+    const x = view.x + (view.size * (event.clientX - box.left)) / box.width;
+    const y = view.y + (view.size * (event.clientY - box.top)) / box.height;
+    const number = this.shown?.caption ?? 0;
+    const { geometry, alphas } = this.captions[number];
+    const [rows, columns] = this.grid(number);
+    const nearest = (at, { first, pitch, start, stop }, cells) =>
+      at < start || at >= stop
+        ? null
+        : Math.min(Math.max(Math.floor((at - first) / pitch + 0.5), 0), cells - 1);
+    const row = nearest(y, geometry.y, rows);
+    const column = nearest(x, geometry.x, columns);
+    if (row === null || column === null) {
+      this.clearProbe();
+      this.probe.textContent = "not seen by the model";
+      return;
+    }
+    const most = Math.max(...alphas.map((alpha) => alpha[row][column]));
+    [...this.lists[number].children].forEach((option, index) => {
+      const share = alphas[index]?.[row]?.[column] ?? 0;
+      option.style.setProperty("--share", `${share / (most || 1)}`);
+      option.classList.toggle("probed", index < alphas.length);
+    });
+    const best = alphas.findIndex((alpha) => alpha[row][column] === most);
+    const word = this.captions[number].words[best];
+    this.probe.textContent =
+      this.method(number) === "attention"
+        ? `“${word}” attends most here (${percent(most)} of its attention)`
+        : `“${word}” depends most on this region (${percent(most)} of its relevance)`;
+  }
+
+  clearProbe() {
+    this.probe.textContent = "";
+    this.lists.flatMap((list) => [...list.children]).forEach((o) => o.classList.remove("probed"));
+  }
+}

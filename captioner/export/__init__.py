@@ -1,1 +1,0 @@
-"""Exports models to ONNX: graphs that run without torch, see ``captioner.onnx_engine``."""

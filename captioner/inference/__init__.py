@@ -1,0 +1,1 @@
+"""A trained model in use: photos in, captions out."""

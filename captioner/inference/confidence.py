@@ -1,0 +1,340 @@
+"""Confidence: a calibrated probability that a caption is right.
+
+Right is defined on photos with reference captions: the CIDEr-D of the caption against them, under
+the model's own document frequencies, is at least a threshold (0.5 by default). A logistic model
+estimates the probability from what is known without references:
+
+    confidence = sigmoid(intercept of the style + sum_i weight_i (x_i - mean_i) / scale_i)
+
+``FEATURES`` lists the x. Each is limited to its range on the photos that the model was fitted to,
+so that nothing is extrapolated. The confidence of a photo that is less familiar than nearly all of
+them, for which there are no references to learn from, is scaled down; see ``PhotoSpace``.
+
+The model is fitted by ``captioner.evaluation.calibration`` and stored in the model folder, as
+``confidence.safetensors``. This module needs no torch.
+
+Notation: F features, D size of a photo's vector, K components.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from captioner.errors import ModelError
+from captioner.inference.model_config import CONFIDENCE
+from captioner.options import SearchOptions
+from captioner.text.tokenizer import caption_tokens
+
+FORMAT_VERSION = 1
+
+FEATURES = (
+    "mean_log_prob",
+    "min_log_prob",
+    "mean_entropy",
+    "max_entropy",
+    "beam_share",
+    "beam_overlap",
+    "length",
+    "rare_words",
+    "rare_phrases",
+    "photo_strength",
+    "photo_unfamiliarity",
+)
+"""Log-probability per token, that of the least probable word, mean and maximum entropy of the
+distributions that the words were chosen from, logarithm of the caption's share of the probability
+of its beam, overlap of its words with those of the beam's other captions, number of words, mean
+rarity of its words and of its phrases of three words among the training captions, and the two
+measures of ``PhotoSpace``."""
+
+ANY_VALUE = ("num_captions", "seed", "style", "top_k", "top_p")
+"""Search options that do not change the best caption of a beam search, or have an intercept."""
+
+_Array = NDArray[np.float32]
+
+
+class Observation(NamedTuple):
+    """What is known of a caption of T words without references."""
+
+    text: str
+    log_probs: _Array
+    """(T,) of the words."""
+    log_prob: float
+    """Of the caption with its end token."""
+    entropies: _Array
+    """(T,) in nats."""
+    share: float
+    """See ``decoding.search.Evidence``."""
+    overlap: float
+    """See ``decoding.search.Evidence``."""
+    photo: _Array
+    """(D,) mean of the features of the photo's regions, as the decoder uses them."""
+
+
+@dataclass(frozen=True)
+class PhotoSpace:
+    """Where the vectors of the training photos lie: around a mean, along K components."""
+
+    mean: _Array
+    """(D,)."""
+    components: _Array
+    """(K, D), orthonormal: the principal components of the training photos."""
+
+    @classmethod
+    def fit(cls, photos: NDArray[np.floating[Any]], components: int = 128) -> PhotoSpace:
+        """Principal components of the vectors of photos, (N, D).
+
+        At most N / 20 of them, so that they describe other photos nearly as well as these.
+        """
+        photos = np.asarray(photos, np.float64)
+        mean = photos.mean(axis=0)
+        rows = np.linalg.svd(photos - mean, full_matrices=False)[2]
+        count = max(1, min(components, len(photos) // 20, photos.shape[1] - 1))
+        return cls(mean.astype(np.float32), rows[:count].astype(np.float32))
+
+    def measure(self, photo: _Array) -> tuple[float, float]:
+        """Strength and unfamiliarity of a photo's vector, (D,).
+
+        Returns:
+            Distance from the mean, and the share of it that the components do not explain, 0 to 1.
+        """
+        away = np.asarray(photo, np.float32) - self.mean
+        strength = float(np.linalg.norm(away))
+        inside = float(np.linalg.norm(self.components @ away))
+        outside = max(strength**2 - inside**2, 0.0) ** 0.5
+        return strength, outside / max(strength, 1e-12)
+
+
+@dataclass(frozen=True)
+class PhraseTable:
+    """How rare words and phrases of three words are in the training captions.
+
+    Rarity is ln(photos / photos whose captions contain the phrase), as in CIDEr. Phrases are kept
+    as 32-bit hashes; one that is not in the table is as rare as one of a single photo.
+    """
+
+    hashes: NDArray[np.uint32]
+    """(P,), sorted."""
+    rarities: NDArray[np.float16]
+    """(P,)."""
+    unknown: float
+    """Rarity of a phrase that is not in the table."""
+
+    @classmethod
+    def count(cls, documents: int, counts: Mapping[tuple[str, ...], int]) -> PhraseTable:
+        """Build the table from document frequencies."""
+        table = {_hash(gram): n for gram, n in counts.items() if len(gram) in (1, 3)}
+        hashes = np.array(sorted(table), np.uint32)
+        rarities = [np.log(documents / table[int(value)]) for value in hashes]
+        return cls(hashes, np.array(rarities, np.float16), float(np.log(documents)))
+
+    def mean_rarity(self, words: Sequence[str], order: int) -> float:
+        """Mean rarity of the phrases of this many words; of a shorter caption, of a rare one."""
+        grams = list(zip(*(words[start:] for start in range(order)), strict=False))
+        return sum(map(self._rarity, grams)) / len(grams) if grams else self.unknown
+
+    def _rarity(self, gram: Iterable[str]) -> float:
+        value = _hash(gram)
+        index = int(np.searchsorted(self.hashes, np.uint32(value)))
+        found = index < len(self.hashes) and int(self.hashes[index]) == value
+        return float(self.rarities[index]) if found else self.unknown
+
+
+def _hash(gram: Iterable[str]) -> int:
+    return zlib.crc32(" ".join(gram).encode("utf-8", "surrogatepass"))
+
+
+@dataclass(frozen=True)
+class Calibrator:
+    """A fitted confidence model, with everything that it needs."""
+
+    weights: NDArray[np.float64]
+    """(F,)."""
+    mean: NDArray[np.float64]
+    """(F,)."""
+    scale: NDArray[np.float64]
+    """(F,)."""
+    lowest: NDArray[np.float64]
+    """(F,) features are limited to this range."""
+    highest: NDArray[np.float64]
+    """(F,)."""
+    intercepts: Mapping[str, float]
+    """By style; of a model without styles, of ``""``."""
+    familiar: tuple[float, float]
+    """Photos are familiar up to the first unfamiliarity, and have no confidence at the second."""
+    space: PhotoSpace
+    phrases: PhraseTable
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """The search options that it was fitted for, without ``ANY_VALUE``."""
+    threshold: float = 0.5
+    """CIDEr-D from which a caption counts as right."""
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """Cross-validated figures, for people to read."""
+
+    def features(self, seen: Observation) -> NDArray[np.float64]:
+        """The features of a caption, (F,); see ``FEATURES``."""
+        return features(seen, self.space, self.phrases)
+
+    def probability(self, found: NDArray[np.float64], style: str) -> float:
+        """The confidence of a caption with these features."""
+        limited = np.clip(found, self.lowest, self.highest)
+        sum_ = float(self.weights @ ((limited - self.mean) / self.scale)) + self.intercepts[style]
+        start, end = self.familiar
+        familiarity = (end - float(found[-1])) / (end - start)
+        return sigmoid(sum_) * min(max(familiarity, 0.0), 1.0)
+
+    def confidence(self, seen: Observation, style: str) -> float:
+        """The confidence of a caption in one of the styles of ``intercepts``, 0 to 1."""
+        return self.probability(self.features(seen), style)
+
+    def differing(self, options: SearchOptions) -> list[str]:
+        """Search options whose values are not those that it was fitted for.
+
+        Any beam size from 2 up is the same: the error stays small (docs/confidence.md).
+        """
+        given = search_key(options)
+        if options.temperature:  # sampling: the options of beam search do not count
+            return ["temperature"]
+        if min(given["beam_size"], self.search["beam_size"]) > 1:
+            del given["beam_size"]
+        return [name for name, value in given.items() if value != self.search[name]]
+
+    def to_bytes(self) -> bytes:
+        """Content of the file: arrays, and the rest as JSON in its header."""
+        arrays: dict[str, NDArray[Any]] = {
+            "space.mean": self.space.mean,
+            "space.components": self.space.components.astype(np.float16),
+            "phrases.hashes": self.phrases.hashes,
+            "phrases.rarities": self.phrases.rarities,
+        }
+        numbers = {
+            name: dict(zip(FEATURES, getattr(self, name).tolist(), strict=True))
+            for name in ("weights", "mean", "scale", "lowest", "highest")
+        }
+        header = {
+            "format_version": FORMAT_VERSION,
+            **numbers,
+            "intercepts": dict(self.intercepts),
+            "familiar": list(self.familiar),
+            "unknown_rarity": self.phrases.unknown,
+            "search": dict(self.search),
+            "threshold": self.threshold,
+            "report": dict(self.report),
+        }
+        return save(arrays, metadata={"confidence": json.dumps(header, allow_nan=False)})
+
+
+def features(seen: Observation, space: PhotoSpace, phrases: PhraseTable) -> NDArray[np.float64]:
+    """The features of a caption, (F,); see ``FEATURES``."""
+    words = caption_tokens(seen.text)
+    length = len(seen.log_probs)
+    strength, unfamiliarity = space.measure(seen.photo)
+    return np.array(
+        [
+            seen.log_prob / (length + 1),
+            float(seen.log_probs.min()) if length else seen.log_prob,
+            float(seen.entropies.mean()) if length else 0.0,
+            float(seen.entropies.max()) if length else 0.0,
+            np.log(max(seen.share, 1e-6)),
+            seen.overlap,
+            length,
+            phrases.mean_rarity(words, 1),
+            phrases.mean_rarity(words, 3),
+            strength,
+            unfamiliarity,
+        ],
+        np.float64,
+    )
+
+
+def sigmoid(value: float) -> float:
+    """1 / (1 + exp(-value)), without overflow."""
+    return float(np.exp(-np.logaddexp(0.0, -value)))
+
+
+def search_key(options: SearchOptions) -> dict[str, Any]:
+    """The search options that a confidence depends on, as JSON has them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(options).items()
+        if name not in ANY_VALUE
+    }
+
+
+def no_confidence(
+    calibrator: Calibrator | None, options: SearchOptions, styles: Sequence[str]
+) -> str | None:
+    """Why captions found with these options have no confidence; None: they have one.
+
+    Args:
+        calibrator: The model's.
+        options: Search options.
+        styles: The model's styles.
+    """
+    if calibrator is None:
+        return "the model is not calibrated; run captioner calibrate"
+    if names := calibrator.differing(options):
+        values = ", ".join(f"{name} {_shown(calibrator.search[name])}" for name in names)
+        return (
+            f"the model is calibrated for {values}; leave out {', '.join(names)}, or calibrate a "
+            "copy of the model for other values"
+        )
+    style = options.style or next(iter(styles), "")
+    if style not in calibrator.intercepts:
+        known = ", ".join(calibrator.intercepts)
+        return f"the model is calibrated for style {known}, not {style}; run captioner calibrate"
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value == [] else str(value)
+
+
+def read_calibrator(folder: Path) -> Calibrator | None:
+    """Read the calibrator of a model folder; None if it has none.
+
+    Raises:
+        ModelError: The file is damaged, or was written by a newer version.
+    """
+    path = folder / CONFIDENCE
+    if not path.is_file():
+        return None
+    again = "run captioner calibrate again, or delete the file"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["confidence"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        version = header["format_version"]
+        if version != FORMAT_VERSION:
+            raise ModelError(
+                f"{path} has format {version}, and this captioner reads {FORMAT_VERSION}; {again}"
+            )
+        return Calibrator(
+            **{
+                name: np.array([header[name][feature] for feature in FEATURES])
+                for name in ("weights", "mean", "scale", "lowest", "highest")
+            },
+            intercepts=header["intercepts"],
+            familiar=tuple(header["familiar"]),
+            space=PhotoSpace(arrays["space.mean"], arrays["space.components"].astype(np.float32)),
+            phrases=PhraseTable(
+                arrays["phrases.hashes"], arrays["phrases.rarities"], header["unknown_rarity"]
+            ),
+            # Options that are newer than the file had their default.
+            search={**search_key(SearchOptions()), **header["search"]},
+            threshold=header["threshold"],
+            report=header["report"],
+        )
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} is damaged ({error}); {again}") from error

@@ -1,0 +1,308 @@
+"""Inference with one model or an ensemble: from photos to hypotheses, in batches.
+
+An ``Engine`` runs one model: ``TorchEngine`` with torch, ``OnnxEngine`` with ONNX Runtime. This
+module knows neither and does not import torch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from captioner.caption import CropBox
+from captioner.errors import ConfigError, OptionError
+from captioner.geometry import Geometry
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import ExplanationMethod, SearchOptions, check_method
+from captioner.search.arrays import Array, to_numpy
+from captioner.search.ensemble import EnsembleStepper, mean, mean_probability
+from captioner.search.search import Hypothesis, Stepper, search
+from captioner.search.words import SearchTokens
+from captioner.text.vocabulary import PAD
+
+ATTENTION_METHODS = ("attention", "attention_gate")
+"""Methods of explanation that need no more than what the decoder gives with each word."""
+
+
+class Prepared(NamedTuple):
+    """A photo ready for the encoders."""
+
+    pixels: tuple[NDArray[np.uint8], ...]
+    """(H, W, 3) for every model."""
+    crop_box: CropBox
+    """The part of the photo that the first model sees."""
+
+    @property
+    def seed(self) -> int:
+        """Of random sampling: the same photo has the same captions, whatever its batch."""
+        return zlib.crc32(self.pixels[0].tobytes())
+
+
+class CaptionScores(NamedTuple):
+    """Teacher-forced results of given captions: T steps, V words, L regions."""
+
+    log_probs: Array
+    """(B, R, T, V)."""
+    alphas: Array
+    """(B, R, T, L)."""
+    gates: Array
+    """(B, R, T)."""
+
+
+class Engine(Protocol):
+    """Runs one model. Its arrays are of its own library, on its own device."""
+
+    name: str
+    """The encoder's name."""
+    preprocessing: Preprocessing
+    grid: tuple[int, int]
+    geometry: Geometry
+    device: Any
+    precision: str
+    """``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``int8``."""
+    computes_relevance: bool
+    """Whether it has ``relevance``, which needs the weights."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """The context in which the other methods, and the search, are called."""
+
+    def encode(self, pixels: NDArray[np.uint8]) -> Any:
+        """The features of photos (B, H, W, 3): their grids, an opaque object."""
+
+    def encode_features(self, features: Any) -> Any:
+        """The grids of cached features, (B, L, D)."""
+
+    def memory(self, grids: Any) -> Any:
+        """What the decoder needs of photos: their memory, an opaque object."""
+
+    def summary(self, memory: Any) -> NDArray[np.float32]:
+        """Mean of the features of each photo's regions, as the decoder uses them: (B, D)."""
+
+    def stepper(self, memory: Any, start: int) -> Any:
+        """A new ``Stepper`` for the search, from the start token."""
+
+    def score(self, memory: Any, tokens: NDArray[np.int64]) -> CaptionScores:
+        """Score given captions: start token, words, then padding, (B, R, T)."""
+
+    def relevance(
+        self, method: ExplanationMethod, grids: Any, row: int, start: int, tokens: list[int]
+    ) -> NDArray[np.float32]:
+        """Relevance of a photo's regions for a caption, (T, L); not of the attention methods."""
+
+
+class Ensemble:
+    """One model or several of the same vocabulary, ready for inference.
+
+    Word probabilities are averaged. Attention is averaged if all models see a photo through the
+    same grid; otherwise it is the first model's.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = list(engines)
+        self.one_grid = all(_same_view(self.engines[0], other) for other in self.engines[1:])
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the largest encoder input (pixels)."""
+        return max(engine.preprocessing.image_size for engine in self.engines)
+
+    def prepare(self, image: Image.Image) -> Prepared:
+        """Resize an RGB image for every model; models with the same input share the pixels."""
+        by_kind: dict[tuple[object, ...], NDArray[np.uint8]] = {}
+        pixels = []
+        for engine in self.engines:
+            kind = pixel_format(engine.preprocessing)
+            if kind not in by_kind:
+                by_kind[kind] = engine.preprocessing.pixels(image)
+            pixels.append(by_kind[kind])
+        return Prepared(tuple(pixels), self.engines[0].preprocessing.crop_box(*image.size))
+
+    def encode(self, photos: Sequence[Prepared]) -> list[Any]:
+        """Encode photos: the grids of features of every model."""
+        with self.engines[0].running():
+            return [
+                engine.encode(np.stack([photo.pixels[number] for photo in photos]))
+                for number, engine in enumerate(self.engines)
+            ]
+
+    def encode_features(self, features: Any) -> list[Any]:
+        """Continue from cached features, (B, L, D); one model only.
+
+        Raises:
+            ConfigError: There are several models, or the model is exported.
+        """
+        if len(self.engines) > 1:
+            raise ConfigError("cached features belong to one encoder; use a single model")
+        with self.engines[0].running():
+            return [self.engines[0].encode_features(features)]
+
+    def memories(self, grids: Sequence[Any]) -> list[Any]:
+        """What the decoders need of encoded photos: one memory per model."""
+        with self.engines[0].running():
+            return [engine.memory(grid) for engine, grid in zip(self.engines, grids, strict=True)]
+
+    def summary(self, memories: Sequence[Any]) -> NDArray[np.float32]:
+        """The first model's vector of each photo, (B, D); see ``Engine.summary``."""
+        with self.engines[0].running():
+            return self.engines[0].summary(memories[0])
+
+    def search(
+        self,
+        memories: Sequence[Any],
+        options: SearchOptions,
+        words: SearchTokens,
+        start: int,
+        seeds: Sequence[int],
+        *,
+        evidence: bool = False,
+    ) -> list[list[Hypothesis]]:
+        """Search for captions; see ``decoding.search.search``.
+
+        Raises:
+            ConfigError: No caption satisfies the options.
+        """
+        with self.engines[0].running():
+            stepper = self._stepper(memories, start)
+            blank = self._blank(start, stepper) if options.guidance else None
+            found = search(stepper, options, words, seeds, blank=blank, evidence=evidence)
+        if not all(found):
+            raise OptionError(
+                "no caption satisfies the search options; lower {min_length} or {block_ngrams}, or "
+                "give fewer {forced_words} or {banned_words}"
+            )
+        return found
+
+    def _stepper(self, memories: Sequence[Any], start: int) -> Stepper:
+        steppers = [
+            engine.stepper(memory, start)
+            for engine, memory in zip(self.engines, memories, strict=True)
+        ]
+        return EnsembleStepper(steppers, one_grid=self.one_grid) if steppers[1:] else steppers[0]
+
+    def _blank(self, start: int, stepper: Stepper) -> Stepper:
+        """A new stepper of blank photos, as many as another one has."""
+        blank = self._stepper(self.memories(self._blank_grids), start)
+        xp = stepper.xp
+        blank.keep(xp.zeros((stepper.batch_size,), dtype=xp.int64, device=stepper.device))
+        return blank
+
+    @cached_property
+    def _blank_grids(self) -> list[Any]:
+        """The features of one photo whose pixels all have the encoder's mean colour."""
+        return [engine.encode(engine.preprocessing.blank()[None]) for engine in self.engines]
+
+    def score(
+        self, memories: Sequence[Any], captions: Sequence[Sequence[list[int]]], start: int
+    ) -> CaptionScores:
+        """Score given captions.
+
+        Args:
+            memories: The photos, from ``memories``.
+            captions: Token ids of each photo's captions.
+            start: Start token.
+
+        Returns:
+            NumPy arrays.
+        """
+        count = max(len(group) for group in captions)
+        longest = max(len(tokens) for group in captions for tokens in group)
+        inputs = np.full((len(captions), count, longest + 1), PAD, dtype=np.int64)
+        for row, group in enumerate(captions):
+            for column, tokens in enumerate(group):
+                inputs[row, column, : len(tokens) + 1] = [start, *tokens]
+        with self.engines[0].running():
+            scores = [
+                engine.score(memory, inputs)
+                for engine, memory in zip(self.engines, memories, strict=True)
+            ]
+            mapped = scores if self.one_grid else scores[:1]
+            return CaptionScores(
+                to_numpy(mean_probability([one.log_probs for one in scores])),
+                to_numpy(mean([one.alphas for one in mapped])),
+                to_numpy(mean([one.gates for one in mapped])),
+            )
+
+    def check_method(self, method: object) -> None:
+        """Check that these models support a method of explanation.
+
+        Raises:
+            ConfigError: They do not.
+        """
+        check_method(method)
+        if method in ATTENTION_METHODS:
+            return
+        if len(self.engines) > 1:
+            raise OptionError(
+                "{method} {given} needs a single model, not an ensemble; give attention or "
+                "attention_gate, or one model",
+                given=method,
+            )
+        if not self.engines[0].computes_relevance:
+            raise OptionError(
+                "{method} {given} needs the weights, and the model is exported; give attention or "
+                "attention_gate, or the model folder it was exported from",
+                given=method,
+            )
+
+    def explain(
+        self,
+        method: ExplanationMethod,
+        grids: Sequence[Any],
+        row: int,
+        start: int,
+        hypothesis: Hypothesis,
+    ) -> NDArray[np.float32]:
+        """Relevance of the regions of a photo for the words of a caption.
+
+        Args:
+            method: One that ``check_method`` accepts.
+            grids: The photos, from ``encode``.
+            row: Index of the photo.
+            start: Start token.
+            hypothesis: The caption.
+
+        Returns:
+            (T, L), see ``models.explanations``: shares for attention, nats for the others; negative
+            where a region counts against the word.
+        """
+        if method == "attention":
+            return hypothesis.alphas
+        if method == "attention_gate":
+            shares: NDArray[np.float32] = hypothesis.alphas * hypothesis.gates[:, None]
+            return shares
+        return self.engines[0].relevance(method, grids[0], row, start, hypothesis.tokens)
+
+
+def as_map(relevance: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What supports each word, as shares: the positive part of (T, L), whose rows sum to 1.
+
+    A row without a positive value becomes 0.
+    """
+    positive = relevance.clip(min=0)
+    total = positive.sum(axis=-1, keepdims=True)
+    shares: NDArray[np.float32] = positive / np.where(total > 0, total, np.float32(1))
+    return shares
+
+
+def pixel_format(preprocessing: Preprocessing) -> tuple[object, ...]:
+    """What decides the pixels that a model needs; it normalizes them itself."""
+    return preprocessing.image_size, preprocessing.resize, preprocessing.channel_order
+
+
+def _same_view(one: Engine, other: Engine) -> bool:
+    """Whether region l is the same part of every photo for both models, within 0.1 of a region."""
+    if (one.grid, one.preprocessing.resize) != (other.grid, other.preprocessing.resize):
+        return False
+    for mine, theirs in zip(one.geometry, other.geometry, strict=True):
+        a = mine.mapped(1 / one.preprocessing.image_size)
+        b = theirs.mapped(1 / other.preprocessing.image_size)
+        if max(abs(a.first - b.first), abs(a.pitch - b.pitch)) > 0.1 * a.pitch:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Exports models to ONNX: graphs that run without torch (``captioner.inference.onnx_engine``)."""

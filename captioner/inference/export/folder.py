@@ -1,0 +1,157 @@
+"""Writes an exported folder and compares it with the model it was made from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.caption import CropBox
+from captioner.data.images import open_image
+from captioner.errors import ModelError
+from captioner.files import FREQUENCIES, atomic_folder
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.engine import Ensemble, Prepared
+from captioner.inference.export.graphs import OPSET, write_graphs
+from captioner.inference.export.quantize import quantize_graphs
+from captioner.inference.folder import StoredModel, load_model
+from captioner.inference.model_config import (
+    CONFIDENCE,
+    CONFIG,
+    DECODER_GRAPH,
+    ENCODER_GRAPH,
+    EXPORTED,
+    SOURCE,
+    TOKENIZER,
+    find_model,
+    fingerprint,
+    read_config,
+)
+from captioner.inference.onnx_engine import OnnxEngine, read_exported
+from captioner.inference.torch_engine import TorchEngine
+from captioner.model.captioner import CaptionModel
+from captioner.text.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START
+
+TOLERANCE = 1e-4
+"""Largest difference of a log-probability (nats) between torch and ONNX Runtime."""
+
+COMPARED = 100
+"""Calibration photos whose captions are compared with float32's."""
+
+COPIED = (TOKENIZER, FREQUENCIES, CONFIDENCE)
+
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    sizes: dict[str, float]
+    """Megabytes by file name."""
+    difference: float
+    """Largest difference of a log-probability or attention weight to torch, in float32."""
+    equal: tuple[int, int] | None
+    """8-bit: of how many calibration photos the caption is that of float32; None: float32."""
+
+
+def export(
+    folder: str | Path, output: str | Path, calibration: Sequence[str | Path] = ()
+) -> Exported:
+    """Export a model folder, and check the result against the model.
+
+    Args:
+        folder: Model or run folder.
+        output: Folder to write; an existing one is replaced once the new one is complete.
+        calibration: Photos to quantize the model to 8 bits with; none: float32.
+
+    Raises:
+        ModelError: The model cannot be loaded, or the graphs compute something else.
+        ConfigError: The model has an operation that ONNX cannot express.
+        ImageError: A calibration photo cannot be read.
+    """
+    path = find_model(folder)
+    stored = load_model(path)
+    config = exported_config(read_config(path), stored)
+    config[EXPORTED][SOURCE] = fingerprint(path)
+    photos = [_prepare(stored.model, photo) for photo in calibration]  # before minutes of work
+    with atomic_folder(output) as new:
+        attention = stored.decoder.attention
+        write_graphs(stored.model, attention, new / ENCODER_GRAPH, new / DECODER_GRAPH)
+        _write_config(new, config)
+        for name in COPIED:
+            if (path / name).is_file():
+                shutil.copyfile(path / name, new / name)
+        difference = largest_difference(stored.model, new)
+        if not difference <= TOLERANCE:
+            raise ModelError(
+                f"the exported graphs of {path} differ from the model by {difference:.2g} in the "
+                f"log-probability of a word (allowed: {TOLERANCE:g}); nothing was written"
+            )
+        equal = _quantize(new, config, photos) if photos else None
+        sizes = {one.name: one.stat().st_size / 1e6 for one in sorted(new.iterdir())}
+    return Exported(sizes, difference, equal)
+
+
+def _prepare(model: CaptionModel, photo: str | Path) -> Prepared:
+    return Prepared((model.preprocessing.pixels(open_image(photo)),), CropBox())
+
+
+def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
+    """Make an exported folder 8-bit; see ``Exported.equal``."""
+    model = BatchCaptioner(read_exported(folder))
+    compared = photos[:COMPARED]
+    options = model.options(num_captions=1)
+    expected = model.caption_batch(compared, options)
+    quantize_graphs(folder, [photo.pixels[0] for photo in photos])
+    _write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
+    found = BatchCaptioner(read_exported(folder)).caption_batch(compared, options)
+    pairs = zip(expected, found, strict=True)
+    return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
+
+
+def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def exported_config(config: Mapping[str, Any], stored: StoredModel) -> dict[str, Any]:
+    """The config of a model folder, unknown entries included, with what the graphs need."""
+    model, vocabulary = stored.model, stored.vocabulary
+    encoder = config["encoder"] | {"grid": model.grid, "geometry": model.geometry.as_dict()}
+    tokens = {  # for programs without captioner's source, such as a web page
+        "start": vocabulary.start(),
+        "end": END,
+        "never_generated": NEVER_GENERATED,
+        "first_word": len(SPECIAL_NAMES),
+        "styles": {style: vocabulary.start(style) for style in vocabulary.styles},
+    }
+    exported = {"opset": OPSET, "precision": "fp32", "tokens": tokens}
+    return {EXPORTED: exported, **config, "encoder": encoder}
+
+
+def largest_difference(model: CaptionModel, folder: Path) -> float:
+    """Largest difference of a log-probability or of an attention weight, on random photos.
+
+    Random words are fed, so that a difference in the state would add up.
+    """
+    engines = TorchEngine(model, "cpu", "fp32"), OnnxEngine(read_exported(folder), "cpu", "auto")
+    rng = np.random.default_rng(0)
+    size = model.preprocessing.image_size
+    pixels = rng.integers(256, size=(3, size, size, 3), dtype=np.uint8)
+    photos = [Prepared((one,), CropBox()) for one in pixels]
+    words = rng.integers(END, model.decoder.word_output.out_features, size=(3, 2, 8))
+    scores = []
+    for engine in engines:
+        ensemble = Ensemble([engine])
+        memories = ensemble.memories(ensemble.encode(photos))
+        scores.append(ensemble.score(memories, words.tolist(), START))
+    one, other = scores
+    return max(_distance(one.log_probs, other.log_probs), _distance(one.alphas, other.alphas))
+
+
+def _distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Largest difference; not a number if either has such values."""
+    return float(np.abs(one - other).max())

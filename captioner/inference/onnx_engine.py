@@ -1,0 +1,265 @@
+"""Runs an exported model with ONNX Runtime, without torch.
+
+An exported folder holds, besides a model folder's ``config.json``, two graphs:
+
+    encoder.onnx    pixels                        -> hidden, cell [, fed], values, keys, summary
+    decoder.onnx    tokens, hidden, cell [, fed], values, keys
+                        -> log_probs, alphas, gate, next_hidden, next_cell [, next_fed]
+
+The encoder runs once per photo and computes all that depends on the photo alone, with the initial
+state; the decoder runs once per word. A graph lacks the inputs and outputs that its mechanism does
+not need, so they are handled by name: ``hidden``, ``cell`` and ``fed`` are the state, the other
+outputs of the encoder are the memory. ``summary``, (B, D), is the mean of the features, for the
+confidence; the decoder does not read it. Shapes are those of ``models.decoder``, with a dynamic
+number of photos and beams; pixels are (B, H, W, 3) bytes, since normalization is part of the graph.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.errors import ConfigError, ModelError, first_line
+from captioner.files import FREQUENCIES
+from captioner.geometry import Geometry
+from captioner.inference.confidence import Calibrator, read_calibrator
+from captioner.inference.engine import CaptionScores
+from captioner.inference.model_config import (
+    DECODER_GRAPH,
+    ENCODER_GRAPH,
+    EXPORTED,
+    config_errors,
+    find_model,
+    read_config,
+    read_vocabulary,
+)
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import ExplanationMethod, SearchOptions
+from captioner.search.arrays import NUMPY
+from captioner.search.search import Advance
+from captioner.text.vocabulary import END, NEVER_GENERATED, Vocabulary
+
+STATE = ("hidden", "cell", "fed")
+"""Names of the decoder's state: inputs of a step, and with ``NEXT`` in front its outputs."""
+NEXT = "next_"
+SUMMARY = "summary"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass
+class ExportedModel:
+    """The contents of an exported folder; its graphs are read by ``OnnxEngine``."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    search: SearchOptions
+    info: dict[str, Any]
+    frequencies: bytes | None
+    """As in ``StoredModel``."""
+    encoder: str
+    """The encoder's name."""
+    preprocessing: Preprocessing
+    grid: tuple[int, int]
+    geometry: Geometry
+    precision: str
+    """``fp32`` or ``int8``."""
+    calibrator: Calibrator | None = None
+    """As in ``StoredModel``."""
+
+
+def read_exported(folder: str | Path) -> ExportedModel:
+    """Read an exported folder.
+
+    Raises:
+        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
+            a newer version.
+    """
+    path = find_model(folder)
+    config = read_config(path)
+    counted = path / FREQUENCIES
+    with config_errors(path):
+        return ExportedModel(
+            path,
+            read_vocabulary(path, config),
+            SearchOptions(**config["search"]),
+            config.get("info", {}),
+            counted.read_bytes() if counted.is_file() else None,
+            config["encoder"]["name"],
+            Preprocessing.from_dict(config["preprocessing"]),
+            tuple(config["encoder"]["grid"]),
+            Geometry.from_dict(config["encoder"]["geometry"]),
+            config[EXPORTED]["precision"],
+            read_calibrator(path),
+        )
+
+
+class OnnxEngine:
+    """See ``inference.Engine``; a photo's grid is what the encoder's graph returns, its memory."""
+
+    computes_relevance = False
+
+    def __init__(self, exported: ExportedModel, device: str, precision: str) -> None:
+        """Load the graphs.
+
+        Raises:
+            ConfigError: The device or the precision is not available, or ONNX Runtime is not
+                installed.
+            ModelError: A graph is damaged.
+        """
+        self.name, self.grid = exported.encoder, exported.grid
+        self.preprocessing, self.geometry = exported.preprocessing, exported.geometry
+        self.device: Any = "cpu"
+        self.precision = exported.precision
+        if precision not in ("auto", exported.precision):
+            raise ConfigError(
+                f"precision is {precision!r}, but {exported.folder} was exported in "
+                f"{exported.precision}; give auto, or the model folder it was exported from"
+            )
+        providers = _providers(device, exported.folder)
+        self.encoder = _session(exported.folder / ENCODER_GRAPH, providers)
+        self.decoder = _session(exported.folder / DECODER_GRAPH, providers)
+        self.inputs = {one.name for one in self.decoder.get_inputs()}
+        self.outputs = [one.name for one in self.decoder.get_outputs()]
+
+    def running(self) -> AbstractContextManager[object]:
+        """See ``Engine.running``."""
+        return nullcontext()
+
+    def encode(self, pixels: NDArray[np.uint8]) -> Arrays:
+        """See ``Engine.encode``."""
+        names = [one.name for one in self.encoder.get_outputs()]
+        return dict(zip(names, self.encoder.run(names, {"pixels": pixels}), strict=True))
+
+    def encode_features(self, features: Any) -> NoReturn:  # noqa: ARG002
+        """Cached features need the model folder."""
+        raise ConfigError(
+            "an exported model starts from photos, not from cached features; use the model folder "
+            "it was exported from"
+        )
+
+    def memory(self, grids: Arrays) -> Arrays:
+        """See ``Engine.memory``."""
+        return grids
+
+    def summary(self, memory: Arrays) -> NDArray[np.float32]:
+        """See ``Engine.summary``."""
+        return memory[SUMMARY]
+
+    def relevance(
+        self, method: ExplanationMethod, grids: Any, row: int, start: int, tokens: list[int]
+    ) -> NoReturn:
+        """``Ensemble.check_method`` refuses what needs the weights."""
+        raise NotImplementedError
+
+    def stepper(self, memory: Arrays, start: int) -> OnnxStepper:
+        """See ``Engine.stepper``."""
+        return OnnxStepper(self, memory, start)
+
+    def score(self, memory: Arrays, tokens: NDArray[np.int64]) -> CaptionScores:
+        """See ``Engine.score``; step by step, as a graph holds one step."""
+        stepper = OnnxStepper(self, memory, 0)
+        stepper.widen(tokens.shape[1])
+        steps = [stepper.step(tokens[:, :, t]) for t in range(tokens.shape[2])]
+        log_probs, alphas, gates = (np.stack(parts, axis=2) for parts in zip(*steps, strict=True))
+        return CaptionScores(log_probs, alphas, gates)
+
+
+class OnnxStepper:
+    """Steps ``decoder.onnx`` over the beams of a batch of photos."""
+
+    xp = NUMPY
+    device: Any = "cpu"
+    end_token = END
+
+    def __init__(self, engine: OnnxEngine, memory: Arrays, start_token: int) -> None:
+        """Start with one beam per photo.
+
+        Args:
+            engine: The model.
+            memory: The photos, from ``OnnxEngine.encode``.
+            start_token: For all photos.
+        """
+        self.engine, self.start_token = engine, start_token
+        self.state = {name: memory[name] for name in STATE if name in memory}  # (B, K, N) each
+        self.memory = {name: memory[name] for name in memory if name not in (*STATE, SUMMARY)}
+
+    @property
+    def batch_size(self) -> int:
+        """Number of photos still searched."""
+        return len(self.state["hidden"])
+
+    def step(self, tokens: NDArray[np.int64]) -> Advance:
+        """Feed the last word of each beam, (B, K), and score the next."""
+        given = {"tokens": tokens, **self.state, **self.memory}
+        names = self.engine.outputs
+        inputs = {name: np.ascontiguousarray(given[name]) for name in self.engine.inputs}
+        found = dict(zip(names, self.engine.decoder.run(names, inputs), strict=True))
+        self.state = {name: found[NEXT + name] for name in self.state}
+        return Advance(found["log_probs"], found["alphas"], found["gate"])
+
+    def advance(self, tokens: NDArray[np.int64]) -> Advance:
+        """See ``Stepper.advance``; tokens of ``NEVER_GENERATED`` get -inf."""
+        advance = self.step(tokens)
+        advance.log_probs[..., list(NEVER_GENERATED)] = -np.inf
+        return advance
+
+    def reorder(self, parents: NDArray[np.int64]) -> None:
+        """See ``Stepper.reorder``."""
+        photos = np.arange(len(parents))[:, None]
+        self.state = {name: part[photos, parents] for name, part in self.state.items()}
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """See ``Stepper.keep``."""
+        self.state = {name: part[rows] for name, part in self.state.items()}
+        self.memory = {name: part[rows] for name, part in self.memory.items()}
+
+    def widen(self, captions: int) -> None:
+        """Start ``captions`` captions for each photo instead of one."""
+        self.state = {name: part.repeat(captions, axis=1) for name, part in self.state.items()}
+
+
+def _providers(device: str, folder: Path) -> list[str]:
+    """ONNX Runtime's names of the hardware to run on; the later ones run what the first cannot."""
+    runtime = _runtime()
+    gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    has_gpu = gpu in runtime.get_available_providers()
+    if device == "cpu" or (device == "auto" and not has_gpu):
+        return [cpu]
+    if device in ("auto", "cuda") and has_gpu:
+        return [gpu, cpu]
+    raise ConfigError(
+        f"device {device!r} is not available for the exported model {folder}; give auto or cpu"
+        + ("" if has_gpu else " (a GPU needs pip install onnxruntime-gpu)")
+    )
+
+
+def _session(path: Path, providers: list[str]) -> Any:
+    runtime = _runtime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal():  # as for torch
+        options.intra_op_num_threads = int(threads)
+    try:
+        return runtime.InferenceSession(path, options, providers=providers)
+    except Exception as error:  # its errors have no common class of their own
+        reason = first_line(error)
+        raise ModelError(f"cannot load {path} ({reason:.120}); export the model again") from error
+
+
+def _runtime() -> Any:
+    """The library; imported here, so that other models do not need it."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ConfigError(
+            "an exported model needs onnxruntime; run: pip install onnxruntime"
+        ) from None
+    return onnxruntime

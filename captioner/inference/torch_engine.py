@@ -1,0 +1,136 @@
+"""Runs a model with torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from captioner.hardware import (
+    Precision,
+    autocast,
+    pick_device,
+    pick_precision,
+    product_type,
+    upload,
+)
+from captioner.inference.engine import CaptionScores
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.attention import Memory, widen
+from captioner.model.captioner import CaptionModel
+from captioner.model.decoder import Decoder
+from captioner.model.explanations import WordScorer, relevance
+from captioner.options import ExplanationMethod
+
+ENCODED_TOGETHER = 8
+"""Photos that a CPU encodes at a time, whatever the batch: more need more memory."""
+
+
+class TorchEngine:
+    """See ``inference.Engine``; grids are features, (B, L, D)."""
+
+    computes_relevance = True
+
+    def __init__(self, model: CaptionModel, device: str, precision: Precision) -> None:
+        """Copy a model to a device.
+
+        Raises:
+            ConfigError: The device or the precision is not available.
+        """
+        self.device = pick_device(device)
+        self.precision: str = pick_precision(precision, self.device)
+        self.geometry = model.geometry  # computed before the copy, which cannot be differentiated
+        self.model = _inference_copy(model, self.device, self.precision)
+        self.name, self.grid = model.encoder.name, model.grid
+        self.preprocessing = model.preprocessing
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """See ``Engine.running``."""
+        with torch.inference_mode(), autocast(self.precision, self.device):
+            yield
+
+    def encode(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """See ``Engine.encode``."""
+        photos = torch.from_numpy(pixels)
+        if self.device.type != "cpu":
+            return self.model.encode(upload(photos, self.device))
+        parts = torch.split(photos, ENCODED_TOGETHER)
+        return torch.cat([self.model.encode(part) for part in parts])
+
+    def encode_features(self, features: Tensor) -> Tensor:
+        """See ``Engine.encode_features``."""
+        return self.model.to_features(upload(features, self.device))
+
+    def memory(self, grids: Tensor) -> Memory:
+        """See ``Engine.memory``."""
+        return self.model.decoder.memory(grids)
+
+    def summary(self, memory: Memory) -> NDArray[np.float32]:
+        """See ``Engine.summary``."""
+        vectors: NDArray[np.float32] = memory.summary.squeeze(1).float().cpu().numpy()
+        return vectors
+
+    def stepper(self, memory: Memory, start: int) -> DecoderStepper:
+        """See ``Engine.stepper``."""
+        return DecoderStepper(self.model.decoder, memory, start)
+
+    def score(self, memory: Memory, tokens: NDArray[np.int64]) -> CaptionScores:
+        """See ``Engine.score``."""
+        decoder = self.model.decoder
+        unrolled = decoder(memory, upload(torch.from_numpy(tokens), self.device))
+        logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+        return CaptionScores(widen(logits).log_softmax(dim=-1), unrolled.alphas, unrolled.gates)
+
+    def relevance(
+        self, method: ExplanationMethod, grids: Tensor, row: int, start: int, tokens: list[int]
+    ) -> NDArray[np.float32]:
+        """See ``Engine.relevance``."""
+        # The caller may be in inference mode, whose tensors have no gradients.
+        with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
+            grid = grids[row].float().clone()
+            scorer = WordScorer(self.exact_decoder, start, tokens)
+            found: NDArray[np.float32] = relevance(method, scorer, grid).detach().cpu().numpy()
+            return found
+
+    @cached_property
+    def exact_decoder(self) -> Decoder:
+        """The decoder in float32: less would round away the effect of a region."""
+        decoder = self.model.decoder
+        weight = decoder.word_output.weight
+        if weight.dtype == torch.float32 and not weight.is_inference():
+            return decoder
+        with torch.inference_mode(False):
+            exact = copy.deepcopy(decoder).float()
+            exact.cached_word_gates = None  # rounded to the precision
+            return exact
+
+
+def _inference_copy(model: CaptionModel, device: torch.device, precision: str) -> CaptionModel:
+    """A copy optimized for inference; the original keeps its float32 weights.
+
+    Weights that both need are shared. For bf16 and fp16 the weights of products are converted once:
+    without gradients, autocast would convert them again at every word.
+    """
+    shared: dict[int, Any] = {
+        id(part): nn.Parameter(part.detach(), requires_grad=False) for part in model.parameters()
+    }
+    copied = copy.deepcopy(model, shared).to(device).eval()
+    copied.encoder.fold_norms()
+    copied.encoder.to(memory_format=torch.channels_last)
+    dtype = product_type(precision)
+    if dtype is not None:
+        for module in copied.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.to(dtype)
+    if device.type == "cpu":
+        copied.encoder.optimize_for_cpu()
+    copied.decoder.cache_word_gates()
+    return copied

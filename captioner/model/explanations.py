@@ -1,0 +1,176 @@
+"""How much each region of the grid contributed to each word of a caption: five methods.
+
+With the grid's features a_i, attention weights alpha, gate beta and log p, the log-probability of a
+word given the words before it (nats), the relevance r_i of region i is
+
+    attention        alpha_i                     how much the decoder attended to it
+    attention_gate   beta alpha_i                how much of that reached the word
+    gradient_input   a_i . d log p / d a_i       first-order effect of its features
+    grad_cam         relu(w . a_i),  w = mean_i d log p / d a_i
+    occlusion        log p - log p with a_i replaced by the mean feature
+
+Gradients and occlusions follow every path from the grid to the word: the context and the scores of
+this word, those of the words before (through the hidden state), and the initial state. They start
+at the encoder's output, so the encoder does not run again.
+
+Source: gradient_input: Shrikumar et al. 2016 (arXiv:1605.01713). grad_cam: Selvaraju et al. 2017
+(arXiv:1610.02391), equations 1 and 2, with the log-probability of a word as in its section on
+captioning; deviation: the weights are of one word, not of the whole caption. occlusion: Zeiler and
+Fergus 2014 (arXiv:1311.2901); deviation: features are replaced, not pixels.
+
+Notation: N versions of one photo's grid, T words, L regions, D feature size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from captioner.model.attention import widen
+from captioner.model.decoder import Decoder
+from captioner.options import ExplanationMethod
+from captioner.text.vocabulary import PAD
+
+BLOCK = 64 << 20
+"""Bytes of features that are processed together; bounds memory, whatever the grid and caption."""
+
+
+class WordScorer:
+    """The log-probabilities of a caption's words as functions of the photo's grid."""
+
+    def __init__(self, decoder: Decoder, start: int, tokens: Sequence[int]) -> None:
+        """Score one caption.
+
+        Args:
+            decoder: In eval mode.
+            start: Start token.
+            tokens: The T tokens of the caption, without start and end.
+        """
+        self.decoder = decoder
+        device = decoder.embedding.weight.device
+        self.inputs = torch.tensor([start, *tokens[:-1]], device=device)[: len(tokens)]  # (T,)
+        self.targets = torch.tensor(list(tokens), dtype=torch.long, device=device)  # (T,)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def every_word(self, grids: Tensor) -> Tensor:
+        """Log-probability of every word given each version of the grid, (N, L, D) to (N, T)."""
+        tokens = self.inputs.expand(len(grids), 1, -1)
+        unrolled = self.decoder(self.decoder.memory(grids), tokens)
+        logits = self.decoder.readout(unrolled.embedded, *unrolled.outputs)[:, 0]  # (N, T, V)
+        log_probs = widen(logits).log_softmax(dim=-1)
+        return log_probs.gather(2, self.targets.expand(len(grids), -1).unsqueeze(2)).squeeze(2)
+
+    def one_word(self, grids: Tensor, positions: Tensor) -> Tensor:
+        """Log-probability of one word given each version of the grid; later words are not read.
+
+        Args:
+            grids: (N, L, D).
+            positions: Position of the word for each version, (N,), in descending order: the decoder
+                then skips the steps after each.
+
+        Returns:
+            (N,).
+        """
+        steps = torch.arange(len(self), device=positions.device)
+        read = steps <= positions.unsqueeze(1)  # (N, T)
+        tokens = self.inputs.where(read, PAD).unsqueeze(1)
+        unrolled = self.decoder(self.decoder.memory(grids), tokens)
+        rows = torch.arange(len(grids), device=positions.device)
+        embedded, *outputs = (
+            part[rows, 0, positions] for part in (unrolled.embedded, *unrolled.outputs)
+        )
+        log_probs = widen(self.decoder.readout(embedded, *outputs)).log_softmax(dim=-1)
+        return log_probs[rows, self.targets[positions]]
+
+
+def word_gradients(
+    score: Callable[[Tensor, Tensor], Tensor], grid: Tensor, words: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gradients of the log-probability of each word with respect to the grid.
+
+    Each word gets its own copy of the grid, so that one backward pass serves many words.
+
+    Args:
+        score: Log-probability (N,) of the words at positions (N,) given grids (N, L, D), such as
+            ``WordScorer.one_word``.
+        grid: (L, D).
+        words: T.
+
+    Yields:
+        Positions (n,) in descending order, and their gradients (n, L, D).
+    """
+    positions = torch.arange(words - 1, -1, -1, device=grid.device)
+    for block in _blocks(positions, grid):
+        with torch.enable_grad():
+            copies = grid.repeat(len(block), 1, 1).requires_grad_()
+            (gradients,) = torch.autograd.grad(score(copies, block).sum(), copies)
+        yield block, gradients
+
+
+def gradient_input(gradients: Tensor, grid: Tensor) -> Tensor:
+    """Sum over features of gradient times feature: (n, L, D) and (L, D) to (n, L)."""
+    return (gradients * grid).sum(dim=-1)
+
+
+def grad_cam(gradients: Tensor, grid: Tensor) -> Tensor:
+    """Features weighted by the mean gradient of their channel, at least 0: to (n, L)."""
+    return (gradients.mean(dim=1) @ grid.T).relu()
+
+
+def occlusion(every_word: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
+    """Drop of each word's log-probability when one region gets the mean feature of the grid.
+
+    Args:
+        every_word: Log-probabilities (N, T) given grids (N, L, D), such as
+            ``WordScorer.every_word``.
+        grid: (L, D).
+
+    Returns:
+        (T, L).
+    """
+    drops = []
+    whole = every_word(grid.unsqueeze(0))  # (1, T)
+    for block in _blocks(torch.arange(len(grid), device=grid.device), grid):
+        versions = grid.repeat(len(block), 1, 1)
+        versions[torch.arange(len(block), device=grid.device), block] = grid.mean(dim=0)
+        drops.append(whole - every_word(versions))
+    return torch.cat(drops).T
+
+
+def relevance(method: ExplanationMethod, scorer: WordScorer, grid: Tensor) -> Tensor:
+    """Relevance of every region for every word of a caption, in nats.
+
+    Args:
+        method: One that the attention does not give: ``gradient_input``, ``grad_cam`` or
+            ``occlusion``.
+        scorer: The caption.
+        grid: The encoder's output for the photo, (L, D), float32.
+
+    Returns:
+        (T, L), float32; negative where a region counts against the word.
+    """
+    if len(scorer) == 0:
+        return grid.new_zeros(0, len(grid))
+    if method == "occlusion":
+        with torch.no_grad():
+            return occlusion(scorer.every_word, grid)
+    combine = grad_cam if method == "grad_cam" else gradient_input
+    found = grid.new_empty(len(scorer), len(grid))
+    for positions, gradients in word_gradients(scorer.one_word, grid, len(scorer)):
+        found[positions] = combine(gradients, grid)
+    return found
+
+
+def _blocks(indices: Tensor, grid: Tensor) -> Iterator[Tensor]:
+    rows = rows_per_block(grid)
+    for start in range(0, len(indices), rows):
+        yield indices[start : start + rows]
+
+
+def rows_per_block(grid: Tensor) -> int:
+    """Number of versions of a grid (L, D) to process together."""
+    return max(1, BLOCK // (grid.numel() * grid.element_size()))

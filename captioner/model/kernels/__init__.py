@@ -1,0 +1,1 @@
+"""What is only fast: each module computes a formula of the model in less time."""

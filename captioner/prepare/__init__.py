@@ -1,1 +1,0 @@
-"""What ``captioner prepare`` writes: COCO captions files, cached features and shards."""

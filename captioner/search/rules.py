@@ -1,0 +1,101 @@
+"""Rules on the next word: length limits, repetition, banned words, bad endings, rare words.
+
+A rule sets log-probabilities to -inf, so that every other word keeps the model's probability. Only
+the preference for rare words gives the search other probabilities; captions keep the model's.
+
+Notation: B photos, K beams, V vocabulary, T words so far.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from captioner.options import SearchOptions
+from captioner.search.arrays import Array, namespace, normalized, on_device
+from captioner.search.words import SearchTokens
+
+
+class Rules:
+    """All rules enabled by the search options."""
+
+    def __init__(
+        self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
+    ) -> None:
+        """Put the words on the device of the search.
+
+        Args:
+            options: Search options.
+            words: The words in them.
+            end_token: End token.
+            xp: Array namespace of the search.
+            device: Device of the search.
+        """
+        self.options = options
+        self.end_token = end_token
+        self.banned, self.repeatable, self.bad_endings = (
+            on_device(tokens, xp.int64, xp, device)
+            for tokens in (words.banned, words.repeatable, words.bad_endings)
+        )
+        self.rarity = on_device(words.rarity, xp.float32, xp, device)
+
+    def favour_rare_words(self, log_probs: Array) -> Array:
+        """Log-probabilities, (B, K, V), that the search should use in place of the model's.
+
+        The same array unless ``rare_words`` is set.
+
+        Source: Menon et al. 2021 (arXiv:2007.07314), section 4.2, logit adjustment after training.
+        Deviation: frequencies follow from the ranks of the words.
+        """
+        if not self.options.rare_words:
+            return log_probs
+        return normalized(log_probs + self.options.rare_words * self.rarity)
+
+    def forbid(self, log_probs: Array, tokens: Array) -> None:
+        """Set the log-probabilities of forbidden words to -inf, in place.
+
+        Args:
+            log_probs: Log-probabilities of the next word, (B, K, V).
+            tokens: The words so far, (B, K, T). The result for finished captions is unspecified.
+        """
+        xp = namespace(log_probs)
+        options, length = self.options, tokens.shape[2]
+        ends = log_probs[..., self.end_token]  # (B, K), a view
+        if len(self.banned):
+            log_probs[..., self.banned] = -xp.inf
+        if length < options.min_length:
+            ends[...] = -xp.inf
+        if len(self.bad_endings):
+            if length > 0:
+                bad = xp.any(tokens[..., -1:] == self.bad_endings, axis=-1)  # (B, K)
+                ends[...] = xp.where(bad, -xp.inf, ends)
+            if length == options.max_length - 1:  # a truncated caption ends here too
+                log_probs[..., self.bad_endings] = -xp.inf
+        if options.block_repeats and length > 0:
+            _forbid_words(log_probs, tokens, ~xp.isin(tokens, self.repeatable))
+        if 0 < options.block_ngrams <= length:
+            _block_ngrams(log_probs, tokens, options.block_ngrams)
+
+
+def _block_ngrams(log_probs: Array, tokens: Array, size: int) -> None:
+    """Forbid every word that would repeat an n-gram of ``size`` words.
+
+    Source: Paulus et al. 2018 (arXiv:1705.04304), section 2.5, for n = 3.
+    """
+    xp = namespace(log_probs)
+    count = tokens.shape[2] - size + 1  # P
+    ngrams = xp.stack([tokens[..., i : i + count] for i in range(size)], axis=3)  # (B, K, P, size)
+    prefix = tokens[..., None, count:]  # (B, K, 1, size - 1)
+    repeated = xp.all(ngrams[..., :-1] == prefix, axis=-1)  # (B, K, P)
+    last = ngrams[..., -1]
+    equal = last[..., None] == last[..., None, :]  # (B, K, P, P)
+    _forbid_words(log_probs, last, xp.any(equal & repeated[..., None, :], axis=-1))
+
+
+def _forbid_words(log_probs: Array, words: Array, where: Array) -> None:
+    """Forbid words (B, K, n) where (B, K, n) is True; it must be equal for equal words."""
+    xp = namespace(log_probs)
+    device = log_probs.device
+    photos = xp.arange(words.shape[0], device=device)[:, None, None]
+    beams = xp.arange(words.shape[1], device=device)[None, :, None]
+    kept = log_probs[photos, beams, words]
+    log_probs[photos, beams, words] = xp.where(where, -xp.inf, kept)

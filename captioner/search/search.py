@@ -1,0 +1,415 @@
+"""Caption search over a step function.
+
+    beams = one empty caption per photo
+    until every photo is finished:
+        advance   the stepper scores every next word of every caption
+        favour    the scores of rare words, and of words that a blank photo makes less probable,
+                  rise if the options require it
+        forbid    the rules mask words that must not follow
+        choose    the strategy keeps some of the continuations
+    rerank        by their consensus, if the options require it
+
+The search does not depend on a model: it drives any ``Stepper``. All photos and beams of a batch
+advance together, no Python loop runs over photos or beams inside a step, and finished photos leave
+the batch. Each step synchronizes with the device once, to find out which photos are finished.
+
+A finished caption stays in the beam with its score frozen, so the beam always holds the best
+captions known, finished or not. Attention and gates of every step are stored with the parents of
+the captions; the returned captions are traced back through them at the end, without copies in
+between.
+
+Notation: B photos still searched of N, K beams, V vocabulary, L regions, T words so far, M
+returned captions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.options import SearchOptions
+from captioner.search.arrays import Array, namespace, on_device, to_numpy
+from captioner.search.consensus import by_consensus
+from captioner.search.guidance import guide
+from captioner.search.rules import Rules
+from captioner.search.strategies import Beams, Choice, Strategy, build_strategy
+from captioner.search.words import SearchTokens
+
+_KEPT_SAMPLES = 0.8
+"""Share of the sampled candidates that are ranked and count as references: the best ones."""
+
+
+class Advance(NamedTuple):
+    """Result of one step."""
+
+    log_probs: Array
+    """(B, K, V) log-probabilities of the next word, float32; -inf for forbidden words. The search
+    may modify it in place."""
+    alphas: Array
+    """(B, K, L) attention when the word is chosen."""
+    gates: Array
+    """(B, K) context gate."""
+
+
+class Stepper(Protocol):
+    """Advances a batch of photos by one word; holds the state of every beam.
+
+    A new stepper has one beam per photo.
+    """
+
+    xp: Any
+    """Namespace of its arrays: ``array_api_compat.torch`` or ``arrays.NUMPY``."""
+    device: Any
+    """Of its arrays; "cpu" for NumPy."""
+    start_token: int | Array
+    """One for all photos, or one per photo, (B,)."""
+    end_token: int
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of photos still searched."""
+
+    def advance(self, tokens: Array) -> Advance:
+        """Feed the last word of each beam, (B, K), and score the next."""
+
+    def reorder(self, parents: Array) -> None:
+        """Let beam k of each photo continue beam ``parents[b, k]`` of the last step, (B, K)."""
+
+    def keep(self, rows: Array) -> None:
+        """Continue with these photos only, (B',)."""
+
+
+class Evidence(NamedTuple):
+    """What the search knew of a caption besides its words, for its confidence."""
+
+    entropies: NDArray[np.float32]
+    """(T,) entropy of the distribution that each word was chosen from, in nats."""
+    share: float
+    """The caption's probability as a share of all captions in the last beam, 0 to 1."""
+    overlap: float
+    """Mean share of its words that the captions of the last beam contain, each weighted by its
+    probability, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One caption of T tokens, without start and end."""
+
+    tokens: list[int]
+    token_log_probs: NDArray[np.float32]
+    """(T,) the model's, whatever the search preferred."""
+    alphas: NDArray[np.float32]
+    """(T, L)."""
+    gates: NDArray[np.float32]
+    """(T,)."""
+    log_prob: float
+    """Of the whole caption, including its end token if it has one."""
+    ended: bool
+    """False: truncated at max_length, without an end token."""
+    evidence: Evidence | None = None
+    """None unless the search collected it."""
+
+
+class _StepRecord(NamedTuple):
+    """What one step produced, for tracing captions back."""
+
+    rows: Array  # (N,) row of each photo in the batch; undefined for photos that have left
+    parents: Array  # (B, K)
+    log_probs: Array  # (B, K) of the chosen words
+    alphas: Array  # (B, parents, L)
+    gates: Array  # (B, parents)
+    entropies: Array  # (B, parents)
+
+
+class _Finished(NamedTuple):
+    """The captions of the photos that finished at one step."""
+
+    photos: Array  # (B,)
+    beams: Array  # (B, n) best first
+    scores: Array  # (B, n) that the search used
+    tokens: Array  # (B, n, T)
+    candidates: Beams  # all that the beam holds
+
+
+def search(
+    stepper: Stepper,
+    options: SearchOptions,
+    words: SearchTokens = SearchTokens(),  # noqa: B008 - a tuple, never changed
+    seeds: Sequence[int] | None = None,
+    *,
+    blank: Stepper | None = None,
+    evidence: bool = False,
+) -> list[list[Hypothesis]]:
+    """Search for the captions of every photo.
+
+    Args:
+        stepper: A new stepper.
+        options: Search options.
+        words: The words in the options, from ``encode_search_words``.
+        seeds: A random seed per photo, combined with ``options.seed``; None: its index.
+        blank: A new stepper of as many blank photos, if ``options.guidance`` is set.
+        evidence: Collect the evidence of the captions, which takes a little longer.
+
+    Returns:
+        For each photo the best ``options.num_captions`` captions, best first; fewer if there are
+        not as many different ones.
+    """
+    count, xp, device = stepper.batch_size, stepper.xp, stepper.device
+    if not count:
+        return []
+    if options.candidates:
+        wider = replace(options, candidates=0, num_captions=options.candidates, rare_words=0.0)
+        found = search(stepper, wider, words, seeds, blank=blank, evidence=evidence)
+        return [_most_agreed(candidates, options, words) for candidates in found]
+    steppers = [stepper] if blank is None else [stepper, blank]
+    rules = Rules(options, words, stepper.end_token, xp, device)
+    seeds = range(count) if seeds is None else seeds
+    end = stepper.end_token
+    strategy = build_strategy(options, words, seeds, end_token=end, xp=xp, device=device)
+    photos = xp.arange(count, device=device)  # the photo in each row of the batch
+    beams = _start(count, xp, device)
+    last = on_device(stepper.start_token, xp.int64, xp, device)
+    last = xp.broadcast_to(last, (count,))[:, None]
+    records: list[_StepRecord] = []
+    finished: list[_Finished] = []
+    for t in range(options.max_length):
+        advance, *unguided = (each.advance(last) for each in steppers)
+        # Before words are forbidden.
+        entropies = entropy(advance.log_probs) if evidence else xp.zeros_like(advance.gates)
+        scores = advance.log_probs
+        for without_photo in unguided:
+            scores = guide(scores, without_photo.log_probs, options.guidance)
+        scores = rules.favour_rare_words(scores)
+        rules.forbid(scores, beams.tokens)
+        choice = strategy.choose(_totals(beams, scores, stepper.end_token), beams, photos)
+        records.append(_record(_rows(photos, count), beams, choice, advance, entropies))
+        beams = _extend(beams, choice, stepper.end_token)
+        if t == options.max_length - 1:
+            finished.append(_collect(strategy, beams, photos))
+            break
+        done = to_numpy(strategy.finished(beams))  # the only synchronization of a step
+        for each in steppers:
+            each.reorder(choice.parents)
+        if done.any():
+            ready, remaining = (
+                on_device(np.flatnonzero(rows), xp.int64, xp, device) for rows in (done, ~done)
+            )
+            finished.append(_collect(strategy, _select(beams, ready), photos[ready]))
+            if done.all():
+                break
+            photos, beams = photos[remaining], _select(beams, remaining)
+            for each in steppers:
+                each.keep(remaining)
+        last = beams.tokens[:, :, -1]
+    results: list[list[Hypothesis]] = [[] for _ in range(count)]
+    rescored = options.rare_words > 0 or blank is not None
+    for photo, hypothesis in _trace(records, finished, stepper.end_token, evidence, rescored):
+        results[photo].append(hypothesis)
+    # Samples may repeat; beam groups may find the same caption, which is returned once.
+    if options.temperature == 0:
+        results = [_distinct(hypotheses) for hypotheses in results]
+    return [hypotheses[: options.num_captions] for hypotheses in results]
+
+
+def _most_agreed(
+    candidates: Sequence[Hypothesis], options: SearchOptions, words: SearchTokens
+) -> list[Hypothesis]:
+    """The ``options.num_captions`` captions of a photo that agree most with all of its candidates.
+
+    Samples occur as often as they are probable, except that those that rank lowest count only where
+    the others are too few. A beam holds each caption once. There each counts with the square root
+    of its probability: with all of it, the first would outweigh the others.
+
+    Args:
+        candidates: The captions that the search found, best first.
+        options: Search options.
+        words: The words in them.
+    """
+    kept, dropped = candidates, candidates[:0]
+    if options.temperature:
+        count = math.ceil(_KEPT_SAMPLES * len(candidates))
+        kept, dropped = candidates[:count], candidates[count:]
+        weights = [1.0] * count
+    else:
+        best = candidates[0].log_prob if candidates else 0.0
+        weights = [math.exp((each.log_prob - best) / 2) for each in candidates]
+    order = by_consensus([each.tokens for each in kept], weights, words.rarity, options.rare_words)
+    found = _distinct([*(kept[index] for index in order), *dropped])
+    return found[: options.num_captions]
+
+
+def _start(batch: int, xp: Any, device: Any) -> Beams:
+    """One empty caption per photo."""
+    zeros = xp.zeros((batch, 1), dtype=xp.float32, device=device)
+    tokens = xp.zeros((batch, 1, 0), dtype=xp.int64, device=device)
+    return Beams(zeros, zeros, xp.astype(zeros, xp.bool), tokens)
+
+
+def _totals(beams: Beams, log_probs: Array, end_token: int) -> Array:
+    """Log-probability of every caption with every next word, (B, K, V).
+
+    A finished caption has one continuation, another end token at no cost.
+    """
+    xp = namespace(beams.scores)
+    unfinished = xp.where(beams.ended, -xp.inf, beams.scores)
+    totals = log_probs + unfinished[..., None]
+    totals[..., end_token] = xp.where(beams.ended, beams.scores, totals[..., end_token])
+    return totals
+
+
+def _take(part: Array, index: Array) -> Array:
+    """``part[b, index[b, k]]`` for every b and k: (B, K, ...) and (B, n) to (B, n, ...)."""
+    rows = namespace(index).arange(len(index), device=index.device)[:, None]
+    return part[rows, index]
+
+
+def _extend(beams: Beams, choice: Choice, end_token: int) -> Beams:
+    """Append the chosen words."""
+    ended = _take(beams.ended, choice.parents)
+    tokens = _take(beams.tokens, choice.parents)
+    return Beams(
+        scores=choice.scores,
+        lengths=_take(beams.lengths, choice.parents) + ~ended,
+        ended=ended | (choice.words == end_token),
+        tokens=namespace(tokens).concat([tokens, choice.words[..., None]], axis=2),
+    )
+
+
+def _select(beams: Beams, rows: Array) -> Beams:
+    """Select photos."""
+    return Beams(*(part[rows] for part in beams))
+
+
+def _collect(strategy: Strategy, beams: Beams, photos: Array) -> _Finished:
+    """The captions to return of finished photos."""
+    best = strategy.best(beams)
+    xp = namespace(beams.scores)
+    scores = xp.where(strategy.ranks(beams) == -xp.inf, -xp.inf, beams.scores)
+    return _Finished(photos, best, _take(scores, best), _take(beams.tokens, best), beams)
+
+
+def _agreement(finished: _Finished, end_token: int) -> Array:
+    """Share and overlap of the captions to return, see ``Evidence``: (B, n, 2)."""
+    beams, best = finished.candidates, finished.beams
+    xp = namespace(best)
+    highest = xp.max(beams.scores, axis=1, keepdims=True)
+    shares = xp.exp(beams.scores - xp.where(highest == -xp.inf, 0.0, highest))  # (B, K)
+    total = xp.sum(shares, axis=1, keepdims=True)
+    shares = shares / xp.where(total > 0, total, 1.0)  # 0: no caption has a probability
+    words = beams.tokens != end_token  # (B, K, T)
+    overlaps = []
+    for n in range(best.shape[1]):  # one by one: n K T T numbers could be too many
+        column = best[:, n : n + 1]
+        own, counted = _take(beams.tokens, column), _take(words, column)  # (B, 1, T)
+        found = xp.any(own[..., None] == beams.tokens[:, :, None, :], axis=3)  # (B, K, T)
+        common = xp.astype(xp.sum(found & counted, axis=2), shares.dtype)
+        length = xp.astype(xp.sum(counted, axis=2), shares.dtype)
+        overlap = common / xp.where(length > 0, length, 1.0)  # (B, K)
+        overlaps.append(xp.sum(shares * overlap, axis=1))
+    return xp.stack([_take(shares, best), xp.stack(overlaps, axis=1)], axis=2)
+
+
+def entropy(log_probs: Array) -> Array:
+    """Entropy of distributions over the last dimension, in nats."""
+    xp = namespace(log_probs)
+    finite = xp.where(log_probs < -1e4, -1e4, log_probs)  # 0 * -inf is NaN
+    return -xp.linalg.vecdot(xp.exp(log_probs), finite)
+
+
+def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Drop repeated captions."""
+    first: dict[tuple[int, ...], Hypothesis] = {}
+    for hypothesis in hypotheses:
+        first.setdefault(tuple(hypothesis.tokens), hypothesis)
+    return list(first.values())
+
+
+def _record(
+    rows: Array, beams: Beams, choice: Choice, advance: Advance, entropies: Array
+) -> _StepRecord:
+    xp = namespace(rows)
+    each = xp.arange(len(choice.words), device=rows.device)[:, None]
+    chosen = advance.log_probs[each, choice.parents, choice.words]
+    chosen = xp.where(_take(beams.ended, choice.parents), 0.0, chosen)
+    return _StepRecord(rows, choice.parents, chosen, advance.alphas, advance.gates, entropies)
+
+
+def _rows(photos: Array, count: int) -> Array:
+    """The row of each of all photos in the batch, (N,); undefined for photos that have left."""
+    xp = namespace(photos)
+    rows = xp.zeros((count,), dtype=photos.dtype, device=photos.device)
+    rows[photos] = xp.arange(len(photos), device=photos.device)
+    return rows
+
+
+def _trace(
+    records: list[_StepRecord],
+    finished: list[_Finished],
+    end_token: int,
+    evidence: bool,
+    rescored: bool,
+) -> Iterator[tuple[int, Hypothesis]]:
+    """Trace the finished captions back through the steps; best first for each photo.
+
+    If the search was rescored, the probabilities that it used are not the model's.
+    """
+    xp = namespace(finished[0].photos)
+    photos = xp.concat([xp.repeat(f.photos, f.beams.shape[1]) for f in finished])  # (M,)
+    beams = xp.concat([f.beams.reshape(-1) for f in finished])
+    lengths = [f.tokens.shape[2] for f in finished for _ in range(math.prod(f.beams.shape))]
+    steps = on_device(lengths, xp.int64, xp, photos.device)
+    traced = []
+    for t in reversed(range(len(records))):
+        rows, step = records[t].rows[photos], records[t]
+        present = t < steps  # the others finished earlier
+        beam = xp.where(present, beams, 0)
+        parents = step.parents[rows, beam]
+        traced.append(
+            (
+                step.log_probs[rows, beam],
+                step.alphas[rows, parents],
+                step.gates[rows, parents],
+                step.entropies[rows, parents],
+            )
+        )
+        beams = xp.where(present, parents, beams)
+    parts = [to_numpy(xp.stack(part[::-1], axis=1)) for part in zip(*traced, strict=True)]
+    scores = to_numpy(xp.concat([f.scores.reshape(-1) for f in finished])).tolist()
+    captions = [
+        tokens for f in finished for of_photo in to_numpy(f.tokens).tolist() for tokens in of_photo
+    ]
+    agreements: list[list[float]] = [[]] * len(captions)
+    if evidence:
+        both = [_agreement(f, end_token).reshape(-1, 2) for f in finished]
+        agreements = to_numpy(xp.concat(both)).tolist()
+    for photo, score, tokens, agreement, own in zip(
+        to_numpy(photos).tolist(),
+        scores,
+        captions,
+        agreements,
+        zip(*parts, strict=True),
+        strict=True,
+    ):
+        if score == -np.inf:  # only forbidden words were left
+            continue
+        length = tokens.index(end_token) if end_token in tokens else len(tokens)
+        ended = length < len(tokens)
+        log_prob = float(own[0][: length + ended].sum(dtype=np.float64)) if rescored else score
+        log_probs, alphas, gates, entropies = (part[:length] for part in own)
+        yield (
+            photo,
+            Hypothesis(
+                tokens[:length],
+                log_probs,
+                alphas,
+                gates,
+                log_prob,
+                ended,
+                Evidence(entropies, *agreement) if evidence else None,
+            ),
+        )

@@ -1,0 +1,310 @@
+"""Search strategies: which continuations to keep, and which captions to return.
+
+    BeamSearch       the most probable ones; beam size 1 is greedy search
+    DiverseBeams     groups of beams, penalized for choosing the same words (beam_groups)
+    ForcedWords      a beam for each number of forced words used so far (forced_words)
+    Sampling         one random continuation per caption (temperature, top_k, top_p)
+
+Notation: B photos, K beams, V vocabulary, T words so far, C forced words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from captioner.options import SearchOptions
+from captioner.search.arrays import Array, argsort, namespace, on_device, top_k
+from captioner.search.words import SearchTokens
+
+
+class Beams(NamedTuple):
+    """The captions so far."""
+
+    scores: Array
+    """(B, K) summed log-probabilities; -inf marks an unused beam."""
+    lengths: Array
+    """(B, K) scored tokens, end token included."""
+    ended: Array
+    """(B, K)."""
+    tokens: Array
+    """(B, K, T); finished captions are padded with end tokens."""
+
+
+class Choice(NamedTuple):
+    """The continuations to keep."""
+
+    scores: Array
+    """(B, K) summed log-probabilities."""
+    parents: Array
+    """(B, K) the beam that each continues."""
+    words: Array
+    """(B, K) the next word of each."""
+
+
+class Strategy:
+    """Base class; subclasses implement ``choose``."""
+
+    def __init__(self, options: SearchOptions) -> None:
+        self.options = options
+
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
+        """Choose the continuations to keep, for all photos together.
+
+        Args:
+            totals: Log-probability of every caption with every next word, (B, K, V). A finished
+                caption has one continuation, its end token at no cost.
+            beams: The captions.
+            photos: Index of each photo in the original batch, (B,).
+        """
+        raise NotImplementedError
+
+    def finished(self, beams: Beams) -> Array:
+        """Photos whose best captions can no longer be beaten, (B,)."""
+        return self._settled(beams.scores, beams.lengths, beams.ended, self.options.num_captions)
+
+    def best(self, beams: Beams) -> Array:
+        """The beams to return, best first, (B, n); ties keep their order."""
+        ranks = self.ranks(beams)
+        order = argsort(ranks, axis=1)
+        return order[:, : self.options.num_captions]
+
+    def ranks(self, beams: Beams) -> Array:
+        """Length-normalized scores, log-probability / length ** penalty, (B, K)."""
+        return _rank(beams.scores, beams.lengths, self.options.length_penalty)
+
+    def _settled(self, scores: Array, lengths: Array, ended: Array, count: int) -> Array:
+        """Whether the ``count`` best of a row of beams are final: (..., K) to (...).
+
+        Log-probabilities only decrease, so the rank of an unfinished caption is bounded by that of
+        its present score at the maximum length.
+        """
+        xp = namespace(scores)
+        penalty = self.options.length_penalty
+        bounds = xp.where(ended, -xp.inf, _rank(scores, self.options.max_length, penalty))
+        if ended.shape[-1] < count:
+            return xp.all(ended, axis=-1)
+        ranks = xp.where(ended, _rank(scores, lengths, penalty), -xp.inf)
+        worst_returned = top_k(ranks, count)[0][..., -1]
+        bound = xp.max(bounds, axis=-1)
+        # Strictly: at equal ranks an unfinished caption could be returned as a finished one.
+        return (worst_returned > bound) | (bound == -xp.inf)
+
+
+class BeamSearch(Strategy):
+    """Keep the most probable captions."""
+
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
+        """See ``Strategy.choose``."""
+        del beams, photos
+        vocabulary = totals.shape[2]
+        size = min(self.options.beam_size, totals.shape[1] * vocabulary)
+        scores, index = top_k(totals.reshape(len(totals), -1), size)
+        return Choice(scores, index // vocabulary, index % vocabulary)
+
+
+class DiverseBeams(Strategy):
+    """Diverse beam search: each group is penalized for words that earlier groups chose.
+
+    Source: Vijayakumar et al. 2018 (arXiv:1610.02424), Hamming diversity. Deviation: none; the
+    penalty applies within a step and affects the choice of words, not the captions' scores.
+    """
+
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
+        """See ``Strategy.choose``; one group after the other, all photos together."""
+        del photos
+        xp = namespace(totals)
+        batch, width, vocabulary = totals.shape
+        groups = self.options.beam_groups
+        first = beams.tokens.shape[2] == 0  # all groups continue the one empty caption
+        own = width if first else width // groups
+        size = min(self.options.beam_size // groups, own * vocabulary)
+        taken = xp.zeros((batch, 1, vocabulary), dtype=totals.dtype, device=totals.device)
+        vocabulary_tokens = xp.arange(vocabulary, device=totals.device)
+        choices = []
+        for group in range(groups):
+            start = 0 if first else group * own
+            part, ended = totals[:, start : start + own], beams.ended[:, start : start + own]
+            # Finished captions choose no word: they pay no penalty and cause none.
+            cost = (self.options.diversity * taken) * ~ended[..., None]
+            _, index = top_k((part - cost).reshape(batch, -1), size)
+            parents, words = index // vocabulary, index % vocabulary
+            scores = xp.take_along_axis(part.reshape(batch, -1), index, axis=1)
+            counted = ~xp.take_along_axis(ended, parents, axis=1) & xp.isfinite(scores)
+            chosen = (words[..., None] == vocabulary_tokens) & counted[..., None]  # (B, size, V)
+            taken = taken + xp.astype(xp.sum(chosen, axis=1, keepdims=True), taken.dtype)
+            choices.append(Choice(scores, parents + start, words))
+        return Choice(*(xp.concat(parts, axis=1) for parts in zip(*choices, strict=True)))
+
+    def finished(self, beams: Beams) -> Array:
+        """Photos whose groups are all final, (B,)."""
+        groups = self.options.beam_groups
+        scores, lengths, ended = (part.reshape(len(part), groups, -1) for part in beams[:3])
+        # Groups may have found the same captions, so each must have enough of its own.
+        count = min(self.options.num_captions, self.options.beam_size // groups)
+        settled = self._settled(scores, lengths, ended, count)
+        return namespace(settled).all(settled, axis=1)
+
+    def best(self, beams: Beams) -> Array:
+        """The best caption of every group, then the second of every group, ..., (B, K)."""
+        ranks = self.ranks(beams)
+        xp = namespace(ranks)
+        ranks = ranks.reshape(len(ranks), self.options.beam_groups, -1)  # (B, groups, own)
+        inside = argsort(ranks, axis=2)
+        ranks = xp.take_along_axis(ranks, inside, axis=2)
+        starts = xp.arange(ranks.shape[1], device=ranks.device) * ranks.shape[2]
+        index = inside + starts[:, None]
+        among = argsort(ranks, axis=1)
+        index = xp.take_along_axis(index, among, axis=1)
+        return xp.permute_dims(index, (0, 2, 1)).reshape(len(ranks), -1)
+
+
+class ForcedWords(Strategy):
+    """Grid beam search: one bank of beams for each number of forced words used so far.
+
+    Captions compete only within their bank, so that an improbable forced word is not pruned; only
+    captions in the last bank may end.
+
+    Source: Hokamp and Liu 2017 (arXiv:1704.07138). Deviation: constraints are single words, and a
+    repeated word counts once.
+    """
+
+    def __init__(
+        self, options: SearchOptions, words: SearchTokens, end_token: int, xp: Any, device: Any
+    ) -> None:
+        super().__init__(options)
+        self.forced = on_device(words.forced, xp.int64, xp, device)  # (C,)
+        self.end_token = end_token
+
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
+        """See ``Strategy.choose``; beams are ordered by bank."""
+        del photos
+        xp = namespace(totals)
+        batch, _, vocabulary = totals.shape
+        forced = self.forced
+        banks = len(forced) + 1
+        used = self._used(beams)  # (B, K, C)
+        may_end = xp.all(used, axis=2)
+        of_forced = totals[..., forced]  # (B, K, C)
+        move = xp.where(used, -xp.inf, of_forced)  # to the next bank
+        stay = xp.asarray(totals, copy=True)
+        stay[..., forced] = xp.where(used, of_forced, -xp.inf)
+        stay[..., self.end_token] = xp.where(may_end, stay[..., self.end_token], -xp.inf)
+        first = beams.tokens.shape[2] == 0
+        if first:  # the one empty caption is in the first bank
+            stay, move = (_with_empty_banks(part, banks) for part in (stay, move))
+        own = stay.shape[1] // banks
+        stay = stay.reshape(batch, banks, -1)  # (B, banks, own V)
+        move = move.reshape(batch, banks, -1)
+        nothing = xp.full_like(move[:, :1], -xp.inf)
+        move = xp.concat([nothing, move[:, :-1]], axis=1)
+        size = min(self.options.beam_size, stay.shape[2] + move.shape[2])
+        scores, index = top_k(xp.concat([stay, move], axis=2), size)  # (B, banks, size)
+        moved = index >= own * vocabulary
+        jump = xp.where(moved, index - own * vocabulary, 0)
+        parents = xp.where(moved, jump // len(forced), index // vocabulary)
+        words = xp.where(moved, forced[jump % len(forced)], index % vocabulary)
+        bank = xp.arange(banks, device=totals.device)[:, None] - xp.astype(moved, index.dtype)
+        parents = bank * own + parents
+        parents = xp.where(parents < 0, 0, parents) * (not first)
+        return Choice(*(part.reshape(batch, -1) for part in (scores, parents, words)))
+
+    def ranks(self, beams: Beams) -> Array:
+        """See ``Strategy.ranks``; captions that lack a forced word rank -inf."""
+        ranks = super().ranks(beams)
+        xp = namespace(ranks)
+        return xp.where(xp.all(self._used(beams), axis=2), ranks, -xp.inf)
+
+    def _used(self, beams: Beams) -> Array:
+        """Which forced words each caption contains, (B, K, C)."""
+        return namespace(beams.tokens).any(beams.tokens[..., None] == self.forced, axis=2)
+
+
+class Sampling(Strategy):
+    """Sample every word; captions are independent samples.
+
+    Source: nucleus (top-p) sampling, Holtzman et al. 2020 (arXiv:1904.09751); top-k, Fan et al.
+    2018 (arXiv:1805.04833). If both are set, top-k applies first.
+    """
+
+    def __init__(self, options: SearchOptions, seeds: Sequence[int], xp: Any, device: Any) -> None:
+        """Generate the uniform random numbers of every photo from its own seed."""
+        super().__init__(options)
+        shape = (options.num_captions, options.max_length)
+        uniform = [np.random.default_rng([options.seed, seed]).random(shape) for seed in seeds]
+        self.uniform = on_device(np.array(uniform), xp.float32, xp, device)  # (N, K, T)
+
+    def choose(self, totals: Array, beams: Beams, photos: Array) -> Choice:
+        """See ``Strategy.choose``; one continuation per caption."""
+        xp = namespace(totals)
+        batch, _, vocabulary = totals.shape
+        width, length = self.options.num_captions, beams.tokens.shape[2]
+        # At the first word all samples share one caption.
+        totals = xp.broadcast_to(totals, (batch, width, vocabulary))
+        # Relative to the best word, so that no small temperature makes all words underflow. If no
+        # word is left, all shares are 0.
+        best = xp.max(totals, axis=2, keepdims=True)
+        below = totals - xp.where(best == -xp.inf, 0.0, best)
+        shares = xp.exp(below / max(self.options.temperature, 1e-30))
+        index = xp.arange(vocabulary, device=totals.device)
+        index = xp.broadcast_to(index, (batch, width, vocabulary))
+        if self.options.top_k:
+            shares, index = top_k(shares, min(self.options.top_k, vocabulary))
+        if self.options.top_p < 1:
+            order = argsort(shares, axis=2)
+            shares = xp.take_along_axis(shares, order, axis=2)
+            index = xp.take_along_axis(index, order, axis=2)
+            before = xp.cumulative_sum(shares, axis=2) - shares
+            # Always keeps the first word, even for a top_p that rounds to 0.
+            keep = before < self.options.top_p * xp.sum(shares, axis=2, keepdims=True)
+            shares = shares * keep
+        mass = xp.cumulative_sum(shares, axis=2)  # (B, K, candidate words)
+        threshold = self.uniform[photos][:, :, length, None] * mass[..., -1:]
+        sampled = xp.sum(mass <= threshold, axis=2, keepdims=True)
+        last = xp.sum(mass < mass[..., -1:], axis=2, keepdims=True)  # rounding must not exceed it
+        words = xp.take_along_axis(index, xp.where(sampled < last, sampled, last), axis=2)
+        parents = xp.arange(width, device=totals.device)
+        if beams.scores.shape[1] < width:
+            parents = parents * 0
+        return Choice(
+            xp.take_along_axis(totals, words, axis=2)[..., 0],
+            xp.broadcast_to(parents, (batch, width)),
+            words[..., 0],
+        )
+
+    def finished(self, beams: Beams) -> Array:
+        """Photos whose samples have all ended or have no possible next word, (B,)."""
+        xp = namespace(beams.scores)
+        return xp.all(beams.ended | ~xp.isfinite(beams.scores), axis=1)
+
+
+def build_strategy(
+    options: SearchOptions,
+    words: SearchTokens,
+    seeds: Sequence[int],
+    *,
+    end_token: int,
+    xp: Any,
+    device: Any,
+) -> Strategy:
+    """Build the strategy that the options select; see ``search`` for the arguments."""
+    if options.temperature > 0:
+        return Sampling(options, seeds, xp, device)
+    if options.beam_groups > 1:
+        return DiverseBeams(options)
+    if words.forced:
+        return ForcedWords(options, words, end_token, xp, device)
+    return BeamSearch(options)
+
+
+def _with_empty_banks(part: Array, banks: int) -> Array:
+    """(B, 1, n) to (B, banks, n), with -inf in the other banks."""
+    xp = namespace(part)
+    empty = (part.shape[0], banks - 1, part.shape[2])
+    return xp.concat([part, xp.full(empty, -xp.inf, dtype=part.dtype, device=part.device)], axis=1)
+
+
+def _rank(scores: Array, lengths: Array | int, penalty: float) -> Array:
+    return scores / lengths**penalty

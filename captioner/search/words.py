@@ -1,0 +1,71 @@
+"""The words in the search options as token ids; no torch, so that unknown words fail at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from captioner.errors import OptionError
+from captioner.options import SearchOptions
+from captioner.text.vocabulary import BAD_ENDINGS, FUNCTION_WORDS, SPECIAL_NAMES, Vocabulary
+
+
+class SearchTokens(NamedTuple):
+    """What the search options refer to in a vocabulary: token ids, and how rare each token is."""
+
+    forced: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    bad_endings: tuple[int, ...] = ()
+    repeatable: tuple[int, ...] = ()
+    """Words that may repeat if ``block_repeats`` is set."""
+    rarity: Sequence[float] = ()
+    """(V,) negative log-frequency of each token up to a constant, if ``rare_words`` or
+    ``candidates`` is set; empty for a vocabulary of pieces."""
+
+
+def encode_search_words(options: SearchOptions, vocabulary: Vocabulary) -> SearchTokens:
+    """Look up the words of the search options; banned words outside the vocabulary are ignored.
+
+    Raises:
+        ConfigError: A forced word is not in the vocabulary, or the vocabulary is one of pieces,
+            of which a word may be several, and which are not sorted by frequency.
+    """
+    needing_words = options.forced_words or options.banned_words or options.block_repeats
+    if vocabulary.subwords is not None and needing_words:
+        raise OptionError(
+            "{forced_words}, {banned_words} and {block_repeats} need a model of whole words, but "
+            "this one writes pieces of words (tokenizer bpe); leave them out"
+        )
+    if vocabulary.subwords is not None and options.rare_words:
+        raise OptionError(
+            "{rare_words} needs a model of whole words, sorted by frequency, but this one writes "
+            "pieces of words (tokenizer bpe); leave it out"
+        )
+    rarity = vocabulary.subwords is None and bool(options.rare_words or options.candidates)
+    unknown = [word for word in options.forced_words if word not in vocabulary]
+    if unknown:
+        raise OptionError(
+            "{forced_words} contains {words}, which the model does not know; give words from its "
+            "vocabulary",
+            words=", ".join(unknown),
+        )
+    endings = BAD_ENDINGS if options.guard_endings else ()
+    return SearchTokens(
+        tuple(vocabulary.encode(options.forced_words)),
+        tuple(vocabulary.encode(word for word in options.banned_words if word in vocabulary)),
+        tuple(vocabulary.whole_words(endings)),
+        tuple(vocabulary.whole_words(FUNCTION_WORDS if options.block_repeats else ())),
+        rarities(len(vocabulary)) if rarity else (),
+    )
+
+
+def rarities(size: int) -> tuple[float, ...]:
+    """Negative log-frequency of every token up to a constant, from its rank alone.
+
+    Words are sorted by frequency, so the law of Zipf and Mandelbrot, frequency proportional to
+    1 / (rank + 2.7), replaces counts that model folders do not hold. The end token, which every
+    training caption has, counts as the most frequent word.
+    """
+    first_word = len(SPECIAL_NAMES)
+    return tuple(math.log(max(token - first_word, 0) + 1 + 2.7) for token in range(size))

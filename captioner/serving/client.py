@@ -1,0 +1,361 @@
+"""A client for ``captioner serve``: one photo or many, sync or async, with retries.
+
+    from captioner.serving.client import Client
+
+    with Client("http://localhost:8000") as client:
+        print(client.caption("photo.jpg").text)
+        for result in client.stream(["1.jpg", "2.jpg"], num_captions=3):
+            print(result.photo, result.error or result.captions.text)
+
+Needs httpx (``pip install 'captioner[client]'``), but neither torch nor a model.
+
+A request is repeated if the server is busy, restarting or unreachable, after as many seconds as its
+Retry-After asks for. Repeating is safe: a caption request changes nothing on the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from captioner.caption import Alternative, Caption, CropBox
+from captioner.errors import CaptionerError, ConfigError, ImageError, ServerError
+from captioner.geometry import Geometry
+
+try:
+    import httpx
+except ImportError as error:  # a missing module, where a missing extra is meant
+    raise ConfigError(
+        "captioner.serving.client needs httpx; run: pip install 'captioner[client]'"
+    ) from error
+
+import numpy as np
+
+Photo = str | os.PathLike[str] | bytes | BinaryIO
+"""A path, the bytes of an image file, or an open binary file."""
+
+TIMEOUT = httpx.Timeout(120.0, connect=10.0)
+"""Seconds; the server's own limits for upload and captioning are 30 each by default."""
+
+_RETRIED = frozenset({429, 502, 503, 504})
+_MAX_DELAY = 30.0
+
+
+@dataclass(frozen=True)
+class ServedCaption:
+    """One caption of a response; T words."""
+
+    text: str
+    words: tuple[str, ...]
+    log_prob: float
+    """Natural log-probability of the whole sentence, including its end token."""
+    log_probs: tuple[float, ...]
+    """T natural log-probabilities, each given the previous words."""
+    data: dict[str, Any]
+    """The response's JSON, with all that was requested, such as alternatives."""
+
+    def to_caption(self) -> Caption:
+        """The same as a `captioner.Caption`, for `captioner.overlay` and other pictures.
+
+        Raises:
+            ConfigError: The request did not ask for attention.
+        """
+        if "alphas" not in self.data:
+            raise ConfigError("the response has no attention; request it with attention=True")
+        words = self.data.get("alternatives", [])
+        return Caption(
+            words=self.words,
+            log_probs=np.array(self.log_probs, dtype=np.float32),
+            alphas=np.array(self.data["alphas"], dtype=np.float32),
+            gates=np.array(self.data["gates"], dtype=np.float32),
+            log_prob=self.log_prob,
+            crop_box=CropBox(*self.data["region"]),
+            alternatives=tuple(tuple(Alternative(**one) for one in others) for others in words),
+            geometry=Geometry.from_dict(self.data["geometry"]),
+            method=self.data.get("method", "attention"),
+            confidence=self.data.get("confidence"),
+        )
+
+
+@dataclass(frozen=True)
+class PhotoCaptions:
+    """The server's response for one photo."""
+
+    width: int
+    height: int
+    """Size of the photo after EXIF rotation (pixels)."""
+    captions: tuple[ServedCaption, ...]
+    """Best first."""
+    model: str
+    """Name and fingerprint of the server's model."""
+    request_id: str
+    """As in the server's log."""
+
+    @property
+    def text(self) -> str:
+        """The best caption."""
+        return self.captions[0].text
+
+
+class Result(NamedTuple):
+    """Result for one photo of a stream: captions or an error."""
+
+    photo: Photo
+    captions: PhotoCaptions | None
+    error: CaptionerError | None
+    """A `ServerError`, or an `ImageError` if the file cannot be read."""
+
+
+class Client:
+    """A connection to a server; closed by ``close`` or at the end of a ``with`` block."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, retry_for: float = 120.0, **options: Any
+    ) -> None:
+        """Prepare a connection; the first request opens it.
+
+        Args:
+            url: Address of the server, e.g. ``http://localhost:8000``, with its prefix if any.
+            api_key: API key, if the server needs one.
+            retry_for: Seconds for which a photo's request is repeated while the server is busy or
+                unreachable; 0: never.
+            **options: Passed to ``httpx.Client``, e.g. ``verify`` or ``timeout``.
+        """
+        self._retry_for = retry_for
+        self._http = httpx.Client(**_http_options(url, api_key, options))
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def caption(self, photo: Photo, **query: Any) -> PhotoCaptions:
+        """Caption one photo.
+
+        Args:
+            photo: A path, the bytes of an image file, or an open binary file.
+            **query: Parameters of ``POST /v1/captions``, e.g. ``num_captions=3``,
+                ``words="a dog"``, ``attention=True``, ``banned_words=["man", "woman"]``.
+
+        Raises:
+            ServerError: The server refused the photo, or could not be reached in time.
+            ImageError: The file cannot be read.
+        """
+        content, retries = _read(photo), _Retries(self._retry_for)
+        while True:
+            try:
+                response = self._http.post("v1/captions", content=content, params=_query(query))
+            except httpx.TransportError as error:
+                delay = retries.after_error(error)
+            else:
+                if response.status_code == 200:
+                    return _captions(response)
+                delay = retries.after_response(response)
+            time.sleep(delay)
+
+    def stream(
+        self, photos: Iterable[Photo], *, parallel: int = 4, **query: Any
+    ) -> Iterator[Result]:
+        """Caption any number of photos, in order; errors are returned with their photo.
+
+        Args:
+            photos: Photos as in ``caption``, read as they are needed.
+            parallel: Number of requests at a time.
+            **query: See ``caption``.
+        """
+        _check_parallel(parallel)
+        running: deque[tuple[Photo, Future[PhotoCaptions]]] = deque()
+        with ThreadPoolExecutor(parallel) as threads:
+            try:
+                for photo in photos:
+                    running.append((photo, threads.submit(self.caption, photo, **query)))
+                    if len(running) == 2 * parallel:  # one slow photo does not stop the others
+                        yield _result(*running.popleft())
+                while running:
+                    yield _result(*running.popleft())
+            finally:
+                for _, future in running:
+                    future.cancel()
+
+
+class AsyncClient:
+    """`Client` for asyncio; closed by ``aclose`` or at the end of an ``async with`` block."""
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, retry_for: float = 120.0, **options: Any
+    ) -> None:
+        """Prepare a connection; for the arguments see ``Client``."""
+        self._retry_for = retry_for
+        self._http = httpx.AsyncClient(**_http_options(url, api_key, options))
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._http.aclose()
+
+    async def caption(self, photo: Photo, **query: Any) -> PhotoCaptions:
+        """Caption one photo; see ``Client.caption``."""
+        content, retries = await asyncio.to_thread(_read, photo), _Retries(self._retry_for)
+        while True:
+            try:
+                params = _query(query)
+                response = await self._http.post("v1/captions", content=content, params=params)
+            except httpx.TransportError as error:
+                delay = retries.after_error(error)
+            else:
+                if response.status_code == 200:
+                    return _captions(response)
+                delay = retries.after_response(response)
+            await asyncio.sleep(delay)
+
+    async def stream(
+        self, photos: Iterable[Photo], *, parallel: int = 4, **query: Any
+    ) -> AsyncIterator[Result]:
+        """Caption any number of photos, in order; see ``Client.stream``."""
+        _check_parallel(parallel)
+        free = asyncio.Semaphore(parallel)
+
+        async def one(photo: Photo) -> Result:
+            async with free:
+                try:
+                    return Result(photo, await self.caption(photo, **query), None)
+                except CaptionerError as error:
+                    return Result(photo, None, error)
+
+        running: deque[asyncio.Task[Result]] = deque()
+        try:
+            for photo in photos:
+                running.append(asyncio.create_task(one(photo)))
+                if len(running) == 2 * parallel:
+                    yield await running.popleft()
+            while running:
+                yield await running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+
+
+class _Retries:
+    """When to repeat the request of one photo."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._attempts = 0
+
+    def after_error(self, error: httpx.TransportError) -> float:
+        """Seconds to wait after a connection error; raises if the request is not repeated."""
+        reason = str(error) or type(error).__name__
+        failed = ServerError(f"cannot reach the server ({reason}); is it running?", None)
+        permanent = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+        if isinstance(error, permanent):
+            raise failed from error
+        return self._delay(None, failed)
+
+    def after_response(self, response: httpx.Response) -> float:
+        """Seconds to wait after an error response; raises if the request is not repeated."""
+        failed = ServerError(_message(response), response.status_code)
+        if response.status_code not in _RETRIED:
+            raise failed
+        given = response.headers.get("retry-after", "")
+        return self._delay(float(given) if given.isdecimal() else None, failed)
+
+    def _delay(self, seconds: float | None, failed: ServerError) -> float:
+        if seconds is None:
+            seconds = min(_MAX_DELAY, 0.5 * 2**self._attempts) * random.uniform(0.5, 1.0)
+        self._attempts += 1
+        if time.monotonic() + seconds > self._end:
+            raise failed
+        return seconds
+
+
+def _http_options(url: str, api_key: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"url is {url!r}; give an address such as http://localhost:8000")
+    headers = dict(options.pop("headers", {}))
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    # httpx's default of 20 connections kept alive would close and reopen those of 100 photos
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+    defaults = {"timeout": TIMEOUT, "limits": limits}
+    return defaults | options | {"base_url": url, "headers": headers}
+
+
+def _read(photo: Photo) -> bytes:
+    if isinstance(photo, bytes):
+        return photo
+    try:
+        if isinstance(photo, str | os.PathLike):
+            return Path(photo).read_bytes()
+        return photo.read()
+    except OSError as error:
+        name = os.fspath(photo) if isinstance(photo, str | os.PathLike) else "the given file"
+        reason = error.strerror or str(error)
+        raise ImageError(f"{name}: cannot be read ({reason}); check the path") from error
+
+
+def _query(query: dict[str, Any]) -> dict[str, Any]:
+    """Query parameters: lists joined by commas, truth values in lower case."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+        for name, value in given.items()
+    }
+
+
+def _captions(response: httpx.Response) -> PhotoCaptions:
+    try:
+        body = response.json()
+        captions = tuple(
+            ServedCaption(
+                text=one["text"],
+                words=tuple(one["words"]),
+                log_prob=one["log_prob"],
+                log_probs=tuple(one["log_probs"]),
+                data=one,
+            )
+            for one in body["captions"]
+        )
+        width, height = body["width"], body["height"]
+    except (ValueError, KeyError, TypeError) as error:
+        problem = "the response is not one of captioner serve; check the address"
+        raise ServerError(f"{response.url.copy_with(query=None)}: {problem}", 200) from error
+    names = ("x-captioner-model", "x-request-id")
+    return PhotoCaptions(width, height, captions, *(response.headers.get(n, "") for n in names))
+
+
+def _message(response: httpx.Response) -> str:
+    """The server's own line, or the status where a proxy answered."""
+    try:
+        return str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server returned {response.status_code} {response.reason_phrase}"
+
+
+def _result(photo: Photo, future: Future[PhotoCaptions]) -> Result:
+    try:
+        return Result(photo, future.result(), None)
+    except CaptionerError as error:
+        return Result(photo, None, error)
+
+
+def _check_parallel(parallel: int) -> None:
+    if parallel < 1:
+        raise ConfigError(f"parallel is {parallel}; give 1 or more")

@@ -1,0 +1,154 @@
+/* An exported model, run by ONNX Runtime; captioner/inference/onnx_engine.py. */
+
+import { Calibrator } from "./confidence.js";
+import { Vocabulary, captionData } from "./captions.js";
+import { readPhoto } from "./photo.js";
+import { largest, search } from "./search.js";
+
+const STATE = ["hidden", "cell", "fed"]; // of the decoder, with "next_" in front its outputs
+const MOST_PHOTOS = 16; // whose encoding is kept, half a megabyte each
+
+export class Model {
+  /** `ort` is the module of ONNX Runtime, `files` the site's by name, as bytes.
+      `providers` names what runs the encoder; the decoder's steps are too small for a GPU. */
+  static async load(ort, config, files, providers) {
+    const make = (name, executionProviders) => ort.InferenceSession.create(files[name], { executionProviders, logSeverityLevel: 3 });
+    const encoder = await make("encoder.onnx", providers);
+    const decoder = await make("decoder.onnx", ["wasm"]);
+    const calibrator = config.calibrated ? new Calibrator(files["confidence.safetensors"]) : null;
+    return new Model(ort, config, encoder, decoder, calibrator);
+  }
+
+  constructor(ort, config, encoder, decoder, calibrator) {
+    Object.assign(this, { ort, config, encoder, decoder, calibrator });
+    this.vocabulary = new Vocabulary(config);
+    this.encoded = new Map(); // by the number of a photo; the latest last
+  }
+
+  /** The response for a photo, as the server of `captioner serve` gives it.
+
+      number  of the photo, the same for the same file
+      query   the parameters of POST /v1/captions that the page sends */
+  async captions(number, file, query) {
+    const given = new URLSearchParams(query);
+    const { photo, memory } = await this.encode(number, file);
+    const style = given.get("style") ?? this.config.search.style;
+    const start = this.config.tokens.styles[style] ?? this.config.tokens.start;
+    const stepper = new Stepper(this, memory, start);
+    const method = given.get("method") ?? "attention";
+    const count = Number(given.get("alternatives") ?? 0);
+    const data = (found, confidence) =>
+      captionData(found, photo, this.config, this.vocabulary, method, confidence);
+    const { width, height } = photo;
+    if (given.has("words")) {
+      const found = await score(stepper, this.vocabulary.encode(given.get("words")), count);
+      return { width, height, captions: [data(found, null)] };
+    }
+    const options = this.options(given);
+    const blank = options.guidance ? new Stepper(this, await this.blankMemory(), start) : null;
+    const wanted = { evidence: this.calibrator !== null, alternatives: count, blank };
+    const captions = await search(stepper, options, this.config.words, wanted);
+    if (captions.length === 0) throw new Error("No caption satisfies the search options of this model.");
+    const confidence = this.confidence(captions[0], memory, style, options);
+    return { width, height, captions: captions.map((found, i) => data(found, i === 0 ? confidence : null)) };
+  }
+
+  options(given) {
+    const options = { ...this.config.search };
+    for (const name of ["beam_size", "num_captions"]) {
+      if (given.has(name)) options[name] = Number(given.get(name));
+    }
+    if (options.num_captions > options.beam_size) {
+      throw new Error(`${options.num_captions} captions need a beam size of ${options.num_captions} or more.`);
+    }
+    return options;
+  }
+
+  confidence(best, memory, style, options) {
+    if (this.calibrator === null) return null;
+    const words = this.vocabulary.counted(best.tokens);
+    const named = style || (Object.keys(this.config.tokens.styles)[0] ?? "");
+    return this.calibrator.confidence(best, words, memory.summary.data, named, options.beam_size);
+  }
+
+  async encode(number, file) {
+    let found = this.encoded.get(number);
+    if (found === undefined) {
+      const photo = await readPhoto(file, this.config.preprocessing);
+      const { pixels, ...seen } = photo;
+      found = { photo: seen, memory: await this.memory(pixels) };
+    }
+    this.encoded.delete(number);
+    this.encoded.set(number, found);
+    for (const oldest of this.encoded.keys()) {
+      if (this.encoded.size <= MOST_PHOTOS) break;
+      this.encoded.delete(oldest);
+    }
+    return found;
+  }
+
+  memory(pixels) {
+    const size = this.config.preprocessing.image_size;
+    return this.encoder.run({ pixels: new this.ort.Tensor("uint8", pixels, [1, size, size, 3]) });
+  }
+
+  /** Of a photo without content, all in the mean colour. */
+  blankMemory() {
+    const { image_size: size, mean } = this.config.preprocessing;
+    const colour = mean.map((part) => Math.round(255 * part));
+    this.blank ??= this.memory(Uint8Array.from({ length: 3 * size * size }, (_, i) => colour[i % 3]));
+    return this.blank;
+  }
+}
+
+/** Steps the decoder over the beams of one photo; see search.js. */
+export class Stepper {
+  constructor(model, memory, startToken) {
+    Object.assign(this, { model, memory, startToken });
+    this.endToken = model.config.tokens.end;
+    this.inputs = new Set(model.decoder.inputNames);
+    this.state = Object.fromEntries(STATE.filter((name) => name in memory).map((name) => [name, memory[name]]));
+  }
+
+  async advance(tokens) {
+    const { ort, decoder, config } = this.model;
+    const words = new ort.Tensor("int64", BigInt64Array.from(tokens, BigInt), [1, tokens.length]);
+    const given = { ...this.memory, ...this.state, tokens: words };
+    const wanted = Object.fromEntries(Object.entries(given).filter(([name]) => this.inputs.has(name)));
+    const found = await decoder.run(wanted);
+    for (const name of Object.keys(this.state)) this.state[name] = found[`next_${name}`];
+    const logProbs = found.log_probs.data;
+    const width = logProbs.length / tokens.length;
+    for (let k = 0; k < tokens.length; k++) {
+      for (const token of config.tokens.never_generated) logProbs[k * width + token] = -Infinity;
+    }
+    return { logProbs, alphas: found.alphas.data, gates: found.gate.data };
+  }
+
+  reorder(parents) {
+    for (const [name, { data, dims }] of Object.entries(this.state)) {
+      const width = dims[2];
+      const kept = new Float32Array(parents.length * width);
+      parents.forEach((parent, k) => kept.set(data.subarray(parent * width, (parent + 1) * width), k * width));
+      this.state[name] = new this.model.ort.Tensor("float32", kept, [1, parents.length, width]);
+    }
+  }
+}
+
+/** A given caption as the search would return it. */
+export async function score(stepper, tokens, alternatives) {
+  const found = { tokens, logProbs: [], alphas: [], gates: [], alternatives: [], logProb: 0, ended: true };
+  let last = stepper.startToken;
+  for (const token of [...tokens, stepper.endToken]) {
+    const { logProbs, alphas, gates } = await stepper.advance([last]);
+    found.logProb += logProbs[token];
+    last = token;
+    if (token === stepper.endToken) break;
+    found.logProbs.push(logProbs[token]);
+    found.alphas.push(alphas);
+    found.gates.push(gates[0]);
+    found.alternatives.push(largest(logProbs, alternatives));
+  }
+  return found;
+}
+

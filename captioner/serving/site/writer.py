@@ -1,0 +1,339 @@
+"""Writes an exported model as a static site, which captions photos in the browser.
+
+The page is that of ``captioner serve``; instead of requests to a server, a worker runs the model
+with onnxruntime-web:
+
+    index.html       the page, with the scripts and styles that it shares with the served one
+    code/            the worker: photos, search and confidence, in JavaScript (web/*.js)
+    runtime/         onnxruntime-web
+    model/           config.json, the graphs, confidence.safetensors
+    sw.js            the service worker: offline use, isolation, security headers
+    manifest.json    makes the site installable
+    icons/
+
+Graphs and WebAssembly are stored compressed, since many hosts would send them as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from captioner.caption import BRACKETS, CLITICS, DOUBTFUL, END_NAME, join_words
+from captioner.drawing.document import asset, policy, with_policy
+from captioner.drawing.heatmap import palette
+from captioner.drawing.primitives import encoded
+from captioner.errors import ConfigError
+from captioner.files import atomic_folder
+from captioner.inference.confidence import no_confidence
+from captioner.inference.engine import ATTENTION_METHODS
+from captioner.inference.model_config import (
+    CONFIDENCE,
+    CONFIG,
+    DECODER_GRAPH,
+    ENCODER_GRAPH,
+    EXPORTED,
+    read_config,
+)
+from captioner.inference.onnx_engine import ExportedModel, read_exported
+from captioner.options import SearchOptions
+from captioner.search.words import encode_search_words
+from captioner.serving.page import PageModel, caption_page
+from captioner.text.subwords import SPACE
+from captioner.text.tokenizer import caption_tokens
+from captioner.text.vocabulary import BLANK
+
+MAX_BEAM = 10
+"""Maximum beam size and number of captions on the page."""
+
+NAME = "captioner"
+
+_WEB = Path(__file__).parent / "web"
+_WORKER = (
+    "worker.js",
+    "model.js",
+    "photo.js",
+    "resize.js",
+    "search.js",
+    "captions.js",
+    "confidence.js",
+)
+_RUNTIMES = {
+    "cpu": ("ort.wasm.min.mjs", "ort-wasm-simd-threaded"),
+    "gpu": ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify"),
+}
+"""Of onnxruntime-web: its API, and the name of its WebAssembly."""
+_COMPRESSED = ".gzip"
+_SEARCH = (
+    "beam_size",
+    "num_captions",
+    "min_length",
+    "max_length",
+    "length_penalty",
+    "guidance",
+    "rare_words",
+    "block_ngrams",
+    "block_repeats",
+    "style",
+)
+"""Search options that the page's search reads."""
+_OTHER_OPTIONS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
+"""Those whose words the page gets as token ids, and those without effect in a beam search."""
+_INTRO = """<p class="quiet">Captions photos and shows where the model looked. The model runs in
+this page: your photos stay on this device, and nothing is sent anywhere.</p>
+<p class="quiet device"><span aria-live="polite">Starting …</span>
+<button type="button" class="use-gpu" hidden>Use the GPU</button>
+<span class="note" aria-live="polite"></span>
+<button type="button" class="install" hidden>Install</button></p>"""
+
+_HEAD = [
+    '<link rel="icon" href="icons/192.png">',
+    '<link rel="apple-touch-icon" href="icons/192.png">',
+    '<link rel="manifest" href="manifest.json">',
+    '<meta name="description" content="Captions photos on your device, and shows where the model '
+    'looked.">',
+    '<meta name="theme-color" content="#ffffff" media="(prefers-color-scheme: light)">',
+    '<meta name="theme-color" content="#121217" media="(prefers-color-scheme: dark)">',
+]
+
+
+class Site(NamedTuple):
+    """What was written."""
+
+    files: int
+    first_load: float
+    """Megabytes that the first visit transfers, if the host compresses texts."""
+    gpu: float
+    """Megabytes more for the GPU, loaded when the reader chooses it."""
+
+
+def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, bytes]) -> Site:
+    """Write the site of an exported model.
+
+    Args:
+        folder: Exported folder.
+        output: Folder to write; an existing one is replaced once the new one is complete.
+        runtime: The files of ``onnxruntime_web.runtime_files``.
+
+    Raises:
+        ModelError: The folder cannot be read.
+        ConfigError: The model's search defaults need more than beam search.
+    """
+    model = read_exported(folder)
+    files = _model_files(model) | _runtime_files(runtime) | _icons()
+    files |= {f"code/{name}": asset(name, _WEB).encode() for name in _WORKER}
+    files["manifest.json"] = _json(_manifest())
+    page = _page(model, {name: len(content) for name, content in files.items()})
+    rules = site_policy(page)
+    files["index.html"] = with_policy(page, rules).encode()
+    files["sw.js"] = _service_worker(files, f"{rules}; frame-ancestors 'none'")
+    with atomic_folder(output) as new:
+        for name, content in files.items():
+            (new / name).parent.mkdir(exist_ok=True)
+            (new / name).write_bytes(content)
+    gpu = _transferred({name: files[name] for name in _runtime_names("gpu")})
+    return Site(len(files), _transferred(files) - gpu, gpu)
+
+
+def check_search(options: SearchOptions) -> None:
+    """Check that the page's search finds what a model's search defaults mean.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    default = SearchOptions()
+    for name, value in vars(options).items():
+        if name not in (*_SEARCH, *_OTHER_OPTIONS) and value != getattr(default, name):
+            raise ConfigError(
+                f"the model's search default {name} is {value!r}, which the page does not support; "
+                f"export a copy of the model whose config.json lacks it"
+            )
+
+
+def site_policy(page: str) -> str:
+    """The page's Content-Security-Policy: its own files only, and no other host."""
+    rules = policy(page, connect="'self'", scripts="'self' 'wasm-unsafe-eval'", images="'self'")
+    return f"{rules}; worker-src 'self' blob:; manifest-src 'self'"
+
+
+def _page(model: ExportedModel, sizes: Mapping[str, int]) -> str:
+    device = {
+        "runtimes": {kind: _runtime_names(kind)._asdict() for kind in _RUNTIMES},
+        "files": {
+            Path(name).name.removesuffix(_COMPRESSED): name
+            for name in sizes
+            if name.startswith("model/")
+        },
+        "sizes": dict(sizes),
+    }
+    return caption_page(
+        PageModel(
+            model.search,
+            ATTENTION_METHODS,
+            model.vocabulary.styles,
+            own_words=model.vocabulary.subwords is None,
+        ),
+        max_beam=MAX_BEAM,
+        intro=_INTRO,
+        scripts=[asset("device.js", _WEB)],
+        data={"device": device},
+        styles=[asset("site.css", _WEB)],
+        head=_HEAD,
+    )
+
+
+class _Runtime(NamedTuple):
+    """Files of the site that run a model on one kind of processor."""
+
+    api: str
+    loader: str
+    binary: str
+
+
+def _runtime_names(kind: str) -> _Runtime:
+    api, wasm = _RUNTIMES[kind]
+    # .js: some hosts do not know .mjs, and browsers run no script of another type.
+    return _Runtime(
+        f"runtime/{api.removesuffix('.mjs')}.js",
+        f"runtime/{wasm}.js",
+        f"runtime/{wasm}.wasm{_COMPRESSED}",
+    )
+
+
+def _runtime_files(runtime: Mapping[str, bytes]) -> dict[str, bytes]:
+    files = {}
+    for kind, (api, wasm) in _RUNTIMES.items():
+        names = _runtime_names(kind)
+        files[names.api], files[names.loader] = runtime[api], runtime[f"{wasm}.mjs"]
+        files[names.binary] = _compressed(runtime[f"{wasm}.wasm"])
+    return files
+
+
+def _model_files(model: ExportedModel) -> dict[str, bytes]:
+    config = site_config(model, read_config(model.folder))
+    names = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
+    files = {
+        f"model/{name}{_COMPRESSED}": _compressed((model.folder / name).read_bytes())
+        for name in names
+    }
+    return {f"model/{CONFIG}": _json(config), **files}
+
+
+def site_config(model: ExportedModel, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page's JavaScript needs to know of a model.
+
+    Raises:
+        ConfigError: The model's search defaults need more than beam search.
+    """
+    check_search(model.search)
+    vocabulary, preprocessing = model.vocabulary, model.preprocessing
+    words = encode_search_words(model.search, vocabulary)
+    split = {word: caption_tokens(join_words([word])) for word in vocabulary.words}
+    pieces = vocabulary.subwords is not None
+    return {
+        "grid": model.grid,
+        "geometry": model.geometry.as_dict(),
+        "preprocessing": {
+            name: getattr(preprocessing, name)
+            for name in ("image_size", "resize", "channel_order", "mean")
+        },
+        "search": {name: getattr(model.search, name) for name in _SEARCH},
+        "words": {
+            name: getattr(words, name) for name in ("banned", "bad_endings", "repeatable", "rarity")
+        },
+        "tokens": config[EXPORTED]["tokens"],
+        "text": {
+            "clitics": sorted(CLITICS),
+            "brackets": BRACKETS,
+            "space": SPACE if pieces else "",
+            "blank": BLANK,
+            "end_name": END_NAME,
+            "split": {word: tokens for word, tokens in split.items() if tokens != [word]},
+        },
+        "doubtful_below": DOUBTFUL,
+        "calibrated": _calibrated(model),
+        "vocabulary": vocabulary.words,
+    }
+
+
+def _calibrated(model: ExportedModel) -> bool:
+    """Whether the page shows a confidence; its JavaScript knows no sub-words' statistics."""
+    calibrator = model.calibrator
+    if calibrator is None or model.vocabulary.subwords is not None:
+        return False
+    # The beam size may change on the page, which then decides itself.
+    options = replace(model.search, beam_size=calibrator.search["beam_size"], num_captions=1)
+    return no_confidence(calibrator, options, model.vocabulary.styles) is None
+
+
+def _manifest() -> dict[str, Any]:
+    return {
+        "name": NAME,
+        "short_name": NAME,
+        "description": "Captions photos on your device, and shows where the model looked.",
+        "start_url": "./",
+        "scope": "./",
+        "id": "./",
+        "display": "standalone",
+        "background_color": "#ffffff",
+        "theme_color": "#ffffff",
+        "icons": [
+            {"src": f"icons/{side}.png", "sizes": f"{side}x{side}", "type": "image/png"} | purpose
+            for side in _ICONS
+            for purpose in ({}, {"purpose": "maskable"})
+        ],
+    }
+
+
+_ICONS = (192, 512)
+
+
+def _icons() -> dict[str, bytes]:
+    """A heatmap of four regions' width, whose middle fits into the circle of a maskable icon."""
+    colours = np.frombuffer(bytes.fromhex(palette()), np.uint8).reshape(256, 3)
+    files = {}
+    for side in _ICONS:
+        y, x = np.mgrid[:side, :side] / side - 0.5
+        heat = np.exp(-(((x - 0.06) / 0.22) ** 2 + ((y + 0.06) / 0.22) ** 2))
+        heat = np.maximum(heat, 0.55 * np.exp(-(((x + 0.16) / 0.1) ** 2 + ((y - 0.2) / 0.1) ** 2)))
+        image = Image.fromarray(colours[np.rint(30 + 215 * heat).astype(np.uint8)])
+        files[f"icons/{side}.png"] = encoded(image, "PNG", optimize=True)
+    return files
+
+
+def _service_worker(files: Mapping[str, bytes], rules: str) -> bytes:
+    digests = {
+        name: base64.b64encode(hashlib.sha256(content).digest()).decode()
+        for name, content in sorted(files.items())
+    }
+    small = [name for name in digests if not name.startswith(("model/", "runtime/"))]
+    code = asset("sw.js", _WEB)
+    for name, value in {"digests": digests, "page": small, "policy": rules}.items():
+        code = code.replace(f"@@{name}@@", json.dumps(value, indent=1))
+    return code.encode()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _compressed(content: bytes) -> bytes:
+    return gzip.compress(content, 9, mtime=0)
+
+
+def _transferred(files: Mapping[str, bytes]) -> float:
+    """Megabytes that a host sends which compresses texts."""
+    sent = (
+        content if name.endswith((_COMPRESSED, ".png")) else _compressed(content)
+        for name, content in files.items()
+    )
+    return sum(map(len, sent)) / 1e6

@@ -1,0 +1,436 @@
+"""Penn Treebank tokenizer for captions, without Java.
+
+Published caption scores use the tokens of pycocoevalcap, which runs the Java tokenizer of Stanford
+CoreNLP 3.4.1 (options ``-preserveLines -lowerCase``) and removes punctuation tokens. This module
+produces the same tokens with regular expressions: at each position the longest match of any rule
+wins, the earlier rule on a tie. Plain words between spaces, most of a caption, skip the rules.
+
+``tokenize(text)`` equals the output of pycocoevalcap's ``PTBTokenizer`` for a caption in the middle
+of a batch, with Java writing UTF-8 (``-Dfile.encoding=UTF-8``; with another encoding Java prints
+``?`` for unsupported letters). Brackets stay, as ``-lrb-`` etc.: pycocoevalcap removes them in
+capitals only.
+
+``tests/unit/test_tokenizer.py`` compares it with stored output of the jar and, if Java is
+available, with the jar itself. The rules were derived from the jar's output for probe sentences and
+from public knowledge of the Penn Treebank conventions.
+
+Deviations:
+* Deviation: line breaks (``\\r``, ``\\v``, ``\\f``, U+0085, U+2028, U+2029) count as spaces, as
+  ``\\n`` does in pycocoevalcap. The jar starts a new line, and pycocoevalcap then assigns the wrong
+  lines to all later captions of the batch.
+* Deviation: the jar looks past the end of a line. A caption that ends in a letter and a period
+  ("plan B.") loses the period if the next caption starts with a word like "The", and at the end of
+  the batch a final emoticon or year (":)", "'90") is split. Here captions are independent; each is
+  tokenized as if a line "x" followed.
+* Deviation: vowel signs and other marks of Indic and South-East Asian scripts continue a word. The
+  jar knows those of Devanagari and Thai only and drops the others (Bengali, Tamil, Khmer, ...),
+  which breaks their words.
+* Deviation: letters of scripts newer than the jar may be split or dropped differently, as may soft
+  hyphens and wide spaces inside file names and URLs. Latin, Greek, Cyrillic, Hebrew, Arabic, CJK
+  and emoji follow the jar, except for a few rare letters.
+
+Scripts without spaces between words (Chinese, Japanese, Thai, ...) need another tokenizer: a
+sentence is one token here, as in the jar. `caption_tokens`, the tokens of metrics and statistics,
+splits them into characters; models use `captioner.text.subwords`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable
+
+# --- building blocks ---------------------------------------------------------------------------
+
+# Letters in the jar: Unicode letters of the basic plane, without the number-like characters that
+# Python counts as word characters.
+_NOT_LETTERS = (
+    r"\u00b2\u00b3\u00b9\u00bc-\u00be\u09f4-\u09f9\u0bf0-\u0bf2\u0f2a-\u0f33\u1369-\u137c"
+    r"\u2070\u2074-\u2079\u2080-\u2089\u2150-\u2189\u2460-\u249b\u24ea-\u24ff\u2776-\u2793"
+    r"\u3007\u3021-\u3029\u3038-\u303a\u3192-\u3195\u3220-\u3229\u3248-\u324f\u3251-\u325f"
+    r"\u3280-\u3289\u32b1-\u32bf\U00010000-\U0010ffff"
+)
+_BASIC = rf"[^\W\d_{_NOT_LETTERS}]"
+_ALNUM = rf"[^\W_{_NOT_LETTERS}]"
+# Combining accents, vowel signs, soft hyphens and entities like "&eacute;" continue a word.
+_MARKS = (
+    r"\u00ad\u02c2-\u02c5\u02d2-\u02df\u02e5-\u02eb\u02ed\u02ef-\u036f\u0375\u0384\u0385"
+    r"\u03f6\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+    r"\u0615-\u061a\u064b-\u065e\u0670\u06d6-\u06e4\u06e7-\u06ed\u0900-\u0903\u093c"
+    r"\u093e-\u094e\u0951-\u0955\u0962\u0963\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
+    # The rest of Devanagari, Bengali to Sinhala, Lao, Tibetan, Myanmar, Khmer and smaller scripts
+    # (categories Mn and Mc of Unicode 15).
+    r"\u093a\u093b\u094f\u0956\u0957\u0981-\u0983\u09bc\u09be-\u09cd\u09d7\u09e2\u09e3\u09fe-\u0a03"
+    r"\u0a3c-\u0a51\u0a70\u0a71\u0a75\u0a81-\u0a83\u0abc\u0abe-\u0acd\u0ae2\u0ae3\u0afa-\u0b03"
+    r"\u0b3c\u0b3e-\u0b57\u0b62\u0b63\u0b82\u0bbe-\u0bcd\u0bd7\u0c00-\u0c04\u0c3c\u0c3e-\u0c56"
+    r"\u0c62\u0c63\u0c81-\u0c83\u0cbc\u0cbe-\u0cd6\u0ce2\u0ce3\u0cf3\u0d00-\u0d03\u0d3b\u0d3c"
+    r"\u0d3e-\u0d4d\u0d57\u0d62\u0d63\u0d81-\u0d83\u0dca-\u0ddf\u0df2\u0df3\u0eb1\u0eb4-\u0ebc"
+    r"\u0ec8-\u0ece\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e\u0f3f\u0f71-\u0f84\u0f86\u0f87\u0f8d-\u0fbc"
+    r"\u0fc6\u102b-\u103e\u1056-\u1059\u105e-\u1060\u1062-\u1064\u1067-\u106d\u1071-\u1074"
+    r"\u1082-\u108d\u108f\u109a-\u109d\u1712-\u1715\u1732-\u1734\u1752\u1753\u1772\u1773"
+    r"\u17b4-\u17d3\u17dd\u18a9\u1920-\u193b\u1a17-\u1a1b\u1a55-\u1a7f\u1b00-\u1b04\u1b34-\u1b44"
+    r"\u1b80-\u1b82\u1ba1-\u1bad\u1be6-\u1bf3\u1c24-\u1c37\u3099\u309a\ua802\ua806\ua80b"
+    r"\ua823-\ua827\ua82c\ua880\ua881\ua8b4-\ua8c5\ua926-\ua92d\ua947-\ua953\ua980-\ua983"
+    r"\ua9b3-\ua9c0\ua9e5\uaa29-\uaa36\uaa43\uaa4c\uaa4d\uaaeb-\uaaef\uaaf5\uaaf6\uabe3-\uabea"
+    r"\uabec\uabed"
+)
+# A zero-width (non-)joiner after a virama selects the shape of a conjunct.
+_VIRAMAS = r"\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca"
+_JOINER = rf"(?<=[{_VIRAMAS}])[\u200c\u200d]"
+_LETTER = rf"(?:{_BASIC}|[{_MARKS}]|{_JOINER}|&[aeiouAEIOU](?:acute|grave|uml);)"
+_WORD_PART = rf"{_LETTER}(?:{_LETTER}|\d)*"
+_WORD = rf"{_WORD_PART}(?:[.!?]{_WORD_PART})*"
+_SPACE = r"(?:[ \t\u00a0\u2000-\u200a\u3000]|&nbsp;)"
+_APOSTROPHE = r"(?:['\u0092\u2019]|&apos;)"
+_CURLY_APOSTROPHE = r"(?:[\u0092\u2019]|&apos;)"
+_APOSTROPHE_OR_TICK = r"(?:['\u0092\u2019`\u0091\u2018\u201b]|&apos;)"
+_QUOTES = r"`\u0091-\u0094\u00ab\u00bb\u2018-\u201f\u2039\u203a"
+_CLITIC = rf"{_APOSTROPHE}(?i:[msd]|re|ve|ll)"
+_NOT_CLITIC = rf"[nN]{_APOSTROPHE_OR_TICK}[tT]"
+_NUMBER = r"(?:\d*(?:[.:,\u00ad\u066b\u066c]\d+)+|\d+)"
+_PIECE = rf"(?:[dDoOlL]{_APOSTROPHE_OR_TICK}{_ALNUM})?{_ALNUM}+"
+_THING = rf"{_PIECE}(?:[-_\u2010\u2011]{_PIECE})*"
+_INITIALS = r"[A-Za-z](?:\.[A-Za-z])+"
+_HYPHENATED = rf"[A-Za-z0-9][A-Za-z0-9.,\u00ad]*(?:-(?:{_INITIALS}\.|[A-Za-z0-9\u00ad]+))+"
+_ACRONYM = r"[A-Z]+(?:(?:[+&]|&amp;)[A-Z]+)+"
+_NAME = r"[A-Za-z][A-Za-z0-9_:.-]*"
+_TAG = (
+    rf"<(?:[!?][A-Za-z-][^>]*|/{_NAME}|{_NAME}(?: +{_NAME}"
+    rf"(?: *= *(?:'[^']*'|\"[^\"]*\"))?)* */?) *>"
+)
+_URL_TAIL = r"(?:/[^ \t\n\"<>|(){}]+[^ \t\n\"<>|.!?(){},-])?"
+
+# Abbreviations that always keep their period, in upper or lower case ...
+_MAY_END_A_SENTENCE = (
+    "al|ala|apr|ariz|assn|aug|bancorp|bhd|bldg|blvd|bros|calif|co|colo|conn|corp|cos|ct|dak|dec"
+    "|ed\\.d|esq|est|etc|ext|feb|fla|fri|ga|inc|ind|intl|jan|jr|jul|jun|kan|kans|ky|ltd|mar|md"
+    "|mich|minn|mo|mon|mont|neb|nev|nov|oct|okla|penn|ph\\.d|plc|ppte|ppty|pte|ptes|pty|ptys|rd|rt"
+    "|sep|sept|seq|sq|sr|sys|tel|tenn|thu|thurs|tue|tues|univ|va|vt|wed|wis|wisc|wyo"
+)
+# ... those that are also words, only with a capital ...
+_CAPITALIZED = "Ark|Az|Del|Ill|La|Mass|Miss|Ore|Pa|Tex|Wash"
+# ... titles and the like, after which no sentence ends ...
+_TITLES = (
+    "adj|adm|adv|alex|asst|assoc|atty|attys|ave|brig|capt|cf|cie|cmdr|col|comdr|cpl|dept|det|dr"
+    "|drs|elec|ens|ft|gen|gov|govs|hon|insp|invt|jos|lieut|lt|maj|messrs|mfg|mlle|mme|mr|mrs|ms"
+    "|msgr|mt|mtg|natl|pfc|ph|pres|prof|profs|pvt|rep|reps|rev|sen|sens|sfc|sgt|spc|st|ste|supt"
+    "|supts|treas|vs|wm"
+)
+# ... and those that count only before a number ("no. 5").
+_BEFORE_NUMBERS = "art|ca|figs?|nos?|op|pp|prop"
+# Words that start a sentence: a single letter before one loses its period ("plan B. The ...").
+_SENTENCE_STARTS = (
+    "A|About|According|Additionally|After|An|As|At|But|Earlier|He|Her|Here|However|If|In|It|Last"
+    "|Many|More|Mr\\.|Ms\\.|Now|Once|One|Other|Our|She|Since|So|Some|Such|That|The|Their|Then"
+    "|There|These|They|This|We|What|When|While|Yet|You"
+)
+_FILE_ENDINGS = (
+    "3gp|avi|bat|bmp|c|class|cgi|cpp|dll|docx?|exe|flv|gif|gz|h|html?|jar|java|jpe?g|mov|mp[34g]"
+    "|mpeg|pdf|php|pl|png|pptx?|ps|py|sql|tar|txt|wav|wm[va]|xml|x|zip"
+)
+_PHONE = (
+    r"(?:\(\d{2,3}\)[ \u00a0]?|(?:\+\+?)?(?:\d{2,4}[- \u00a0])?\d{2,4}[- \u00a0])"
+    r"\d{3,4}[- \u00a0]?\d{3,5}"
+    r"|(?:(?:\+\+?)?\d{2,4}\.)?\d{2,4}\.\d{3,4}\.\d{3,5}"
+)
+
+# Characters that are tokens of their own; all others (such as emoji) are dropped.
+_SYMBOLS = (
+    r"%&()*+/<=>\[\\\]^{|}~\u00a1\u00a6-\u00a9\u00ac\u00ae-\u00b1\u00b4\u00b6-\u00b8\u00bf\u00d7"
+    r"\u00f7\u037e\u0387\u0589\u05be\u05c0\u05c3\u05c6\u05f3\u05f4\u060b\u060c\u061b\u061e\u061f"
+    r"\u066a\u066d\u06d4\u0964\u0965\u0e3f\u0e4f\u1fbd\u2016\u2017\u2020-\u2023\u2030-\u2038"
+    r"\u203b\u203e-\u2042\u2044\u207a-\u207e\u208a-\u208e\u2100\u2101\u2103-\u2106\u2108\u2109"
+    r"\u2114\u2116-\u2118\u211e-\u2123\u2125\u2127\u2129\u212e\u213a\u213b\u2140-\u2144"
+    r"\u214a-\u214d\u214f\u2190-\u2bff"
+    r"\u3001\u3002\u3012\u30fb\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+    r"\uffe0\uffe1\uffe5\uffe6"
+)
+
+# --- rules -------------------------------------------------------------------------------------
+
+# A rule: what it can start with ("a" letter, "0" digit, "." anything else), its pattern and its
+# token. A token of None means group 1 of the match; text matched after group 1 is lookahead, but
+# counts for the longest match. A token of "" is dropped, as pycocoevalcap drops punctuation.
+_RULES: tuple[tuple[str, str, str | None], ...] = (
+    # Words that are split in two, and words that keep their apostrophe.
+    ("a", r"(?i:(can)not|(gon|wan)na|(got)ta|(lem|gim)me)", None),
+    (".", r"(?i:('t)(?:is|was))", None),
+    (".", rf"({_APOSTROPHE}[nN]{_APOSTROPHE}|{_CURLY_APOSTROPHE}[nN])", None),
+    (".", r"('[nN])[ \t\n\u00a0]", None),
+    (".", rf"({_APOSTROPHE}(?i:em|till?|cause))", None),
+    (".", rf"({_APOSTROPHE}[2-9]0[sS])", None),
+    (".", rf"({_APOSTROPHE}\d\d)[ \t\n\u00a0\u2000-\u200a\u3000]", None),
+    ("a", rf"((?i:ol|somethin|dunkin|[dlj]){_APOSTROPHE})", None),
+    ("a", r"((?i:c'mon|e'er|s'mores|li'l))", None),
+    ("a", rf"((?i:cap{_APOSTROPHE}n))", None),
+    ("a", rf"([yY]{_APOSTROPHE}){_BASIC}", None),
+    # Contractions: man's -> man 's, don't -> do n't.
+    ("a.", rf"({_WORD}){_CLITIC}", None),
+    ("a.", rf"([A-Za-z\u00ad]*[A-MO-Za-mo-z\u00ad]){_NOT_CLITIC}", None),
+    ("a", rf"([A-HJ-XZn]{_APOSTROPHE_OR_TICK}{_BASIC}{_BASIC}+)", None),
+    ("a", rf"({_BASIC}+[aeiouyAEIOUY]{_APOSTROPHE_OR_TICK}[aeiouA-Z]{_BASIC}*)", None),
+    ("a.", rf"({_CLITIC}|{_NOT_CLITIC})[^A-Za-z]", None),
+    (".", rf"(?!')({_CLITIC})", None),
+    # Markup and entities.
+    (".", rf"({_TAG})", None),
+    (".", r"&(?:MD|mdash|ndash);|[\u0096\u0097\u2013-\u2015]", ""),
+    (".", r"(?i:&amp;)", "&"),
+    (".", r"&lt;", "<"),
+    (".", r"&gt;", ">"),
+    (".", r"(&(?:HT|TL|UR|LR|QC|QL|QR|odq|cdq|#\d+);)", None),
+    # Addresses.
+    ("a", r"((?i:https?)://[^ \t\n\"<>|(){}]+[^ \t\n\"<>|.!?(){},-])", None),
+    (
+        "a0.",
+        r"((?i:www)\.(?:[^ \t\n\"<>|.!?(){},]+\.)+[a-zA-Z]{2,4}" + _URL_TAIL + ")",
+        None,
+    ),
+    (
+        "a.",
+        r"((?:[^ \t\n\u2000-\u200a\u3000!\"$'(),-_`{|}]+\.)+(?i:com|net|org|edu)" + _URL_TAIL + ")",
+        None,
+    ),
+    (
+        "a0.",
+        r"((?:&lt;|<)?[a-zA-Z0-9][^ \t\n\"<>|(){}\u00a0]*@(?:[^ \t\n\"<>|(){}.\u00a0]+\.)*"
+        r"[^ \t\n\"<>|(){}.\u00a0]+(?:&gt;|>)?)",
+        None,
+    ),
+    (".", rf"(@[A-Za-z_][A-Za-z_0-9]*|#{_LETTER}+)", None),
+    # Numbers, dates, fractions, money, phone numbers.
+    ("0", r"(\d{1,2}[-/]\d{1,2}[-/]\d{2,4})", None),
+    ("0.", rf"([-+]?{_NUMBER})", None),
+    (
+        ".",
+        r"([\u207a\u207b\u208a\u208b]?(?:[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+|[\u2080-\u2089]+))",
+        None,
+    ),
+    ("0", r"((?:\d{1,4}[- \u00a0])?\d{1,4}(?:\\?/|\u2044)\d{1,4})", None),
+    (".", r"([\u00bc-\u00be\u2153-\u215e])", None),
+    ("a0", r"([A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2})", None),
+    ("a.", r"([A-Z]*\$|#)", None),
+    (".", r"([\u0080\u00a2-\u00a5\u20a0\u20a4\u20ac])", None),
+    ("0.", rf"({_PHONE})", None),
+    # Words, abbreviations and initials.
+    ("a.", rf"({_WORD})", None),
+    # These two look two characters ahead, so that they win over longer words: "etc.-x" -> etc. - x.
+    ("a", rf"((?i:{_MAY_END_A_SENTENCE})\.)[\s\S]{{2}}", None),
+    ("a", rf"((?:{_CAPITALIZED})\.)[\s\S]{{2}}", None),
+    ("a", rf"((?i:{_MAY_END_A_SENTENCE}|{_TITLES}|[a-z])\.|(?:{_CAPITALIZED})\.)", None),
+    ("a", rf"((?i:{_BEFORE_NUMBERS})\.){_SPACE}?\d", None),
+    (
+        "a",
+        rf"([A-Za-z])\.(?:{_SPACE}|\n)+(?:{_SENTENCE_STARTS}|{_TAG})(?:{_SPACE}|\n)",
+        None,
+    ),
+    ("a", rf"({_INITIALS}\.?)", None),
+    ("a", r"((?:Canada|Sino|Korean|EU|Japan|non)-U\.S\.?|U\.S\.-(?:U\.K|U\.S\.S\.R)\.?)", None),
+    ("a0", rf"((?:{_WORD}|{_THING}|{_HYPHENATED}|{_ACRONYM})\.)[,;:\u3001]", None),
+    # Emoticons.
+    (".", r"([<>]?[:;=]['o*-]?[()DPdpO\\{@|\[\]])[^A-Za-z0-9]", None),
+    (
+        "a.",
+        r"([\^x=~<>]\.\[\^x=~<>]|[-\^x=~<>']_[-\^x=~<>']|\([-\^x=~<>'][_.]?[-\^x=~<>']\))",
+        None,
+    ),
+    # Words of letters and digits, with the characters allowed inside them.
+    ("a0.", rf"({_THING})", None),
+    ("a0", rf"({_HYPHENATED})", None),
+    ("a", rf"({_ACRONYM})", None),
+    ("a0", rf"({_ALNUM}+(?:\.{_ALNUM}+)*\.(?i:{_FILE_ENDINGS}))(?:{_SPACE}|[\n!,.?])", None),
+    ("a", r"([cC]\+\+|[cCfF]#)", None),
+    (".", rf"{_SPACE}", ""),
+    # Punctuation: dropped by pycocoevalcap, then kept.
+    (".", r"\.{3,5}|(?:\.[ \u00a0]){2,4}\.|''|``|[.,;:\"'`?!\u2026]|-{1,4}|&quot;|&apos;", ""),
+    (".", rf"([{_QUOTES}]{{1,2}})", None),
+    (".", r"(-{5,}|[?!]{2,}|@+|#+|_+|\*+|(?:\\\*){1,3}|<<|>>)", None),
+    (".", rf"([{_SYMBOLS}])", None),
+)
+
+# The jar writes these characters in ASCII; a token of several of them is dropped as a quote only
+# if it becomes "``" or "''".
+_REWRITTEN = str.maketrans(
+    {
+        **dict.fromkeys("\u0091\u2018\u201b\u2039", "`"),
+        **dict.fromkeys("\u0092\u2019\u203a", "'"),
+        **dict.fromkeys("\u0093\u201c\u00ab", "``"),
+        **dict.fromkeys("\u0094\u201d\u00bb", "''"),
+    }
+)
+_WHOLE_TOKENS = {
+    "\u00a2": "cents",
+    "\u00a3": "#",
+    "\u00a4": "$",
+    "\u0080": "$",
+    "\u20a0": "$",
+    "\u20ac": "$",
+    "\u00bc": "1/4",
+    "\u00bd": "1/2",
+    "\u00be": "3/4",
+    "\u2153": "1/3",
+    "\u2154": "2/3",
+    "(": "-lrb-",
+    ")": "-rrb-",
+    "[": "-lsb-",
+    "]": "-rsb-",
+    "{": "-lcb-",
+    "}": "-rcb-",
+}
+_DROPPED = frozenset(("", "'", "''", "`", "``"))
+
+_COMPILED = tuple((first, re.compile(pattern), token) for first, pattern, token in _RULES)
+_BY_FIRST = {
+    kind: tuple((pattern.match, token) for first, pattern, token in _COMPILED if kind in first)
+    for kind in "a0."
+}
+_QUOTES_OR_CLITIC = re.compile(rf"[{_QUOTES}]+$|(?:{_CLITIC}|{_NOT_CLITIC})$").match
+_ADDRESS = re.compile(r"(?i:https?://|www\.|.*\.(?:com|net|org|edu)(?:/|$))").match
+_PLAIN_WORDS = re.compile(r" *([A-Za-z]+)(?=[ \n])").match
+_SPLIT_WORDS = frozenset(("cannot", "gonna", "wanna", "gotta", "lemme", "gimme"))
+# Separate commas and periods are skipped here too: they are dropped, and no rule joins them to what
+# follows.
+_BLANKS = re.compile(r"(?:[ \n]|,(?=[ \n])|\.(?=\n| [A-Za-z]))+").match
+_LINE_BREAKS = re.compile(r"[\r\n\v\f\u0085\u2028\u2029]")
+
+# --- scripts without spaces ----------------------------------------------------------------------
+
+# Letters of Thai, Lao, Myanmar, Khmer, Japanese and Chinese, and the marks that follow a letter.
+_UNSPACED = (
+    r"\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0edc-\u0edf"
+    r"\u1000-\u102a\u103f\u1050-\u1055\u105a-\u105d\u1061\u1065\u1066\u106e-\u1070\u1075-\u1081"
+    r"\u108e\u1780-\u17b3\u17d7\u17dc\u3005-\u3007\u3021-\u3029\u303b\u3041-\u3096\u309d-\u309f"
+    r"\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\uff66-\uff9f\U00020000-\U0003ffff"
+)
+_UNSPACED_MARKS = (
+    r"\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u1056-\u1059"
+    r"\u105e-\u1060\u1062-\u1064\u1067-\u106d\u1071-\u1074\u1082-\u108d\u108f\u109a-\u109d"
+    r"\u17b4-\u17d3\u17dd\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef"
+)
+# Their punctuation, and wide forms of ASCII punctuation.
+_UNSPACED_PUNCTUATION = (
+    r"\u0e4f\u0e5a\u0e5b\u104a-\u104f\u17d4-\u17d6\u17d8-\u17da\u3001-\u3003\u3008-\u3011"
+    r"\u3014-\u301f\u3030\u303d\u30a0\u30fb\uff01-\uff03\uff05-\uff0a\uff0c-\uff0f\uff1a\uff1b"
+    r"\uff1f\uff20\uff3b-\uff3d\uff3f\uff5b\uff5d\uff5f-\uff65"
+)
+_LONGEST_WORDS = 6  # mean letters per word; captions that were split into words have 2 to 4
+_HAS_UNSPACED = re.compile(f"[{_UNSPACED}]").search
+_CHARACTERS = re.compile(
+    f"([{_UNSPACED}][{_UNSPACED_MARKS}]*)|[{_UNSPACED_PUNCTUATION}\u200b]"
+).split
+
+
+def normalize(text: str) -> str:
+    """Unicode normalization form C, so that equal letters are equal strings."""
+    return unicodedata.normalize("NFC", text)
+
+
+def caption_tokens(text: str) -> list[str]:
+    """Tokens of a caption in any script, for metrics and statistics.
+
+    Words as in `tokenize`; in scripts without spaces between words (Chinese, Japanese, Thai, Lao,
+    Khmer, Myanmar), every character with its marks is a token, and punctuation is dropped. The same
+    for every system, whatever its own tokenizer, so that scores are comparable.
+
+    Source: sacrebleu's tokenizer ``zh``, here for more scripts.
+
+    Args:
+        text: One caption, any string; normalized first.
+    """
+    text = normalize(text)
+    if not _HAS_UNSPACED(text):
+        return tokenize(text)
+    tokens: list[str] = []
+    # Split with one group: text between matches, then the group, which is None for punctuation.
+    for position, part in enumerate(_CHARACTERS(text)):
+        if part:
+            tokens += [part] if position % 2 else tokenize(part)
+    return tokens
+
+
+def has_unspaced(text: str) -> bool:
+    """Whether a text contains a letter of a script without spaces between words."""
+    return _HAS_UNSPACED(text) is not None
+
+
+def lacks_spaces(captions: Iterable[str]) -> bool:
+    """Whether most captions have no spaces between words, as in Chinese, Japanese or Thai.
+
+    Captions that were split into words beforehand have spaces.
+    """
+    balance = 0
+    for caption in captions:
+        if not has_unspaced(caption):
+            balance -= 1
+            continue
+        sizes = [sum(map(has_unspaced, word)) for word in caption.split()]
+        balance += 1 if sum(sizes) > _LONGEST_WORDS * sum(map(bool, sizes)) else -1
+    return balance > 0
+
+
+# --- the tokenizer -------------------------------------------------------------------------------
+
+
+def tokenize(text: str) -> list[str]:
+    """Split a caption into the tokens used by caption metrics.
+
+    Args:
+        text: One caption, any string.
+
+    Returns:
+        Lower-case tokens without punctuation; empty for a blank caption. For example,
+        ``tokenize("The dogs' T-shirt isn't $5.")`` returns
+        ``["the", "dogs", "t-shirt", "is", "n't", "$", "5"]``.
+    """
+    # Some rules look ahead to the line end that follows a caption in the jar's input.
+    text = _LINE_BREAKS.sub(" ", text).rstrip() + "\n"
+    tokens: list[str] = []
+    position, end = 0, len(text)
+    while position < end:
+        plain = _PLAIN_WORDS(text, position)
+        if plain and (word := plain[1].lower()) not in _SPLIT_WORDS:
+            tokens.append(word)
+            position = plain.end()
+            continue
+        if blanks := _BLANKS(text, position):
+            position = blanks.end()
+            continue
+        position = _take_token(text, position, tokens)
+    return list(map(sys.intern, tokens))  # millions of tokens of a data set share their strings
+
+
+def _take_token(text: str, position: int, tokens: list[str]) -> int:
+    """Append the token at a position of the text, if any, and return where it ends."""
+    first = text[position]
+    kind = "a" if first.isalpha() else "0" if first.isdecimal() else "."
+    longest, best, token = 0, None, None
+    for match, fixed in _BY_FIRST[kind]:
+        found = match(text, position)
+        if found and found.end() > longest:
+            longest, best, token = found.end(), found, fixed
+    if best is None:
+        return position + 1  # a character that the jar drops, such as an emoji
+    if token is not None:
+        if token:
+            tokens.append(token)
+        return longest
+    group = best.lastindex or 0
+    token = _as_written(best[group])
+    if token not in _DROPPED:
+        tokens.append(token)
+    return best.end(group)
+
+
+def _as_written(token: str) -> str:
+    """Convert a matched token to the jar's output form."""
+    if token in _WHOLE_TOKENS:
+        return _WHOLE_TOKENS[token]
+    if _QUOTES_OR_CLITIC(token):
+        token = token.replace("&apos;", "'").translate(_REWRITTEN)
+    elif token[-1] != ">" and ("(" in token or ")" in token):  # an emoticon or a phone number
+        token = token.replace("(", "-LRB-").replace(")", "-RRB-")
+    if "@" in token or token[0] == "#" or _ADDRESS(token):  # addresses and tags are unchanged
+        return token.lower()
+    # A space inside a token (a tag, "1 1/2", a phone number) becomes a non-breaking one.
+    return token.replace("\u00ad", "").replace(" ", "\u00a0").replace("&amp;", "&").lower()

@@ -1,0 +1,202 @@
+"""Mapping between words and token ids.
+
+The vocabulary is counted over the training captions only, with the tokenizer of the evaluation, so
+that the metrics can match every word the model generates. A model with a sub-word tokenizer has
+pieces in place of words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from captioner.errors import ConfigError
+from captioner.text.subwords import SPACE, Subwords, piece_text
+from captioner.text.tokenizer import normalize, tokenize
+
+PAD, START, END, UNKNOWN = range(4)
+"""Ids of the special tokens. No word can collide with them, not even the text ``<end>``."""
+
+NEVER_GENERATED = (PAD, START, UNKNOWN)
+"""Tokens that a decoder never generates."""
+
+SPECIAL_NAMES = ("<pad>", "<start>", "<end>", "<unk>")
+
+_NOT_LAST = """
+a an the this these those its his their my your our 's very two three four five several many some
+of in on at to for with from by into onto upon near beside between among against towards toward
+and or but while as than that which who whose where when because before after during
+is are am was were be been being has have
+"""
+_ALSO_TWICE = """
+'s n't not no it he she they him her them himself herself itself themselves there here other
+another each both all one up down out off over under through around across along top front back
+side next
+"""
+
+BAD_ENDINGS = frozenset(_NOT_LAST.split())
+"""Words that no complete caption ends with ("... with a")."""
+
+FUNCTION_WORDS = BAD_ENDINGS | frozenset(_ALSO_TWICE.split())
+"""Words that may occur twice in a good caption ("a dog on top of a box")."""
+
+BLANK = "\N{OPEN BOX}"
+"""Shown for a piece that is a space."""
+
+
+def frequent_words(counts: Counter[str], threshold: int) -> list[str]:
+    """Words that occur at least ``threshold`` times; most frequent first, then alphabetical."""
+    kept = [word for word, count in counts.items() if count >= threshold]
+    return sorted(kept, key=lambda word: (-counts[word], word))
+
+
+class Vocabulary:
+    """Maps words to token ids and back.
+
+    Ids 0 to 3 are the special tokens; the words follow, most frequent first. A model trained on
+    several styles has a start token for each; their ids come last and are inputs only: a decoder
+    has no output for them.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        styles: Sequence[str] = (),
+        subwords: Subwords | None = None,
+    ) -> None:
+        """Assign ids to the words in the given order.
+
+        Args:
+            words: Distinct words, without the special tokens.
+            styles: Names of the styles, the default first; empty: one unnamed style.
+            subwords: Tokenizer whose pieces the words are; None: words of ``text.tokenizer``.
+
+        Raises:
+            ConfigError: A word or style is repeated.
+        """
+        self.words = tuple(words)
+        self.styles = tuple(styles)
+        self.subwords = subwords
+        if len(set(self.styles)) < len(self.styles):
+            raise ConfigError(f"styles {', '.join(styles)} repeat a name; name each style once")
+        self._ids = {word: token for token, word in enumerate(words, len(SPECIAL_NAMES))}
+        if len(self._ids) != len(self.words):
+            repeated = [word for word, count in Counter(words).items() if count > 1]
+            raise ConfigError(f"the vocabulary repeats {repeated[0]!r}; give every word once")
+
+    @classmethod
+    def count(
+        cls,
+        captions: Iterable[Sequence[str]],
+        threshold: int = 5,
+        styles: Sequence[str] = (),
+    ) -> Vocabulary:
+        """Build a vocabulary of the words that occur at least ``threshold`` times.
+
+        Args:
+            captions: Tokenized training captions.
+            threshold: Minimum number of occurrences.
+            styles: See the constructor.
+
+        Returns:
+            The vocabulary, most frequent words first, ties in alphabetical order.
+        """
+        counts = Counter(word for words in captions for word in words)
+        return cls(frequent_words(counts, threshold), styles)
+
+    def extended(self, words: Iterable[str], styles: Iterable[str] = ()) -> Vocabulary:
+        """A vocabulary with more words and styles; every word and style keeps its rank.
+
+        Args:
+            words: Words to add, in this order; those that it has already are ignored.
+            styles: Styles to add; likewise.
+        """
+        return Vocabulary(
+            tuple(dict.fromkeys([*self.words, *words])),
+            tuple(dict.fromkeys([*self.styles, *styles])),
+            self.subwords,
+        )
+
+    def __len__(self) -> int:
+        return len(SPECIAL_NAMES) + len(self.words)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Vocabulary)
+            and self.words == other.words
+            and self.styles == other.styles
+            and self.subwords == other.subwords
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._ids
+
+    @property
+    def tokenizer(self) -> Literal["words", "bpe"]:
+        """The config's ``data.tokenizer``: ``words`` or ``bpe``."""
+        return "words" if self.subwords is None else "bpe"
+
+    def tokenize(self, text: str) -> list[str]:
+        """Split a caption into words, or pieces, whether the vocabulary has them or not."""
+        text = normalize(text)
+        return tokenize(text) if self.subwords is None else self.subwords.tokenize(text)
+
+    def known_words(self, text: str) -> list[str]:
+        """The words of a text, spelled as in the vocabulary.
+
+        Raises:
+            ConfigError: The text is empty or has words outside the vocabulary.
+        """
+        if not isinstance(text, str):
+            raise ConfigError(f"the caption to explain is {text!r:.40}; give a string")
+        words = self.tokenize(text)
+        unknown = [word for word in words if word not in self]
+        if unknown or not words:
+            problem = f"the model does not know {', '.join(unknown)}" if unknown else "no words"
+            raise ConfigError(f"{text!r}: {problem}; use words from the model's vocabulary")
+        return words
+
+    def start(self, style: str = "") -> int:
+        """Start token of a style.
+
+        Args:
+            style: One of ``styles``; empty: the default style.
+
+        Raises:
+            ConfigError: The model has no such style.
+        """
+        if not style:
+            return len(self) if self.styles else START
+        if style not in self.styles:
+            known = f"use {', '.join(self.styles)}" if self.styles else "it has one style only"
+            raise ConfigError(f"the model has no style {style!r}; {known}")
+        return len(self) + self.styles.index(style)
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Token ids of words; words outside the vocabulary become ``UNKNOWN``."""
+        return [self._ids.get(word, UNKNOWN) for word in words]
+
+    def decode(self, tokens: Iterable[int]) -> list[str]:
+        """Words of token ids; special tokens appear as ``<pad>``, ``<start>``, ..."""
+        offset = len(SPECIAL_NAMES)
+        return [self.words[n - offset] if n >= offset else SPECIAL_NAMES[n] for n in tokens]
+
+    def pieces(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        """Text of each token with its spaces, which joined are the caption; () for whole words."""
+        if self.subwords is None:
+            return ()
+        return tuple(map(piece_text, self.decode(tokens)))
+
+    def shown(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        """Words of token ids as captions show them: pieces without their spaces."""
+        if self.subwords is None:
+            return tuple(self.decode(tokens))
+        return tuple(piece.strip() or BLANK for piece in self.pieces(tokens))
+
+    def whole_words(self, words: Iterable[str]) -> list[int]:
+        """Token ids of the words that are single tokens, ascending; others are left out."""
+        prefix = "" if self.subwords is None else SPACE
+        return sorted(self._ids[prefix + word] for word in words if prefix + word in self._ids)

@@ -1,0 +1,110 @@
+"""Plans a cache of features: which photos, and the encoder of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from captioner.data.feature_writer import Encode, FeaturePlan, FeatureWriter
+from captioner.data.features import feature_fingerprint
+from captioner.errors import DataError
+from captioner.files import free_space
+from captioner.hardware import autocast, pick_device, pick_precision
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import TrainConfig
+from captioner.training.build import open_encoder
+from captioner.training.data import read_data
+
+
+class FeatureEncoder(NamedTuple):
+    """The encoder of a training run, and what its features look like."""
+
+    preprocessing: Preprocessing
+    encode: Encode
+    grid: tuple[int, int]
+    """Gh, Gw."""
+    feature_dim: int
+    """D."""
+    fingerprint: dict[str, str]
+    """From `feature_fingerprint`, with dtype and precision."""
+
+
+class FeatureJob(NamedTuple):
+    """What to encode, and how."""
+
+    plan: FeaturePlan
+    encoder: FeatureEncoder
+
+
+def open_feature_encoder(config: TrainConfig, *, dtype: str, device: str) -> FeatureEncoder:
+    """Open the encoder that training with a config uses.
+
+    Args:
+        config: The config.
+        dtype: Storage type: float16, bfloat16 or float32.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
+
+    Raises:
+        CaptionerError: The settings or weights cannot be used.
+    """
+    chosen = pick_device(device)
+    torch.manual_seed(config.training.seed)  # random weights must be those of the run
+    encoder, preprocessing = open_encoder(config)
+    stage = config.encoder.finetune_from  # training never changes the layers before it
+    feature_dim, grid = encoder.measure(preprocessing.image_size, stage)
+    precision = pick_precision(config.training.precision, chosen)
+    state = encoder.state_dict() if stage is None else encoder.state_until(stage)
+    fingerprint = feature_fingerprint(
+        encoder.name, state, preprocessing, dtype=dtype, precision=precision, stage=stage
+    )
+    encoder.to(chosen).to(memory_format=torch.channels_last)
+
+    def encode(pixels: Tensor) -> Tensor:
+        with torch.inference_mode(), autocast(precision, chosen):
+            images = preprocessing.normalize(pixels.to(chosen))
+            found = encoder(images) if stage is None else encoder.run_until(images, stage)
+            features: Tensor = found[0]
+            return features
+
+    return FeatureEncoder(preprocessing, encode, grid, feature_dim, fingerprint)
+
+
+def plan_features(
+    config: TrainConfig, *, dtype: str = "float16", device: str = "auto"
+) -> FeatureJob:
+    """Plan the features that training with a config reads.
+
+    Args:
+        config: The training photos come first, then the other validation photos. With
+            ``data.horizontal_flip``, training photos are also encoded flipped.
+        dtype: See `open_feature_encoder`.
+        device: See `open_feature_encoder`.
+
+    Raises:
+        CaptionerError: The settings, captions or weights cannot be used.
+    """
+    pick_device(device)  # an error before the captions are read
+    train, val = read_data(replace(config.data, shards=None))
+    encoder = open_feature_encoder(config, dtype=dtype, device=device)
+    known = {(image.image_id, image.path) for image in train}
+    images = [*train, *(image for image in val if (image.image_id, image.path) not in known)]
+    flipped = len(train) if config.data.horizontal_flip else 0
+    plan = FeaturePlan(images, flipped, encoder.grid, encoder.feature_dim, encoder.fingerprint)
+    return FeatureJob(plan, encoder)
+
+
+def check_disk_space(writer: FeatureWriter) -> None:
+    """Check that the features fit on the disk.
+
+    Raises:
+        DataError: They do not.
+    """
+    needed, free = writer.missing_bytes, free_space(writer.folder)
+    if needed > free:
+        raise DataError(
+            f"{writer.folder}: {needed:,} bytes are needed, but {free:,} are free; free some "
+            "space, or give a folder on another disk or a smaller --dtype"
+        )

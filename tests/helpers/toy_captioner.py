@@ -1,0 +1,96 @@
+"""Small captioners with random weights, photos for them, and search strategies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioner.caption import Caption
+from captioner.inference.captioner import Captioner
+from captioner.inference.folder import StoredModel
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.text.vocabulary import Vocabulary
+
+WORDS = ("a", "dog", "cat", "runs", "sleeps", "on", "grass", "red")
+
+
+MODEL_SEARCH = SearchOptions(beam_size=3, max_length=6)
+
+
+def build(resize: str = "crop") -> Captioner:
+    return Captioner(stored(resize), device="cpu", precision="fp32")
+
+
+def ensemble_of(*models: StoredModel) -> Captioner:
+    return Captioner(*models, device="cpu", precision="fp32")
+
+
+def stored(
+    resize: str = "crop",
+    *,
+    size: int = 48,
+    seed: int = 80,
+    order: str = "RGB",
+    words: tuple[str, ...] = WORDS,
+    search: SearchOptions = MODEL_SEARCH,
+    encoder: str = "timm/test_resnet",
+) -> StoredModel:
+    torch.manual_seed(seed)
+    decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8, dropout=0.5)
+    preprocessing = Preprocessing(size, resize, channel_order=order)  # type: ignore[arg-type]
+    model = CaptionModel(Encoder(encoder), decoder, preprocessing, len(words) + 4)
+    with torch.no_grad():  # large weights, so that captions and attention differ between photos
+        for module in (model.decoder.attention.scorer.energy, model.decoder.init_hidden):
+            module.weight *= 8
+        model.decoder.context_output.weight *= 4
+        model.decoder.context_gates.weight *= 12
+        model.decoder.word_output.weight *= 3
+    return StoredModel(model, decoder, Vocabulary(words), search)
+
+
+def assert_same(one: Caption, two: Caption) -> None:
+    assert one.words == two.words
+    assert one.crop_box == two.crop_box
+    assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
+    np.testing.assert_allclose(one.alphas, two.alphas, atol=1e-5)
+    np.testing.assert_allclose(one.log_probs, two.log_probs, atol=1e-4)
+    np.testing.assert_allclose(one.gates, two.gates, atol=1e-5)
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "greedy": {"beam_size": 1},
+    "beam": {"num_captions": 3, "length_penalty": 0.7},
+    "groups": {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
+    "forced": {"forced_words": "red cat", "num_captions": 2},
+    "sampling": {"temperature": 0.8, "num_captions": 4, "seed": 3},
+    "sampling with top_k and top_p": {
+        "temperature": 1.0,
+        "top_k": 5,
+        "top_p": 0.9,
+        "num_captions": 3,
+    },
+    "rules": {"min_length": 2, "block_ngrams": 2, "guard_endings": True, "banned_words": "dog"},
+}
+
+
+def make_photos(folder: Path) -> list[Path]:
+    """Ten photos of different shapes."""
+    generator = np.random.default_rng(0)
+    paths = []
+    for number in range(10):
+        height, width = generator.integers(40, 90, size=2)
+        blocks = generator.integers(256, size=(3, 4, 3), dtype=np.uint8)
+        path = folder / f"{number}.png"
+        Image.fromarray(blocks).resize((int(width), int(height)), Image.Resampling.NEAREST).save(
+            path
+        )
+        paths.append(path)
+    return paths

@@ -1,0 +1,238 @@
+"""Writing imported photos as COCO captions: splits, ids, checks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pycocotools.coco import COCO
+
+from captioner.data.dataset import split_randomly, write_coco
+from captioner.data.importers import (
+    UNSPLIT,
+    ImportedPhoto,
+    Splits,
+    find_source,
+    import_coco,
+    import_flickr8k,
+)
+from captioner.errors import ConfigError, DataError
+
+DATA = Path(__file__).parents[3].parent / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
+
+
+def load(file: Path) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(file))
+
+
+def photo(name: str, *captions: str, image_id: int | None = None) -> ImportedPhoto:
+    return ImportedPhoto(name, captions or ("a dog .",), image_id)
+
+
+# --- Splitting ---
+
+
+@given(
+    names=st.sets(st.text(min_size=1), min_size=3, max_size=40),
+    seed=st.integers(0, 5),
+    order=st.randoms(),
+)
+def test_splits_do_not_depend_on_the_order(names: set[str], seed: int, order: Any):
+    photos = [photo(name, "one", "two") for name in sorted(names)]
+    splits = split_randomly(photos, validation=0.2, test=0.2, seed=seed)
+    parts = [{photo.file_name for photo in part} for part in splits.values()]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == len(names)
+    assert len(splits["val"]) == len(splits["test"]) == max(1, round(0.2 * len(names)))
+    order.shuffle(photos)
+    assert split_randomly(photos, validation=0.2, test=0.2, seed=seed) == splits
+
+
+def test_splits_are_the_same_on_every_machine():
+    photos = [photo(f"{number}.jpg") for number in range(10)]
+    splits = split_randomly(photos, validation=0.2, test=0.1, seed=0)
+    names = {split: [photo.file_name for photo in part] for split, part in splits.items()}
+    assert names["val"] == ["2.jpg", "8.jpg"]
+    assert names["test"] == ["9.jpg"]
+    assert split_randomly(photos, seed=1) != split_randomly(photos, seed=2)
+
+
+def test_photos_of_one_file_stay_together():
+    photos = [photo(f"{number // 2}.jpg", image_id=number) for number in range(40)]
+    splits = split_randomly(photos, validation=0.3, test=0.3)
+    parts = [{photo.file_name for photo in part} for part in splits.values()]
+    assert sum(map(len, parts)) == 20
+
+
+def test_a_split_with_fraction_0_is_omitted():
+    assert list(split_randomly([photo("a"), photo("b")], test=0)) == ["train", "val"]
+
+
+@pytest.mark.parametrize(("validation", "test"), [(0.5, 0.5), (-0.1, 0.1), (float("nan"), 0)])
+def test_invalid_fractions(validation: float, test: float):
+    with pytest.raises(ConfigError, match="below 1"):
+        split_randomly([photo("a")], validation=validation, test=test)
+
+
+def test_too_few_photos():
+    with pytest.raises(DataError, match="2 photos are too few to split; at least 3 are needed"):
+        split_randomly([photo("a"), photo("b")])
+
+
+# --- Writing ---
+
+
+def test_pycocotools_reads_the_files(tmp_path: Path):
+    splits = {
+        "train": [photo("ä.jpg", " One . ", "Two ."), photo("b.jpg")],
+        "val": [photo("c.jpg")],
+    }
+    summary = write_coco(splits, tmp_path / "out")
+    train, val = (load(tmp_path / "out" / f"captions_{split}.json") for split in splits)
+    assert summary.files == {s: tmp_path / "out" / f"captions_{s}.json" for s in splits}
+    assert [image["file_name"] for image in train.loadImgs([1, 2])] == ["ä.jpg", "b.jpg"]
+    assert [a["caption"] for a in train.imgToAnns[1]] == ["One .", "Two ."]
+    assert set(train.dataset) == {"info", "licenses", "images", "annotations"}
+    assert val.getImgIds() == [3]
+    assert not set(train.anns) & set(val.anns)
+    assert str(summary) == "train: 2 photos, 3 captions\nval: 1 photos, 1 captions"
+
+
+def test_written_files_can_be_imported_again(tmp_path: Path):
+    photos = [photo("a.jpg", "one", "two", image_id=7), photo("b.jpg", "three", image_id=2)]
+    write_coco({UNSPLIT: photos}, tmp_path)
+    assert import_coco(tmp_path / "captions_all.json") == {UNSPLIT: photos}
+
+
+def test_invalid_unicode_is_kept(tmp_path: Path):
+    photos = [photo("\udcff.jpg", "a \ud83d dog"), photo("b.jpg"), photo("c.jpg")]
+    write_coco(split_randomly(photos), tmp_path)
+    found = [p for file in tmp_path.iterdir() for p in import_coco(file)[UNSPLIT]]
+    assert {(p.file_name, p.captions) for p in found} == {(p.file_name, p.captions) for p in photos}
+
+
+def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
+    write_coco(
+        {"train": [photo("a", image_id=0), photo("b")], "val": [photo("c", image_id=8)]}, tmp_path
+    )
+    assert sorted(load(tmp_path / "captions_train.json").imgs) == [0, 9]
+    assert sorted(load(tmp_path / "captions_val.json").imgs) == [8]
+
+
+@pytest.mark.parametrize(("first", "ids"), [(1, [7, 8, 9]), (8, [7, 8, 9]), (100, [7, 100, 101])])
+def test_photos_without_ids_are_numbered_from_first_id(tmp_path: Path, first: int, ids: list[int]):
+    splits = {"train": [photo("a", "x"), photo("b", "y", image_id=7)], "val": [photo("c", "z")]}
+    write_coco(splits, tmp_path, first_id=first)
+    given = [load(tmp_path / f"captions_{split}.json").getImgIds() for split in splits]
+    assert sorted(given[0] + given[1]) == ids
+
+
+def test_a_negative_first_id_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="first_id is -1; give 0 or more"):
+        write_coco({"train": [photo("a", "x")]}, tmp_path / "out", first_id=-1)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        (
+            {"train": [photo("a", image_id=1)], "val": [photo("b", image_id=1)]},
+            "image id 1 is both a and b",
+        ),
+        ({"train": [photo("a")], "val": [photo("a")]}, "a is in two splits, train and val"),
+        ({"train": [photo("a", " ")]}, "no photo has a caption"),
+        ({}, "no photo has a caption"),
+    ],
+)
+def test_invalid_splits_are_refused(tmp_path: Path, splits: Splits, expected: str):
+    with pytest.raises(DataError, match=expected):
+        write_coco(splits, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_dropped_photos_and_captions_are_counted(tmp_path: Path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (6, 4)).save(folder / "0.jpg", exif=exif)
+    (folder / "1.jpg").write_text("no picture")
+    photos = [photo(f"{number}.jpg", "one", "", " \t") for number in range(5)]
+    summary = write_coco(
+        {"train": [*photos, photo("empty.jpg", " "), photo("x", "")]}, tmp_path, images=folder
+    )
+    (image,) = load(tmp_path / "captions_train.json").dataset["images"]
+    assert image == {"id": 1, "file_name": "0.jpg", "width": 4, "height": 6}
+    assert (summary.empty_captions, summary.photos_without_captions) == (12, 2)
+    assert summary.missing_photos == ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
+    assert str(summary) == (
+        "train: 1 photos, 1 captions\n"
+        "dropped: 12 empty captions\n"
+        "dropped: 2 photos without captions\n"
+        "dropped: 4 photos missing or unreadable in the image folder (1.jpg, 2.jpg, 3.jpg, ...)"
+    )
+
+
+def test_a_split_that_ends_up_empty_gets_no_file(tmp_path: Path):
+    summary = write_coco({"train": [photo("a")], "val": [photo("b", "")]}, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["captions_train.json"]
+    assert (list(summary.files), summary.photos) == (["train"], {"train": 1, "val": 0})
+
+
+def test_the_wrong_image_folder_raises(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none of the 1 photos is in this folder \(a\); give"):
+        write_coco({"train": [photo("a")]}, tmp_path, images=tmp_path)
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path):
+    (tmp_path / "captions_val.json").write_text("mine")
+    splits = {"train": [photo("a")], "val": [photo("b")]}
+    with pytest.raises(DataError, match=r"captions_val.json exists; .* --force"):
+        write_coco(splits, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["captions_val.json"]
+    write_coco(splits, tmp_path, force=True)
+    assert len(load(tmp_path / "captions_val.json").imgs) == 1
+
+
+def test_an_existing_split_may_not_share_photos(tmp_path: Path):
+    write_coco({"test": [photo("b"), photo("c")]}, tmp_path)
+    before = (tmp_path / "captions_test.json").read_bytes()
+    write_coco({"train": [photo("a")]}, tmp_path)  # splits may be written one at a time
+    with pytest.raises(DataError, match=r"captions_test.json .* holds 1 of these photos \(b\)"):
+        write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
+    assert (tmp_path / "captions_test.json").read_bytes() == before
+    assert list(load(tmp_path / "captions_train.json").imgs) == [1]
+    (tmp_path / "captions_test.json").write_text("mine")  # not a captions file
+    write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
+
+
+# --- Real data ---
+
+
+@pytest.mark.data
+@real_data
+def test_flickr8k_as_published(tmp_path: Path):
+    path = DATA / "flickr8k"
+    read = import_flickr8k(find_source(path))
+    few = {split: photos[:50] for split, photos in read.items()}
+    summary = write_coco(few, tmp_path, images=path / "images")
+    assert (summary.photos["train"], summary.missing_photos) == (50, [])
+    image = load(tmp_path / "captions_train.json").dataset["images"][0]
+    assert (image["width"], image["height"]) == (224, 224)
+
+
+@pytest.mark.data
+@real_data
+def test_coco_as_published():
+    (photos,) = import_coco(DATA / "coco_mini" / "annotations" / "captions.json").values()
+    splits = split_randomly(photos)
+    sizes = {split: len(part) for split, part in splits.items()}
+    assert sizes == {"train": 548, "val": 69, "test": 69}

@@ -1,0 +1,292 @@
+"""Writing shards: contents, determinism and interrupted runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_shards import PER_SHARD, PHOTOS, contents, copied, grey_photos
+
+from captioner.data.coco import CaptionedImage
+from captioner.data.shard_writer import write_shards
+from captioner.data.shards import MANIFEST, Shard, read_manifest, read_shard
+from captioner.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[CaptionedImage]:
+    return grey_photos(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def folder(images: list[CaptionedImage], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read-only shards."""
+    made = tmp_path_factory.mktemp("shards") / "train"
+    write_shards(images, made, photos_per_shard=PER_SHARD)
+    return made
+
+
+def test_shards_follow_webdatasets_naming(images: list[CaptionedImage], folder: Path):
+    """Grouped as in webdataset.tariterators: by the lower-case name up to the first dot."""
+    by_id = {one.image_id: one for one in images}
+    seen = []
+    for path in sorted(folder.glob("*.tar")):
+        samples: dict[str, dict[str, bytes]] = {}
+        last = ""
+        with tarfile.open(path, "r:") as tar:  # "r:": not compressed
+            for member in tar:
+                found = re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name)
+                assert found is not None
+                key, extension = found[1], found[2].lower()
+                assert key == last or key not in samples  # a sample's files are consecutive
+                assert extension not in samples.setdefault(key, {})
+                samples[key][extension] = tar.extractfile(member).read()  # type: ignore[union-attr]
+                last = key
+                assert (member.mtime, member.uid, member.uname, member.mode) == (0, 0, "", 0o644)
+        for key, sample in samples.items():
+            about = json.loads(sample["json"])
+            image = by_id[about["image_id"]]
+            assert int(key) == image.image_id
+            assert about["file_name"] == image.path.name
+            assert about["captions"] == list(image.captions)
+            assert sample["png"] == image.path.read_bytes()  # not re-encoded
+            seen.append(image.image_id)
+    assert sorted(seen) == sorted(by_id)
+    assert seen != sorted(seen)  # shuffled
+
+
+@pytest.fixture(scope="module")
+def webdataset() -> Any:
+    """The library, whose imports warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("webdataset")
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # it leaves files open
+def test_webdataset_reads_our_shards(
+    images: list[CaptionedImage], folder: Path, webdataset: Any
+) -> None:
+    paths = [str(path) for path in sorted(folder.glob("*.tar"))]
+    by_id = {one.image_id: one for one in images}
+
+    samples = list(webdataset.WebDataset(paths, shardshuffle=False, empty_check=False))
+
+    assert sorted(int(sample["__key__"]) for sample in samples) == sorted(by_id)
+    for sample in samples:
+        image = by_id[int(sample["__key__"])]
+        assert sample["png"] == image.path.read_bytes()
+        assert json.loads(sample["json"])["captions"] == list(image.captions)
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png"])  # members are sorted, with .json between them
+def test_we_read_the_shards_of_webdataset(
+    images: list[CaptionedImage], extension: str, tmp_path: Path, webdataset: Any
+) -> None:
+    """A shard of its TarWriter, with the manifest that our own command would write."""
+    path = tmp_path / "shard-000000.tar"
+    with webdataset.TarWriter(str(path)) as writer:
+        for image in images:
+            about = {
+                "image_id": image.image_id,
+                "file_name": image.path.name,
+                "captions": list(image.captions),
+            }
+            writer.write(
+                {
+                    "__key__": f"{image.image_id:012d}",
+                    extension: image.path.read_bytes(),
+                    "json": about,
+                }
+            )
+    content = path.read_bytes()
+    shard = Shard(path.name, len(images), len(content), hashlib.sha256(content).hexdigest())
+
+    found = list(read_shard(path, shard))
+
+    assert [one.image_id for one in found] == [one.image_id for one in images]
+    assert [one.data for one in found] == [one.path.read_bytes() for one in images]
+    assert [one.file_name for one in found] == [one.path.name for one in images]
+
+
+def test_the_members_keep_the_file_s_own_extension(folder: Path):
+    with tarfile.open(folder / "shard-000000.tar") as tar:
+        names = tar.getnames()
+        for photo, about in zip(names[::2], names[1::2], strict=True):
+            number = int(photo.partition(".")[0])
+            assert photo == f"{number:012d}.{'png' if number % 2 else 'PNG'}"
+            assert about == f"{number:012d}.json"
+
+
+@pytest.mark.parametrize("name", ["bare", "strange.json"])
+def test_photos_without_a_usable_extension(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"photo")
+    write_shards([CaptionedImage(7, tmp_path / name, ("a",))], tmp_path / "out")
+    with tarfile.open(tmp_path / "out" / "shard-000000.tar") as tar:
+        assert tar.getnames() == ["000000000007.img", "000000000007.json"]
+
+
+def test_the_manifest_lists_every_shard(folder: Path):
+    manifest = read_manifest(folder)
+    assert [shard.photos for shard in manifest.shards] == [3] * 7 + [2]
+    assert manifest.photos == PHOTOS
+    for shard in manifest.shards:
+        content = (folder / shard.name).read_bytes()
+        assert shard.size == len(content)
+        assert shard.sha256 == hashlib.sha256(content).hexdigest()
+    assert set(contents(folder)) == {MANIFEST} | {shard.name for shard in manifest.shards}
+    assert json.loads((folder / MANIFEST).read_text())["version"] == 1
+
+
+def test_the_same_seed_gives_the_same_bytes(
+    images: list[CaptionedImage], folder: Path, tmp_path: Path
+):
+    write_shards(images, tmp_path / "same", photos_per_shard=PER_SHARD)
+    write_shards(images, tmp_path / "other", photos_per_shard=PER_SHARD, seed=1)
+    assert contents(tmp_path / "same") == contents(folder)
+    assert contents(tmp_path / "other") != contents(folder)
+
+
+class Stopped(BaseException):
+    """An interruption, like KeyboardInterrupt."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 4, 10, PHOTOS])
+def test_an_interrupted_run_resumes(
+    images: list[CaptionedImage], folder: Path, tmp_path: Path, after: int
+):
+    done = 0
+
+    def stop(more: int) -> None:
+        nonlocal done
+        done += more
+        if done >= after:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        write_shards(images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=stop)
+    left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert len(left) == max(0, after - 1) // PER_SHARD  # complete shards only
+    (tmp_path / "out" / ".shard-000007.tar.tmp-0123abcd").write_bytes(b"of a run that was killed")
+
+    reported: list[int] = []
+    written = write_shards(
+        images, tmp_path / "out", photos_per_shard=PER_SHARD, progress=reported.append
+    )
+
+    assert contents(tmp_path / "out") == contents(folder)
+    assert written.manifest.photos == sum(reported) == PHOTOS
+    assert all(path.stat().st_mtime_ns == time for path, time in left.items())
+
+
+def test_an_unreadable_photo_is_skipped(images: list[CaptionedImage], tmp_path: Path):
+    (tmp_path / "a folder.jpg").mkdir()
+    gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
+    unreadable = CaptionedImage(2, tmp_path / "a folder.jpg", ("a",))
+    given = [gone, unreadable, *images[:6]]
+
+    written = write_shards(given, tmp_path / "out", photos_per_shard=2)
+
+    assert len(written.skipped) == 2
+    assert not any("\n" in line for line in written.skipped)
+    assert any("gone.jpg" in line for line in written.skipped)
+    assert any("a folder.jpg" in line for line in written.skipped)
+    assert written.manifest.photos == 6
+    assert len(written.manifest.shards) == 4
+
+    (
+        tmp_path / "out" / MANIFEST
+    ).unlink()  # as if stopped before the end: the photo is reported again
+    whole = contents(tmp_path / "out")
+    again = write_shards(given, tmp_path / "out", photos_per_shard=2)
+    assert again == written
+    assert contents(tmp_path / "out").items() >= whole.items()
+
+
+def test_no_readable_photos_raise(tmp_path: Path):
+    gone = CaptionedImage(1, tmp_path / "gone.jpg", ("a",))
+    with pytest.raises(DataError, match=r"none of 1 photos.*gone\.jpg"):
+        write_shards([gone], tmp_path / "out")
+    assert not (tmp_path / "out" / MANIFEST).exists()
+
+
+def test_a_full_disk_is_an_error(
+    images: list[CaptionedImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("captioner.data.shard_writer.HashedFile.write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_shards(images, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_complete_shards_are_replaced_only_with_force(
+    images: list[CaptionedImage], folder: Path, tmp_path: Path
+):
+    out = copied(folder, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"already holds complete shards.*--force"):
+        write_shards(images, out, photos_per_shard=PER_SHARD)
+    assert contents(out) == contents(folder)
+    (out / "my notes.txt").write_text("mine")
+
+    write_shards(images, out, photos_per_shard=10, force=True)
+
+    assert len(read_manifest(out).shards) == len(list(out.glob("*.tar"))) == 3
+    assert (out / "my notes.txt").exists()
+
+
+@pytest.mark.parametrize("change", ["seed", "size", "fewer", "caption", "photo", "cut", "foreign"])
+def test_incomplete_shards_of_other_content_are_refused(
+    images: list[CaptionedImage], folder: Path, tmp_path: Path, change: str
+):
+    out = copied(folder, tmp_path / "out")
+    (out / MANIFEST).unlink()
+    settings: dict[str, Any] = {"photos_per_shard": PER_SHARD}
+    given = images
+    first = out / "shard-000000.tar"
+    if change == "seed":
+        settings["seed"] = 1
+    elif change == "size":
+        settings["photos_per_shard"] = 4
+    elif change == "fewer":
+        given = images[:4]
+    elif change == "caption":
+        given = [replace(one, captions=(*one.captions, "more")) for one in images]
+    elif change == "photo":
+        (tmp_path / "larger.png").write_bytes(images[0].path.read_bytes() + b".")
+        given = [replace(images[0], path=tmp_path / "larger.png"), *images[1:]]
+    elif change == "cut":
+        first.write_bytes(first.read_bytes()[:700])
+    elif change == "foreign":
+        first.write_bytes(b"something else")
+    before = contents(out)
+
+    with pytest.raises(ConfigError, match="--force"):
+        write_shards(given, out, **settings)
+
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_photos_per_shard_must_be_positive(
+    images: list[CaptionedImage], tmp_path: Path, number: int
+):
+    with pytest.raises(ConfigError, match=f"photos-per-shard is {number}; give 1 or more"):
+        write_shards(images, tmp_path / "out", photos_per_shard=number)
+
+
+def test_the_output_must_not_be_a_file(images: list[CaptionedImage], tmp_path: Path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file; give a folder"):
+        write_shards(images, tmp_path / "out", force=True)

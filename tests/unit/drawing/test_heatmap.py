@@ -1,0 +1,206 @@
+"""Heatmaps: every region has the right position and brightness."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from picture_helpers import flat, luma, noisy
+from PIL import Image
+
+from captioner.caption import CropBox
+from captioner.drawing import (
+    COLORMAPS,
+    attention_image,
+    attention_map,
+    fit_photo,
+    scale_bar,
+    shared_scale,
+)
+from captioner.drawing.heatmap import CLOSED_GATE, above_scale
+from captioner.errors import ConfigError
+from captioner.geometry import Geometry
+
+GRIDS = [(1, 1), (1, 5), (4, 1), (7, 7), (5, 9), (14, 14)]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("size", [(70, 70), (120, 45), (45, 120)])
+@pytest.mark.parametrize("crop_box", [CropBox(), CropBox(0.2, 0.0, 0.8, 1.0)])
+def test_one_hot_block_is_exactly_its_region(
+    grid: tuple[int, int], size: tuple[int, int], crop_box: CropBox
+) -> None:
+    (height, width), (columns, rows) = grid, size
+    for index in {0, width - 1, (height * width) // 2, height * width - 1}:
+        alpha = np.zeros(height * width, dtype=np.float32)
+        alpha[index] = 1.0  # row-major: region = row * width + column
+        row, column = divmod(index, width)
+        result = np.nan_to_num(
+            attention_map(alpha.reshape(grid), size, Geometry.even(grid, *crop_box), smooth=False)
+        )
+        across = (np.arange(columns) + 0.5) / columns
+        across = (across - crop_box.left) / (crop_box.right - crop_box.left) * width
+        down = (np.arange(rows) + 0.5) / rows * height
+        # Pixel centres on a border between regions may be rounded to either side.
+        clear = np.ix_(np.abs(down - down.round()) > 1e-6, np.abs(across - across.round()) > 1e-6)
+        expected = np.outer(np.floor(down) == row, np.floor(across) == column)
+        np.testing.assert_array_equal(result[clear], expected[clear].astype(np.float32))
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("grid", [(3, 5), (7, 7), (5, 2)])
+def test_a_one_hot_region_is_brightest_in_the_picture(grid: tuple[int, int], smooth: bool) -> None:
+    cell = 12
+    photo = flat((grid[1] * cell, grid[0] * cell))
+    for row, column in np.ndindex(grid):
+        alpha = np.zeros(grid)
+        alpha[row, column] = 1.0
+        heat = luma(attention_image(photo, alpha, smooth=smooth))
+        cells = heat.reshape(grid[0], cell, grid[1], cell).mean(axis=(1, 3))
+        assert np.unravel_index(cells.argmax(), grid) == (row, column)
+        if not smooth:
+            dark = np.delete(cells.ravel(), row * grid[1] + column)
+            assert np.ptp(dark) == 0
+            assert cells.max() > dark[0] + 50
+
+
+def test_smooth_map_is_bilinear_between_centres_and_constant_outside() -> None:
+    alpha = np.array([[0.0, 0.4], [0.2, 0.4]])
+    result = attention_map(alpha, (8, 8))
+    # Centres of the regions lie between pixels 1 and 2 and between 5 and 6.
+    along = np.clip((np.arange(8) - 1.5) / 4, 0, 1)
+    y, x = np.meshgrid(along, along, indexing="ij")
+    expected = 0.4 * x * (1 - y) + 0.2 * (1 - x) * y + 0.4 * x * y
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_smooth_map_stays_within_the_values(grid: tuple[int, int]) -> None:
+    alpha = np.random.default_rng(1).random(grid).astype(np.float32)
+    result = attention_map(alpha, (53, 31))
+    assert result.shape == (31, 53)
+    assert result.min() >= alpha.min() - 1e-6
+    assert result.max() <= alpha.max() + 1e-6
+
+
+def test_smooth_map_has_the_value_of_the_region_at_its_centre() -> None:
+    alpha = np.random.default_rng(2).random((3, 5)).astype(np.float32)
+    result = attention_map(alpha, (5 * 7, 3 * 9))  # odd cells: a pixel lies on each centre
+    np.testing.assert_allclose(result[4::9, 3::7], alpha, rtol=1e-5)
+
+
+def test_uniform_attention_is_flat() -> None:
+    result = attention_map(np.full((7, 9), 1 / 63), (50, 40))
+    np.testing.assert_allclose(result, 1 / 63, rtol=1e-6)
+
+
+@pytest.mark.parametrize("colormap", COLORMAPS)
+@pytest.mark.parametrize("level", [0, 60, 128, 200, 255])
+def test_luminance_rises_with_attention(colormap: str, level: int) -> None:
+    alpha = np.linspace(0, 1, 33)[None]
+    image = attention_image(flat((33 * 4, 4), level), alpha, smooth=False, colormap=colormap)
+    means = luma(image).reshape(4, 33, 4).mean(axis=(0, 2))
+    assert (np.diff(means) > 0).all()
+
+
+@pytest.mark.parametrize("colormap", COLORMAPS)
+def test_luminance_rises_over_photos_of_every_colour(colormap: str) -> None:
+    alpha = np.linspace(0, 1, 17)[None]
+    for colour in np.ndindex(4, 4, 4):
+        photo = Image.new("RGB", (17, 1), tuple(85 * value for value in colour))
+        image = attention_image(photo, alpha, smooth=False, colormap=colormap)
+        assert (np.diff(luma(image)[0]) > 0).all(), colour
+
+
+def test_scale_bar_has_the_colours_of_the_maps() -> None:
+    bar = np.asarray(scale_bar(256, 3))
+    ramp = attention_image(flat((256, 3)), np.linspace(0, 1, 256)[None], scale_max=1, smooth=False)
+    np.testing.assert_array_equal(bar, np.asarray(ramp))
+
+
+def test_shared_scale() -> None:
+    assert shared_scale([[[0.7, 0.3, 0.0]], [[0.9, 0.1, 0.0]]]) == pytest.approx(0.9)
+    assert shared_scale(np.full((3, 7, 7), 1 / 49)) == pytest.approx(2 / 49)
+    assert shared_scale(np.ones((1, 1, 1))) == 1.0
+    assert shared_scale(np.zeros((0, 7, 7))) == 1.0
+
+
+def test_a_word_with_a_nearly_closed_gate_does_not_set_the_scale() -> None:
+    """Like the first "a" of many captions, which has the sharpest map and hardly uses it."""
+    maps = np.array([[[0.9, 0.1, 0.0]], [[0.5, 0.3, 0.2]], [[0.2, 0.2, 0.6]]])
+    gates = np.array([0.01, 0.9, 0.8])
+
+    assert shared_scale(maps, gates) == pytest.approx(2 / 3)  # twice uniform
+    assert shared_scale(np.repeat(maps, 2, axis=2) / 2, gates) == pytest.approx(1 / 3)
+    assert shared_scale(maps, [0.01, 0.02, 0.0]) == pytest.approx(
+        0.9
+    )  # if all gates are nearly closed, all words count
+    assert shared_scale(maps, [CLOSED_GATE, 1.0, 1.0]) == pytest.approx(0.9)
+    assert above_scale(maps, gates, 0.7).tolist() == [True, False, False]
+    assert above_scale(maps, None, 0.7).tolist() == [False] * 3
+    assert above_scale(maps, gates, 0.95).tolist() == [False] * 3
+    assert above_scale(maps[:0], gates[:0], 0.1).tolist() == []
+
+
+def test_outside_the_crop_box_the_photo_is_dimmed() -> None:
+    regions = Geometry.even((1, 1), 0.25, 0.0, 0.75, 1.0)
+    for level in (90, 160, 255):
+        alpha = np.zeros((4, 4))
+        heat = luma(attention_image(flat((80, 40), level), alpha, scale_max=1.0, regions=regions))
+        outside = np.concatenate([heat[:, :20], heat[:, 60:]], axis=1)
+        assert outside.mean() < heat[:, 20:60].mean() < level
+        assert np.ptp(heat[:, 20:60]) == 0
+        assert np.ptp(outside) > 0
+    values = attention_map(alpha, (80, 40), regions)
+    assert np.isnan(values[:, :20]).all()
+    assert np.isnan(values[:, 60:]).all()
+    assert not np.isnan(values[:, 20:60]).any()
+
+
+def test_photo_stays_recognizable() -> None:
+    photo = noisy((60, 60))
+    for alpha in (np.zeros((2, 2)), np.full((2, 2), 0.5), np.ones((2, 2))):
+        heat = luma(attention_image(photo, alpha, scale_max=1.0))
+        assert np.corrcoef(heat.ravel(), luma(photo).ravel())[0, 1] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("size", "panel_size", "expected"),
+    [
+        ((5000, 4000), 640, (640, 512)),
+        ((1, 5000), 640, (1, 640)),
+        ((5000, 1), 640, (640, 1)),
+        ((20, 30), 640, (20, 30)),
+        ((640, 640), 640, (640, 640)),
+        ((900, 300), 0, (900, 300)),
+        ((900, 300), 1, (1, 1)),
+    ],
+)
+def test_fit_photo_scales_down_only(
+    size: tuple[int, int], panel_size: int, expected: tuple[int, int]
+) -> None:
+    assert fit_photo(flat(size), panel_size).size == expected
+
+
+def test_transparent_pixels_are_blended_with_white() -> None:
+    clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    assert fit_photo(clear).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_errors() -> None:
+    with pytest.raises(ConfigError, match="rows, columns"):
+        attention_image(flat((40, 30)), np.ones(49))
+    with pytest.raises(ConfigError, match="scale_max is 0"):
+        attention_image(flat((40, 30)), np.ones((7, 7)), scale_max=0)
+    with pytest.raises(ConfigError, match="empty"):
+        attention_map(np.ones((7, 7)), (40, 30), Geometry.even((7, 7), 0.5, 0.0, 0.5, 1.0))
+
+
+def test_does_not_import_torch() -> None:
+    code = (
+        "import sys, captioner.drawing; sys.exit('torch' in sys.modules"
+        " or 'matplotlib.pyplot' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

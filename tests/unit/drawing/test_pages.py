@@ -1,0 +1,290 @@
+"""Pages as files: self-contained, with escaped text and a Content-Security-Policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.caption import DOUBTFUL, Alternative, Caption
+from captioner.drawing import Entry, animate, gallery, overlay, page
+from captioner.drawing.document import asset, document, embedded, policy
+from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
+from captioner.drawing.notebook import shown_photo, with_photo
+from captioner.drawing.pages import FOOTERS, VIEWER_ASSETS, gallery_template
+from captioner.errors import ConfigError
+
+EVIL = '</script><script>bad()</script><img src=x onerror="bad()">\u2028&amp;'
+
+
+def make(words: tuple[str, ...] = ("a", "dog"), grid: tuple[int, int] = (2, 3)) -> Caption:
+    count = len(words)
+    alphas = np.random.default_rng(0).dirichlet(np.ones(grid[0] * grid[1]), count)
+    return Caption(
+        words=words,
+        log_probs=np.full(count, -0.5, dtype=np.float32),
+        alphas=alphas.reshape(count, *grid).astype(np.float32),
+        gates=np.full(count, 0.25, dtype=np.float32),
+        log_prob=-1.5,
+        alternatives=((Alternative("a", -0.5), Alternative("the", -2.0)),) * count,
+    )
+
+
+def photo(size: tuple[int, int] = (60, 40)) -> Image.Image:
+    return Image.linear_gradient("L").resize(size).convert("RGB")
+
+
+class Elements(HTMLParser):
+    """The start tags of a document, and the text of its scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] in self.inside:
+            self.inside[self.tags[-1][0]].append(data)
+
+
+def data_of(text: str) -> Any:
+    found = re.search(r'id="captioner-data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_embeds_the_caption() -> None:
+    caption = make()
+
+    data = data_of(page(photo(), caption, title="x.jpg").html)
+
+    assert data["entries"] == [
+        {"title": "x.jpg", "labels": [], "captions": [caption.as_dict(attention=True)]}
+    ]
+    assert np.allclose(data["entries"][0]["captions"][0]["alphas"], caption.alphas, atol=1e-6)
+    assert data["look"] == {
+        "palette": palette(),
+        "heatmap": HEATMAP_STYLE._asdict(),
+        "closed_gate": CLOSED_GATE,
+        "doubtful_below": DOUBTFUL,
+        "smooth": True,
+    }
+
+
+def test_the_photo_is_embedded_upright_at_the_panel_size(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (40, 90), "red").save(tmp_path / "turned.jpg", exif=turned)
+
+    made = page(tmp_path / "turned.jpg", make(), panel_size=45).html
+
+    (image,) = [attributes for tag, attributes in Elements(made).tags if tag == "img"]
+    assert (image["width"], image["height"]) == ("45", "20")
+    kind, _, content = str(image["src"]).partition(",")
+    assert kind == "data:image/jpeg;base64"
+    inside = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert inside.size == (45, 20)
+    assert np.abs(np.asarray(inside).astype(int) - [255, 0, 0]).max() < 4
+
+
+def test_text_is_escaped() -> None:
+    made = page(photo(), make(("a", EVIL)), title=EVIL, labels=[EVIL]).html
+
+    elements = Elements(made)
+    assert [tag for tag, _ in elements.tags if tag == "script"] == ["script"] * 4
+    assert [tag for tag, _ in elements.tags if tag == "img"] == ["img"]
+    assert not any(name.startswith("on") for _, attributes in elements.tags for name in attributes)
+    assert data_of(made)["entries"][0]["captions"][0]["words"] == ["a", EVIL]
+    assert f"<h1>{html.escape(EVIL)}</h1>" in made
+
+
+def test_filling_the_gallery_template_by_hand_gives_the_same_page() -> None:
+    made = gallery([Entry(photo(), [make()], EVIL), Entry(photo(), [make()], "y")]).html
+    (items,) = re.findall(r'<ol class="gallery">\n(.*)\n</ol>', made, re.DOTALL)
+    data = embedded(data_of(made), "captioner-data")
+    parts = {"kind": "many", "title": "2 photos", "items": items, "data": data}
+    parts["footer"] = FOOTERS[0]
+    parts |= {name: asset(name) for name in VIEWER_ASSETS}
+
+    filled = re.sub(r"@@([\w.]+)@@", lambda mark: parts[mark[1]], gallery_template())
+
+    assert filled == made
+
+
+def test_a_page_makes_no_requests() -> None:
+    made = gallery([Entry(photo(), [make()], "x"), Entry(photo(), [make()], "y")]).html
+
+    for _, attributes in Elements(made).tags:
+        for name in ("src", "href", "srcset", "action"):
+            assert str(attributes.get(name) or "#").startswith(("#", "data:"))
+    assert not re.search(r"https?://|@import|url\(", made)
+
+
+def test_only_the_pages_own_scripts_may_run() -> None:
+    made = page(photo(), make(), title=EVIL).html
+    elements = Elements(made)
+
+    (rule,) = [
+        str(attributes["content"])
+        for tag, attributes in elements.tags
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+
+    rules = dict(part.split(" ", 1) for part in rule.split("; "))
+    assert rules["default-src"] == rules["connect-src"] == rules["base-uri"] == "'none'"
+    for kind, count in (("script", 3), ("style", 2)):
+        texts = re.findall(rf"<{kind}>(.*?)</{kind}>", made, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
+        assert rules[f"{kind}-src"].split() == [f"'sha256-{digest}'" for digest in digests]
+        assert len(texts) == count
+
+
+def test_the_policy_of_a_page_without_scripts_allows_no_scripts() -> None:
+    rules = policy(document("x", "<body></body>", styles=[], scripts=[]), connect="'self'")
+
+    assert "script-src 'none'" in rules
+    assert "connect-src 'self'" in rules
+
+
+@pytest.mark.parametrize("text", [EVIL, "<!--", "]]>", "\u2029", "naïve 狗 🐕"])
+def test_embedded_data_round_trip_and_cannot_close_the_element(text: str) -> None:
+    made = embedded({"a": [text]}, "it")
+
+    assert Elements(made).tags == [("script", {"type": "application/json", "id": "it"})]
+    inside = made.removeprefix('<script type="application/json" id="it">')
+    inside = inside.removesuffix("</script>")
+    assert json.loads(inside) == {"a": [text]}
+    assert not set("<>&\u2028\u2029") & set(inside)
+
+
+def test_a_page_needs_an_html_extension(tmp_path: Path) -> None:
+    made = page(photo(), make())
+
+    made.save(tmp_path / "x.html")
+
+    assert (tmp_path / "x.html").read_text(encoding="utf-8") == made.html
+    with pytest.raises(ConfigError, match=r"x\.png.*\.html"):
+        made.save(tmp_path / "x.png")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
+
+
+def test_pages_are_deterministic() -> None:
+    assert page(photo(), make()).html == page(photo(), make()).html
+
+
+def test_the_theme_follows_the_system_by_default() -> None:
+    assert "data-theme" not in page(photo(), make()).html.partition("<style>")[0]
+    assert '<html lang="en" data-theme="dark">' in page(photo(), make(), theme="dark").html
+
+
+def test_errors() -> None:
+    with pytest.raises(ConfigError, match="at least one photo"):
+        gallery([])
+    with pytest.raises(ConfigError, match="2 labels for 1 captions"):
+        page(photo(), make(), labels=["x", "y"])
+    with pytest.raises(ConfigError, match="photo 1 of the page has no captions"):
+        page(photo(), [])
+    with pytest.raises(ConfigError, match="unknown colormap 'jet'"):
+        page(photo(), make(), colormap="jet")
+    with pytest.raises(ConfigError, match="unknown theme '\">'; choose one of auto, "):
+        page(photo(), make(), theme='">')
+    with pytest.raises(
+        ConfigError, match=r"1 has 65600 x 2 pixels \(limit: 65500 .* use a panel_size"
+    ):
+        page(Image.new("RGB", (65_600, 2)), make(), panel_size=0)
+    broken = make()
+    broken.alphas[0, 0, 0] = np.nan
+    with pytest.raises(ConfigError, match="NaN"):
+        page(photo(), broken)
+    unknown = make()
+    unknown.gates[0] = np.inf
+    with pytest.raises(ConfigError, match="log_probs or gates of 'a dog'"):
+        page(photo(), unknown)
+    short = make()
+    object.__setattr__(short, "alphas", short.alphas[:1])
+    with pytest.raises(ConfigError, match=r"alphas of a caption of 2 words"):
+        page(photo(), short)
+
+
+def test_wrong_types_are_named() -> None:
+    for draw in (overlay, animate, page):
+        for given in ("a dog", None, 3):
+            with pytest.raises(ConfigError, match=rf"not {type(given).__name__}; use the result"):
+                draw(photo(), given)
+    with pytest.raises(ConfigError, match="not list; use the result"):
+        animate(photo(), [make()])
+    with pytest.raises(ConfigError, match=r"entry 1 .* str; use captioner\.Entry\("):
+        gallery(["photo.jpg"])
+
+
+def test_an_undecodable_name_is_shown_with_a_question_mark(tmp_path: Path) -> None:
+    page(photo(), make(), title="\udcffname.jpg").save(tmp_path / "x.html")
+
+    assert "<h1>?name.jpg</h1>" in (tmp_path / "x.html").read_text(encoding="utf-8")
+
+
+def test_a_caption_without_words_has_a_page() -> None:
+    empty = Caption(
+        (), np.zeros(0, np.float32), np.zeros((0, 2, 3), np.float32), np.zeros(0, np.float32), -1.0
+    )
+
+    assert "no words" in page(photo(), empty).html
+
+
+def test_notebooks_show_a_page_in_an_iframe() -> None:
+    made = page(photo(), make(("a", EVIL)))
+
+    ((tag, attributes),) = Elements(made._repr_html_()).tags
+
+    assert tag == "iframe"
+    assert attributes["srcdoc"] == made.html
+    assert attributes["sandbox"] == "allow-scripts"
+
+
+def test_a_photo_caption_encodes_its_photo_only_when_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "save", None)
+        caption = with_photo([plain], shown_photo(photo((1600, 400))))[0]
+
+    assert caption.as_dict(attention=True) == plain.as_dict(attention=True)
+    assert isinstance(caption.photo, Image.Image)
+    assert caption.photo.size == (640, 160)
+    ((_, attributes),) = Elements(caption._repr_html_() or "").tags
+    data = data_of(str(attributes["srcdoc"]))
+    assert data["entries"][0]["captions"] == [plain.as_dict(attention=True)]
+
+
+def test_a_photo_caption_keeps_the_path_of_its_photo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo((1600, 400)).save(tmp_path / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    caption = with_photo([make()], shown_photo(photo((1600, 400)), "photo.png"))[0]
+    monkeypatch.chdir("/")
+
+    assert caption.photo == tmp_path / "photo.png"
+    assert "width=&quot;640&quot; height=&quot;160&quot;" in (caption._repr_html_() or "")
+
+
+def test_a_page_of_another_method_does_not_mention_attention() -> None:
+    other = replace(make(), method="occlusion")
+
+    assert "Brighter means more attention" in page(photo(), make()).html
+    assert "Brighter means that the region counts more" in page(photo(), [make(), other]).html

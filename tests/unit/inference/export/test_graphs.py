@@ -1,0 +1,385 @@
+"""Every mechanism as ONNX graphs: the same log-probabilities and captions as with torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError, ModelError
+from captioner.inference.captioner import Captioner, load
+from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
+from captioner.inference.export import folder as export_folder
+from captioner.inference.export.folder import export
+from captioner.inference.export.graphs import OPSET
+from captioner.inference.folder import StoredModel, save_model
+from captioner.inference.model_config import CONFIG, DECODER_GRAPH, ENCODER_GRAPH, fingerprint
+from captioner.model.attention import SCORERS, WITHOUT_SCORER, Scorer, check_attention
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.text.vocabulary import Vocabulary
+
+WORDS = tuple(f"w{number}" for number in range(9))
+
+
+def mechanisms() -> list[DecoderConfig]:
+    """Every mechanism that the config allows in Bahdanau order, and every attention in Luong's."""
+    every = product(
+        (*SCORERS, *WITHOUT_SCORER),
+        ("hidden", "self", "mean"),
+        ("soft", "hard"),
+        (("bahdanau", True), ("luong", True)),
+    )
+    found = []
+    for attention, query, selection, (order, feeding) in every:
+        if order == "luong" and (query, selection) != ("hidden", "soft"):
+            continue
+        config = DecoderConfig(
+            embed_dim=5, hidden_dim=6, attention_dim=14, dropout=0.0, attention=attention,
+            query=query, selection=selection, heads=7, order=order, input_feeding=feeding,
+        )  # fmt: skip
+        if attention in ("dot", "scaled_dot"):
+            config.projection_dim = config.hidden_dim
+        try:
+            check_attention(config)
+        except ConfigError:
+            continue
+        found.append(config)
+    return [
+        *found,
+        dataclasses.replace(found[0], layer_norm=True, projection_dim=4),
+        dataclasses.replace(found[0], order="luong", input_feeding=False),
+    ]
+
+
+def named(config: DecoderConfig) -> str:
+    parts = [config.attention, config.query, config.selection, config.order]
+    return "-".join([*parts, "fed" * config.input_feeding, "normed" * config.layer_norm])
+
+
+def calibrator(search: SearchOptions) -> Calibrator:
+    """One to which every feature matters."""
+    count, rng = len(FEATURES), np.random.default_rng(8)
+    components = np.linalg.qr(rng.normal(size=(96, 4)))[0].T.astype(np.float32)
+    return Calibrator(
+        weights=np.linspace(-1, 1, count) + 0.05,
+        mean=np.zeros(count),
+        scale=np.full(count, 2.0),
+        lowest=np.full(count, -50.0),
+        highest=np.full(count, 50.0),
+        intercepts={"plain": 0.3, "loud": -0.2},
+        familiar=(0.5, 1.5),
+        space=PhotoSpace(np.full(96, 0.1, np.float32), components),
+        phrases=PhraseTable.count(50, {("w1",): 20, ("w2",): 3, ("w1", "w2", "w2"): 2}),
+        search=search_key(search),
+    )
+
+
+def write_model(folder: Path, config: DecoderConfig, styles: tuple[str, ...] = ()) -> Path:
+    torch.manual_seed(3)
+    vocabulary = Vocabulary(WORDS, styles)
+    preprocessing = Preprocessing(image_size=64, resize="squash", channel_order="BGR")
+    encoder = Encoder("timm/test_resnet")
+    model = CaptionModel(encoder, config, preprocessing, len(vocabulary), len(styles)).eval()
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.mul_(3)  # so that captions depend on the photo
+    search = SearchOptions(beam_size=3, num_captions=2, max_length=6, style=(*styles, "")[0])
+    stored = StoredModel(model, config, vocabulary, search, {"dataset": "none"})
+    stored.calibrator = calibrator(search) if styles else None
+    save_model(folder, stored)
+    return folder
+
+
+def photos(count: int = 4) -> list[Image.Image]:
+    rng = np.random.default_rng(5)
+    return [
+        Image.fromarray(rng.integers(256, size=(40, 50, 3)).astype(np.uint8)) for _ in range(count)
+    ]
+
+
+def assert_equal_captions(one: Captioner, other: Captioner, **search: Any) -> None:
+    for left, right in zip(one.captions(photos(), **search), other.captions(photos(), **search),
+                           strict=True):  # fmt: skip
+        assert [caption.words for caption in left] == [caption.words for caption in right]
+        for a, b in zip(left, right, strict=True):
+            np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-4)
+            np.testing.assert_allclose(a.alphas, b.alphas, atol=1e-5)
+            np.testing.assert_allclose(a.gates, b.gates, atol=1e-5)
+            assert a.log_prob == pytest.approx(b.log_prob, abs=1e-4)
+            assert a.geometry == b.geometry
+
+
+def mean_colours(self: CaptionModel, pixels: Tensor) -> Tensor:
+    """An encoder that is exported in no time: the mean colours of the four quarters."""
+    quarters = pixels.float().reshape(-1, 2, 32, 2, 32, 3).mean(dim=(2, 4)).reshape(-1, 4, 3)
+    return (quarters / 127 - 1).repeat(1, 1, 32) * torch.linspace(-4, 4, 96)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", mechanisms(), ids=named)
+def test_every_mechanism_captions_as_with_torch(config, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(CaptionModel, "encode", mean_colours)
+    model = write_model(tmp_path / "model", config)
+
+    written = export(model, tmp_path / "exported")
+
+    assert written.difference <= 1e-4
+    assert_equal_captions(
+        load(model, precision="fp32"), load(tmp_path / "exported"), alternatives=2
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A calibrated model folder of two styles and its exported folder."""
+    folder = tmp_path_factory.mktemp("export")
+    config = DecoderConfig(embed_dim=5, hidden_dim=6, attention_dim=7, dropout=0.0)
+    model = write_model(folder / "model", config, ("plain", "loud"))
+    text = json.loads((model / CONFIG).read_text())
+    (model / CONFIG).write_text(json.dumps(text | {"confidence": {"slope": 2.0}}))
+    export(model, folder / "exported")
+    return model, folder / "exported"
+
+
+WAYS = {
+    "greedy": {"beam_size": 1, "num_captions": 1},
+    "beams": {"beam_size": 5, "num_captions": 3, "length_penalty": 0.7},
+    "style": {"style": "loud"},
+    "groups": {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
+    "forced": {"forced_words": ("w5",)},
+    "samples": {"temperature": 1.0, "num_captions": 3, "seed": 4},
+    "nucleus": {"temperature": 1.5, "top_p": 0.8, "top_k": 5, "num_captions": 2},
+    "guided": {"guidance": 2.0, "num_captions": 3},
+    "candidates": {"beam_size": 6, "candidates": 6, "num_captions": 2, "rare_words": 0.3},
+    "sampled candidates": {"temperature": 0.9, "candidates": 12, "rare_words": 0.3},
+    "rules": {"block_repeats": True, "banned_words": ("w1",), "min_length": 3, "block_ngrams": 2},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_search_gives_the_captions_of_torch(pair, way) -> None:
+    model, exported = pair
+
+    assert_equal_captions(load(model, precision="fp32"), load(exported), **WAYS[way])
+
+
+def test_a_given_caption_is_explained_as_with_torch(pair) -> None:
+    one, other = (load(folder) for folder in pair)
+
+    for photo in photos():
+        left, right = (m.explain(photo, "w1 w2 w2", alternatives=3) for m in (one, other))
+        np.testing.assert_allclose(left.log_probs, right.log_probs, atol=1e-4)
+        np.testing.assert_allclose(left.alphas, right.alphas, atol=1e-5)
+        assert [[a.word for a in at] for at in left.alternatives] == [
+            [a.word for a in at] for at in right.alternatives
+        ]
+
+
+def test_a_photo_alone_and_in_a_batch_gives_the_same_caption(pair) -> None:
+    model = load(pair[1])
+
+    together = model.caption(photos(5), batch_size=3)
+
+    assert [caption.text for caption in together] == [model.caption(p).text for p in photos(5)]
+
+
+@pytest.mark.parametrize("style", ["plain", "loud"])
+def test_a_caption_has_the_confidence_of_torch(pair, style) -> None:
+    one, other = load(pair[0], precision="fp32"), load(pair[1])
+
+    expected, found = (model.captions(photos(), style=style) for model in (one, other))
+
+    confidences = [best.confidence for best, *_ in expected]
+    assert len({round(value, 3) for value in confidences}) > 1
+    assert [best.confidence for best, *_ in found] == pytest.approx(confidences, abs=1e-4)
+    one, other = one.batch_captioner, other.batch_captioner
+    prepared = [one.prepare(photo) for photo in photos()]
+    np.testing.assert_allclose(
+        other.photo_vectors(prepared), one.photo_vectors(prepared), atol=1e-4
+    )
+    for left, right in zip(
+        one.observe_batch(prepared, one.options(style=style)),
+        other.observe_batch(prepared, other.options(style=style)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(left.entropies, right.entropies, atol=1e-4)
+        assert (left.text, left.share, left.overlap) == (
+            right.text, pytest.approx(right.share, abs=1e-4), pytest.approx(right.overlap, abs=1e-4)
+        )  # fmt: skip
+
+
+def test_an_exported_folder_has_no_confidence_where_its_model_has_none(pair) -> None:
+    exported = load(pair[1])
+
+    assert exported.caption(photos()[0], beam_size=1, num_captions=1).confidence is None
+    assert load(pair[1], pair[1]).caption(photos()[0]).confidence is None
+
+
+def test_attention_times_the_gate_is_that_of_torch(pair) -> None:
+    one, other = load(pair[0], precision="fp32"), load(pair[1])
+
+    for photo in photos():
+        left, right = (model.caption(photo, method="attention_gate") for model in (one, other))
+        np.testing.assert_allclose(left.alphas, right.alphas, atol=1e-5)
+        assert right.method == "attention_gate"
+        assert not np.allclose(right.alphas.sum(axis=(1, 2)), 1)
+
+
+def test_exported_folders_form_an_ensemble(pair) -> None:
+    model, exported = pair
+
+    assert_equal_captions(load(model, model, precision="fp32"), load(exported, exported))
+
+
+def test_the_folder_describes_itself(pair) -> None:
+    exported = pair[1]
+    config, own = (json.loads((folder / CONFIG).read_text()) for folder in pair)
+
+    assert own.pop("exported") == {
+        "opset": OPSET,
+        "precision": "fp32",
+        "tokens": {
+            "start": 13,
+            "end": 2,
+            "never_generated": [0, 1, 3],
+            "first_word": 4,
+            "styles": {"plain": 13, "loud": 14},
+        },
+        "source": fingerprint(pair[0]),
+    }
+    assert own == config  # entries that this version does not know, too
+    for name in (ENCODER_GRAPH, DECODER_GRAPH):
+        graph = onnx.load(exported / name)
+        onnx.checker.check_model(graph, full_check=True)
+        assert [(o.domain, o.version) for o in graph.opset_import] == [("", OPSET)]
+
+
+def test_shapes_are_dynamic_in_photos_and_beams(pair) -> None:
+    graph = onnx.load(pair[1] / DECODER_GRAPH).graph
+    shapes = {
+        one.name: [d.dim_param or d.dim_value for d in one.type.tensor_type.shape.dim]
+        for one in (*graph.input, *graph.output)
+    }
+
+    assert shapes == {
+        "tokens": ["batch", "beam"],
+        "hidden": ["batch", "beam", 6],
+        "cell": ["batch", "beam", 6],
+        "values": ["batch", 4, 96],
+        "keys": ["batch", 4, 7],
+        "log_probs": ["batch", "beam", 13],
+        "alphas": ["batch", "beam", 4],
+        "gate": ["batch", "beam"],
+        "next_hidden": ["batch", "beam", 6],
+        "next_cell": ["batch", "beam", 6],
+    }
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_folders_of_both_kinds_are_refused_together(pair) -> None:
+    with pytest.raises(ConfigError, match=r"exported is exported and .*model is not; give folders"):
+        load(*pair)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"precision": "bf16"}, "precision is 'bf16', but .* was exported in fp32; give auto"),
+        ({"device": "cuda:7"}, "device 'cuda:7' is not available for the exported model"),
+    ],
+)
+def test_what_the_runtime_lacks_is_refused(pair, options, problem) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(pair[1], **options)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, folder: model.save(folder / "copy"),
+        lambda model, folder: model.batch_captioner.model,
+        lambda model, folder: model.batch_captioner.caption_features(
+            np.zeros((1, 4, 96)), [], model.options()
+        ),
+        lambda model, folder: model.save_pretrained(folder / "copy"),
+        lambda model, folder: model.push_to_hub("user/name"),
+        *(
+            lambda model, folder, method=method: model.caption(photos()[0], method=method)
+            for method in ("gradient_input", "grad_cam", "occlusion")
+        ),
+    ],
+    ids=[
+        "save", "module", "features", "save_pretrained", "push_to_hub", "gradient_input",
+        "grad_cam", "occlusion",
+    ],
+)  # fmt: skip
+def test_what_needs_the_weights_is_refused(pair, use, tmp_path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"(give|use|needs) the model folder|, or the model folder"
+    ) as refused:
+        use(load(pair[1]), tmp_path)
+
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_graph_is_one_line(pair, tmp_path) -> None:
+    for path in pair[1].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / DECODER_GRAPH).write_bytes(b"nothing")
+
+    with pytest.raises(ModelError, match=r"cannot load .*decoder.onnx .*export the model again"):
+        load(tmp_path)
+
+
+def test_graphs_that_compute_something_else_are_not_kept(pair, tmp_path, monkeypatch) -> None:
+    def write_others(model: CaptionModel, attention: str, *files: Path) -> None:
+        for file in files:
+            shutil.copyfile(pair[1] / file.name, file)
+        with torch.no_grad():
+            model.decoder.word_output.bias[5] += 0.001
+
+    monkeypatch.setattr(export_folder, "write_graphs", write_others)
+
+    with pytest.raises(ModelError, match=r"differ from the model by .* nothing was written"):
+        export(pair[0], tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Unexportable(Scorer):
+    """An operation that ONNX does not have."""
+
+    def __init__(self, sizes: Any) -> None:
+        super().__init__(sizes)
+        self.key = nn.Linear(sizes.features, sizes.query)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        scores = query @ self.key(keys).transpose(1, 2)
+        return torch.linalg.eigvals(scores @ scores.transpose(1, 2)).real[..., None] * scores
+
+
+def test_a_mechanism_that_cannot_be_exported_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(SCORERS._registered, "eigen", Unexportable)
+    config = DecoderConfig(embed_dim=5, hidden_dim=6, dropout=0.0, attention="eigen")
+    model = write_model(tmp_path / "model", config)
+
+    problem = r"the decoder with attention eigen cannot be exported to ONNX \("
+    with pytest.raises(ConfigError, match=problem) as caught:
+        export(model, tmp_path / "exported")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "exported").exists()

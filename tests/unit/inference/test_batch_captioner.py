@@ -1,0 +1,303 @@
+"""Batches of prepared photos, cached features, and what inference does with the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toy_captioner import STRATEGIES, assert_same, build, ensemble_of, make_photos, stored
+
+from captioner import load
+from captioner.data.images import open_image
+from captioner.hardware import autocast
+from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
+from captioner.inference.folder import StoredModel
+from captioner.text.vocabulary import END, START
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def batch_captioner(captioner: Captioner) -> BatchCaptioner:
+    return captioner.inference.batch_captioner
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return make_photos(tmp_path_factory.mktemp("photos"))
+
+
+@torch.inference_mode()
+def test_probabilities_equal_teacher_forcing(
+    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+):
+    """For words and the end token."""
+    ended = 0
+    for photo in photos:
+        caption = captioner.caption(photo)
+        word_ids = captioner.stored.vocabulary.encode(caption.words)
+        pixels = torch.from_numpy(np.array(batch_captioner.prepare(open_image(photo)).pixels[0]))[
+            None
+        ]
+        decoder = batch_captioner.model.decoder
+        tokens = torch.tensor([[[START, *word_ids]]])
+        unrolled = decoder(decoder.memory(batch_captioner.model.encode(pixels)), tokens)
+        logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+        table = logits[0, 0].log_softmax(-1)
+        words = [float(table[t, word_id]) for t, word_id in enumerate(word_ids)]
+        np.testing.assert_allclose(caption.log_probs, words, atol=1e-4)
+        np.testing.assert_allclose(
+            caption.alphas.reshape(len(words), -1), unrolled.alphas[0, 0, : len(words)], atol=1e-5
+        )
+        whole = sum(words)
+        if len(words) < 6:
+            ended += 1
+            whole += float(table[len(words), END])
+        assert caption.log_prob == pytest.approx(whole, abs=1e-3)
+    assert ended > 0
+
+
+def test_batch_equals_single_photos(
+    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+):
+    options = captioner.options(num_captions=2)
+    batch = batch_captioner.caption_batch(
+        [batch_captioner.prepare(open_image(photo)) for photo in photos], options
+    )
+    assert [len(captions) for captions in batch] == [2] * len(photos)
+    for photo, captions in zip(photos, batch, strict=True):
+        for batched, alone in zip(captions, captioner.captions(photo, num_captions=2), strict=True):
+            assert_same(batched, alone)
+
+
+def test_an_empty_batch(captioner: Captioner, batch_captioner: BatchCaptioner):
+    assert batch_captioner.caption_batch([], captioner.options()) == []
+    assert batch_captioner.explain_batch([], []) == []
+    assert list(captioner.stream([])) == []
+
+
+def test_duplicate_photos_in_a_batch_get_the_same_samples(
+    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+):
+    options = captioner.options(temperature=1.0, num_captions=3)
+    prepared = [batch_captioner.prepare(open_image(photos[n])) for n in (0, 1, 0)]
+    one, other, two = batch_captioner.caption_batch(prepared, options)
+    assert [c.words for c in one] == [c.words for c in two]
+    assert [c.words for c in one] != [c.words for c in other]
+
+
+def test_batched_alternatives_equal_single_ones(
+    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+):
+    options = captioner.options(num_captions=3)
+    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos]
+
+    batch = batch_captioner.caption_batch(prepared, options, alternatives=2)
+
+    for photo, captions in zip(photos, batch, strict=True):
+        alone = captioner.captions(photo, num_captions=3, alternatives=2)
+        for one, two in zip(captions, alone, strict=True):
+            assert_same(one, two)
+            assert len(one.alternatives) == len(one.words)
+            for ours, theirs in zip(one.alternatives, two.alternatives, strict=True):
+                assert [o.word for o in ours] == [o.word for o in theirs]
+                assert [o.log_prob for o in ours] == pytest.approx(
+                    [o.log_prob for o in theirs], abs=1e-4
+                )
+
+
+def test_explain_batch_equals_explaining_single_photos(
+    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+):
+    texts = ["a", "a dog runs on grass", "red cat"]
+    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos[:3]]
+
+    explained = batch_captioner.explain_batch(
+        prepared, [captioner.known_words(text) for text in texts]
+    )
+
+    for photo, text, caption in zip(photos, texts, explained, strict=False):
+        assert_same(caption, captioner.explain(photo, text))
+
+
+def test_occlusion_equals_replacing_features_by_hand(
+    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+):
+    """Replace the features of one region and score the caption again."""
+    text, model = "a dog runs", batch_captioner.model
+    prepared = batch_captioner.prepare(open_image(photos[0]))
+    caption = captioner.explain(photos[0], text, method="occlusion")
+    tokens = captioner.stored.vocabulary.encode(captioner.known_words(text))
+    start = captioner.stored.vocabulary.start("")
+    (grid,) = batch_captioner.ensemble.encode([prepared])
+    drops = []
+    for region in range(grid.shape[1]):
+        occluded = grid.clone()
+        occluded[0, region] = grid[0].mean(dim=0)
+        scores = batch_captioner.ensemble.score([model.decoder.memory(occluded)], [[tokens]], start)
+        drops.append(caption.log_probs - scores.log_probs[0, 0, range(len(tokens)), tokens])
+    expected = np.maximum(np.array(drops).T, 0)
+    expected /= np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
+
+    np.testing.assert_allclose(caption.alphas.reshape(expected.shape), expected, atol=1e-3)
+
+
+def test_on_a_cpu_large_batches_are_encoded_in_parts(
+    captioner: Captioner,
+    batch_captioner: BatchCaptioner,
+    photos: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    sizes: list[int] = []
+    encode = batch_captioner.model.encode
+
+    def recorded(pixels: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(pixels))
+        return encode(pixels)
+
+    monkeypatch.setattr(batch_captioner.model, "encode", recorded)
+    results = list(captioner.stream([photos[0]] * 19, batch_size=32))
+    assert sizes == [8, 8, 3]
+    assert len({result.captions[0].text for result in results}) == 1
+
+
+def test_inference_uses_no_dropout_and_no_gradients(
+    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+):
+    assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
+    assert not batch_captioner.model.training
+    assert all(p.grad is None for p in batch_captioner.model.parameters())
+
+
+# --- Norms folded into convolutions ---
+
+
+def with_norms() -> StoredModel:
+    """A model whose encoder folds norms, with random batch norm statistics."""
+    model = stored(encoder="timm/tf_efficientnet_lite0", size=64)
+    for module in model.model.encoder.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+            module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    return model
+
+
+def test_folding_norms_does_not_change_the_stored_model(photos, tmp_path: Path):
+    model = with_norms()
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    captioner = ensemble_of(model)
+    modules = captioner.inference.batch_captioner.model.modules()
+
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in modules)
+    after = model.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    captioner.save(tmp_path / "saved")
+    again = load(tmp_path / "saved", device="cpu", precision="fp32")
+    # A model folder stores float16.
+    assert again.caption(photos[0]).words == captioner.caption(photos[0]).words
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", 1e-5), ("bf16", 0.1)])
+@torch.inference_mode()
+def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Path]):
+    model = with_norms()
+    batch_captioner = BatchCaptioner(model, device="cpu", precision=precision)
+    pixels = np.stack([batch_captioner.prepare(open_image(photo)).pixels[0] for photo in photos])
+    expected = model.model.encode(torch.from_numpy(pixels))
+
+    with autocast(precision, batch_captioner.device):
+        found = batch_captioner.model.encode(torch.from_numpy(pixels)).float()
+
+    assert (found - expected).norm() <= allowed * expected.norm()
+    assert expected.std(dim=0).mean() > 0.01  # photos differ
+
+
+def test_weights_that_inference_does_not_change_are_not_copied(
+    captioner: Captioner, batch_captioner: BatchCaptioner
+):
+    own = captioner.stored.model
+    for name, held in own.decoder.named_parameters():
+        assert batch_captioner.model.decoder.get_parameter(name).data_ptr() == held.data_ptr(), name
+
+
+def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
+    model = with_norms()
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    learning = [parameter.requires_grad for parameter in model.model.parameters()]
+    for precision in ("fp32", "bf16"):
+        Captioner(model, device="cpu", precision=precision).caption(photos[0])  # type: ignore[arg-type]
+    after = model.model.state_dict()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+        assert tensor.dtype == after[name].dtype
+    assert learning == [parameter.requires_grad for parameter in model.model.parameters()]
+
+
+# --- Precomputed features ---
+
+
+@pytest.mark.parametrize("strategy", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
+def test_captions_of_features_equal_those_of_photos(
+    captioner: Captioner,
+    batch_captioner: BatchCaptioner,
+    photos: list[Path],
+    strategy: dict[str, int],
+):
+    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos]
+    pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in prepared]))
+    with torch.no_grad():
+        features = batch_captioner.model.encode(pixels)
+    regions = [photo.crop_box for photo in prepared]
+    options = captioner.options(**strategy)
+    found = batch_captioner.caption_features(features, regions, options)
+    for ours, expected in zip(found, batch_captioner.caption_batch(prepared, options), strict=True):
+        for one, two in zip(ours, expected, strict=True):
+            assert_same(one, two)
+    halves = batch_captioner.caption_features(
+        features.half(), regions, options
+    )  # as in a feature cache
+    assert halves[0][0].log_prob == pytest.approx(found[0][0].log_prob, abs=0.05)
+
+
+def test_empty_features(captioner: Captioner, batch_captioner: BatchCaptioner):
+    dim = batch_captioner.model.decoder.feature_dim
+    assert batch_captioner.caption_features(torch.empty(0, 4, dim), [], captioner.options()) == []
+
+
+# --- Ensembles ---
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[str, Any]):
+    ensemble = ensemble_of(stored(), stored(size=96, seed=82))
+    options = ensemble.options(**strategy)
+    batch = ensemble.batch_captioner.caption_batch(
+        [ensemble.batch_captioner.prepare(open_image(photo)) for photo in photos[:5]], options
+    )
+    for photo, captions in zip(photos, batch, strict=False):
+        for one, two in zip(captions, ensemble.captions(photo, **strategy), strict=True):
+            assert_same(one, two)
+
+
+def test_models_with_equal_preprocessing_share_pixels(photos: list[Path]):
+    ensemble = ensemble_of(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
+    first, second, larger, bgr = ensemble.batch_captioner.prepare(open_image(photos[0])).pixels
+    assert first is second
+    assert larger.shape == (96, 96, 3)
+    np.testing.assert_array_equal(bgr, first[:, :, ::-1])
+    assert (
+        ensemble.batch_captioner.prepare(open_image(photos[0])).crop_box
+        == build().batch_captioner.prepare(open_image(photos[0])).crop_box
+    )

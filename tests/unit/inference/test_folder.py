@@ -1,0 +1,448 @@
+"""Model folders: atomic, without pickle, and with clear errors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from captioner.errors import ModelError
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.files import FREQUENCIES
+from captioner.inference.captioner import Captioner
+from captioner.inference.folder import StoredModel, load_model, save_model
+from captioner.inference.model_config import SHIPPED_MODEL, WEIGHTS, find_model
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.text.vocabulary import Vocabulary
+
+WORDS = ("a", "dog", "Straße", "n't", "<end>", "犬")
+
+
+def build(seed: int = 0) -> StoredModel:
+    torch.manual_seed(seed)
+    decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8, dropout=0.25)
+    preprocessing = Preprocessing(48, "squash", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "BGR")
+    encoder = Encoder("timm/test_resnet")
+    model = CaptionModel(encoder, decoder, preprocessing, len(WORDS) + 4).eval()
+    search = SearchOptions(beam_size=3, max_length=5)
+    return StoredModel(model, decoder, Vocabulary(WORDS), search, {"trained": "nowhere", "n": 1})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model", build())
+    return tmp_path / "model"
+
+
+@torch.no_grad()
+def test_a_transformer_is_stored_at_its_image_size(tmp_path: Path) -> None:
+    decoder = DecoderConfig(embed_dim=8, hidden_dim=8, attention_dim=8)
+    images = torch.randn(1, 3, 96, 96)
+    for image_size in (96, None):  # None: stored by version 0.1, for 160 pixels
+        encoder = Encoder("timm/test_vit", image_size=image_size)
+        model = CaptionModel(encoder, decoder, Preprocessing(96), len(WORDS) + 4).eval()
+        save_model(tmp_path / "vit", StoredModel(model, decoder, Vocabulary(WORDS)))
+
+        loaded = load_model(tmp_path / "vit").model
+
+        assert loaded.grid == (6, 6)
+        expected = model.encoder.to(torch.float16).float()(images)[0]  # stored in float16
+        torch.testing.assert_close(loaded.encoder(images)[0], expected, atol=2e-3, rtol=2e-3)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def assert_refused(folder: Path, expected: str) -> None:
+    with pytest.raises(ModelError, match=expected) as caught:
+        load_model(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+
+
+def photos() -> list[Image.Image]:
+    generator = np.random.default_rng(0)
+    return [
+        Image.fromarray(generator.integers(256, size=(50, 60, 3), dtype=np.uint8)) for _ in "ab"
+    ]
+
+
+# --- Run folders ---
+
+
+def test_a_run_folder_loads_its_best_model(folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("run_folder: run")
+    folder.rename(run / "best")
+
+    assert find_model(run) == run / "best"
+    assert load_model(run).info == load_model(run / "best").info
+
+
+def test_the_best_model_is_found_while_it_is_replaced(folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    survivor = run / ".best.new-01234567"  # left by a crash between two renames
+    folder.rename(survivor)
+
+    assert find_model(run) == survivor
+
+
+def test_the_error_for_a_run_without_a_model_says_when_one_is_saved(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("run_folder: run")
+
+    assert_refused(
+        tmp_path, "has no model yet; the first validation of captioner train saves one in"
+    )
+
+
+def test_a_model_folder_is_not_a_run_folder(folder: Path):
+    (folder / "best").mkdir()
+
+    assert find_model(folder) == folder
+
+
+# --- Round trip ---
+
+
+def test_round_trip(folder: Path):
+    stored, loaded = build(), load_model(folder)
+    assert loaded.decoder == stored.decoder
+    assert loaded.vocabulary == stored.vocabulary
+    assert loaded.search == stored.search
+    assert loaded.info == stored.info
+    assert loaded.model.preprocessing == stored.model.preprocessing
+    assert loaded.model.encoder.name == "timm/test_resnet"
+    assert not loaded.model.training
+    found = loaded.model.state_dict()
+    for name, tensor in stored.model.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-7)
+        assert found[name].dtype == tensor.dtype
+
+
+def test_saving_a_loaded_model_gives_equal_files(folder: Path, tmp_path: Path):
+    save_model(tmp_path / "again", load_model(folder))
+    assert contents(tmp_path / "again") == contents(folder)
+
+
+def test_captions_are_equal_after_loading(folder: Path, tmp_path: Path):
+    one = Captioner(load_model(folder), device="cpu", precision="fp32")
+    one.save(tmp_path / "again")
+    two = Captioner(load_model(tmp_path / "again"), device="cpu", precision="fp32")
+    for photo in photos():
+        first, second = one.caption(photo), two.caption(photo)
+        assert first.words == second.words
+        assert first.log_prob == second.log_prob
+        np.testing.assert_array_equal(first.alphas, second.alphas)
+
+
+def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    assert set(contents(folder)) == {"config.json", "model.safetensors"}
+    json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert load_file(folder / "model.safetensors")  # NumPy's reader
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(pickle, "Unpickler", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    load_model(folder)
+
+
+def test_the_config_is_readable_json(folder: Path):
+    text = (folder / "config.json").read_text(encoding="utf-8")
+    assert "Straße" in text
+    encoder = json.loads(text)["encoder"]
+    assert (encoder["name"], encoder["grid"]) == ("timm/test_resnet", [2, 2])
+    assert encoder["geometry"]["x"]["pitch"] == 32
+
+
+def test_geometry_is_stored_or_computed_for_older_folders(folder: Path):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["encoder"]["geometry"]["x"]["first"] = 5.0
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_model(folder).model.geometry.x.first == 5
+    del config["encoder"]["geometry"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    older = load_model(folder).model
+
+    assert older.geometry.x.pitch == 32
+    assert older.geometry.x.first != 5
+
+
+def test_an_invalid_geometry_raises(folder: Path):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["encoder"]["geometry"]["x"]["pitch"] = 0
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    with pytest.raises(ModelError, match="geometry has Axis"):
+        load_model(folder)
+
+
+def test_an_existing_folder_is_replaced_completely(folder: Path):
+    (folder / "stray").write_text("from an older version")
+    stored = build(seed=1)
+    stored.info = {"second": True}
+    save_model(folder, stored)
+    assert set(contents(folder)) == {"config.json", "model.safetensors"}
+    assert load_model(folder).info == {"second": True}
+
+
+def test_weights_that_overflow_float16_are_kept(tmp_path: Path):
+    stored = build()
+    with torch.no_grad():
+        stored.model.encoder.get_buffer("backbone.bn1.running_var").fill_(1e6)
+    save_model(tmp_path / "model", stored)
+    found = load_model(tmp_path / "model").model.encoder.get_buffer("backbone.bn1.running_var")
+    torch.testing.assert_close(found, torch.full_like(found, 1e6))
+
+
+# --- Document frequencies ---
+
+COUNTED = DocumentFrequencies(3, {("a",): 3, ("a", "dog"): 2}).to_bytes()
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Path:
+    """A model folder with document frequencies."""
+    stored = build()
+    stored.frequencies = COUNTED
+    save_model(tmp_path / "counted", stored)
+    return tmp_path / "counted"
+
+
+def test_frequencies_round_trip(counted: Path):
+    assert set(contents(counted)) == {"config.json", "model.safetensors", FREQUENCIES}
+    assert contents(counted)[FREQUENCIES] == COUNTED
+    loaded = load_model(counted).frequencies
+    assert loaded == COUNTED
+    assert DocumentFrequencies.from_bytes(loaded).documents == 3
+
+
+def test_frequencies_are_optional(folder: Path):
+    assert FREQUENCIES not in contents(folder)
+    assert load_model(folder).frequencies is None
+
+
+def test_frequencies_do_not_change_other_files(folder: Path, counted: Path):
+    with_them = contents(counted)
+    del with_them[FREQUENCIES]
+    assert with_them == contents(folder)
+
+
+def test_a_captioner_keeps_the_frequencies(counted: Path, tmp_path: Path):
+    Captioner(load_model(counted), device="cpu").save(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(counted)
+
+
+def test_an_ensemble_has_the_first_models_frequencies(folder: Path, counted: Path, tmp_path: Path):
+    Captioner(load_model(counted), load_model(folder), device="cpu").save(tmp_path / "first")
+    Captioner(load_model(folder), load_model(counted), device="cpu").save(tmp_path / "second")
+    assert contents(tmp_path / "first") == contents(counted)
+    assert contents(tmp_path / "second") == contents(folder)
+
+
+def test_replacing_a_model_deletes_its_frequencies(counted: Path):
+    """They are those of the old model's training captions."""
+    save_model(counted, build(seed=1))
+    assert set(contents(counted)) == {"config.json", "model.safetensors"}
+
+
+def test_frequencies_added_later_are_found(folder: Path):
+    """As by ``captioner prepare frequencies -o FOLDER``."""
+    (folder / FREQUENCIES).write_bytes(COUNTED)
+    assert load_model(folder).frequencies == COUNTED
+
+
+def test_invalid_frequencies_do_not_prevent_captioning(folder: Path):
+    """They are only used for scores, so errors in them are reported when scoring."""
+    (folder / FREQUENCIES).write_bytes(b"cut")
+    assert load_model(folder).frequencies == b"cut"
+
+
+# --- Invalid folders ---
+
+
+def test_a_missing_folder(tmp_path: Path):
+    assert_refused(
+        tmp_path / "none", r"does not exist; give a folder with config\.json and model\.safe"
+    )
+
+
+def test_a_file_instead_of_a_folder(folder: Path):
+    assert_refused(folder / "config.json", r"is a file; give a folder with config\.json")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file(folder: Path, name: str):
+    (folder / name).unlink()
+    assert_refused(folder, rf"has no {name}; copy the whole folder again")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.0001, 0.01, 0.5, 0.9999])
+def test_truncated_weights(folder: Path, kept: float):
+    file = folder / "model.safetensors"
+    raw = file.read_bytes()
+    file.write_bytes(raw[: int(kept * len(raw))])
+    assert_refused(folder, r"is damaged or not a safetensors file .*; copy the whole folder again")
+
+
+def test_weights_of_another_format(folder: Path):
+    torch.save({"weight": torch.zeros(3)}, folder / "model.safetensors")
+    assert_refused(folder, "is damaged or not a safetensors file")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format_version": 1,', b"\xff\xfe\x00", b"PK\x03\x04"])
+def test_a_config_that_is_not_json(folder: Path, content: bytes):
+    (folder / "config.json").write_bytes(content)
+    assert_refused(folder, r"cannot read .*config\.json .*; copy the whole folder again")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], "text", None, {}, {"model_type": "vit-gpt2", "architectures": ["x"]},
+     {"format_version": "1"}, {"format_version": None}],
+)  # fmt: skip
+def test_a_foreign_config(folder: Path, content: Any):
+    (folder / "config.json").write_text(json.dumps(content))
+    assert_refused(folder, r"config\.json is not a captioner model config: no format_version")
+
+
+def test_a_config_of_a_newer_captioner(folder: Path):
+    change(folder, lambda config: config.update(format_version=3, surprise=1))
+    assert_refused(folder, r"newer captioner \(format 3, .* up to 2\); pip install --upgrade")
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    edit(config)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(lambda c: c.pop("vocabulary"), id="no vocabulary"),
+        pytest.param(lambda c: c.update(encoder="resnet"), id="encoder is text"),
+        pytest.param(lambda c: c.update(encoder={"name": "timm/nothing"}), id="unknown encoder"),
+        pytest.param(lambda c: c.update(encoder={"name": 3}), id="encoder is a number"),
+        pytest.param(lambda c: c.update(decoder={"size": 3}), id="unknown setting"),
+        pytest.param(lambda c: c["decoder"].update(dropout=2), id="setting out of range"),
+        pytest.param(lambda c: c["decoder"].update(embed_dim="8"), id="a number as text"),
+        pytest.param(lambda c: c["decoder"].update(embed_dim=8.5), id="a fraction"),
+        pytest.param(lambda c: c["decoder"].update(attention="gaze"), id="unknown attention"),
+        pytest.param(lambda c: c["decoder"].update(query="photo"), id="unknown query"),
+        pytest.param(lambda c: c["decoder"].update(selection="firm"), id="unknown selection"),
+        pytest.param(lambda c: c["decoder"].update(order="vinyals"), id="unknown step order"),
+        pytest.param(lambda c: c.update(preprocessing=[]), id="preprocessing is a list"),
+        pytest.param(lambda c: c["preprocessing"].update(image_size=-1), id="negative size"),
+        pytest.param(lambda c: c["preprocessing"].update(image_size="48"), id="size as text"),
+        pytest.param(lambda c: c["preprocessing"].update(resize="zoom"), id="unknown resize"),
+        pytest.param(lambda c: c["preprocessing"].update(channel_order="XYZ"), id="unknown order"),
+        pytest.param(lambda c: c["preprocessing"].update(std=[1, 1]), id="two numbers for std"),
+        pytest.param(lambda c: c["preprocessing"].update(std=[0, 1, 1]), id="std of 0"),
+        pytest.param(lambda c: c["search"].update(beam_size=0), id="no beam"),
+        pytest.param(lambda c: c.update(search={"beam": 3}), id="unknown search option"),
+        pytest.param(lambda c: c.update(vocabulary=7), id="vocabulary is a number"),
+        pytest.param(lambda c: c["vocabulary"].append("a"), id="a word twice"),
+        pytest.param(lambda c: c.update(vocabulary=[[]] * 6), id="words are lists"),
+    ],
+)
+def test_an_invalid_config_is_an_error(folder: Path, edit: Callable[[dict[str, Any]], object]):
+    change(folder, edit)
+    assert_refused(folder, r"config\.json is not a captioner model config: .+")
+
+
+def test_tensors_of_other_sizes_than_the_config(folder: Path):
+    change(folder, lambda config: config["decoder"].update(embed_dim=9))
+    assert_refused(folder, r"does not match its config\.json \(\d+ tensors, first: decoder\.\w")
+
+
+@pytest.mark.parametrize("what", ["one more", "one less", "another size", "another name"])
+def test_tensors_that_do_not_fit(folder: Path, what: str):
+    name = "decoder.embedding.weight"
+    tensors = load_file(folder / "model.safetensors")
+    if what == "one more":
+        tensors["stranger"] = np.zeros(2, np.float32)
+    elif what == "one less":
+        del tensors[name]
+    elif what == "another size":
+        tensors[name] = tensors[name][:-1].copy()
+    else:
+        tensors["embed.weight"] = tensors.pop(name)
+    save_file(tensors, folder / "model.safetensors")
+    assert_refused(
+        folder, r"does not match its config\.json .*; copy both files from the same model"
+    )
+
+
+# --- Writing ---
+
+
+@pytest.mark.parametrize("where", ["fsync", "write", "rename"])
+def test_a_full_disk_keeps_the_old_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = contents(folder)
+    owner = {"fsync": (os, "fsync"), "write": (Path, "write_text"), "rename": (Path, "rename")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*owner[where], full)
+        with pytest.raises(ModelError, match=r"cannot save .* \(No space left") as caught:
+            save_model(folder, build(seed=1))
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert contents(folder) == before
+    if where != "rename":  # cleaning up renames too
+        assert [entry.name for entry in folder.parent.iterdir()] == ["model"]
+
+
+def test_saving_over_a_file_raises(tmp_path: Path):
+    (tmp_path / "model").write_text("mine")
+    with pytest.raises(ModelError, match="cannot save"):
+        save_model(tmp_path / "model", build())
+    assert (tmp_path / "model").read_text() == "mine"
+
+
+def test_every_tensor_comes_from_the_file():
+    """Models are built without initial weights, so a missing tensor would be uninitialized."""
+    model = load_model(SHIPPED_MODEL).model
+
+    stored = load_file(SHIPPED_MODEL / WEIGHTS)
+    found = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert found.keys() == stored.keys()
+    for name, tensor in found.items():
+        np.testing.assert_array_equal(tensor.detach(), stored[name].astype(np.float32))
+
+
+def test_tensors_missing_from_the_file_are_computed(monkeypatch):
+    """For example, a non-persistent table of a registered scorer."""
+    build = CaptionModel.__init__
+
+    def with_a_table(self: CaptionModel, *arguments: Any, **more: Any) -> None:
+        build(self, *arguments, **more)
+        self.table = torch.arange(3)
+
+    monkeypatch.setattr(CaptionModel, "__init__", with_a_table)
+
+    assert load_model(SHIPPED_MODEL).model.table.tolist() == [0, 1, 2]

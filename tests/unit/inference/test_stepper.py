@@ -1,0 +1,346 @@
+"""Searching with real decoders: agreement with teacher forcing, and ensembles."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_search import tasks
+from table_stepper import (
+    Prefix,
+    Table,
+    TableStepper,
+    assert_identical,
+    constant_table,
+    random_table,
+)
+from torch import Tensor
+
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.decoder import Decoder, build_decoder
+from captioner.options import DecoderConfig, SearchOptions
+from captioner.search.ensemble import EnsembleStepper, mean_probability
+from captioner.search.search import Advance, Hypothesis, search
+from captioner.text.vocabulary import END, PAD, START, UNKNOWN
+
+B, L, D, V = 3, 4, 8, 12
+OPTIONS = SearchOptions(beam_size=4, num_captions=3, max_length=5)
+
+
+def build(config: DecoderConfig, regions: int = L) -> Decoder:
+    new = build_decoder(config, D, V, regions).eval()
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.normal_()
+        # Make the special tokens likely: the search must exclude them whatever the weights.
+        new.word_output.bias[[PAD, START, UNKNOWN]] += 3
+        new.word_output.bias[END] += 2  # some sentences end, others are truncated
+    return new
+
+
+@pytest.fixture
+def decoder(tiny_config: DecoderConfig) -> Decoder:
+    return build(tiny_config)
+
+
+@pytest.fixture
+def features() -> torch.Tensor:
+    return torch.randn(B, L, D)
+
+
+def stepper_for(decoder: Decoder, features: torch.Tensor) -> DecoderStepper:
+    return DecoderStepper(decoder, decoder.memory(features))
+
+
+def test_search_agrees_with_teacher_forcing(decoder, features) -> None:
+    ended = 0
+    for photo, hypotheses in enumerate(search(stepper_for(decoder, features), OPTIONS)):
+        assert len(hypotheses) == 3
+        for found in hypotheses:
+            words = [*found.tokens, END] if found.ended else found.tokens
+            inputs = torch.tensor([START, *words[:-1]]).reshape(1, 1, -1)
+            with torch.no_grad():
+                unrolled = decoder(decoder.memory(features[photo : photo + 1]), inputs)
+                logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+                log_probs = logits.log_softmax(-1)[0, 0]
+            expected = log_probs[torch.arange(len(words)), torch.tensor(words)]
+            length = len(found.tokens)
+            ended += found.ended
+            torch.testing.assert_close(torch.tensor(found.token_log_probs), expected[:length])
+            torch.testing.assert_close(torch.tensor(found.alphas), unrolled.alphas[0, 0, :length])
+            assert found.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
+            assert ((found.gates > 0) & (found.gates < 1)).all()
+    assert 0 < ended < 9  # both ended and truncated captions were compared
+
+
+def test_special_tokens_never_occur(decoder, features) -> None:
+    options = SearchOptions(beam_size=200, num_captions=200, max_length=3)
+
+    tokens = {
+        token
+        for hypotheses in search(stepper_for(decoder, features), options)
+        for found in hypotheses
+        for token in found.tokens
+    }
+
+    assert tokens == set(range(4, V))  # every word, but no special token
+
+
+@torch.no_grad()
+def test_step_forbids_only_the_special_tokens(decoder, features) -> None:
+    stepper = stepper_for(decoder, features)
+
+    advance = stepper.advance(torch.full((B, 1), START))
+
+    forbidden = advance.log_probs.isneginf()
+    assert forbidden.sum(dim=-1).tolist() == [[3]] * B
+    assert forbidden[..., [PAD, START, UNKNOWN]].all()
+    assert advance.alphas.shape == (B, 1, L)
+    assert advance.gates.shape == (B, 1)
+
+
+def test_keys_are_projected_once_and_not_copied_per_beam(decoder, features) -> None:
+    keys, projections = [], []
+    scorer = decoder.attention.scorer
+    scorer.register_forward_pre_hook(lambda _, args: keys.append(args[1].shape[0]))
+    scorer.key.register_forward_hook(lambda _, args, out: projections.append(out.shape))
+
+    stepper = stepper_for(decoder, features)
+    search(stepper, OPTIONS)
+
+    assert projections == [(B, L, 7)]  # projected once, for all steps and beams
+    assert keys[0] == B
+    assert keys == sorted(keys, reverse=True)
+    assert stepper.memory.keys.shape[0] == stepper.memory.values.shape[0] == keys[-1]
+
+
+def test_batch_equals_single_photos(decoder, features) -> None:
+    together = search(stepper_for(decoder, features), OPTIONS)
+
+    for photo in range(B):
+        (alone,) = search(stepper_for(decoder, features[photo : photo + 1]), OPTIONS)
+        for one, other in zip(alone, together[photo], strict=True):
+            assert one.tokens == other.tokens
+            torch.testing.assert_close(one.alphas, other.alphas)
+            assert one.log_prob == pytest.approx(other.log_prob, rel=1e-5)
+
+
+@torch.no_grad()
+def test_reorder_and_keep_select_the_state(decoder, features) -> None:
+    stepper = stepper_for(decoder, features)
+    stepper.advance(torch.full((B, 1), START))
+    stepper.reorder(torch.zeros(B, 2, dtype=torch.long))
+    stepper.advance(torch.tensor([[4, 5], [6, 7], [8, 9]]))
+    before = stepper.state.hidden.clone()
+
+    stepper.reorder(torch.tensor([[1, 0], [1, 1], [0, 1]]))
+    swapped = stepper.state.hidden
+    stepper.keep(torch.tensor([2, 0]))
+
+    assert torch.equal(swapped, torch.stack([before[0][[1, 0]], before[1][[1, 1]], before[2]]))
+    assert torch.equal(stepper.state.hidden, swapped[[2, 0]])
+    assert torch.equal(stepper.memory.values, features[[2, 0]])
+    assert stepper.batch_size == 2
+
+
+# --- Ensembles -----------------------------------------------------------------------------------
+
+
+def assert_close(one: list[list[Hypothesis]], other: list[list[Hypothesis]]) -> None:
+    for left, right in zip(one, other, strict=True):
+        assert [h.tokens for h in left] == [h.tokens for h in right]
+        assert [h.ended for h in left] == [h.ended for h in right]
+        for a, b in zip(left, right, strict=True):
+            torch.testing.assert_close(a.token_log_probs, b.token_log_probs)
+            torch.testing.assert_close(a.alphas, b.alphas)
+            torch.testing.assert_close(a.gates, b.gates)
+            assert a.log_prob == pytest.approx(b.log_prob, rel=1e-4, abs=1e-5)
+
+
+def mean_table(*tables: Table) -> Table:
+    """Mean probability of several tables, in double precision."""
+
+    @cache
+    def table(prefix: Prefix) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            mean = np.mean([np.exp(one(prefix).astype(np.float64)) for one in tables], axis=0)
+            return np.log(mean).astype(np.float32)
+
+    return table
+
+
+class TableEnsemble(EnsembleStepper):
+    """An ensemble of table steppers, with their start and end tokens."""
+
+    start_token, end_token = TableStepper.start_token, TableStepper.end_token
+
+
+class OtherGrid(TableStepper):
+    """Reports attention over a different grid."""
+
+    def advance(self, tokens: Tensor) -> Advance:
+        advance = super().advance(tokens)
+        return Advance(advance.log_probs, advance.alphas[..., :1] + 100, advance.gates - 100)
+
+
+class SameGrid(TableStepper):
+    """Reports different attention over the same grid."""
+
+    def advance(self, tokens: Tensor) -> Advance:
+        advance = super().advance(tokens)
+        return Advance(advance.log_probs, advance.alphas + 100, advance.gates - 40)
+
+
+def test_mean_is_over_probabilities() -> None:
+    one = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log()
+    other = torch.tensor([[0.1, 0.05, 0.85, 0.0]]).log()
+
+    mean = mean_probability([one, other])
+
+    torch.testing.assert_close(mean.exp(), torch.tensor([[0.3, 0.15, 0.55, 0.0]]))
+    assert mean[0, 3] == -torch.inf  # not NaN
+    assert torch.equal(mean_probability([one]), one)
+    torch.testing.assert_close(mean_probability([one, one, one]), one)
+
+
+def test_mean_of_probabilities_that_underflow() -> None:
+    mean = mean_probability([torch.tensor([-500.0, -700.0]), torch.tensor([-500.0, -600.0])])
+
+    torch.testing.assert_close(mean, torch.tensor([-500.0, -600 - np.log(2)], dtype=torch.float32))
+
+
+def test_word_forbidden_in_one_member_has_half_its_probability() -> None:
+    members = [TableStepper([constant_table(0, 1, 0)]), TableStepper([constant_table(0.2, 0, 0.8)])]
+
+    options = SearchOptions(beam_size=3, num_captions=3, max_length=1)
+    (found,) = search(TableEnsemble(members, one_grid=True), options)
+
+    assert [h.tokens for h in found] == [[1], [2], []]
+    assert np.exp([h.log_prob for h in found]).tolist() == pytest.approx([0.5, 0.4, 0.1])
+
+
+@settings(max_examples=80)
+@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
+def test_ensemble_equals_search_over_the_mean_table(data, seed, vocabulary) -> None:
+    """Fails if ``reorder`` or ``keep`` misses a member: its prefixes would be wrong."""
+    task = data.draw(tasks(vocabulary, ("beam", "forced")))
+    photos, count = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 3))
+    tables = [
+        [random_table(1000 * member + seed + photo, vocabulary) for photo in range(photos)]
+        for member in range(count)
+    ]
+    members = [TableStepper(own) for own in tables]
+
+    together = search(TableEnsemble(members, one_grid=True), *task)
+
+    alone = TableStepper([mean_table(*own) for own in zip(*tables, strict=True)])
+    assert_close(together, search(alone, *task))
+    assert all(member.kept == alone.kept for member in members)
+
+
+def test_attention_is_averaged_on_a_common_grid() -> None:
+    tables, options = [random_table(3, 4)], SearchOptions(beam_size=3, num_captions=3)
+
+    ensemble = TableEnsemble([TableStepper(tables), SameGrid(tables)], one_grid=True)
+    (both,) = search(ensemble, options)
+    (alone,) = search(TableStepper(tables), options)
+
+    for one, other in zip(both, alone, strict=True):
+        torch.testing.assert_close(one.alphas, other.alphas + 50.0)
+        torch.testing.assert_close(one.gates, other.gates - 20)
+
+
+def test_attention_is_the_first_members_if_grids_differ() -> None:
+    tables, options = [random_table(3, 4)], SearchOptions(beam_size=3, num_captions=3)
+
+    for first, second in ((TableStepper, OtherGrid), (OtherGrid, TableStepper)):
+        ensemble = TableEnsemble([first(tables), second(tables)], one_grid=False)
+        (both,) = search(ensemble, options)
+        (alone,) = search(first(tables), options)
+        for one, other in zip(both, alone, strict=True):
+            torch.testing.assert_close(one.alphas, other.alphas)
+            torch.testing.assert_close(one.gates, other.gates)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OPTIONS,
+        SearchOptions(beam_size=4, num_captions=2, beam_groups=2, max_length=5),
+        SearchOptions(beam_size=1, num_captions=4, temperature=0.5, max_length=5),
+    ],
+    ids=["beam", "groups", "sampling"],
+)
+def test_ensemble_of_identical_members_equals_the_model(decoder, features, options) -> None:
+    members = [stepper_for(decoder, features) for _ in range(2)]
+
+    together = search(EnsembleStepper(members, one_grid=True), options)
+
+    assert_close(together, search(stepper_for(decoder, features), options))
+
+
+def test_ensemble_of_one_is_bit_identical_to_the_model(decoder, features) -> None:
+    ensemble = EnsembleStepper([stepper_for(decoder, features)], one_grid=True)
+
+    for one, other in zip(
+        search(ensemble, OPTIONS), search(stepper_for(decoder, features), OPTIONS), strict=True
+    ):
+        assert_identical(one, other)
+
+
+@torch.no_grad()
+def test_ensemble_agrees_with_mean_teacher_forcing(decoder, features, tiny_config) -> None:
+    wider = dataclasses.replace(tiny_config, hidden_dim=9, attention="multi_head", heads=7)
+    other = build(wider, regions=5)
+    seen = torch.randn(B, 5, D)  # another encoder's features of the same photos
+    members = [stepper_for(decoder, features), stepper_for(other, seen)]
+
+    found = search(EnsembleStepper(members, one_grid=False), OPTIONS)
+
+    for photo, hypotheses in enumerate(found):
+        assert len(hypotheses) == 3
+        for hypothesis in hypotheses:
+            words = [*hypothesis.tokens, END] if hypothesis.ended else hypothesis.tokens
+            inputs = torch.tensor([START, *words[:-1]]).reshape(1, 1, -1)
+            tables, alphas = [], []
+            for model, grid in ((decoder, features), (other, seen)):
+                unrolled = model(model.memory(grid[photo : photo + 1]), inputs)
+                logits = model.readout(unrolled.embedded, *unrolled.outputs)
+                tables.append(logits[0, 0].softmax(-1))
+                alphas.append(unrolled.alphas[0, 0])
+            mean = ((tables[0] + tables[1]) / 2).log()
+            expected = mean[torch.arange(len(words)), torch.tensor(words)]
+            length = len(hypothesis.tokens)
+            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), expected[:length])
+            torch.testing.assert_close(torch.tensor(hypothesis.alphas), alphas[0][:length])
+            assert hypothesis.log_prob == pytest.approx(expected.sum().item(), rel=1e-4)
+
+
+def test_member_order_does_not_matter(decoder, features, tiny_config) -> None:
+    other = build(tiny_config)
+    pair = [(decoder, features), (other, features)]
+
+    one, two = (
+        search(EnsembleStepper([stepper_for(*m) for m in order], one_grid=True), OPTIONS)
+        for order in (pair, pair[::-1])
+    )
+
+    assert_close(one, two)
+
+
+def test_reorder_and_keep_reach_every_member(decoder, features, tiny_config) -> None:
+    members = [stepper_for(decoder, features), stepper_for(build(tiny_config), features)]
+    ensemble = EnsembleStepper(members, one_grid=True)
+    ensemble.advance(torch.full((B, 1), START))
+
+    ensemble.reorder(torch.zeros(B, 2, dtype=torch.long))
+    ensemble.keep(torch.tensor([2]))
+
+    assert [member.state.hidden.shape[:2] for member in members] == [(1, 2)] * 2
+    assert ensemble.batch_size == 1
+    assert all(torch.equal(member.memory.values, features[[2]]) for member in members)

@@ -1,0 +1,674 @@
+"""Every attention mechanism against its equation, and invariants that hold for all weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from captioner.errors import ConfigError
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.attention import (
+    PHOTO_QUERIES,
+    SCORERS,
+    AdditiveScorer,
+    Attention,
+    ConcatScorer,
+    DotScorer,
+    FixedVector,
+    GeneralScorer,
+    LocationScorer,
+    MultiHeadAttention,
+    ScaledDotScorer,
+    Scorer,
+    Sizes,
+    build_attention,
+    masked_mean,
+    register_scorer,
+    sample_index,
+)
+from captioner.model.decoder import build_decoder
+from captioner.model.losses import caption_losses
+from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.search.search import search
+from captioner.text.vocabulary import END, START
+
+B, R, L, D, N, A, HEADS = 2, 3, 5, 4, 6, 14, 7
+Array = NDArray[np.float64]
+Settings = dict[str, str]
+
+# Masked regions in the middle or at the end, different for each photo.
+MASK = torch.tensor([[True, True, False, True, False], [True, True, True, False, True]])
+
+HIDDEN_QUERY: list[Settings] = [{"attention": name} for name in (*SCORERS, "multi_head")]
+PHOTO_QUERY: list[Settings] = [
+    {"attention": name, "query": query} for name in PHOTO_QUERIES for query in ("self", "mean")
+]
+FIXED: list[Settings] = [{"attention": "fixed"}, {"attention": "fixed_at_start"}]
+SOFT = [*HIDDEN_QUERY, *PHOTO_QUERY, *FIXED]
+HARD: list[Settings] = [{"attention": name, "selection": "hard"} for name in SCORERS]
+
+
+def id_of(settings: Settings) -> str:
+    return " ".join(settings.values())
+
+
+def each(choices: list[Settings]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("settings", choices, ids=id_of)
+
+
+with_and_without_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["unmasked", "masked"])
+
+
+def query_size(settings: Settings, features: int = D, query: int = N) -> int:
+    scorer = SCORERS.get(settings["attention"])
+    return features if scorer is not None and scorer.equal_sizes else query
+
+
+def config_of(settings: Settings, **sizes: int) -> DecoderConfig:
+    changes: dict[str, Any] = {"attention_dim": A, "heads": HEADS, **settings, **sizes}
+    return DecoderConfig(**changes)
+
+
+def build(settings: Settings) -> Attention:
+    """Build in float64 and eval mode, with weights large enough to make errors visible."""
+    attention = build_attention(config_of(settings), Sizes(D, query_size(settings), A, L))
+    return randomized(attention)
+
+
+def randomized(module: Any) -> Any:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.8)
+    return module.double().eval()
+
+
+def photos() -> tuple[Tensor, Tensor]:
+    """Features (B, L, D) and a summary (B, 1, D) that is not their mean."""
+    return torch.randn(B, L, D).double(), torch.randn(B, 1, D).double()
+
+
+def random_query(settings: Settings) -> Tensor:
+    return torch.randn(B, R, query_size(settings)).double()
+
+
+def weights_of(module: nn.Module) -> dict[str, Array]:
+    return {name: value.detach().numpy() for name, value in module.named_parameters()}
+
+
+# --- Known answers -------------------------------------------------------------------------------
+
+# The score, given the weights p, the query q, the region's features a and its index i.
+Equation = Callable[[dict[str, Array], Array, Array, int], float]
+
+EQUATIONS: dict[str, Equation] = {
+    "additive": lambda p, q, a, i: p["energy.weight"][0] @ np.tanh(
+        p["key.weight"] @ a + p["query.weight"] @ q + p["key.bias"]
+    ),
+    "concat": lambda p, q, a, i: p["energy.weight"][0] @ np.tanh(
+        p["mix.weight"] @ np.concatenate([q, a])
+    ),
+    "dot": lambda p, q, a, i: sum(q[n] * a[n] for n in range(D)),
+    "general": lambda p, q, a, i: q @ (p["key.weight"] @ a),
+    "location": lambda p, q, a, i: p["place.weight"][i] @ q,
+    "scaled_dot": lambda p, q, a, i: sum(q[n] * a[n] for n in range(D)) / D**0.5,
+}  # fmt: skip
+
+
+def softmax(scores: list[float]) -> Array:
+    powers = np.exp(scores)
+    return powers / powers.sum()
+
+
+def real_regions(mask: Tensor | None, photo: int) -> list[int]:
+    return [i for i in range(L) if mask is None or mask[photo, i]]
+
+
+def test_every_scorer_has_a_reference_equation() -> None:
+    assert set(EQUATIONS) == set(SCORERS)
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_scorer_matches_its_equation(name: str) -> None:
+    settings = {"attention": name}
+    scorer = randomized(SCORERS[name](Sizes(D, query_size(settings), A, L)))
+    (features, _), query, p = photos(), random_query(settings), weights_of(scorer)
+
+    scores = scorer(query, scorer.keys(features)).detach().numpy()
+
+    assert scores.shape == (B, R, L)
+    for photo in range(B):
+        for caption in range(R):
+            for region in range(L):
+                a, q = features[photo, region].numpy(), query[photo, caption].numpy()
+                expected = EQUATIONS[name](p, q, a, region)
+                np.testing.assert_allclose(scores[photo, caption, region], expected, rtol=1e-10)
+
+
+@with_and_without_mask
+@pytest.mark.parametrize("name", SCORERS)
+def test_alphas_are_softmax_and_context_is_weighted_mean(name: str, mask: Tensor | None) -> None:
+    settings = {"attention": name}
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    p = weights_of(attention.scorer)
+
+    context, alphas, chosen = attention(query, attention.memory(features, summary, mask))
+
+    assert chosen is None
+    for photo in range(B):
+        real = real_regions(mask, photo)
+        for caption in range(R):
+            q, expected, mean = query[photo, caption].numpy(), np.zeros(L), np.zeros(D)
+            expected[real] = softmax(
+                [EQUATIONS[name](p, q, features[photo, i].numpy(), i) for i in real]
+            )
+            for i in real:
+                mean += expected[i] * features[photo, i].numpy()
+            index = (photo, caption)
+            np.testing.assert_allclose(alphas[index].detach().numpy(), expected, rtol=1e-10)
+            np.testing.assert_allclose(context[index].detach().numpy(), mean, rtol=1e-10)
+
+
+@with_and_without_mask
+@each(PHOTO_QUERY)
+def test_photo_query_matches_its_equation(settings: Settings, mask: Tensor | None) -> None:
+    attention, (features, summary) = build(settings), photos()
+    p, equation = weights_of(attention.scorer), EQUATIONS[settings["attention"]]
+
+    attended = attention(random_query(settings), attention.memory(features, summary, mask))
+
+    for photo in range(B):
+        regions = features[photo].numpy()
+        real = real_regions(mask, photo)
+        mean = sum(regions[i] for i in real) / len(real)
+        own = settings["query"] == "self"
+        expected, context = np.zeros(L), np.zeros(D)
+        expected[real] = softmax(
+            [equation(p, regions[i] if own else mean, regions[i], i) for i in real]
+        )
+        for i in real:
+            context += expected[i] * regions[i]
+        for caption in range(R):
+            index = (photo, caption)
+            np.testing.assert_allclose(
+                attended.alphas[index].detach().numpy(), expected, rtol=1e-10
+            )
+            np.testing.assert_allclose(
+                attended.context[index].detach().numpy(), context, rtol=1e-10
+            )
+
+
+@with_and_without_mask
+def test_multi_head_matches_its_equation(mask: Tensor | None) -> None:
+    settings = {"attention": "multi_head"}
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    p, d = weights_of(attention), A // HEADS
+
+    context, alphas, _ = attention(query, attention.memory(features, summary, mask))
+
+    for photo in range(B):
+        real = real_regions(mask, photo)
+        for caption in range(R):
+            heads, maps = [], np.zeros((HEADS, L))
+            for head in range(HEADS):
+                rows = slice(head * d, (head + 1) * d)
+                q = p["query.weight"][rows] @ query[photo, caption].numpy()
+                keys = {i: p["key.weight"][rows] @ features[photo, i].numpy() for i in real}
+                maps[head, real] = softmax([float(q @ keys[i]) / np.sqrt(d) for i in real])
+                values = {i: p["value.weight"][rows] @ features[photo, i].numpy() for i in real}
+                heads.append(sum(maps[head, i] * values[i] for i in real))
+            expected = p["output.weight"] @ np.concatenate(heads)
+            index = (photo, caption)
+            np.testing.assert_allclose(context[index].detach().numpy(), expected, rtol=1e-9)
+            np.testing.assert_allclose(alphas[index].detach().numpy(), maps.mean(0), rtol=1e-9)
+
+
+@with_and_without_mask
+def test_multi_head_matches_torch(mask: Tensor | None) -> None:
+    """torch has one size for query and output: use queries of size A and apply our output layer."""
+    ours = randomized(MultiHeadAttention(Sizes(D, A, A, L), HEADS))
+    oracle = nn.MultiheadAttention(A, HEADS, bias=False, kdim=D, vdim=D, batch_first=True).double()
+    with torch.no_grad():
+        oracle.q_proj_weight.copy_(ours.query.weight)
+        oracle.k_proj_weight.copy_(ours.key.weight)
+        oracle.v_proj_weight.copy_(ours.value.weight)
+        oracle.out_proj.weight.copy_(torch.eye(A))
+    (features, summary), query = photos(), torch.randn(B, R, A).double()
+    padding = None if mask is None else ~mask
+
+    context, alphas, _ = ours(query, ours.memory(features, summary, mask))
+    found, expected_alphas = oracle(query, features, features, key_padding_mask=padding)
+
+    torch.testing.assert_close(context, ours.output(found))
+    torch.testing.assert_close(alphas, expected_alphas)
+
+
+@with_and_without_mask
+def test_fixed_vector_is_the_summary_with_uniform_alphas(mask: Tensor | None) -> None:
+    attention, (features, summary) = FixedVector(), photos()
+
+    context, alphas, chosen = attention(
+        torch.randn(B, R, N), attention.memory(features, summary, mask)
+    )
+
+    assert torch.equal(context, summary.expand(B, R, D))
+    assert chosen is None
+    for photo in range(B):
+        real = real_regions(mask, photo)
+        expected = [1 / len(real) if i in real else 0.0 for i in range(L)]
+        np.testing.assert_allclose(alphas[photo].numpy(), [expected] * R)
+
+
+def test_masked_mean_ignores_masked_regions() -> None:
+    features = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [100.0, 200.0]], [[5.0, 7.0]] * 3])
+    mask = torch.tensor([[True, True, False], [False, True, False]])
+
+    assert masked_mean(features, mask).tolist() == [[[2.0, 4.0]], [[5.0, 7.0]]]
+    torch.testing.assert_close(masked_mean(features, None), features.mean(1, keepdim=True))
+
+
+def test_masked_mean_keeps_double_precision() -> None:
+    features, _ = photos()
+    mask = torch.tensor([[True, True, True, False, False]] * B)  # 1/3 is inexact in binary
+
+    mean = masked_mean(features, mask)
+
+    torch.testing.assert_close(mean, features[:, :3].mean(1, keepdim=True), rtol=1e-14, atol=1e-14)
+
+
+# --- Equivalences --------------------------------------------------------------------------------
+
+
+def scores_of(scorer: Scorer, query: Tensor, features: Tensor) -> Tensor:
+    return scorer(query, scorer.keys(features))
+
+
+def test_concat_equals_additive_with_equal_weights() -> None:
+    additive, concat = (
+        randomized(kind(Sizes(D, N, A, L))) for kind in (AdditiveScorer, ConcatScorer)
+    )
+    with torch.no_grad():
+        additive.key.bias.zero_()
+        concat.mix.weight.copy_(torch.cat([additive.query.weight, additive.key.weight], dim=1))
+        concat.energy.weight.copy_(additive.energy.weight)
+    (features, _), query = photos(), torch.randn(B, R, N).double()
+
+    torch.testing.assert_close(
+        scores_of(concat, query, features), scores_of(additive, query, features)
+    )
+
+
+def test_scaled_dot_and_general_reduce_to_dot() -> None:
+    sizes = Sizes(D, D, A, L)
+    general = GeneralScorer(sizes).double()
+    nn.init.eye_(general.key.weight)
+    (features, _), query = photos(), torch.randn(B, R, D).double()
+
+    dot = scores_of(DotScorer(sizes), query, features)
+
+    torch.testing.assert_close(scores_of(ScaledDotScorer(sizes), query, features), dot / 2)
+    torch.testing.assert_close(scores_of(general, query, features), dot)
+
+
+def test_one_head_equals_scaled_dot_over_projected_regions() -> None:
+    sizes = Sizes(D, N, A, L)
+    attention = randomized(MultiHeadAttention(sizes, heads=1))
+    (features, summary), query = photos(), torch.randn(B, R, N).double()
+    scorer = ScaledDotScorer(Sizes(A, A, A, L))
+
+    context, alphas, _ = attention(query, attention.memory(features, summary))
+    scores = scores_of(scorer, attention.query(query), attention.key(features))
+    mean = scores.softmax(-1) @ attention.value(features)
+
+    torch.testing.assert_close(alphas, scores.softmax(-1))
+    torch.testing.assert_close(context, attention.output(mean))
+
+
+@each([*SOFT, *HARD])
+def test_masked_padding_equals_fewer_regions(settings: Settings) -> None:
+    """For location too, which uses as many rows of its weights as there are regions."""
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    count = 3
+    mask = (torch.arange(L) < count).expand(B, L)
+
+    padded = attention(query, attention.memory(features, summary, mask))
+    alone = attention(query, attention.memory(features[:, :count], summary))
+
+    torch.testing.assert_close(padded.context, alone.context)
+    torch.testing.assert_close(padded.alphas[..., :count], alone.alphas)
+    assert (padded.alphas[..., count:] == 0).all()
+    if settings in HARD:
+        assert torch.equal(padded.chosen, alone.chosen)
+
+
+# --- Invariants ----------------------------------------------------------------------------------
+
+
+@with_and_without_mask
+@each([*SOFT, *HARD])
+def test_alphas_sum_to_one_and_are_zero_where_masked(
+    settings: Settings, mask: Tensor | None
+) -> None:
+    attention, (features, summary) = build(settings), photos()
+
+    context, alphas, _ = attention(
+        random_query(settings), attention.memory(features, summary, mask)
+    )
+
+    assert context.shape == (B, R, D)
+    assert (alphas >= 0).all()
+    torch.testing.assert_close(alphas.sum(-1), torch.ones(B, R).double())
+    if mask is not None:
+        real = mask.unsqueeze(1).expand(B, R, L)
+        assert (alphas[~real] == 0).all()
+        assert (alphas[real] > 0).all()
+
+
+@each([*SOFT, *HARD])
+def test_features_of_masked_regions_are_ignored(settings: Settings) -> None:
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    other = torch.where(MASK.unsqueeze(-1), features, 1000 * torch.randn(B, L, D).double())
+
+    one = attention(query, attention.memory(features, summary, MASK))
+    two = attention(query, attention.memory(other, summary, MASK))
+
+    torch.testing.assert_close(two.context, one.context, rtol=1e-12, atol=0)
+    torch.testing.assert_close(two.alphas, one.alphas, rtol=1e-12, atol=0)
+
+
+@each([*HIDDEN_QUERY, *HARD])
+def test_alphas_depend_on_the_hidden_state(settings: Settings) -> None:
+    """tanh(W_a a) + tanh(W_h h), summed after the tanh, would cancel in the softmax."""
+    attention, (features, summary) = build(settings), photos()
+    memory = attention.memory(features, summary)
+
+    one, two = (attention(random_query(settings), memory).alphas for _ in "ab")
+
+    assert (one - two).abs().amax(dim=-1).min() > 0.01
+
+
+@each([*PHOTO_QUERY, *FIXED])
+def test_photo_query_ignores_the_hidden_state(settings: Settings) -> None:
+    attention, (features, summary) = build(settings), photos()
+    memory = attention.memory(features, summary)
+
+    one, two = (attention(random_query(settings), memory) for _ in "ab")
+
+    assert torch.equal(one.alphas, two.alphas)
+    assert torch.equal(one.context, two.context)
+    assert torch.equal(one.alphas, one.alphas[:, :1].expand(B, R, L))  # one map for all words
+
+
+@each(PHOTO_QUERY)
+def test_photo_query_alphas_are_not_uniform(settings: Settings) -> None:
+    attention, (features, summary) = build(settings), photos()
+
+    alphas = attention(random_query(settings), attention.memory(features, summary)).alphas
+
+    assert (alphas.amax(-1) - alphas.amin(-1)).min() > 0.01
+
+
+@each([settings for settings in SOFT if settings["attention"] != "location"])
+def test_equal_regions_get_equal_alphas(settings: Settings) -> None:
+    attention, (features, _) = build(settings), photos()
+    equal = features[:, :1].expand(B, L, D)
+
+    context, alphas, _ = attention(random_query(settings), attention.memory(equal, equal[:, :1]))
+
+    torch.testing.assert_close(alphas, torch.full((B, R, L), 1 / L).double())
+    if settings["attention"] != "multi_head":  # its context is projected
+        torch.testing.assert_close(context, equal[:, :1].expand(B, R, D))
+
+
+@each([*SOFT, *HARD])
+def test_only_location_depends_on_the_order_of_regions(settings: Settings) -> None:
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    order = torch.tensor([3, 0, 4, 2, 1])
+
+    context, alphas, _ = attention(query, attention.memory(features, summary))
+    permuted_context, permuted_alphas, _ = attention(
+        query, attention.memory(features[:, order], summary)
+    )
+
+    if settings["attention"] == "location":
+        torch.testing.assert_close(permuted_alphas, alphas)  # ignores the regions' contents
+        assert (permuted_context - context).abs().max() > 0.01
+    else:
+        torch.testing.assert_close(permuted_context, context)
+        torch.testing.assert_close(permuted_alphas, alphas[..., order])
+
+
+@each(SOFT)
+def test_alphas_stay_float32_when_the_features_are_bf16(settings: Settings) -> None:
+    attention = build(settings).float()
+    features, summary, query = (part.float() for part in (*photos(), random_query(settings)))
+    exact = attention(query, attention.memory(features, summary))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        memory = attention.memory(features.bfloat16(), summary.bfloat16(), None)
+        context, alphas, _ = attention(query, memory)
+
+    assert alphas.dtype == torch.float32
+    assert context.dtype == torch.bfloat16
+    torch.testing.assert_close(alphas, exact.alphas, rtol=0, atol=0.05)
+    torch.testing.assert_close(context.float(), exact.context, rtol=0.05, atol=0.1)
+
+
+# --- Gradients -----------------------------------------------------------------------------------
+
+
+class _AttentionOutputs(nn.Module):
+    """Combines ``memory`` and ``forward`` into one function, for ``functional_call``."""
+
+    def __init__(self, attention: Attention, mask: Tensor | None) -> None:
+        super().__init__()
+        self.attention, self.mask = attention, mask
+
+    def forward(self, query: Tensor, features: Tensor, summary: Tensor) -> tuple[Tensor, Tensor]:
+        context, alphas, _ = self.attention(
+            query, self.attention.memory(features, summary, self.mask)
+        )
+        return context, alphas
+
+
+@with_and_without_mask
+@each(SOFT[:-1])  # fixed_at_start is the same function as fixed
+def test_gradients_are_exact_in_float64(settings: Settings, mask: Tensor | None) -> None:
+    features, query, attention_dim, count = 2, query_size(settings, 2, 3), 4, 4
+    config = config_of(settings, attention_dim=attention_dim, heads=2)
+    module = randomized(build_attention(config, Sizes(features, query, attention_dim, count)))
+    attended = _AttentionOutputs(module, None if mask is None else mask[:, 1:])
+    names = [name for name, _ in attended.named_parameters()]
+    values = [value.detach().requires_grad_() for value in attended.parameters()]
+    inputs = [(B, 1, query), (B, count, features), (B, 1, features)]
+
+    def both(*parts: Tensor) -> tuple[Tensor, Tensor]:
+        weights = dict(zip(names, parts[3:], strict=True))
+        return functional_call(attended, weights, parts[:3])
+
+    drawn = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in inputs]
+    assert torch.autograd.gradcheck(both, (*drawn, *values))
+
+
+# --- Hard attention ------------------------------------------------------------------------------
+
+
+@with_and_without_mask
+@each(HARD)
+def test_hard_attention_takes_the_most_probable_region_in_eval_mode(
+    settings: Settings, mask: Tensor | None
+) -> None:
+    attention, (features, summary), query = build(settings), photos(), random_query(settings)
+    memory = attention.memory(features, summary, mask)
+
+    context, alphas, chosen = attention(query, memory)
+    soft = build_attention(
+        config_of({**settings, "selection": "soft"}), Sizes(D, query.shape[-1], A, L)
+    )
+    soft.double().load_state_dict(
+        attention.state_dict(), strict=False
+    )  # soft attention has no baseline
+
+    torch.testing.assert_close(alphas, soft(query, memory).alphas)
+    assert torch.equal(chosen, alphas.argmax(-1))
+    for photo in range(B):
+        for caption in range(R):
+            assert torch.equal(context[photo, caption], features[photo, chosen[photo, caption]])
+
+
+@with_and_without_mask
+def test_hard_attention_samples_regions_from_alpha_in_training(
+    mask: Tensor | None,
+) -> None:
+    settings = {"attention": "general", "selection": "hard"}
+    attention, (features, summary) = build(settings).train(), photos()
+    samples = 20_000
+    query = 0.5 * torch.randn(B, 1, N).double().expand(B, samples, N)
+
+    context, alphas, chosen = attention(query, attention.memory(features, summary, mask))
+
+    probability = alphas[:, 0].detach()
+    frequency = torch.stack([(chosen == region).double().mean(1) for region in range(L)], dim=1)
+    deviation = (probability * (1 - probability) / samples).sqrt()
+    assert probability.max() < 0.9  # or the bound below would be trivial
+    assert ((frequency - probability).abs() <= 4 * deviation).all()
+    assert (frequency > 0).sum() == (B * L if mask is None else mask.sum())  # never a masked region
+    chosen_features = features.take_along_dim(chosen.unsqueeze(-1), dim=1)
+    assert torch.equal(context, chosen_features)
+
+
+def test_no_gradient_through_sampled_regions() -> None:
+    attention = build({"attention": "additive", "selection": "hard"}).train()
+    (features, summary), query = photos(), torch.randn(B, R, N).double()
+
+    context, alphas, _ = attention(query, attention.memory(features.requires_grad_(), summary))
+    context.sum().backward(retain_graph=True)
+
+    assert features.grad.any()  # the chosen regions do get a gradient
+    assert all(parameter.grad is None for parameter in attention.parameters())
+    alphas.square().sum().backward()
+    assert attention.scorer.energy.weight.grad.any()
+
+
+# --- Settings ------------------------------------------------------------------------------------
+
+
+def test_location_with_too_many_regions_raises() -> None:
+    scorer = LocationScorer(Sizes(D, N, A, L))
+
+    assert scorer.keys(torch.zeros(B, L, D)).shape == (B, L, 0)
+    with pytest.raises(ConfigError, match="'location' was built for 5 regions and got 6; use"):
+        scorer.keys(torch.zeros(B, L + 1, D))
+
+
+ALLOWED = "additive, concat, dot, general, location, scaled_dot"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"attention": "aditive"},
+            "unknown decoder.attention 'aditive'; use one of "
+            f"{ALLOWED}, multi_head, fixed, fixed_at_start",
+        ),
+        ({"attention": ""}, "unknown decoder.attention ''; use one of additive"),
+        *(
+            (
+                {"attention": name},
+                f"decoder.attention '{name}' needs features ({D}) and hidden state ({N}) of the "
+                f"same size; set decoder.projection_dim to {N}, or use 'general'",
+            )
+            for name in ("dot", "scaled_dot")
+        ),
+        (
+            {"attention": "multi_head", "heads": 4},
+            f"decoder.attention_dim {A} is not divisible by decoder.heads 4; use a multiple of 4",
+        ),
+        *(
+            (
+                {"attention": name, "query": query},
+                f"decoder.query '{query}' does not support decoder.attention '{name}'; "
+                "use query 'hidden', or attention additive, dot, general",
+            )
+            for query in ("self", "mean")
+            for name in ("concat", "location", "scaled_dot", "multi_head", "fixed")
+        ),
+        *(
+            (
+                {"attention": name, "selection": "hard"},
+                f"decoder.selection 'hard' does not support decoder.attention '{name}' with "
+                f"decoder.query 'hidden'; use query 'hidden' and attention {ALLOWED}",
+            )
+            for name in ("multi_head", "fixed", "fixed_at_start")
+        ),
+        (
+            {"attention": "additive", "query": "mean", "selection": "hard"},
+            "decoder.selection 'hard' does not support decoder.attention 'additive' with "
+            "decoder.query 'mean'; use query 'hidden'",
+        ),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_incompatible_settings_raise(settings: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
+        build_attention(config_of(settings), Sizes(D, N, A, L))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dot", "scaled_dot"])
+def test_projection_allows_multiplicative_scores_for_any_feature_size(name: str) -> None:
+    config = config_of({"attention": name}, hidden_dim=N, embed_dim=3, projection_dim=N)
+
+    decoder = build_decoder(config, D, 8, L)
+
+    assert decoder.memory(torch.randn(B, L, D)).values.shape == (B, L, N)
+
+
+class DistanceScorer(Scorer):
+    """e_i = -|W q - a_i|^2, a scorer that the package does not have."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.place = nn.Linear(sizes.query, sizes.features, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return -(self.place(query).unsqueeze(2) - keys.unsqueeze(1)).square().sum(-1)
+
+
+@pytest.mark.parametrize("selection", ["soft", "hard"])
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_a_registered_scorer_can_be_trained_and_searched(
+    monkeypatch: pytest.MonkeyPatch, order: str, selection: str
+) -> None:
+    monkeypatch.setattr(SCORERS, "_registered", {})
+    register_scorer("distance", DistanceScorer)
+    settings = {"attention": "distance", "order": order, "selection": selection}
+    config = config_of(settings, embed_dim=3, hidden_dim=N)
+    config.dropout = 0.0
+    decoder = build_decoder(config, D, 8, L)
+    assert isinstance(decoder.attention.scorer, DistanceScorer)
+    features, tokens = torch.randn(B, L, D), torch.tensor([[[START, 5, 6, 7, END]]] * B)
+
+    losses = caption_losses(decoder.train(), decoder.memory(features), tokens)
+    losses.objective(TrainingConfig()).backward()
+    stepper = DecoderStepper(decoder.eval(), decoder.memory(features))
+    found = search(stepper, SearchOptions(beam_size=2, max_length=4))
+
+    assert decoder.attention.scorer.place.weight.grad.any()
+    assert [len(hypotheses) for hypotheses in found] == [1] * B
+
+
+def test_sample_index_equals_multinomial():
+    probabilities = torch.rand(4, 3, 50).softmax(-1)
+    torch.manual_seed(3)
+    expected = torch.multinomial(probabilities.flatten(0, 1), 1).view(4, 3)
+    torch.manual_seed(3)
+    assert torch.equal(sample_index(probabilities), expected)

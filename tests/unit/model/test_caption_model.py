@@ -1,0 +1,249 @@
+"""The training losses: values by hand, padding, and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from toy_encoder import PatchEncoder
+
+from captioner.model.captioner import CaptionModel
+from captioner.model.losses import Losses, PhotoWords
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig
+from captioner.text.vocabulary import END, PAD, START
+
+V, L, D = 8, 4, 3
+# Two photos; the second has one caption fewer.
+CAPTIONS = torch.tensor(
+    [
+        [[START, 5, 6, 7, END], [START, 4, END, PAD, PAD]],
+        [[START, 6, 6, END, PAD], [PAD, PAD, PAD, PAD, PAD]],
+    ]
+)
+WORDS = 4 + 2 + 3
+
+
+@pytest.fixture
+def model() -> CaptionModel:
+    config = DecoderConfig(embed_dim=2, hidden_dim=4, attention_dim=5, dropout=0.0)
+    return CaptionModel(PatchEncoder(D), config, Preprocessing(image_size=32), V)
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return torch.randn(2, L, D)
+
+
+def assert_same(one: Losses, other: Losses) -> None:
+    for name in Losses._fields:
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), msg=name)
+
+
+def words_by_hand(model: CaptionModel, features: Tensor) -> list[tuple[Tensor, int]]:
+    """Log-probabilities and target for every real word, one caption at a time."""
+    predictions = []
+    for photo, captions in enumerate(CAPTIONS.tolist()):
+        for padded in captions:
+            caption = [token for token in padded if token != PAD]
+            if not caption:
+                continue
+            inputs = torch.tensor(caption[:-1]).reshape(1, 1, -1)
+            memory = model.decoder.memory(features[photo : photo + 1])
+            unrolled = model.decoder(memory, inputs)
+            logits = model.decoder.readout(unrolled.embedded, *unrolled.outputs)
+            log_probs = logits.log_softmax(-1)[0, 0]
+            predictions += list(zip(log_probs, caption[1:], strict=True))
+    return predictions
+
+
+def test_loss_ignores_padding(model, features) -> None:
+    losses = model.losses(features, CAPTIONS)
+
+    predictions = words_by_hand(model, features)
+    assert losses.words == WORDS == len(predictions)
+    expected = -sum(log_probs[word].item() for log_probs, word in predictions)
+    assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_photos_predict_their_words_from_the_mean_feature(order, features) -> None:
+    config = DecoderConfig(embed_dim=2, hidden_dim=4, attention_dim=5, dropout=0.0, order=order)
+    model = CaptionModel(PatchEncoder(D), config, Preprocessing(image_size=32), V)
+    tokens = torch.tensor([4, 6, 7])  # 5 is no content word
+    present = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+
+    losses = model.losses(features, CAPTIONS, photo_words=PhotoWords(tokens, present))
+
+    decoder, mean = model.decoder, features[0].mean(dim=0)
+    context = decoder.context_output
+    bias = 0 if context.bias is None else context.bias
+    output = torch.tanh(context.weight @ mean + bias)
+    logits = decoder.word_output.weight @ output + decoder.word_output.bias
+    probabilities = logits.exp().tolist()
+    total = sum(probabilities[token] for token in (4, 6, 7))
+    expected = -sum(math.log(probabilities[token] / total) for token in (6, 7))
+    assert losses.photo_words.item() == pytest.approx(expected, rel=1e-5)
+    without = model.losses(features, CAPTIONS)
+    assert without.photo_words.item() == 0.0
+    assert_same(losses._replace(photo_words=without.photo_words), without)
+
+
+def test_words_of_photos_train_the_features(model, features) -> None:
+    words = PhotoWords(torch.tensor([4, 5, 6]), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]))
+    features.requires_grad_()
+
+    model.losses(features, CAPTIONS, photo_words=words).photo_words.backward()
+
+    # The summary is a mean: every region has the same share.
+    assert features.grad is not None
+    assert features.grad.abs().sum() > 0
+    torch.testing.assert_close(features.grad, features.grad[:, :1].expand_as(features))
+
+
+def test_label_smoothing_mixes_in_the_uniform_distribution(model, features) -> None:
+    losses = model.losses(features, CAPTIONS, label_smoothing=0.2)
+
+    expected = -sum(
+        0.8 * log_probs[word].item() + 0.2 * log_probs.mean().item()
+        for log_probs, word in words_by_hand(model, features)
+    )
+    assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
+    assert_same(model.losses(features, CAPTIONS), model.losses(features, CAPTIONS, 0.0))
+
+
+def test_uniform_predictions_cost_log_vocabulary_per_word(model, features) -> None:
+    nn.init.zeros_(model.decoder.word_output.weight)
+
+    losses = model.losses(features, CAPTIONS)
+
+    assert (losses.cross_entropy / losses.words).item() == pytest.approx(math.log(V))
+
+
+def test_more_padding_does_not_change_the_losses(model, features) -> None:
+    padded = nn.functional.pad(CAPTIONS, (0, 3), value=PAD)
+
+    assert_same(model.losses(features, padded), model.losses(features, CAPTIONS))
+
+
+def test_all_padding_rows_are_not_captions(model, features) -> None:
+    without = model.losses(features[:1], CAPTIONS[:1])
+    last = model.losses(features[1:], CAPTIONS[1:, :1])
+    both = Losses(*(a + b for a, b in zip(without, last, strict=True)))
+
+    assert_same(model.losses(features, CAPTIONS), both)
+
+
+def test_losses_of_an_all_padding_batch_are_zero(model, features) -> None:
+    losses = model.losses(features, torch.full((2, 1, 4), PAD))
+
+    assert [part.item() for part in losses] == [0.0] * 6
+    (losses.cross_entropy + losses.attention_penalty).backward()
+    for parameter in model.decoder.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
+def test_captions_sharing_a_photo_equal_the_photo_repeated(model, features) -> None:
+    copies = model.losses(features.repeat_interleave(2, dim=0), CAPTIONS.reshape(4, 1, -1))
+
+    assert_same(model.losses(features, CAPTIONS), copies)
+
+
+def test_forward_is_encode_then_losses(model) -> None:
+    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
+
+    encoded = model.encode(pixels)
+
+    assert encoded.shape == (2, L, D)
+    assert_same(model(pixels, CAPTIONS), model.losses(encoded, CAPTIONS))
+
+
+def test_losses_from_features_equal_those_from_pixels(model) -> None:
+    """For both losses; cached half-precision features are converted."""
+    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
+    features = model.encode(pixels)
+    inputs, advantages = 4 + CAPTIONS[..., :-1] % 4, torch.randn(2, 2)
+
+    for more in (
+        {},
+        {"label_smoothing": 0.1},
+        {"inputs": inputs},
+        {"advantages": lambda: advantages},
+    ):
+        torch.manual_seed(3)
+        live = model(pixels, CAPTIONS, **more)
+        torch.manual_seed(3)
+        assert_same(model(features, CAPTIONS, **more), live)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        seen = model.to_features(features.to(dtype))
+        assert seen.dtype == torch.float32
+        assert torch.equal(seen, features.to(dtype).float())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model.to_features(features.to(dtype)).dtype == torch.bfloat16
+
+
+def test_regions_are_row_major(model) -> None:
+    pixels = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+    pixels[0, :16, 16:] = 255  # row 0, column 1
+
+    encoded = model.encode(pixels)[0]
+
+    changed = [not torch.allclose(encoded[region], encoded[3]) for region in range(L)]
+    assert changed == [False, True, False, False]
+
+
+def test_every_parameter_gets_a_gradient(model) -> None:
+    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
+
+    losses = model(pixels, CAPTIONS)
+    (losses.cross_entropy + losses.attention_penalty).backward()
+
+    still = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert still == []
+
+
+def test_attention_penalty_has_no_gradient_for_the_output_layers(model, features) -> None:
+    model.losses(features, CAPTIONS).attention_penalty.backward()
+
+    assert model.decoder.attention.scorer.energy.weight.grad.any()
+    assert model.decoder.word_output.weight.grad is None
+
+
+@pytest.mark.slow
+def test_gradients_are_exact_in_float64(model, features) -> None:
+    model.double()
+    names = [name for name, _ in model.decoder.named_parameters()]
+    values = [value.detach().requires_grad_() for _, value in model.decoder.named_parameters()]
+
+    def both_losses(regions: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        named = {f"model.decoder.{n}": w for n, w in zip(names, weights, strict=True)}
+        losses = functional_call(_Losses(model), named, regions)
+        assert losses.cross_entropy.dtype == losses.attention_penalty.dtype == torch.float64
+        return losses.cross_entropy, losses.attention_penalty
+
+    assert torch.autograd.gradcheck(both_losses, (features.double().requires_grad_(), *values))
+
+
+class _Losses(nn.Module):
+    """Calls ``losses`` in ``forward``, for ``functional_call``."""
+
+    def __init__(self, model: CaptionModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensor) -> Losses:
+        return self.model.losses(features, CAPTIONS, label_smoothing=0.1)
+
+
+def test_decoder_learns_with_a_frozen_encoder(tiny_model) -> None:
+    tiny_model.encoder.finetune_from(None, 64)
+    pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8)
+
+    tiny_model.train()(pixels, CAPTIONS).cross_entropy.backward()
+
+    assert tiny_model.grid == (2, 2)
+    assert all(p.grad is None for p in tiny_model.encoder.parameters())
+    assert tiny_model.decoder.embedding.weight.grad.any()

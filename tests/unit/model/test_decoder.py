@@ -1,0 +1,709 @@
+"""The decoders against NumPy loops written from the equations in their docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from captioner.model.attention import masked_mean
+from captioner.model.decoder import (
+    BahdanauDecoder,
+    Decoder,
+    LuongDecoder,
+    PlainDecoder,
+    WordGates,
+    build_decoder,
+)
+from captioner.model.kernels.packing import PackedLayout
+from captioner.model.losses import caption_losses, longest_first
+from captioner.options import DecoderConfig, TrainingConfig
+from captioner.text.vocabulary import END, PAD, START
+
+B, R, T, L, D, V = 2, 3, 4, 5, 8, 9
+E, N, A = 5, 6, 7
+Array = NDArray[np.float64]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "bahdanau": {},
+    "luong": {"order": "luong"},
+    "luong, not fed": {"order": "luong", "input_feeding": False},
+    "plain": {"attention": "fixed_at_start"},
+    "bahdanau, norms": {"layer_norm": True},
+    "luong, norms": {"order": "luong", "layer_norm": True},
+    "plain, norms": {"attention": "fixed_at_start", "layer_norm": True},
+}
+CLASSES = {
+    "bahdanau": BahdanauDecoder,
+    "luong": LuongDecoder,
+    "luong, not fed": LuongDecoder,
+    "plain": PlainDecoder,
+    "bahdanau, norms": BahdanauDecoder,
+    "luong, norms": LuongDecoder,
+    "plain, norms": PlainDecoder,
+}
+with_attention = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if CLASSES[kind] is not PlainDecoder]
+)
+
+
+def config_of(kind: str, **changes: Any) -> DecoderConfig:
+    sizes = {"embed_dim": E, "hidden_dim": N, "attention_dim": A, "dropout": 0.0}
+    return DecoderConfig(**{**sizes, **KINDS[kind], **changes})
+
+
+def build(kind: str, **changes: Any) -> Decoder:
+    new = build_decoder(config_of(kind, **changes), D, V, L).eval()
+    with torch.no_grad():  # larger than the initial weights, to make errors visible
+        for parameter in new.parameters():
+            parameter.normal_(std=0.7)
+    return new
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def decoder(kind: str) -> Decoder:
+    return build(kind)
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return torch.randn(B, L, D)
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(1, V, (B, R, T))
+
+
+def other_words(tokens: Tensor) -> Tensor:
+    """Replace every word by another; none becomes padding."""
+    return 1 + tokens % (V - 1)
+
+
+# --- Reference -----------------------------------------------------------------------------------
+
+
+class Reference(NamedTuple):
+    logits: Array
+    alphas: Array
+    gates: Array
+    hidden: Array
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+class Weights:
+    """A decoder's weights and the equations common to all orders, for a single caption."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.p = {n: value.detach().double().numpy() for n, value in decoder.named_parameters()}
+
+    def linear(self, name: str, x: Array) -> Array:
+        return self.p[f"{name}.weight"] @ x + self.p.get(f"{name}.bias", np.zeros(()))
+
+    def start(self, regions: Array) -> tuple[Array, Array]:
+        mean = sum(regions) / len(regions)
+        return np.tanh(self.linear("init_hidden", mean)), np.tanh(self.linear("init_cell", mean))
+
+    def attend(self, regions: Array, h: Array) -> tuple[Array, Array]:
+        v = self.p["attention.scorer.energy.weight"][0]
+        projected_query = self.linear("attention.scorer.query", h)
+        e = [v @ np.tanh(self.linear("attention.scorer.key", a) + projected_query) for a in regions]
+        alpha = np.exp(e) / np.exp(e).sum()
+        return sum(weight * a for weight, a in zip(alpha, regions, strict=True)), alpha
+
+    def norm(self, name: str, x: Array) -> Array:
+        """gain (x - mean) / sigma + bias, Ba et al. 2016, eq. 4; the identity without norms."""
+        if f"{name}.weight" not in self.p:
+            return x
+        sigma = np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+        return self.p[f"{name}.weight"] * (x - x.mean()) / sigma + self.p[f"{name}.bias"]
+
+    def lstm_cell(self, gates: Array, c: Array) -> tuple[Array, Array]:
+        gates_by_kind = enumerate(np.split(gates, 4))
+        i, f, g, o = (self.norm(f"gate_norms.{number}", part) for number, part in gates_by_kind)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        return sigmoid(o) * np.tanh(self.norm("cell_norm", c)), c
+
+
+def bahdanau(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
+    linear, steps = weights.linear, []
+    h, c = weights.start(regions)
+    for y in words:
+        ey = weights.p["embedding.weight"][y]
+        z, alpha = weights.attend(regions, h)
+        beta = sigmoid(linear("gate", h))
+        bz = beta * z
+        gates = linear("word_gates", ey) + linear("context_gates", bz) + linear("hidden_gates", h)
+        h, c = weights.lstm_cell(gates, c)
+        mixed = np.tanh(ey + linear("hidden_output", h) + linear("context_output", bz))
+        steps.append((linear("word_output", mixed), alpha, beta, h))
+    return steps
+
+
+def luong(
+    weights: Weights, regions: Array, words: list[int], input_feeding: bool
+) -> list[tuple[Array, ...]]:
+    linear, steps = weights.linear, []
+    h, c = weights.start(regions)
+    f = np.zeros(N)  # nothing is fed before the first word
+    for y in words:
+        gates = linear("word_gates", weights.p["embedding.weight"][y]) + linear("hidden_gates", h)
+        if input_feeding:
+            gates = gates + linear("fed_gates", f)
+        h, c = weights.lstm_cell(gates, c)
+        z, alpha = weights.attend(regions, h)
+        f = np.tanh(linear("context_output", z) + linear("hidden_output", h))
+        steps.append((linear("word_output", f), alpha, np.ones(1), h))
+    return steps
+
+
+def plain(weights: Weights, regions: Array, words: list[int]) -> list[tuple[Array, ...]]:
+    linear, steps = weights.linear, []
+    h, c = weights.start(regions)
+    for y in words:
+        ey = weights.p["embedding.weight"][y]
+        h, c = weights.lstm_cell(linear("word_gates", ey) + linear("hidden_gates", h), c)
+        logits = linear("word_output", np.tanh(ey + linear("hidden_output", h)))
+        steps.append((logits, np.full(L, 1 / L), np.zeros(1), h))
+    return steps
+
+
+REFERENCES: dict[str, Callable[[Weights, Array, list[int]], list[tuple[Array, ...]]]] = {
+    "bahdanau": bahdanau,
+    "luong": lambda weights, regions, words: luong(weights, regions, words, input_feeding=True),
+    "luong, not fed": lambda weights, regions, words: luong(
+        weights, regions, words, input_feeding=False
+    ),
+    "plain": plain,
+}
+REFERENCES |= {f"{kind}, norms": REFERENCES[kind] for kind in ("bahdanau", "luong", "plain")}
+
+
+class Outputs(NamedTuple):
+    """Outputs of all steps, (B, R, T, ...)."""
+
+    logits: Tensor
+    alphas: Tensor
+    gates: Tensor
+    hidden: Tensor
+
+
+def step_by_step(decoder: Decoder, features: Tensor, tokens: Tensor) -> Outputs:
+    """Call ``step`` once per word."""
+    memory = decoder.memory(features)
+    state = decoder.start(memory, tokens.shape[1])
+    steps = []
+    for t in range(tokens.shape[2]):
+        embedded = decoder.embed(tokens[:, :, t])
+        step = decoder.step(decoder.word_gates(embedded), state, memory)
+        state = step.state
+        logits = decoder.readout(embedded, *step.outputs)
+        steps.append((logits, step.alphas, step.gate, state.hidden))
+    return Outputs(*(torch.stack(part, dim=2) for part in zip(*steps, strict=True)))
+
+
+def test_decoder_matches_its_equations(kind, decoder, features, tokens) -> None:
+    assert isinstance(decoder, CLASSES[kind])
+    logits, alphas, gates, hidden = (
+        part.detach().numpy() for part in step_by_step(decoder, features, tokens)
+    )
+    weights = Weights(decoder)
+    for photo in range(B):
+        for caption in range(R):
+            words = tokens[photo, caption].tolist()
+            steps = REFERENCES[kind](weights, features[photo].double().numpy(), words)
+            expected = Reference(*(np.stack(part) for part in zip(*steps, strict=True)))
+            at = (photo, caption)
+            np.testing.assert_allclose(alphas[at], expected.alphas, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(gates[at], expected.gates, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(hidden[at], expected.hidden, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(logits[at], expected.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("norms")])
+def test_recurrence_equals_torchs_lstm_cell(kind, features) -> None:
+    decoder = build(kind)
+    second_input = {
+        "bahdanau": lambda state, step: (decoder.context_gates, step.outputs[1]),  # beta z
+        "luong": lambda state, step: (decoder.fed_gates, state.fed),
+    }.get(kind)
+    memory = decoder.memory(features)
+    embedded = decoder.embed(torch.tensor([[3], [5]]))
+    # The second step, since nothing is fed before the first.
+    state = decoder.step(decoder.word_gates(embedded), decoder.start(memory), memory).state
+    embedded = decoder.embed(torch.tensor([[2], [7]]))
+
+    step = decoder.step(decoder.word_gates(embedded), state, memory)
+
+    weights, inputs = [decoder.word_gates.weight], [embedded]
+    if second_input is not None:
+        gates, more = second_input(state, step)
+        weights.append(gates.weight)
+        inputs.append(more)
+    whole = torch.cat(inputs, dim=-1).squeeze(1)
+    cell = nn.LSTMCell(whole.shape[1], N)
+    with torch.no_grad():
+        cell.weight_ih.copy_(torch.cat(weights, dim=1))
+        cell.weight_hh.copy_(decoder.hidden_gates.weight)
+        cell.bias_ih.copy_(decoder.word_gates.bias)
+        cell.bias_hh.zero_()
+    hidden, memory_cell = cell(whole, (state.hidden[:, 0], state.cell[:, 0]))
+    torch.testing.assert_close(step.state.hidden[:, 0], hidden)
+    torch.testing.assert_close(step.state.cell[:, 0], memory_cell)
+
+
+# --- Teacher forcing -----------------------------------------------------------------------------
+
+
+def test_teacher_forcing_equals_step_by_step(decoder, features, tokens) -> None:
+    unrolled = decoder(decoder.memory(features), tokens)
+    expected = step_by_step(decoder, features, tokens)
+
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+    torch.testing.assert_close(logits, expected.logits)
+    torch.testing.assert_close(unrolled.alphas, expected.alphas)
+    torch.testing.assert_close(unrolled.gates, expected.gates.squeeze(-1))
+    assert unrolled.chosen is None
+
+
+# Unsorted photos and captions; one photo without captions, and one caption of a single word.
+LENGTHS = [[1, 4, 0], [0, 0, 0], [5, 2, 3], [0, 0, 2]]
+
+
+@pytest.mark.parametrize("longest_first", [True, False])
+def test_skipping_padding_does_not_change_real_words(decoder, longest_first: bool) -> None:
+    lengths = torch.tensor(LENGTHS)
+    if longest_first:
+        lengths = lengths.sort(dim=1, descending=True).values
+        lengths = lengths[lengths[:, 0].argsort(descending=True)]
+    photos, captions, steps = *lengths.shape, int(lengths.max())
+    features = torch.randn(photos, L, D)
+    real = torch.arange(steps) < lengths.unsqueeze(-1)
+    tokens = torch.randint(1, V, (photos, captions, steps)) * real
+    rows = []
+    decoder.hidden_gates.register_forward_pre_hook(
+        lambda _, args: rows.append(args[0].shape[0] * args[0].shape[1])
+    )
+
+    unrolled = decoder(decoder.memory(features), tokens)
+    computed = sum(rows)
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+
+    assert unrolled.alphas.shape == (photos, captions, steps, L)
+    for photo in range(photos):
+        for caption in range(captions):
+            count = int(lengths[photo, caption])
+            if count == 0:
+                continue
+            words = tokens[photo : photo + 1, caption : caption + 1, :count]
+            expected = step_by_step(decoder, features[photo : photo + 1], words)
+            at = (photo, caption, slice(count))
+            torch.testing.assert_close(logits[at], expected.logits[0, 0])
+            torch.testing.assert_close(unrolled.alphas[at], expected.alphas[0, 0])
+            torch.testing.assert_close(unrolled.gates[at], expected.gates[0, 0, :, 0])
+    assert int(real.sum()) <= computed < photos * captions * steps
+    if longest_first:  # skipped positions are 0
+        assert not unrolled.alphas[-1].any()
+        assert not any(part[-1].any() for part in unrolled.outputs)
+
+
+def test_padding_between_words_is_an_ordinary_step(decoder, features, tokens) -> None:
+    # Padding in the last caption and the last photo: later words still need those steps.
+    tokens[:, -1, 1] = tokens[-1, :, 0] = PAD
+
+    unrolled = decoder(decoder.memory(features), tokens)
+
+    expected = step_by_step(decoder, features, tokens)
+    torch.testing.assert_close(unrolled.alphas, expected.alphas)
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+    torch.testing.assert_close(logits, expected.logits)
+
+
+def test_captions_sharing_a_photo_equal_the_photo_repeated(decoder, features, tokens) -> None:
+    shared = decoder(decoder.memory(features), tokens)
+    copies = decoder(
+        decoder.memory(features.repeat_interleave(R, dim=0)), tokens.reshape(B * R, 1, T)
+    )
+
+    for one, other in zip(flat(shared), flat(copies), strict=True):
+        torch.testing.assert_close(one, other.reshape(one.shape))
+
+
+def flat(unrolled: Any) -> list[Tensor]:
+    return [unrolled.embedded, *unrolled.outputs, unrolled.alphas, unrolled.gates]
+
+
+def test_losses_do_not_depend_on_the_order_of_photos_and_captions(decoder) -> None:
+    words = [[[4, 5, 6], [7]], [[], []], [[8, 8], [5, 4]], [[6], [7, 8, 4]]]
+    tokens = torch.zeros(len(words), 2, 5, dtype=torch.long)
+    for photo, captions in enumerate(words):
+        for number, caption in enumerate(captions):
+            if caption:
+                tokens[photo, number, : len(caption) + 2] = torch.tensor([START, *caption, END])
+    decoder.double()
+    features = torch.randn(len(words), L, D).double()
+    expected = gradients(decoder, features, tokens)
+
+    for order in ([3, 1, 0, 2], [1, 2, 3, 0]):
+        mixed = tokens[order].flip(1)
+        for one, other in zip(gradients(decoder, features[order], mixed), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor]:
+    """The losses, and their gradients for every parameter."""
+    losses = caption_losses(decoder, decoder.memory(features), tokens)
+    decoder.zero_grad()
+    losses.objective(TrainingConfig(attention_penalty=0.5)).backward()
+    return [*(part.detach() for part in losses), *(p.grad for p in decoder.parameters())]
+
+
+# --- The layout of teacher forcing ---------------------------------------------------------------
+
+# Captions of three words and of one in photo 0, of none and of two in photo 1.
+KNOWN = torch.tensor([[[1, 5, 6, 0], [1, 0, 0, 0]], [[0, 0, 0, 0], [1, 5, 0, 0]]])
+
+
+def test_layout_of_a_known_batch() -> None:
+    layout = PackedLayout.of(KNOWN)
+
+    # The number of photos and captions with words at each step; at least 1.
+    assert layout.extents == ((2, 2), (2, 2), (1, 1), (1, 1))
+    assert layout.sizes == [4, 4, 1, 1]
+    assert layout.indices().tolist() == [0, 4, 8, 12, 1, 5, 9, 13, 2, 3]
+    there = KNOWN.flatten()[layout.indices()]
+    assert torch.equal(layout.unpack(there), KNOWN)
+    assert layout.unpack(torch.ones(10, 3)).sum().item() == 30
+    assert not layout.unpack(torch.ones(10, 3))[1, :, 2:].any()
+
+
+def test_sorting_reduces_a_known_batch() -> None:
+    tokens = torch.zeros(2, 2, 9, dtype=torch.long)
+    for (photo, caption), words in {(0, 0): 2, (0, 1): 5, (1, 0): 4, (1, 1): 7}.items():
+        tokens[photo, caption, :words] = 4
+
+    sorted_tokens = longest_first(tokens).sort_captions(tokens)
+
+    assert (sorted_tokens != PAD).sum(-1).tolist() == [[7, 4], [5, 2]]  # 18 words
+    assert PackedLayout.of(tokens).sizes == [4, 4, 4, 4, 4, 4, 4, 1, 1]
+    assert PackedLayout.of(sorted_tokens).sizes == [4, 4, 4, 4, 2, 1, 1, 1, 1]
+
+
+def test_layout_covers_every_word_and_all_steps_before_it() -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        lengths = torch.randint(0, 6, (3, 4))
+        tokens = (torch.arange(6) < lengths.unsqueeze(-1)).long()
+        layout = PackedLayout.of(tokens)
+
+        places = layout.indices()
+
+        assert len(places) == len(set(places.tolist())) == sum(layout.sizes)
+        assert torch.equal(layout.unpack(tokens.flatten()[places]), tokens)
+        assert len(layout.extents) == 6
+        for (b, r), (c, s) in zip(layout.extents, layout.extents[1:], strict=False):
+            assert b >= c >= 1  # a step never covers more than the one before
+            assert r >= s >= 1
+
+
+def test_packed_outputs_equal_unpacked_ones(decoder, features, tokens) -> None:
+    tokens[0, 0, 2:] = tokens[-1, 1:] = PAD
+    memory, layout = decoder.memory(features), PackedLayout.of(tokens)
+    steps = step_by_step(decoder, features, tokens)
+
+    packed = decoder.unroll(memory, tokens, layout)
+
+    places = layout.indices()
+    logits = decoder.readout(packed.embedded, *packed.outputs)
+    torch.testing.assert_close(logits, steps.logits.flatten(0, 2)[places])
+    torch.testing.assert_close(packed.alphas, steps.alphas.flatten(0, 2)[places])
+    torch.testing.assert_close(packed.gates, steps.gates.flatten()[places])
+    for part in (packed.embedded, *packed.outputs, packed.alphas, packed.gates):
+        assert len(part) == sum(layout.sizes)
+
+
+# --- Properties of the orders --------------------------------------------------------------------
+
+
+def test_predictions_do_not_depend_on_later_words(decoder, features, tokens) -> None:
+    changed = tokens.clone()
+    changed[..., 2:] = other_words(changed[..., 2:])
+
+    memory = decoder.memory(features)
+    one, other = (decoder(memory, words) for words in (tokens, changed))
+
+    for before, after in zip(flat(one), flat(other), strict=True):
+        torch.testing.assert_close(before[:, :, :2], after[:, :, :2])
+    moved = (one.outputs[0] - other.outputs[0])[:, :, 2].abs().amax(-1)
+    assert moved.min() > 1e-3
+
+
+@with_attention
+def test_alphas_sum_to_one_and_change_from_word_to_word(kind, features, tokens) -> None:
+    decoder = build(kind)
+    alphas = decoder(decoder.memory(features), tokens).alphas
+
+    torch.testing.assert_close(alphas.sum(-1), torch.ones(B, R, T))
+    moved = (alphas[:, :, 1:] - alphas[:, :, :-1]).abs().amax(dim=-1)
+    assert moved.min() > 1e-3
+
+
+@with_attention
+def test_bahdanau_attends_before_the_word_and_luong_after(kind, features, tokens) -> None:
+    decoder = build(kind)
+    memory = decoder.memory(features)
+
+    alphas, others = (decoder(memory, words).alphas for words in (tokens, other_words(tokens)))
+
+    moved = (alphas - others).abs().amax(dim=-1)  # (B, R, T)
+    assert moved[:, :, -1].min() > 1e-3
+    if CLASSES[kind] is BahdanauDecoder:
+        assert not moved[:, :, 0].any()
+    else:
+        assert moved[:, :, 0].min() > 1e-3
+
+
+def test_hidden_state_depends_on_the_context_only_if_it_is_fed(
+    kind, decoder, features, tokens
+) -> None:
+    """Without feeding, the photo enters the LSTM only in its first state."""
+    memory = decoder.memory(features)
+    other = memory._replace(values=torch.randn_like(memory.values))
+
+    def hidden(memory: Any, steps: int) -> Tensor:
+        state = decoder.start(memory, R)
+        for t in range(steps):
+            gates = decoder.word_gates(decoder.embed(tokens[:, :, t]))
+            state = decoder.step(gates, state, memory).state
+        return state.hidden
+
+    same = [torch.equal(hidden(memory, n), hidden(other, n)) for n in (1, 2)]
+    assert (
+        same
+        == {
+            "bahdanau": [False, False],
+            "luong": [True, False],  # from the second word
+            "luong, not fed": [True, True],
+            "plain": [True, True],
+        }[kind.removesuffix(", norms")]
+    )
+
+
+def test_gates_are_learned_only_by_bahdanau(kind, decoder, features, tokens) -> None:
+    gates = decoder(decoder.memory(features), tokens).gates
+
+    if CLASSES[kind] is BahdanauDecoder:
+        assert ((gates > 0) & (gates < 1)).all()
+        assert gates.std() > 0.01
+    else:
+        assert torch.equal(gates, torch.full_like(gates, float(CLASSES[kind] is LuongDecoder)))
+
+
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_order_is_ignored_without_a_context(order: str) -> None:
+    decoder, expected = build("plain", order=order), build("plain")
+
+    assert isinstance(decoder, PlainDecoder)
+    assert decoder.state_dict().keys() == expected.state_dict().keys()
+
+
+# --- Projections and masks -----------------------------------------------------------------------
+
+
+@with_attention
+def test_features_are_projected_once_per_photo(kind, features, tokens) -> None:
+    decoder, shapes = build(kind, projection_dim=4), []
+    for module in (decoder.projection, decoder.attention.scorer.key):
+        module.register_forward_hook(lambda _, args, out: shapes.append(tuple(out.shape)))
+
+    decoder(decoder.memory(features), tokens)
+
+    assert shapes == [(B, L, 4), (B, 1, 4), (B, L, A)]  # the grid, its summary, the keys
+
+
+@with_attention
+def test_projection_equals_a_1_x_1_convolution(kind) -> None:
+    height, width, channels = 3, 2, 4
+    decoder = build(kind, projection_dim=channels)
+    grid = torch.randn(B, D, height, width)
+    convolution = nn.Conv2d(D, channels, kernel_size=1)
+    with torch.no_grad():
+        convolution.weight.copy_(decoder.projection.weight[:, :, None, None])
+        convolution.bias.copy_(decoder.projection.bias)
+
+    memory = decoder.memory(grid.flatten(2).transpose(1, 2))
+
+    expected = convolution(grid).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(memory.values, expected)
+    torch.testing.assert_close(memory.summary, expected.mean(dim=1, keepdim=True))
+
+
+def test_decoder_uses_only_projected_features(kind, features, tokens) -> None:
+    decoder = build(kind, projection_dim=4)
+    bare = build_decoder(config_of(kind), 4, V, L)
+    weights = decoder.state_dict()
+    bare.load_state_dict({n: w for n, w in weights.items() if not n.startswith("projection.")})
+    projected = decoder.projection(features)
+
+    one = decoder(decoder.memory(features), tokens)
+    other = bare(bare.memory(projected), tokens)
+
+    for before, after in zip(flat(one), flat(other), strict=True):
+        torch.testing.assert_close(before, after)
+
+
+def test_masked_padding_equals_fewer_regions(decoder, features, tokens) -> None:
+    count = 3
+    mask = (torch.arange(L) < count).expand(B, L)
+    given = torch.randn(B, 1, D)
+
+    alone = decoder(decoder.memory(features[:, :count]), tokens)
+    padded = decoder(decoder.memory(features, mask), tokens)
+    summarized = decoder(decoder.memory(features, mask, masked_mean(features, mask)), tokens)
+    other = decoder(decoder.memory(features, mask, given), tokens)
+
+    for one, two, three in zip(alone.outputs, padded.outputs, summarized.outputs, strict=True):
+        torch.testing.assert_close(two, one)
+        torch.testing.assert_close(three, one)
+    torch.testing.assert_close(padded.alphas[..., :count], alone.alphas)
+    assert not padded.alphas[..., count:].any()
+    assert (other.outputs[0] - padded.outputs[0]).abs().amax(-1).min() > 1e-3
+
+
+# --- Dropout and initialization ------------------------------------------------------------------
+
+
+def test_dropout_is_active_only_in_training(kind, features, tokens) -> None:
+    decoder = build(kind, dropout=0.5)
+    memory = decoder.memory(features)
+    unrolled = decoder(memory, tokens)
+
+    def read() -> Tensor:
+        return decoder.readout(unrolled.embedded, *unrolled.outputs)
+
+    assert torch.equal(decoder(memory, tokens).outputs[0], unrolled.outputs[0])
+    assert torch.equal(read(), read())
+    decoder.train()
+    assert not torch.equal(decoder(memory, tokens).embedded, unrolled.embedded)
+    assert not torch.equal(decoder(memory, tokens).outputs[0], unrolled.outputs[0])
+    assert not torch.equal(read(), read())
+
+
+def test_initial_weights(kind) -> None:
+    decoder = build_decoder(config_of(kind), D, V, L)
+
+    if decoder.gate_norms is not None:  # a norm cancels a constant bias before it
+        assert not decoder.word_gates.bias.any()
+        bias = [norm.bias.tolist() for norm in decoder.gate_norms]
+    else:
+        bias = decoder.word_gates.bias.reshape(4, N).tolist()
+    assert bias == [
+        [0.0] * N,
+        [1.0] * N,
+        [0.0] * N,
+        [0.0] * N,
+    ]  # the forget gate starts open
+    for gates in decoder.hidden_gates.weight.chunk(4):
+        torch.testing.assert_close(gates @ gates.T, torch.eye(N))
+
+
+def test_initial_output_follows_word_frequencies(kind) -> None:
+    decoder = build_decoder(config_of(kind), D, V, L)
+    counts = torch.tensor([0.0, 0.0, 40.0, 5.0, 39.0, 2.0, 1.0, 0.0, 9.0])
+    nn.init.zeros_(decoder.word_output.weight)
+
+    decoder.init_output_bias(counts)
+
+    found = decoder.word_output(torch.zeros(decoder.word_output.in_features)).softmax(-1)
+    torch.testing.assert_close(found, (counts + 1) / (96 + V))
+
+
+# --- Norms ---------------------------------------------------------------------------------------
+
+
+def test_norms_make_gates_invariant_to_input_scale(features) -> None:
+    """Inputs a thousand times as large give the same outputs."""
+    decoder = build("bahdanau, norms")
+    gates, cell = 10 * torch.randn(B, R, 4 * N), torch.randn(B, R, N)
+
+    once, again = decoder.lstm_cell(gates, cell), decoder.lstm_cell(1000 * gates + 7, cell)
+
+    torch.testing.assert_close(again.hidden, once.hidden, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(again.cell, once.cell, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_a_decoder_with_norms_memorizes_captions(order: str, features) -> None:
+    decoder = build_decoder(config_of(order, layer_norm=True), D, V, L).train()
+    tokens = torch.tensor([[[START, 5, 6, 4, END]], [[START, 8, 6, 7, END]]])
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=0.03)
+    for _ in range(120):
+        losses = caption_losses(decoder, decoder.memory(features), tokens)
+        optimizer.zero_grad()
+        losses.cross_entropy.backward()
+        optimizer.step()
+
+    assert (losses.cross_entropy / losses.words).item() < 0.05
+    norms = [name for name, _ in decoder.named_parameters() if "norm" in name]
+    assert len(norms) == 2 * 5
+
+
+# --- cached gate inputs ---
+
+
+@pytest.fixture
+def cached() -> WordGates:
+    """Of two blocks and a half, in a layer whose values are all different."""
+    torch.manual_seed(0)
+    words = 2 * WordGates.BLOCK + WordGates.BLOCK // 2
+    return WordGates(nn.Embedding(words, 6), nn.Linear(6, 8))
+
+
+def test_looked_up_gates_are_the_layers_own(cached) -> None:
+    last = len(cached.table) - 1
+    tokens = torch.tensor([[[3, WordGates.BLOCK], [last, 3]]])
+
+    with torch.inference_mode():
+        found = cached.look_up(tokens)
+
+    torch.testing.assert_close(found, cached.layer(cached.embedding(tokens)).detach())
+    assert not cached.missing
+
+
+def test_only_blocks_of_words_that_occur_are_computed(cached) -> None:
+    cached.table.fill_(torch.nan)
+    cached.look_up(torch.tensor([WordGates.BLOCK + 1]))
+
+    computed = ~cached.table.isnan().any(dim=1)
+    assert computed.nonzero().flatten().tolist() == [*range(WordGates.BLOCK, 2 * WordGates.BLOCK)]
+    assert cached.missing == {0, 2}
+
+
+def test_gates_do_not_depend_on_the_words_looked_up_before(cached) -> None:
+    tokens = torch.arange(len(cached.table))
+    again = WordGates(cached.embedding, cached.layer)
+    together = cached.look_up(tokens)
+    apart = torch.cat([again.look_up(token) for token in tokens.flip(0).split(1)]).flip(0)
+    assert torch.equal(together, apart)
+
+
+def test_gates_cached_in_inference_mode_are_completed_outside_of_it() -> None:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        cached = WordGates(nn.Embedding(130, 6), nn.Linear(6, 8))
+        cached.look_up(torch.tensor([0]))
+    assert torch.isfinite(cached.look_up(torch.tensor([129]))).all()

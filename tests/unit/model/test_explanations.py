@@ -1,0 +1,230 @@
+"""Explanation methods against finite differences, linear models and brute force."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from captioner.inference.engine import ATTENTION_METHODS, as_map
+from captioner.model import explanations
+from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.explanations import (
+    WordScorer,
+    grad_cam,
+    gradient_input,
+    occlusion,
+    relevance,
+    word_gradients,
+)
+from captioner.options import METHOD_TITLES, DecoderConfig
+from captioner.text.vocabulary import START
+
+REGIONS, SIZE, WORDS = 4, 6, 9
+TOKENS = [5, 4, 8, 5]
+METHODS = [method for method in METHOD_TITLES if method not in ATTENTION_METHODS]
+
+MECHANISMS = {
+    "additive": {},
+    "concat": {"attention": "concat"},
+    "dot": {"attention": "dot"},
+    "general, projected": {"attention": "general", "projection_dim": 5},
+    "location": {"attention": "location"},
+    "scaled dot": {"attention": "scaled_dot"},
+    "multi-head": {"attention": "multi_head", "attention_dim": 8, "heads": 2},
+    "hard": {"selection": "hard"},
+    "photo's own query": {"query": "self"},
+    "mean query": {"query": "mean"},
+    "fixed": {"attention": "fixed"},
+    "fixed at start": {"attention": "fixed_at_start"},
+    "luong": {"order": "luong"},
+    "luong, multi-head": {"order": "luong", "attention": "multi_head", "attention_dim": 8},
+    "layer norm": {"layer_norm": True},
+}
+
+
+def decoder_of(**changes: object) -> Decoder:
+    given = {"embed_dim": 5, "hidden_dim": SIZE, "attention_dim": 7, "heads": 2, "dropout": 0.3}
+    config = DecoderConfig(**{**given, **changes})  # type: ignore[arg-type]
+    return build_decoder(config, SIZE, WORDS, REGIONS).double().eval()
+
+
+@pytest.fixture(params=list(MECHANISMS))
+def decoder(request) -> Decoder:
+    return decoder_of(**MECHANISMS[request.param])
+
+
+@pytest.fixture
+def grid() -> Tensor:
+    return torch.randn(REGIONS, SIZE, dtype=torch.float64)
+
+
+def word_by_word(decoder: Decoder, grid: Tensor, tokens: list[int]) -> Tensor:
+    """Log-probabilities as a search computes them, one step at a time, (T,)."""
+    memory = decoder.memory(grid[None])
+    state, found = decoder.start(memory), []
+    for previous, token in zip([START, *tokens], tokens, strict=False):
+        embedded, gates = decoder.embed_with_gates(torch.tensor([[previous]]))
+        step = decoder.step(gates, state, memory)
+        state = step.state
+        logits = decoder.readout(embedded, *step.outputs)
+        found.append(logits.log_softmax(dim=-1)[0, 0, token])
+    return torch.stack(found)
+
+
+# --- scores --------------------------------------------------------------------------------------
+
+
+def test_scores_equal_those_of_a_search(decoder) -> None:
+    grids = torch.randn(5, REGIONS, SIZE, dtype=torch.float64)
+    scorer = WordScorer(decoder, START, TOKENS)
+
+    every = scorer.every_word(grids)
+
+    for version, row in zip(grids, every, strict=True):
+        torch.testing.assert_close(row, word_by_word(decoder, version, TOKENS))
+    positions = torch.tensor([3, 3, 2, 0, 0])
+    torch.testing.assert_close(scorer.one_word(grids, positions), every[torch.arange(5), positions])
+
+
+def test_scores_do_not_depend_on_later_words(decoder, grid) -> None:
+    other = WordScorer(decoder, START, [*TOKENS[:2], 7, 6])
+    position = torch.tensor([1])
+
+    found = WordScorer(decoder, START, TOKENS).one_word(grid[None], position)
+
+    torch.testing.assert_close(found, other.one_word(grid[None], position))
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def gradients_of(scorer: WordScorer, grid: Tensor) -> Tensor:
+    found = torch.empty(len(scorer), *grid.shape, dtype=grid.dtype)
+    for positions, gradients in word_gradients(scorer.one_word, grid, len(scorer)):
+        found[positions] = gradients
+    return found
+
+
+def test_gradients_equal_finite_differences(decoder, grid) -> None:
+    """Through every path: context, scores, earlier words and initial state."""
+    scorer, step = WordScorer(decoder, START, TOKENS), 1e-6
+
+    found = gradients_of(scorer, grid)
+
+    steps = step * torch.eye(grid.numel(), dtype=grid.dtype).view(-1, *grid.shape)
+    with torch.no_grad():
+        slopes = (scorer.every_word(grid + steps) - scorer.every_word(grid - steps)) / (2 * step)
+    torch.testing.assert_close(found, slopes.T.view_as(found), rtol=1e-4, atol=1e-8)
+    assert found[-1].abs().sum() > 0
+
+
+def test_block_size_does_not_change_gradients(grid, monkeypatch) -> None:
+    scorer = WordScorer(decoder_of(), START, TOKENS)
+    gradients, drops = gradients_of(scorer, grid), occlusion(scorer.every_word, grid)
+
+    monkeypatch.setattr(explanations, "BLOCK", 3 * grid.numel() * grid.element_size())
+
+    torch.testing.assert_close(gradients_of(scorer, grid), gradients)
+    torch.testing.assert_close(occlusion(scorer.every_word, grid), drops)
+
+
+def linear(weights: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Scores of a linear model, w . grid, with weights (T, L, D)."""
+    return lambda grids, positions: (weights[positions] * grids).sum(dim=(1, 2))
+
+
+def test_gradient_input_is_complete_for_a_linear_model(grid) -> None:
+    """The relevances of all regions sum to the score, as it is 0 for a grid of zeros."""
+    weights = torch.randn(3, REGIONS, SIZE, dtype=torch.float64)
+
+    ((positions, gradients),) = word_gradients(linear(weights), grid, 3)
+
+    found = gradient_input(gradients, grid)
+    torch.testing.assert_close(found, (weights[positions] * grid).sum(dim=-1))
+    torch.testing.assert_close(found.sum(dim=1), linear(weights)(grid.repeat(3, 1, 1), positions))
+
+
+def test_grad_cam_of_a_single_channel_score_is_the_channel(grid) -> None:
+    """If the score is the mean of channel 2, the map is that channel's positive activations."""
+    weights = torch.zeros(1, REGIONS, SIZE, dtype=torch.float64)
+    weights[..., 2] = 1 / REGIONS
+
+    ((_, gradients),) = word_gradients(linear(weights), grid, 1)
+
+    torch.testing.assert_close(grad_cam(gradients, grid)[0], grid[:, 2].clamp(min=0) / REGIONS)
+
+
+def test_grad_cam_against_its_equations(grid) -> None:
+    gradients = torch.randn(2, REGIONS, SIZE, dtype=torch.float64)
+    expected = torch.zeros(2, REGIONS, dtype=torch.float64)
+    for word in range(2):
+        for region in range(REGIONS):
+            total = sum(
+                gradients[word, :, k].sum() / REGIONS * grid[region, k] for k in range(SIZE)
+            )
+            expected[word, region] = max(float(total), 0.0)
+
+    torch.testing.assert_close(grad_cam(gradients, grid), expected)
+
+
+# --- occlusion -----------------------------------------------------------------------------------
+
+
+def test_occlusion_is_the_score_drop_without_a_region(decoder, grid) -> None:
+    found = occlusion(WordScorer(decoder, START, TOKENS).every_word, grid)
+
+    whole = word_by_word(decoder, grid, TOKENS)
+    for region in range(REGIONS):
+        without = grid.clone()
+        without[region] = grid.mean(dim=0)
+        drop = whole - word_by_word(decoder, without, TOKENS)
+        torch.testing.assert_close(found[:, region], drop)
+
+
+def test_occlusion_of_a_linear_model_is_complete(grid) -> None:
+    """The drops sum to the score minus that of the mean grid."""
+    weights = torch.randn(REGIONS, SIZE, dtype=torch.float64)
+
+    def score(grids: Tensor) -> Tensor:
+        return (weights * grids).sum(dim=(1, 2)).unsqueeze(1)
+
+    (found,) = occlusion(score, grid)
+
+    mean = grid.mean(dim=0).expand_as(grid)
+    torch.testing.assert_close(found.sum(), (score(grid[None]) - score(mean[None])).squeeze())
+
+
+# --- all methods ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_explains_every_mechanism(method, decoder, grid) -> None:
+    scorer = WordScorer(decoder, START, TOKENS)
+
+    found = relevance(method, scorer, grid)
+
+    assert found.shape == (len(TOKENS), REGIONS)
+    assert found.isfinite().all()
+    maps = as_map(found.detach().numpy())
+    assert (maps >= 0).all()
+    sums = maps.sum(axis=1).tolist()
+    assert all(math.isclose(total, 1, rel_tol=1e-6) or total == 0 for total in sums)
+    assert max(sums) > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_caption_without_words_has_no_maps(method, grid) -> None:
+    found = relevance(method, WordScorer(decoder_of(), START, []), grid)
+
+    assert found.shape == (0, REGIONS)
+
+
+def test_negative_relevance_is_dropped_from_maps() -> None:
+    maps = as_map(np.array([[1.0, -2.0, 3.0], [-1.0, 0.0, -1.0]], np.float32))
+
+    assert maps.tolist() == [[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]

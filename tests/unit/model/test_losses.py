@@ -1,0 +1,603 @@
+"""Training losses: known values, and hard attention's gradient by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captioner.model.attention import Memory
+from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.losses import (
+    Losses,
+    attention_penalty,
+    caption_losses,
+    longest_first,
+    map_entropy,
+    policy_gradient_loss,
+    scheduled_inputs,
+    score_function,
+)
+from captioner.options import DecoderConfig, TrainingConfig
+from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
+
+L, D, V = 3, 4, 8
+
+
+def build(selection: str = "hard", **settings: Any) -> Decoder:
+    """Build in float64 and training mode."""
+    config = DecoderConfig(
+        embed_dim=2,
+        hidden_dim=5,
+        attention_dim=6,
+        dropout=0.0,
+        heads=3,
+        selection=selection,  # type: ignore[arg-type]
+        **settings,
+    )
+    decoder = build_decoder(config, D, V, L).double().train()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_(std=0.7)
+    return decoder
+
+
+def features(photos: int) -> Tensor:
+    return torch.randn(photos, L, D).double()
+
+
+# --- Penalty -------------------------------------------------------------------------------------
+
+
+def test_attention_penalty_known_answer() -> None:
+    # One photo with two captions and 4 regions. The first has 2 words, both on region 0: total
+    # alphas of 2, 0, 0, 0 against an even 2/4 give 1.5**2 + 3 * 0.5**2 = 3. The second has 1 word
+    # with uniform alphas, and ignored padding: 0.
+    first = [[1.0, 0, 0, 0], [1.0, 0, 0, 0]]
+    second = [[0.25] * 4, [0, 1.0, 0, 0]]
+    alphas = torch.tensor([[first, second]])
+    mask = torch.tensor([[[True, True], [True, False]]])
+
+    assert float(attention_penalty(alphas, mask)) == pytest.approx(3.0)
+    assert float(attention_penalty(alphas[:, 1:], mask[:, 1:])) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("steps", [2, 4, 7])
+def test_penalty_has_the_same_gradient_as_the_papers_target_of_one(steps: int) -> None:
+    scores = torch.randn(2, 3, steps, L, requires_grad=True)
+    mask = torch.ones(2, 3, steps, dtype=torch.bool)
+    mask[1, 2, steps // 2 :] = False
+
+    attention_penalty(scores.softmax(-1), mask).backward()
+    estimate, scores.grad = scores.grad, None
+    looked = (scores.softmax(-1) * mask.unsqueeze(-1)).sum(2)
+    (1 - looked).square().sum().backward()
+
+    torch.testing.assert_close(estimate, scores.grad)
+    assert estimate.abs().max() > 0.01
+
+
+# --- Entropy -------------------------------------------------------------------------------------
+
+
+def test_entropy_known_answers() -> None:
+    alphas = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [1 / 3] * 3]).double()
+    alphas.requires_grad_()
+
+    entropy = map_entropy(alphas)
+    entropy.sum().backward()
+
+    torch.testing.assert_close(entropy, torch.tensor([0.0, math.log(2), math.log(3)]).double())
+    assert alphas.grad.isfinite().all()
+
+
+def test_entropy_of_one_hot_alphas_has_a_finite_gradient() -> None:
+    """In float32, the alphas of a confident model are exactly 0 and 1."""
+    scores = torch.tensor([[0.0, 300.0, -300.0], [0.0, 0.0, -torch.inf]], requires_grad=True)
+
+    entropy = map_entropy(scores.softmax(-1))
+    entropy.sum().backward()
+
+    torch.testing.assert_close(entropy, torch.tensor([0.0, math.log(2)]))
+    assert scores.grad.isfinite().all()
+
+
+# --- Score function ------------------------------------------------------------------------------
+
+
+def test_score_function_known_answer() -> None:
+    # One photo with captions of 2 words and of 1; the padding has values that must be ignored.
+    halves, quarters = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
+    alphas = torch.tensor([[[halves, quarters], [quarters, [0.0, 0.0, 1.0]]]])
+    chosen = torch.tensor([[[0, 2], [0, 1]]])  # alphas 1/2 and 1/4; 1/4
+    log_probs = torch.tensor([[[-1.0, -3.0], [-5.0, -99.0]]])
+    mask = torch.tensor([[[True, True], [True, False]]])
+    ln2 = math.log(2)
+
+    def surrogate(baseline: float) -> float:
+        return float(score_function(alphas, chosen, log_probs, mask, torch.tensor(baseline)))
+
+    # First caption: the first choice gets the reward -1 - 3 = -4, the second -3.
+    assert surrogate(0.0) == pytest.approx(-(-4 * -ln2 + -3 * -2 * ln2 + -5 * -2 * ln2))
+    # The baseline is subtracted for each remaining word: -4 + 2 * 2, -3 + 2, -5 + 2.
+    assert surrogate(-2.0) == pytest.approx(-(0 * -ln2 + -1 * -2 * ln2 + -3 * -2 * ln2))
+
+
+def test_score_function_has_gradients_for_the_alphas_only() -> None:
+    scores = torch.randn(2, 1, 4, L, requires_grad=True)
+    log_probs = (-torch.rand(2, 1, 4)).requires_grad_()
+    chosen, mask = torch.randint(L, (2, 1, 4)), torch.ones(2, 1, 4, dtype=torch.bool)
+
+    score_function(scores.softmax(-1), chosen, log_probs, mask, torch.tensor(-0.3)).backward()
+
+    assert scores.grad.any()
+    assert log_probs.grad is None
+
+
+def test_padding_with_zero_alphas_gives_no_nan() -> None:
+    scores = torch.zeros(1, 1, 3, L, requires_grad=True)
+    mask = torch.tensor([[[True, True, False]]])
+    alphas = scores.softmax(-1) * mask.unsqueeze(-1)
+
+    surrogate = score_function(
+        alphas, torch.zeros(1, 1, 3, dtype=torch.long), -torch.ones(1, 1, 3), mask, torch.zeros(())
+    )
+    surrogate.backward()
+
+    assert surrogate.isfinite()
+    assert scores.grad.isfinite().all()
+
+
+# --- Hard attention's gradient against enumeration -----------------------------------------------
+
+# Captions of one photo: three choices of one of three regions each, in two shapes.
+SHAPES = {
+    "one caption": [[START, 5, 7, END]],
+    "two captions": [[START, 6, END], [START, END, PAD]],
+}
+
+
+class ScriptedSampler:
+    """Replaces ``sample_index`` and returns scripted regions, step by step."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.regions: list[list[int]] = []
+        self.step = 0
+
+    def script(self, sequence: tuple[int, ...]) -> None:
+        rest = iter(sequence)
+        self.regions = [[next(rest) for _ in range(length)] for length in self.lengths]
+        self.step = 0
+
+    def __call__(self, alphas: Tensor) -> Tensor:
+        captions = range(alphas.shape[:2].numel())
+        regions = [self.regions[row][self.step] for row in captions]
+        self.step += 1
+        return torch.tensor(regions).view(alphas.shape[:2])
+
+
+class Enumeration:
+    """A hard-attention decoder with one photo, and every possible choice of regions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, order: str, shape: str) -> None:
+        self.decoder, self.photo = build(order=order), features(1)
+        self.tokens = torch.tensor([SHAPES[shape]])
+        self.real = self.tokens[..., 1:] != PAD
+        self.sampler = ScriptedSampler(self.real.sum(-1)[0].tolist())
+        monkeypatch.setattr("captioner.model.attention.sample_index", self.sampler)
+
+    def choices(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the probability and cross-entropy of every choice, from alphas and logits.
+
+        Until the next one, the decoder's sampler is set to repeat the same choice.
+        """
+        decoder, total = self.decoder, 0.0
+        for sequence in itertools.product(range(L), repeat=int(self.real.sum())):
+            self.sampler.script(sequence)
+            inputs = self.tokens[..., :-1].masked_fill(~self.real, PAD)
+            unrolled = decoder(decoder.memory(self.photo), inputs)
+            table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
+            probability, cross_entropy = torch.ones(()).double(), torch.zeros(()).double()
+            for caption, regions in enumerate(self.sampler.regions):
+                for t, region in enumerate(regions):
+                    assert unrolled.chosen[0, caption, t] == region
+                    probability = probability * unrolled.alphas[0, caption, t, region]
+                    word = self.tokens[0, caption, t + 1]
+                    cross_entropy = cross_entropy - table[0, caption, t, word]
+            self.sampler.script(sequence)
+            yield probability, cross_entropy
+            total += probability.item()
+        assert total == pytest.approx(1)  # all choices were enumerated
+
+    def loss(self) -> Tensor:
+        """The objective of hard attention: sum_s p(s) CE(s)."""
+        return sum(probability * loss for probability, loss in self.choices())
+
+    def objectives(self, baseline: float, reward: float = 1.0) -> Iterator[tuple[float, Tensor]]:
+        """Yield the probability (a constant) and the training objective of every choice."""
+        config = TrainingConfig(attention_penalty=0.0, hard_reward=reward, hard_entropy=0.0)
+        for probability, _ in self.choices():
+            self.decoder.attention.baseline.fill_(baseline)  # the previous choice has updated it
+            losses = caption_losses(self.decoder, self.decoder.memory(self.photo), self.tokens)
+            yield probability.item(), losses.objective(config)
+
+    def gradients(self, value: Tensor) -> dict[str, Tensor]:
+        names, parameters = zip(*self.decoder.named_parameters(), strict=True)
+        return dict(zip(names, torch.autograd.grad(value, parameters), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+def test_hard_attention_gradient_is_unbiased(
+    monkeypatch: pytest.MonkeyPatch, order: str, shape: str
+) -> None:
+    enumeration = Enumeration(monkeypatch, order, shape)
+
+    expected = enumeration.gradients(enumeration.loss())
+    cross_entropy_only = enumeration.gradients(
+        sum(p * value for p, value in enumeration.objectives(0.0, reward=0.0))
+    )
+    for baseline in (0.0, -1.3):
+        estimate = enumeration.gradients(
+            sum(p * value for p, value in enumeration.objectives(baseline))
+        )
+        for name, gradient in expected.items():
+            torch.testing.assert_close(estimate[name], gradient, rtol=0, atol=1e-9, msg=name)
+
+    # Cross-entropy alone has no gradient for the alphas, and a wrong one for the hidden states.
+    energy, gates = "attention.scorer.energy.weight", "hidden_gates.weight"
+    assert not cross_entropy_only[energy].any()
+    assert expected[energy].abs().max() > 1e-3
+    assert (cross_entropy_only[gates] - expected[gates]).abs().max() > 1e-3
+
+
+def test_baseline_near_the_mean_reduces_the_variance(monkeypatch: pytest.MonkeyPatch) -> None:
+    enumeration = Enumeration(monkeypatch, "bahdanau", "one caption")
+    mean_log_prob = -enumeration.loss().item() / int(enumeration.real.sum())
+
+    def mean_square(baseline: float) -> float:
+        """Mean square of the alphas' gradient, whose mean does not depend on the baseline."""
+        return sum(
+            p * float(enumeration.gradients(value)["attention.scorer.energy.weight"].square().sum())
+            for p, value in enumeration.objectives(baseline)
+        )
+
+    assert mean_square(mean_log_prob) < 0.5 * mean_square(0.0)
+
+
+# --- caption_losses ------------------------------------------------------------------------------
+
+CAPTIONS = torch.tensor(
+    [
+        [[START, 5, END, PAD, PAD], [START, 4, 6, 7, END]],
+        [[PAD, PAD, PAD, PAD, PAD], [START, 6, 6, END, PAD]],
+    ]
+)
+WORDS = 2 + 4 + 3
+
+
+def losses_of(decoder: Decoder, photos: Tensor, smoothing: float = 0.0) -> Losses:
+    """Losses with the same sampled regions and dropout on every call."""
+    torch.manual_seed(7)
+    return caption_losses(decoder, decoder.memory(photos), CAPTIONS, smoothing)
+
+
+def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
+    decoder, photos = build(), features(2)
+    expected = 0.0
+
+    for _ in range(3):
+        losses = losses_of(decoder, photos)
+        mean = -losses.cross_entropy.item() / WORDS
+        expected = 0.9 * expected + 0.1 * mean
+
+        assert decoder.attention.baseline.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_baseline_is_not_updated_in_eval_mode_or_by_padding() -> None:
+    decoder, photos = build(), features(2)
+    decoder.attention.baseline.fill_(-1.5)
+
+    all_padding = caption_losses(decoder, decoder.memory(photos), torch.full((2, 1, 4), PAD))
+    losses_of(decoder.eval(), photos)
+
+    assert [part.item() for part in all_padding] == [0.0] * 6
+    assert decoder.attention.baseline.item() == -1.5
+
+
+def test_baseline_is_that_of_earlier_batches() -> None:
+    decoder, photos = build(), features(2)
+
+    first, second = losses_of(decoder, photos), losses_of(decoder, photos)
+    decoder.attention.baseline.zero_()
+    again = losses_of(decoder, photos)
+
+    assert again.score_function.item() == first.score_function.item()
+    assert second.score_function.item() != first.score_function.item()
+    assert second.cross_entropy.item() == first.cross_entropy.item()
+
+
+def test_label_smoothing_does_not_affect_the_reward() -> None:
+    decoder, photos = build(), features(2)
+
+    plain = losses_of(decoder, photos)
+    baseline = decoder.attention.baseline.clone()
+    decoder.attention.baseline.zero_()
+    smooth = losses_of(decoder, photos, smoothing=0.3)
+
+    assert smooth.cross_entropy.item() != plain.cross_entropy.item()
+    assert smooth.score_function.item() == plain.score_function.item()
+    assert torch.equal(decoder.attention.baseline, baseline)
+
+
+def test_entropy_is_summed_over_real_words() -> None:
+    decoder, photos = build().eval(), features(2)
+
+    losses = losses_of(decoder, photos)
+
+    alphas = decoder(decoder.memory(photos), CAPTIONS[..., :-1]).alphas
+    expected = sum(
+        -sum(a * math.log(a) for a in alphas[photo, caption, t].tolist())
+        for photo, caption, t in (CAPTIONS[..., 1:] != PAD).nonzero().tolist()
+    )
+    assert losses.entropy.item() == pytest.approx(expected, rel=1e-9)
+    assert 0 < losses.entropy.item() < WORDS * math.log(L)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"order": "luong"},
+        {"attention": "multi_head"},
+        {"attention": "general", "query": "self"},
+        {"attention": "fixed"},
+        {"attention": "fixed_at_start"},
+    ],
+    ids=lambda settings: " ".join(settings.values()) or "additive",
+)
+def test_soft_attention_has_no_score_function_and_no_entropy(settings: dict[str, str]) -> None:
+    decoder, photos = build("soft", **settings), features(2)
+
+    losses = losses_of(decoder, photos)
+
+    assert losses.score_function.item() == losses.entropy.item() == 0.0
+    assert losses.cross_entropy.item() > 0
+    plain = TrainingConfig(attention_penalty=0.0)
+    rich = TrainingConfig(attention_penalty=0.0, hard_reward=9.0, hard_entropy=9.0)
+    assert losses.objective(plain) == losses.objective(rich) == losses.cross_entropy
+
+
+def test_objective_is_the_weighted_sum_of_its_parts() -> None:
+    parts = (torch.tensor(float(number)) for number in (2, 3, 5, 7, 11, 13))
+    config = TrainingConfig(
+        attention_penalty=10.0, hard_reward=100.0, hard_entropy=1000.0, photo_words=10_000.0
+    )
+
+    expected = 2 + 10 * 3 + 100 * 5 - 1000 * 7 + 10_000 * 13
+    assert Losses(*parts).objective(config).item() == expected
+
+
+# --- Scheduled sampling --------------------------------------------------------------------------
+
+SENTENCES = torch.tensor(
+    [
+        [[START, 5, 4, 6, END, PAD], [START, 7, END, PAD, PAD, PAD]],
+        [[START, 4, 6, 6, 7, END], [PAD] * 6],
+    ]
+)
+
+
+def always(word: int) -> Decoder:
+    """A decoder that always generates one word."""
+    decoder = build("soft")
+    with torch.no_grad():
+        decoder.word_output.weight.zero_()
+        decoder.word_output.bias.zero_()[word] = 50.0
+    return decoder
+
+
+def test_probability_0_keeps_the_true_words() -> None:
+    decoder, photos = build("soft"), features(2)
+
+    inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, 0.0)
+
+    assert torch.equal(inputs, SENTENCES[..., :-1])
+    assert not inputs.requires_grad
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_sampled_inputs_are_ordinary_words(share: float) -> None:
+    decoder, photos = build("soft"), features(2)
+    with torch.no_grad():  # the likeliest tokens, if they were allowed
+        decoder.word_output.bias[[PAD, START, UNKNOWN]] += 30
+    true, real = SENTENCES[..., :-1], SENTENCES[..., :-1] != PAD
+    changed = torch.zeros(true.shape)
+    for _ in range(100):
+        inputs = scheduled_inputs(decoder, decoder.memory(photos), SENTENCES, share)
+        assert torch.equal(inputs != PAD, real)  # padding is kept
+        assert torch.equal(inputs[..., 0], true[..., 0])
+        replaced = inputs != true
+        assert not torch.isin(inputs[replaced], torch.tensor([PAD, START, UNKNOWN])).any()
+        changed += replaced
+    assert not changed[..., 0].any()
+    assert (changed[..., 1:][real[..., 1:]] > 0).all()
+
+
+def test_fraction_of_replaced_positions() -> None:
+    photos, tokens = features(2), torch.full((2, 60, 22), 5)
+    tokens[..., 0] = START
+    decoder = always(6)
+
+    for share in (0.0, 0.3, 1.0):
+        inputs = scheduled_inputs(decoder, decoder.memory(photos), tokens, share)
+        assert (inputs[..., 1:] == 6).double().mean().item() == pytest.approx(share, abs=0.03)
+
+
+def test_inputs_are_sampled_conditional_on_earlier_inputs() -> None:
+    """The first sampled word given START, and the second given the first."""
+    decoder, photo = build("soft").eval(), features(1)
+    memory, samples = decoder.memory(photo), 4000
+    tokens = torch.tensor([START, 4, 4, 4]).expand(1, samples, 4)
+
+    inputs = scheduled_inputs(decoder, memory, tokens, 1.0)[0]
+
+    ordinary = [word for word in range(V) if word not in NEVER_GENERATED]
+
+    def probabilities(words: list[int]) -> Tensor:
+        unrolled = decoder(memory, torch.tensor([[words]]))
+        logits = decoder.readout(unrolled.embedded, *unrolled.outputs)[0, 0, -1]
+        return logits[ordinary].softmax(0)
+
+    first = inputs[:, 1]
+    for words, sampled in [([START], first)] + [
+        ([START, word], inputs[first == word, 2]) for word in ordinary
+    ]:
+        for word, share in zip(ordinary, probabilities(words).tolist(), strict=True):
+            spread = (share * (1 - share) / max(1, len(sampled))) ** 0.5
+            assert abs((sampled == word).double().mean().nan_to_num() - share) < max(
+                4 * spread, 1e-3
+            )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_scheduled_sampling_restores_the_mode_and_uses_no_dropout(training: bool) -> None:
+    decoder, photos = always(6).train(training), features(2)
+    decoder.dropout.p = 0.9
+    with torch.no_grad():
+        decoder.word_output.bias[6] = 0.0
+        decoder.word_output.weight.normal_()
+    memory, tokens = decoder.memory(photos), SENTENCES
+
+    def sample(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return scheduled_inputs(decoder, memory, tokens, 1.0)
+
+    one, again = sample(3), sample(3)
+    assert decoder.training is decoder.dropout.training is training
+    assert torch.equal(one, again)
+    assert any(not torch.equal(sample(seed), one) for seed in range(4, 9))
+    decoder.dropout.p = 0.0
+    assert torch.equal(sample(3), one)
+
+
+def test_inputs_replace_the_context_but_not_the_targets() -> None:
+    decoder, photos = build("soft").eval(), features(2)
+    memory = decoder.memory(photos)
+    inputs = SENTENCES[..., :-1].clone()
+    inputs[0, 0, 2], inputs[1, 0, 1] = 7, END
+
+    losses = caption_losses(decoder, memory, SENTENCES, inputs=inputs)
+
+    unrolled = decoder(memory, inputs)
+    table = decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
+    true = SENTENCES[..., 1:]
+    of_words = table.gather(-1, true.unsqueeze(-1)).squeeze(-1)[true != PAD]
+    torch.testing.assert_close(losses.cross_entropy, -of_words.sum())
+    teacher_forced = caption_losses(decoder, memory, SENTENCES)
+    assert losses.cross_entropy.item() != teacher_forced.cross_entropy.item()
+    same = caption_losses(decoder, memory, SENTENCES, inputs=SENTENCES[..., :-1])
+    assert all(torch.equal(one, other) for one, other in zip(same, teacher_forced, strict=True))
+
+
+# --- Policy gradient -----------------------------------------------------------------------------
+
+
+def of_captions(decoder: Decoder, memory: Memory) -> Tensor:
+    """Negative log-probability of every caption over the words that can be generated, (B, R)."""
+    true = SENTENCES[..., 1:]
+    unrolled = decoder(memory, SENTENCES[..., :-1])
+    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
+    logits[..., list(NEVER_GENERATED)] = -torch.inf
+    table = logits.log_softmax(-1).gather(-1, true.unsqueeze(-1)).squeeze(-1)
+    return -table.masked_fill(true == PAD, 0.0).sum(-1)
+
+
+@pytest.mark.parametrize("weights", [[[1.0, 1.0], [1.0, 1.0]], [[0.5, -2.0], [3.0, 9.0]]])
+def test_policy_gradient_is_the_weighted_negative_log_probability(
+    weights: list[list[float]],
+) -> None:
+    decoder, memory_of = build("soft"), features(2)
+    advantages = torch.tensor(weights)
+    parameters = list(decoder.parameters())
+
+    memory = decoder.memory(memory_of)
+    estimate = policy_gradient_loss(decoder, memory, SENTENCES, lambda: advantages).cross_entropy
+    expected = (advantages * of_captions(decoder, decoder.memory(memory_of))).sum()
+
+    torch.testing.assert_close(estimate, expected)
+    gradients = (torch.autograd.grad(value, parameters) for value in (estimate, expected))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.isfinite().all()
+
+
+def test_policy_gradient_is_linear_in_the_advantages() -> None:
+    decoder, photos = build("soft"), features(2)
+    memory, one, other = decoder.memory(photos), torch.randn(2, 2), torch.randn(2, 2)
+
+    def loss(weights: Tensor) -> Tensor:
+        return policy_gradient_loss(decoder, memory, SENTENCES, lambda: weights).cross_entropy
+
+    torch.testing.assert_close(loss(2 * one - 3 * other), 2 * loss(one) - 3 * loss(other))
+    assert loss(torch.zeros(2, 2)).item() == 0.0
+
+
+@pytest.mark.parametrize("photos", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("captions", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("reward", [True, False])
+def test_losses_do_not_depend_on_the_order(
+    photos: list[int], captions: list[int], reward: bool
+) -> None:
+    """Photos and captions are sorted by length; advantages and inputs must be sorted with them."""
+    decoder, regions = build("soft").eval(), features(2)
+    weights, inputs = torch.tensor([[0.5, -2.0], [3.0, 9.0]]), SENTENCES[..., :-1].clone()
+    inputs[0, 0, 2], inputs[0, 1, 1], inputs[1, 0, 1] = 7, 4, 5
+
+    def losses(order: list[int], columns: list[int]) -> Losses:
+        tokens, fed = SENTENCES[order][:, columns], inputs[order][:, columns]
+        memory = decoder.memory(regions[order])
+        own = weights[order][:, columns]
+        if reward:
+            return policy_gradient_loss(decoder, memory, tokens, lambda: own)
+        return caption_losses(decoder, memory, tokens, inputs=fed)
+
+    for one, other in zip(losses(photos, captions), losses([0, 1], [0, 1]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_advantages_are_computed_after_the_forward_pass() -> None:
+    """So that rewards can be computed in parallel to it."""
+    decoder, photos, calls = build("soft"), features(2), []
+    decoder.word_output.register_forward_hook(lambda *_: calls.append("scored"))
+
+    def weights() -> Tensor:
+        calls.append("advantages")
+        return torch.ones(2, 2)
+
+    policy_gradient_loss(decoder, decoder.memory(photos), SENTENCES, weights)
+
+    assert calls == ["scored", "advantages"]
+
+
+def test_longest_first_on_a_known_batch() -> None:
+    tokens = torch.tensor(
+        [[[1, 4, 2, 0], [1, 2, 0, 0]], [[0] * 4] * 2, [[1, 2, 0, 0], [1, 5, 5, 2]]]
+    )
+
+    order = longest_first(tokens)
+
+    assert order.photos.tolist() == [2, 0, 1]
+    assert order.captions.tolist() == [[0, 1], [0, 1], [1, 0]]
+    assert order.sort_captions(tokens).tolist() == [
+        [[1, 5, 5, 2], [1, 2, 0, 0]],
+        [[1, 4, 2, 0], [1, 2, 0, 0]],
+        [[0] * 4] * 2,
+    ]

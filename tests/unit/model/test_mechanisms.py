@@ -1,0 +1,307 @@
+"""Every attention mechanism with every step order: training, search and saving."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from toy_encoder import PatchEncoder
+
+from captioner.errors import ConfigError
+from captioner.inference.folder import StoredModel, load_model, save_model
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.attention import (
+    SCORERS,
+    WITHOUT_SCORER,
+    Memory,
+    OneMap,
+    check_attention,
+)
+from captioner.model.captioner import CaptionModel
+from captioner.model.decoder import Decoder, Unrolled, build_decoder
+from captioner.model.losses import Losses, caption_losses
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
+from captioner.search.search import Hypothesis, search
+from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
+
+B, L, D, V = 3, 4, 8, 13
+pytestmark = pytest.mark.slow  # hundreds of combinations
+
+N = 6
+OPTIONS = SearchOptions(beam_size=3, num_captions=2, max_length=4)
+
+CAPTIONS = torch.tensor(
+    [
+        [[START, 5, 6, 7, END], [START, 4, END, PAD, PAD]],
+        [[START, 9, 12, END, PAD], [PAD, PAD, PAD, PAD, PAD]],
+        [[START, 10, END, PAD, PAD], [START, 8, 8, 11, END]],
+    ]
+)
+MASK = torch.tensor([[True] * 4, [True, True, True, False], [True, True, False, False]])
+
+
+def combinations() -> list[DecoderConfig]:
+    """All valid combinations; ``fixed_at_start`` ignores the order and must accept each."""
+    found = []
+    for attention, query, selection, (order, feeding) in product(
+        (*SCORERS, *WITHOUT_SCORER),
+        ("hidden", "self", "mean"),
+        ("soft", "hard"),
+        (("bahdanau", True), ("luong", True), ("luong", False)),
+    ):
+        config = DecoderConfig(
+            embed_dim=5,
+            hidden_dim=N,
+            attention_dim=14,
+            dropout=0.0,
+            attention=attention,
+            query=query,
+            selection=selection,
+            heads=7,
+            order=order,
+            input_feeding=feeding,
+        )
+        scorer = SCORERS.get(attention)
+        if scorer is not None and scorer.equal_sizes:
+            config.projection_dim = N
+        try:
+            check_attention(config)
+        except ConfigError:
+            continue
+        found.append(config)
+    normed = [c for c in found if description(c).startswith("additive hidden soft")]
+    return found + [replace(config, layer_norm=True) for config in normed]
+
+
+def description(config: DecoderConfig) -> str:
+    fed = "" if config.input_feeding else " not fed"
+    norms = " norms" if config.layer_norm else ""
+    return f"{config.attention} {config.query} {config.selection} {config.order}{fed}{norms}"
+
+
+COMBINATIONS = combinations()
+each = pytest.mark.parametrize("config", COMBINATIONS, ids=description)
+with_photo_query = pytest.mark.parametrize(
+    "config",
+    [c for c in COMBINATIONS if c.query != "hidden" or c.attention.startswith("fixed")],
+    ids=description,
+)
+
+
+def build(config: DecoderConfig) -> Decoder:
+    decoder = build_decoder(config, D, V, L)
+    with torch.no_grad():  # larger than the initial weights, to make errors visible
+        for parameter in decoder.parameters():
+            parameter.normal_(std=0.6)
+        decoder.word_output.bias[END] += 1  # some sentences end, others are truncated
+    return decoder
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return torch.randn(B, L, D)
+
+
+def test_combinations_cover_every_setting_in_every_order() -> None:
+    names = {description(config) for config in COMBINATIONS}
+
+    assert len(names) == len(COMBINATIONS)
+    for order in ("bahdanau", "luong", "luong not fed"):
+        soft = [f"{name} hidden soft {order}" for name in (*SCORERS, *WITHOUT_SCORER)]
+        hard = [f"{name} hidden hard {order}" for name in SCORERS]
+        photo = [
+            f"{name} {query} soft {order}"
+            for name in ("additive", "dot", "general")
+            for query in ("self", "mean")
+        ]
+        assert names >= {*soft, *hard, *photo, f"additive hidden soft {order} norms"}
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["unmasked", "masked"])
+@each
+def test_every_parameter_gets_a_gradient(
+    config: DecoderConfig, mask: Tensor | None, features: Tensor
+) -> None:
+    decoder = build(config).train()
+
+    losses = caption_losses(decoder, decoder.memory(features, mask), CAPTIONS)
+    losses.objective(TrainingConfig()).backward()
+
+    gradients = {name: parameter.grad for name, parameter in decoder.named_parameters()}
+    assert [name for name, grad in gradients.items() if grad is None or not grad.any()] == []
+    assert [name for name, grad in gradients.items() if not grad.isfinite().all()] == []
+
+
+@each
+def test_step_by_step_equals_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
+    decoder = build(config).eval()
+    memory = decoder.memory(features, MASK)
+    inputs = torch.randint(4, V, (B, 2, 3))
+
+    unrolled = decoder(memory, inputs)
+
+    state = decoder.start(memory, 2)
+    for t in range(3):
+        step = decoder.step(decoder.word_gates(decoder.embed(inputs[:, :, t])), state, memory)
+        state = step.state
+        for whole, now in zip(unrolled.outputs, step.outputs, strict=True):
+            torch.testing.assert_close(whole[:, :, t], now)
+        torch.testing.assert_close(unrolled.alphas[:, :, t], step.alphas)
+        torch.testing.assert_close(unrolled.gates[:, :, t], step.gate[..., 0])
+        if config.selection == "hard":
+            assert torch.equal(unrolled.chosen[:, :, t], step.chosen)
+        else:
+            assert unrolled.chosen is step.chosen is None
+
+
+@each
+def test_batch_losses_are_the_sum_over_photos(config: DecoderConfig, features: Tensor) -> None:
+    decoder = build(config).eval()
+
+    together = caption_losses(decoder, decoder.memory(features), CAPTIONS)
+    alone = [
+        caption_losses(decoder, decoder.memory(features[rows]), CAPTIONS[rows])
+        for rows in (slice(0, 1), slice(1, 2), slice(2, 3))
+    ]
+
+    assert together.words == 4 + 2 + 3 + 2 + 4
+    for name in Losses._fields:
+        total = sum(getattr(losses, name) for losses in alone)
+        torch.testing.assert_close(getattr(together, name), total, rtol=1e-4, atol=1e-4)
+
+
+@each
+def test_masked_padding_gives_the_same_gradients(config: DecoderConfig, features: Tensor) -> None:
+    decoder, photo = build(config).eval(), slice(2, 3)
+    real = int(MASK[photo].sum())
+
+    padded = gradients(decoder, decoder.memory(features[photo], MASK[photo]))
+    alone = gradients(decoder, decoder.memory(features[photo, :real]))
+
+    for name, gradient in alone.items():
+        torch.testing.assert_close(padded[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def gradients(decoder: Decoder, memory: Memory) -> dict[str, Tensor]:
+    """Gradients of the losses, penalty included, for every parameter."""
+    decoder.zero_grad()
+    losses = caption_losses(decoder, memory, CAPTIONS[:1])
+    losses.objective(TrainingConfig(attention_penalty=0.5, hard_entropy=0.5)).backward()
+    return {name: parameter.grad for name, parameter in decoder.named_parameters()}
+
+
+# --- Search --------------------------------------------------------------------------------------
+
+
+def search_photos(
+    decoder: Decoder, features: Tensor, mask: Tensor | None
+) -> list[list[Hypothesis]]:
+    return search(DecoderStepper(decoder, decoder.memory(features, mask)), OPTIONS)
+
+
+def log_probs_of(decoder: Decoder, unrolled: Unrolled) -> Tensor:
+    return decoder.readout(unrolled.embedded, *unrolled.outputs).log_softmax(-1)
+
+
+@each
+@torch.no_grad()
+def test_search_agrees_with_teacher_forcing(config: DecoderConfig, features: Tensor) -> None:
+    decoder = build(config).eval()
+
+    for photo, hypotheses in enumerate(search_photos(decoder, features, MASK)):
+        assert len(hypotheses) == 2
+        memory = decoder.memory(features[photo : photo + 1], MASK[photo : photo + 1])
+        for found in hypotheses:
+            words = [*found.tokens, END] if found.ended else found.tokens
+            unrolled = decoder(memory, torch.tensor([[[START, *words[:-1]]]]))
+            table = log_probs_of(decoder, unrolled)[0, 0]
+            log_probs = table[torch.arange(len(words)), torch.tensor(words)]
+            length = len(found.tokens)
+            for array, expected in (
+                (found.token_log_probs, log_probs[:length]),
+                (found.alphas, unrolled.alphas[0, 0, :length]),
+                (found.gates, unrolled.gates[0, 0, :length]),
+            ):
+                torch.testing.assert_close(torch.from_numpy(array), expected)
+            assert found.log_prob == pytest.approx(log_probs.sum().item(), rel=1e-4)
+            assert not set(found.tokens) & {PAD, START, UNKNOWN}
+
+
+@each
+def test_searching_a_batch_equals_single_photos(config: DecoderConfig, features: Tensor) -> None:
+    decoder = build(config).eval()
+
+    together = search_photos(decoder, features, MASK)
+
+    for photo, mask in enumerate(MASK):
+        (alone,) = search_photos(decoder, features[photo, mask].unsqueeze(0), None)
+        for one, other in zip(alone, together[photo], strict=True):
+            assert one.tokens == other.tokens
+            np.testing.assert_allclose(one.alphas, other.alphas[:, mask], rtol=1e-5, atol=1e-6)
+            assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
+
+
+@with_photo_query
+def test_photo_queries_are_scored_once_per_photo(config: DecoderConfig, features: Tensor) -> None:
+    decoder, scored = build(config).eval(), []
+    assert isinstance(decoder.attention, OneMap)
+    if config.query != "hidden":  # fixed vectors have no scorer
+        decoder.attention.scorer.register_forward_pre_hook(
+            lambda _, args: scored.append(args[0].shape[0] * args[0].shape[1])
+        )
+    questions = {"self": [B * L], "mean": [B], "hidden": []}[config.query]
+
+    memory = decoder.memory(features)
+    assert scored == questions
+    caption_losses(decoder, memory, CAPTIONS)
+    search(DecoderStepper(decoder, memory), OPTIONS)
+
+    assert scored == questions
+
+
+# --- Saving --------------------------------------------------------------------------------------
+
+
+class NamedEncoder(PatchEncoder):
+    """Replaces ``Encoder``, which model folders build by name."""
+
+    def __init__(self, name: str, *, image_size: int | None = None) -> None:
+        super().__init__(D)
+        del image_size
+        self.name = name
+
+
+@each
+@torch.no_grad()
+def test_saved_models_load_back_up_to_rounding(
+    config: DecoderConfig, features: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner.inference.folder.Encoder", NamedEncoder)
+    model = CaptionModel(NamedEncoder("patches"), config, Preprocessing(image_size=32), V).eval()
+    if config.selection == "hard":
+        model.decoder.attention.baseline.fill_(-1.7)  # it is part of the state
+    vocabulary = Vocabulary([f"word{number}" for number in range(4, V)])
+
+    save_model(tmp_path / "model", StoredModel(model, config, vocabulary))
+    loaded = load_model(tmp_path / "model")
+
+    def log_probs(decoder: Decoder) -> Tensor:
+        return log_probs_of(decoder, decoder(decoder.memory(features), CAPTIONS[..., :-1]))
+
+    assert loaded.decoder == config
+    found = log_probs(loaded.model.decoder)
+    torch.testing.assert_close(found, log_probs(model.decoder), rtol=0, atol=0.01)
+    for tensor in model.state_dict().values():
+        tensor.copy_(tensor.half())
+    assert torch.equal(found, log_probs(model.decoder))
+    kept = loaded.model.state_dict()
+    assert all(torch.equal(kept[name], own) for name, own in model.state_dict().items())

@@ -1,0 +1,131 @@
+"""Preprocessing against known values, and crop boxes against pixels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from captioner.caption import CropBox
+from captioner.model.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD
+from captioner.model.preprocessing import Preprocessing
+
+
+def test_efficientnet_lite_normalization():
+    """(255 x - 127) / 128 for x in 0..1, as in the authors' code."""
+    preprocessing = Preprocessing(32, mean=PACKAGES_MEAN, std=PACKAGES_STD)
+    values = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
+    x = torch.arange(256) / 255
+    expected = ((255 * x - 127) / 128).reshape(1, 1, 16, 16).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(preprocessing.normalize(values), expected, rtol=0, atol=1e-6)
+
+
+def test_channels_have_their_own_mean_and_std():
+    preprocessing = Preprocessing(32, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 0.25))
+    found = preprocessing.normalize(torch.tensor([[[[255, 0, 51]]]], dtype=torch.uint8))
+    torch.testing.assert_close(found.flatten(), torch.tensor([1.0, -1.0, -3.2]))
+
+
+def test_shape_and_dtype_of_the_encoders_input():
+    pixels = torch.zeros(2, 32, 40, 3, dtype=torch.uint8)
+    found = Preprocessing(32).normalize(pixels)
+    assert found.shape == (2, 3, 32, 40)
+    assert found.dtype == torch.float32
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (100, 70), (7, 9)])
+def test_pixels_are_scaled_once(size: tuple[int, int]):
+    """White stays 255 through resizing and is normalized once, to (1 - mean) / std."""
+    preprocessing = Preprocessing(32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    pixels = preprocessing.pixels(Image.new("RGB", size, "white"))
+    assert pixels.dtype == np.uint8
+    assert (pixels == 255).all()
+    found = preprocessing.normalize(torch.from_numpy(np.array(pixels))[None])
+    torch.testing.assert_close(found, torch.ones(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("size", [(40, 40), (80, 40), (40, 80), (400, 40), (53, 37), (1000, 999)])
+def test_crop_box_matches_the_pixels(size: tuple[int, int]):
+    """With red inside the crop box and blue outside, only red is visible.
+
+    Up to the edge, where the bicubic kernel mixes in neighbouring pixels.
+    """
+    width, height = size
+    preprocessing = Preprocessing(32)
+    left, top, right, bottom = preprocessing.crop_box(width, height)
+    photo = np.zeros((height, width, 3), np.uint8)
+    photo[..., 2] = 255
+    rows = slice(math.floor(top * height), math.ceil(bottom * height))
+    columns = slice(math.floor(left * width), math.ceil(right * width))
+    photo[rows, columns] = (255, 0, 0)
+    pixels = preprocessing.pixels(Image.fromarray(photo))
+    assert (pixels[2:-2, 2:-2] == (255, 0, 0)).all()
+    assert (pixels[..., 0] > 240).all()
+    photo[rows, columns] = (0, 255, 0)  # the whole crop box is visible
+    photo[rows.start, columns.start] = photo[rows.stop - 1, columns.stop - 1] = (255, 0, 0)
+    if max(size) < 100:
+        pixels = preprocessing.pixels(Image.fromarray(photo))
+        assert pixels[0, 0, 0] > 30
+        assert pixels[-1, -1, 0] > 30
+
+
+def test_crop_box_locates_a_marker():
+    photo = Image.new("RGB", (200, 100), "black")
+    photo.paste("white", (120, 20, 130, 30))  # centred at (125, 25)
+    pixels = Preprocessing(64).pixels(photo)[..., 0].astype(float)
+    left, top, right, bottom = Preprocessing(64).crop_box(200, 100)
+    rows, columns = np.mgrid[:64, :64] + 0.5
+    x = (columns * pixels).sum() / pixels.sum() / 64 * (right - left) + left
+    y = (rows * pixels).sum() / pixels.sum() / 64 * (bottom - top) + top
+    assert (x * 200, y * 100) == (pytest.approx(125, abs=0.3), pytest.approx(25, abs=0.3))
+
+
+def test_known_crop_boxes():
+    crop, squash = Preprocessing(32), Preprocessing(32, "squash")
+    assert crop.crop_box(100, 100) == CropBox()
+    assert crop.crop_box(200, 100) == CropBox(0.25, 0, 0.75, 1)
+    assert crop.crop_box(100, 400) == CropBox(0, 0.375, 1, 0.625)
+    assert squash.crop_box(200, 100) == CropBox()
+
+
+def test_squash_keeps_the_whole_photo():
+    photo = Image.new("RGB", (120, 40), "black")
+    photo.paste("white", (0, 0, 60, 40))
+    pixels = Preprocessing(32, "squash").pixels(photo)
+    assert (pixels[:, :14] == 255).all()
+    assert (pixels[:, 18:] == 0).all()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (50, 40)])
+def test_bgr_reverses_the_channels(size: tuple[int, int]):
+    photo = Image.new("RGB", size, (10, 20, 30))
+    assert (Preprocessing(32).pixels(photo)[5, 5] == (10, 20, 30)).all()
+    backwards = Preprocessing(32, channel_order="BGR").pixels(photo)
+    assert (backwards[5, 5] == (30, 20, 10)).all()
+    assert backwards.shape == (32, 32, 3)
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (2, 3)])
+def test_tiny_photos(size: tuple[int, int], resize: str):
+    preprocessing = Preprocessing(32, resize)  # type: ignore[arg-type]
+    pixels = preprocessing.pixels(Image.new("RGB", size, (10, 20, 30)))
+    assert pixels.shape == (32, 32, 3)
+    assert (pixels == (10, 20, 30)).all()
+
+
+@given(width=st.integers(1, 300), height=st.integers(1, 300), size=st.integers(1, 64))
+def test_crop_box_lies_inside_photos_of_any_size(width: int, height: int, size: int):
+    preprocessing = Preprocessing(size)
+    assert preprocessing.pixels(Image.new("RGB", (width, height))).shape == (size, size, 3)
+    left, top, right, bottom = preprocessing.crop_box(width, height)
+    assert 0 <= left < right <= 1
+    assert 0 <= top < bottom <= 1
+    seen = (right - left) * width, (bottom - top) * height
+    assert seen == (pytest.approx(min(width, height)), pytest.approx(min(width, height)))

@@ -1,0 +1,166 @@
+"""Registering scorers and encoders, and errors for missing ones."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioner import register_encoder, register_scorer
+from captioner.errors import CaptionerError, ConfigError
+from captioner.model.attention import SCORERS, Scorer
+from captioner.model.encoder import ENCODERS, Encoder
+from captioner.model.registry import Registry, what_is_missing
+
+
+class MyScorer(Scorer):
+    """Gives all regions the same score."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return keys.sum(-1).unsqueeze(1).expand(-1, query.shape[1], -1)
+
+
+class Patches(nn.Module):
+    """One region per 8 x 8 pixels."""
+
+    mean = (0.4, 0.5, 0.6)
+
+    def __init__(self, pretrained: bool = False) -> None:
+        super().__init__()
+        self.pretrained = pretrained
+        self.project = nn.Conv2d(3, 6, 8, stride=8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.project(images)
+
+
+@pytest.fixture(autouse=True)
+def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SCORERS, "_registered", {})
+    monkeypatch.setattr(ENCODERS, "_registered", {})
+
+
+def test_registered_names_are_found() -> None:
+    register_scorer("mine", MyScorer)
+    register_scorer("mine", MyScorer)  # as when a notebook cell is run twice
+
+    assert SCORERS["mine"] is MyScorer
+    assert list(SCORERS)[-1] == "mine"
+    assert SCORERS.provider("mine") == {"kind": "scorer", "name": "mine", "module": __name__}
+    assert SCORERS.provider("dot") is SCORERS.provider("unknown") is None
+
+
+def test_a_registered_encoder_can_be_used() -> None:
+    register_encoder("patches", Patches)
+
+    encoder = Encoder("patches", pretrained=True)
+
+    features, grid = encoder(torch.zeros(2, 3, 32, 24))
+    assert (features.shape, grid) == ((2, 12, 6), (4, 3))
+    assert encoder.mean == (0.4, 0.5, 0.6)
+    assert encoder.backbone.pretrained is True
+    assert encoder.stages() == ["project"]
+
+
+@pytest.mark.parametrize(
+    ("register", "expected"),
+    [
+        (lambda: register_scorer("dot", MyScorer), "scorer 'dot' is built in; choose another"),
+        (lambda: register_scorer("fixed", MyScorer), "scorer 'fixed' is built in"),
+        (lambda: register_scorer("a b", MyScorer), "scorer name 'a b' is invalid; give letters"),
+        (lambda: register_scorer(5, MyScorer), "scorer name 5 is invalid"),
+        (lambda: register_scorer("mine", nn.Linear), "give a subclass of .*Scorer"),
+        (lambda: register_encoder("resnet18", Patches), "'resnet18' is torchvision's"),
+        (lambda: register_encoder("timm/mine", Patches), "'timm/mine' is invalid"),
+        (
+            lambda: register_encoder("mine", Patches()),
+            "'mine' is a Patches; give a function or class",
+        ),
+    ],
+)
+def test_what_cannot_be_registered(register: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        register()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_registered_class_cannot_be_replaced_by_another() -> None:
+    register_scorer("mine", MyScorer)
+
+    with pytest.raises(ConfigError, match=r"'mine' is already registered \(.*MyScorer\)"):
+        register_scorer("mine", type("Other", (MyScorer,), {}))
+
+
+def test_an_encoder_must_build_a_module() -> None:
+    register_encoder("mine", lambda pretrained: "nothing")
+
+    with pytest.raises(ConfigError, match="'mine' returned 'nothing'; it must return a torch"):
+        Encoder("mine")
+
+
+# --- entry points --------------------------------------------------------------------------------
+
+
+def points_of(monkeypatch: pytest.MonkeyPatch, *values: tuple[str, str]) -> Registry[Any]:
+    """A registry that finds these names and values as entry points."""
+    found = EntryPoints(EntryPoint(name, value, "captioner.scorers") for name, value in values)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found.select(group=group))
+    return Registry("scorer", {"dot": nn.Linear})
+
+
+def test_entry_points_are_found_after_built_in_names(monkeypatch) -> None:
+    registry = points_of(monkeypatch, ("dot", "nowhere:A"), ("mine", f"{__name__}:MyScorer"))
+
+    assert list(registry) == ["dot", "mine"]
+    assert len(registry) == 2
+    assert registry["mine"] is MyScorer
+    assert registry["dot"] is nn.Linear
+
+
+def test_an_entry_point_that_cannot_be_imported(monkeypatch) -> None:
+    registry = points_of(monkeypatch, ("mine", "no_such_module:A"))
+
+    with pytest.raises(ConfigError, match=r"'mine' of .*ModuleNotFoundError.*pip install"):
+        registry["mine"]
+
+
+def test_two_packages_with_one_name(monkeypatch) -> None:
+    registry = points_of(monkeypatch, ("mine", "one:A"), ("mine", "two:A"))
+
+    with pytest.raises(ConfigError, match="several packages: one:A, two:A; uninstall all but one"):
+        registry["mine"]
+
+
+# --- missing entries -----------------------------------------------------------------------------
+
+RECORD = {"kind": "scorer", "name": "mine", "module": "my_scorers"}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (
+            {**RECORD, "package": "my-pkg"},
+            "the scorer mine of the package my-pkg; run: pip install",
+        ),
+        ({**RECORD, "package": "torch"}, "which my_scorers registers; import my_scorers first"),
+        (RECORD, "which my_scorers registers; import my_scorers first"),
+        ({**RECORD, "module": "__main__"}, "call captioner.register_scorer('mine', ...) first"),
+        ({**RECORD, "package": "x; rm -rf /", "module": "\x1b[2J"}, "call captioner.register_scor"),
+    ],
+)
+def test_errors_for_missing_entries_name_the_remedy(record: dict[str, str], expected: str) -> None:
+    assert expected in what_is_missing(record)
+
+
+def test_an_unknown_scorer_lists_the_registered_ones() -> None:
+    from captioner.model.attention import check_attention
+    from captioner.options import DecoderConfig
+
+    register_scorer("mine", MyScorer)
+    with pytest.raises(CaptionerError, match=re.escape("scaled_dot, mine, multi_head")):
+        check_attention(DecoderConfig(attention="yours"))

@@ -1,0 +1,32 @@
+"""The search accepts torch tensors and NumPy arrays; its tests run with both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import array_api_compat.numpy
+import array_api_compat.torch
+import pytest
+import torch
+
+from captioner.search import arrays
+
+LIBRARIES: dict[str, tuple[Any, Any]] = {
+    "torch": (array_api_compat.torch, torch.device("cpu")),
+    "numpy": (arrays.NUMPY, "cpu"),
+    "numpy before 2.1": (array_api_compat.numpy, "cpu"),
+}
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def array_library(request: pytest.FixtureRequest) -> Iterator[None]:
+    from table_stepper import TableStepper
+
+    xp, device = LIBRARIES[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableStepper, "xp", xp)
+        patch.setattr(TableStepper, "device", device)
+        if device == "cpu":
+            patch.setattr(arrays, "NUMPY", xp)
+        yield

@@ -1,0 +1,212 @@
+"""Consensus against CIDEr-D, its formula and a search that returns every candidate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from table_stepper import TableStepper, random_table
+
+from captioner.errors import ConfigError
+from captioner.evaluation.cider import CiderD
+from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.options import SearchOptions
+from captioner.search.consensus import by_consensus
+from captioner.search.search import search
+from captioner.search.words import SearchTokens, encode_search_words
+from captioner.text.subwords import Subwords
+from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
+
+CAPTIONS = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=6)
+
+
+def expected_ciders(captions: Sequence[Sequence[int]], weights: Sequence[float]) -> list[float]:
+    """Weighted mean CIDEr-D with each caption as the only reference, if no n-gram is known."""
+    frequencies = DocumentFrequencies.from_tokens({0: [["unseen"]], 1: [["unseen"]]})
+    texts = [[f"w{token}" for token in tokens] for tokens in captions]
+    scores = [CiderD({0: [reference]}, frequencies).score({0: texts})[0] for reference in texts]
+    return list(np.average(scores, axis=0, weights=weights))
+
+
+@given(CAPTIONS.filter(all), st.data())
+def test_without_rarities_the_order_is_that_of_the_mean_cider_d(captions, data) -> None:
+    weights = data.draw(
+        st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(captions), max_size=len(captions))
+    )
+    expected = expected_ciders(captions, weights)
+
+    order = by_consensus(captions, weights)
+
+    assert {tuple(captions[i]) for i in order} == {tuple(tokens) for tokens in captions}
+    assert len(order) == len({tuple(tokens) for tokens in captions})
+    found = [expected[i] for i in order]
+    assert found == pytest.approx(sorted(found, reverse=True), abs=1e-5)
+
+
+def test_a_caption_like_the_others_is_before_the_most_frequent_outlier() -> None:
+    outlier, others = [9, 8, 7, 6], [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6], [1, 2, 3]]
+    captions = [outlier, outlier, *others]
+
+    order = by_consensus(captions, [1.0] * 6)
+
+    assert captions[order[-1]] == outlier
+    assert len(order) == 5
+
+
+def test_an_agreement_on_rare_words_counts_more() -> None:
+    """The first and the second caption share word 1, the first and the third word 2."""
+    captions = [[1, 2], [1, 3], [4, 2]]
+
+    assert by_consensus(captions, [1.0] * 3, (0, 1.0, 9.0, 1.0, 1.0)) == [0, 2, 1]
+    assert by_consensus(captions, [1.0] * 3, (0, 9.0, 1.0, 1.0, 1.0)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.9, 0), (1.1, 3)])
+def test_rare_words_add_the_mean_and_the_highest_rarity(share, first) -> None:
+    """Two captions that agree with themselves only, in unigrams and bigrams: 10 / 4 * 2.
+
+    With weights of 3/5 and 2/5 the first is ahead by 1. The other is rarer by (2 + 3) - (1 + 1).
+    """
+    captions, rarity = [[0, 1]] * 3 + [[2, 3]] * 2, (1.0, 1.0, 1.0, 3.0)
+
+    order = by_consensus(captions, [1.0] * 5, rarity, rare_words=share / 3)
+
+    assert order[0] == first
+
+
+def test_a_rare_word_in_a_single_caption_does_not_count() -> None:
+    """Word 3 is as rare in both searches, but only in the second do two captions have it."""
+    rarity = (1.0, 1.0, 1.0, 9.0)
+
+    assert by_consensus([[0, 1], [0, 2], [0, 3]], [1.0] * 3, rarity, rare_words=1.0)[0] != 2
+    assert by_consensus([[0, 1], [0, 2], [0, 3], [1, 3]], [1.0] * 4, rarity, 1.0)[0] >= 2
+
+
+@given(CAPTIONS, st.randoms(use_true_random=False), st.floats(0.01, 100))
+def test_the_best_score_does_not_depend_on_order_or_scale(captions, random, scale) -> None:
+    distinct = [list(tokens) for tokens in dict.fromkeys(map(tuple, captions))]
+    weights = [0.3 + 0.01 * sum(tokens) + 0.1 * len(tokens) for tokens in distinct]
+    rarity = (0.11, 0.27, 0.53, 0.91, 1.7)
+    shuffled = random.sample(range(len(distinct)), len(distinct))
+
+    best = by_consensus(distinct, weights, rarity)[0]
+    again = by_consensus(
+        [distinct[i] for i in shuffled], [scale * weights[i] for i in shuffled], rarity
+    )[0]
+
+    ciders = scores_of(distinct, weights, rarity)
+    assert ciders[shuffled[again]] == pytest.approx(ciders[best], abs=1e-9)
+    assert ciders[best] == pytest.approx(max(ciders), abs=1e-9)
+
+
+def scores_of(captions, weights, rarity) -> list[float]:
+    """The formula, word by word."""
+
+    def vector(tokens: list[int], size: int) -> dict[tuple[int, ...], float]:
+        grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+        return {gram: grams.count(gram) * sum(rarity[t] for t in gram) for gram in grams}
+
+    def cider(one: list[int], reference: list[int]) -> float:
+        total = 0.0
+        for size in (1, 2, 3, 4):
+            left, right = vector(one, size), vector(reference, size)
+            norm = math.hypot(*left.values()) * math.hypot(*right.values())
+            shared = sum(min(left[g], right[g]) * right[g] for g in left.keys() & right.keys())
+            total += shared / norm if norm else 0.0
+        return 10 / 4 * total * math.exp(-((len(one) - len(reference)) ** 2) / 72)
+
+    return [
+        sum(w * cider(one, other) for w, other in zip(weights, captions, strict=True))
+        / sum(weights)
+        for one in captions
+    ]
+
+
+SEARCHES = {
+    "beam": {"beam_size": 6},
+    "guided beam": {"beam_size": 6, "guidance": 0.8},
+    "samples": {"beam_size": 1, "temperature": 1.3, "seed": 2},
+}
+
+
+@pytest.mark.parametrize("rare_words", [0.0, 0.4])
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_search_returns_the_candidates_that_agree_most(kind, rare_words) -> None:
+    tables = [random_table(seed, 6, 0.2) for seed in (3, 4, 5)]
+    options = SearchOptions(
+        max_length=5, candidates=6, num_captions=2, rare_words=rare_words, **SEARCHES[kind]
+    )
+    every = dataclasses.replace(options, candidates=0, num_captions=6, rare_words=0.0)
+    words = SearchTokens(rarity=(1.3, 1.3, 1.5, 1.7, 1.9, 2.6))
+
+    def run(searched: SearchOptions):
+        blank = TableStepper([random_table(9, 6, 0.2)] * 3) if options.guidance else None
+        return search(TableStepper(tables), searched, words, blank=blank)
+
+    kept = 5 if options.temperature else 6  # the fifth of the samples that ranks lowest is dropped
+    for found, all_found in zip(run(options), run(every), strict=True):
+        candidates = all_found[:kept]
+        likely = [math.exp(each.log_prob / 2) for each in candidates]
+        weights = [1.0] * kept if options.temperature else likely
+        tokens = [each.tokens for each in candidates]
+        order = by_consensus(tokens, weights, words.rarity, rare_words)
+        others = [each.tokens for each in all_found[kept:]]  # if too few are different
+        ranked = dict.fromkeys(map(tuple, [*(tokens[i] for i in order), *others]))
+        assert [tuple(each.tokens) for each in found] == list(ranked)[:2]
+        for each, index in zip(found, order, strict=False):
+            assert each.log_prob == candidates[index].log_prob
+            np.testing.assert_array_equal(each.alphas, candidates[index].alphas)
+
+
+@pytest.mark.parametrize("count", [2, 6, 9])
+def test_sampled_candidates_are_as_many_as_are_different(count) -> None:
+    """Those that rank lowest come after the others, if these are too few."""
+    options = SearchOptions(
+        beam_size=1, temperature=1.3, seed=2, max_length=4, candidates=9, num_captions=count
+    )
+    every = dataclasses.replace(options, candidates=0, num_captions=9)
+    tables = [random_table(seed, 6, 0.2) for seed in (3, 4, 5)]
+
+    for found, samples in zip(
+        search(TableStepper(tables), options), search(TableStepper(tables), every), strict=True
+    ):
+        different = {tuple(each.tokens) for each in samples}
+        returned = [tuple(each.tokens) for each in found]
+        assert len(returned) == min(count, len(different))
+        assert len(set(returned)) == len(returned)
+        assert set(returned) <= different
+
+
+def test_pieces_of_words_have_no_rarity() -> None:
+    options = SearchOptions(candidates=3)
+    pieces = Subwords.train(["a dog"] * 5, 12, 5)
+    assert encode_search_words(options, Vocabulary(pieces.pieces, (), pieces)).rarity == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidates": 6}, r"candidates is 6; give at most beam_size \(5\), .* temperature"),
+        ({"candidates": 2, "num_captions": 3}, r"num_captions is 3, but candidates only 2"),
+        ({"candidates": 1}, "candidates is 1; give 2 or more to compare, or 0 for none"),
+        ({"candidates": -1}, "candidates is -1"),
+    ],
+)
+def test_too_few_or_too_many_candidates_are_refused(options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SearchOptions(**options)
+
+
+def test_special_tokens_have_a_rarity() -> None:
+    """Candidates are compared without them, but the table is indexed by token."""
+    options, vocabulary = SearchOptions(candidates=2), Vocabulary(("a", "dog", "cat"))
+
+    rarity = encode_search_words(options, vocabulary).rarity
+
+    special = [math.log(1 + 2.7)] * len(SPECIAL_NAMES)
+    assert list(rarity) == pytest.approx([*special, *(math.log(rank + 2.7) for rank in (1, 2, 3))])

@@ -1,0 +1,391 @@
+"""Search rules against brute force over all sentences, and encoding of the words they name."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import array_api_compat.torch
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from reference_search import (
+    Task,
+    assert_same_captions,
+    brute_force,
+    reference_beam_search,
+    searches,
+)
+from table_stepper import (
+    END,
+    Prefix,
+    Table,
+    TableStepper,
+    assert_matches_table,
+    constant_table,
+    random_table,
+)
+
+from captioner.errors import ConfigError
+from captioner.options import SearchOptions
+from captioner.search.guidance import guide
+from captioner.search.rules import Rules
+from captioner.search.search import search
+from captioner.search.words import SearchTokens, encode_search_words
+from captioner.text.vocabulary import BAD_ENDINGS, Vocabulary
+from captioner.text.vocabulary import END as END_OF_VOCABULARY
+
+# Search options and search tokens of each rule.
+RULES = {
+    "min_length 1": ({"min_length": 1}, {}),
+    "min_length 3": ({"min_length": 3}, {}),
+    "block_ngrams 1": ({"block_ngrams": 1}, {}),
+    "block_ngrams 2": ({"block_ngrams": 2}, {}),
+    "block_ngrams 3": ({"block_ngrams": 3}, {}),
+    "one banned": ({"banned_words": ("w1",)}, {"banned": (1,)}),
+    "two banned": ({"banned_words": ("w1", "w3")}, {"banned": (1, 3)}),
+    "one ending": ({"guard_endings": True}, {"bad_endings": (2,)}),
+    "no repeats": ({"block_repeats": True}, {}),
+    "two may repeat": ({"block_repeats": True}, {"repeatable": (1, 2)}),
+    "two endings": ({"guard_endings": True}, {"bad_endings": (1, 2)}),
+}
+PAIRS = [(one,) for one in RULES] + [
+    pair
+    for pair in itertools.combinations(RULES, 2)
+    if not set(RULES[pair[0]][0]) & set(RULES[pair[1]][0])
+]
+
+pytestmark = pytest.mark.usefixtures("array_library")
+
+
+def task_of(names: tuple[str, ...], **given: object) -> Task:
+    """Combine several rules into one task."""
+    options, tokens = dict(given), {}
+    for name in names:
+        options |= RULES[name][0]
+        tokens |= RULES[name][1]
+    return Task(SearchOptions(**options), SearchTokens(**tokens))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_wide_beam_under_rules_equals_brute_force(names, penalty) -> None:
+    tables = [random_table(seed, 4, forbidden) for seed, forbidden in ((0, 0), (1, 0), (2, 0.3))]
+    task = task_of(names, beam_size=4**4, num_captions=40, max_length=4, length_penalty=penalty)
+
+    found = search(TableStepper(tables), *task)
+
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, brute_force(table, task))
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(searches(("beam",)))
+def test_narrow_beams_under_rules_equal_the_reference_search(case) -> None:
+    task, tables = case
+
+    found = search(TableStepper(tables), *task)
+
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, reference_beam_search(table, task))
+        for hypothesis in hypotheses:
+            assert_matches_table(hypothesis, table)
+
+
+@pytest.mark.parametrize("min_length", range(5))
+def test_min_length_delays_the_end(min_length) -> None:
+    options = SearchOptions(beam_size=1, min_length=min_length, max_length=5)
+
+    ((found,),) = search(TableStepper([constant_table(0.8, 0.2)]), options)
+
+    assert len(found.tokens) == min_length
+    assert found.ended
+    assert found.log_prob == pytest.approx(np.log(0.8) + min_length * np.log(0.2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, [1] * 8),
+        (1, [1, 2, 3]),
+        (2, [1, 1, 2, 1, 3, 1]),  # 11 12 21 13 31: every bigram that starts with 1 is used up
+        (3, [1, 1, 1, 2, 1, 1, 3, 1]),
+    ],
+)
+def test_block_ngrams_repeats_no_ngram(size, expected) -> None:
+    """Greedy sentences worked out by hand: the likeliest word that repeats no n-gram."""
+    options = SearchOptions(beam_size=1, block_ngrams=size, max_length=8)
+
+    ((found,),) = search(TableStepper([constant_table(1e-9, 0.6, 0.3, 0.1)]), options)
+
+    assert found.tokens == expected
+
+
+def test_overlapping_ngrams_count_as_repeats() -> None:
+    options = SearchOptions(beam_size=1, block_ngrams=2, max_length=4)
+
+    ((found,),) = search(TableStepper([constant_table(0.01, 0.99)]), options)
+
+    assert found.tokens == [1, 1]  # a third 1 would repeat "1 1"
+    assert found.ended
+
+
+def test_truncated_sentences_avoid_bad_endings() -> None:
+    table = constant_table(0, 0.9, 0.1)  # no end: every sentence is truncated
+    options = SearchOptions(beam_size=2, num_captions=2, max_length=3, guard_endings=True)
+
+    (found,) = search(TableStepper([table]), options, SearchTokens(bad_endings=(1,)))
+
+    assert [h.tokens for h in found] == [[1, 1, 2], [2, 1, 2]]
+
+
+def test_empty_caption_is_not_a_bad_ending() -> None:
+    options = SearchOptions(beam_size=1, guard_endings=True)
+
+    ((found,),) = search(
+        TableStepper([constant_table(0.9, 0.1)]), options, SearchTokens(bad_endings=(1,))
+    )
+
+    assert (found.tokens, found.ended) == ([], True)
+
+
+@pytest.mark.parametrize("rule", [{"block_ngrams": 1}, {"min_length": 3}])
+def test_no_captions_if_rules_exclude_every_sentence(rule) -> None:
+    options = SearchOptions(beam_size=2, max_length=4, **rule)
+    tokens = SearchTokens(banned=(1,) if "min_length" in rule else ())
+    table = constant_table(0.9, 0.1) if tokens.banned else constant_table(0, 1.0)
+
+    assert search(TableStepper([table]), options, tokens) == [[]]
+
+
+def test_rules_leave_other_log_probabilities_unchanged() -> None:
+    log_probs = torch.randn(2, 3, 5).log_softmax(dim=-1)
+    tokens = torch.tensor([[[1, 2, 1], [2, 2, 2], [3, 4, 1]], [[4, 4, 3], [1, 3, 3], [2, 1, 4]]])
+    options = SearchOptions(min_length=2, max_length=9, block_ngrams=2, guard_endings=True)
+    rules = Rules(
+        options, SearchTokens((), (3,), (1,)), END, array_api_compat.torch, torch.device("cpu")
+    )
+
+    ruled = log_probs.clone()
+    rules.forbid(ruled, tokens)
+
+    forbidden = ruled.isneginf()
+    assert torch.equal(ruled[~forbidden], log_probs[~forbidden])
+    assert [[row.nonzero().flatten().tolist() for row in photo] for photo in forbidden] == [
+        [[0, 2, 3], [2, 3], [0, 3]],
+        [[3], [3], [3]],
+    ]
+
+
+# --- Encoding words ------------------------------------------------------------------------------
+
+VOCABULARY = Vocabulary(["a", "dog", "t-shirt", "the", "of", "n't", "runs"])
+
+
+def encode(**options: object) -> SearchTokens:
+    return encode_search_words(SearchOptions(**options), VOCABULARY)  # type: ignore[arg-type]
+
+
+def test_words_are_encoded_with_the_vocabulary() -> None:
+    found = encode(forced_words=("dog", "runs"), banned_words=("t-shirt",), guard_endings=True)
+
+    assert VOCABULARY.decode(found.forced) == ["dog", "runs"]
+    assert VOCABULARY.decode(found.banned) == ["t-shirt"]
+    assert VOCABULARY.decode(found.bad_endings) == ["a", "the", "of"]
+    assert encode() == SearchTokens()
+
+
+def test_bad_endings_only_with_guard_endings() -> None:
+    assert encode(guard_endings=False).bad_endings == ()
+    assert set(VOCABULARY.decode(encode(guard_endings=True).bad_endings)) <= BAD_ENDINGS
+
+
+def test_block_repeats_exempts_function_words() -> None:
+    found = encode(block_repeats=True)
+
+    assert VOCABULARY.decode(found.repeatable) == ["a", "the", "of", "n't"]
+
+
+def test_words_are_tokenized_like_captions() -> None:
+    assert VOCABULARY.decode(encode(forced_words="Dog, T-shirt").forced) == ["dog", "t-shirt"]
+    assert VOCABULARY.decode(encode(banned_words=["DOG."]).banned) == ["dog"]
+
+
+def test_duplicate_forced_words_are_merged() -> None:
+    assert VOCABULARY.decode(encode(forced_words=["Dog", "dog"]).forced) == ["dog"]
+
+
+def test_unknown_banned_words_are_ignored() -> None:
+    assert encode(banned_words=["zeppelin", "dog"]).banned == tuple(VOCABULARY.encode(["dog"]))
+    assert encode(banned_words=["zeppelin"]).banned == ()
+
+
+def test_unknown_forced_words_raise() -> None:
+    with pytest.raises(ConfigError) as caught:
+        encode(forced_words=["dog", "zeppelin", "Yeti"])
+
+    assert "forced_words contains zeppelin, yeti, which the model does not know" in str(
+        caught.value
+    )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["forced_words", "banned_words"])
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "not a word")],
+)
+def test_multiple_words_in_one_entry_raise(name, given, problem) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        encode(**{name: [given]})
+
+    message = str(caught.value)
+    assert message.startswith(name)
+    assert message.endswith("give single words")
+    assert repr(given) in message
+
+
+@pytest.mark.parametrize("name", ["<end>", "<pad>", "<start>", "<unk>"])
+def test_special_tokens_cannot_be_forced(name) -> None:
+    with pytest.raises(ConfigError):
+        encode(forced_words=[name])
+
+
+# --- Rare words ----------------------------------------------------------------------------------
+
+
+def reweighted(table: Table, strength: float, rarity: np.ndarray) -> Table:
+    """The table that a search with ``rare_words`` sees, normalized in float64."""
+
+    def reweighted_table(prefix: Prefix) -> np.ndarray:
+        scores = table(prefix).astype(np.float64) + strength * rarity
+        total = np.exp(scores).sum()
+        return (scores - np.log(total) if total > 0 else scores).astype(np.float32)
+
+    return reweighted_table
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"beam_size": 1},
+        {"beam_size": 3, "num_captions": 3},
+        {"beam_size": 4, "beam_groups": 2, "num_captions": 2},
+        {"beam_size": 3, "length_penalty": 1.0, "block_ngrams": 2, "min_length": 2},
+        {"temperature": 0.7, "top_p": 0.9, "num_captions": 3, "beam_size": 1},
+    ],
+)
+def test_rare_words_reweights_the_search_but_reports_model_probabilities(more) -> None:
+    tables = [random_table(seed, 5, forbidden) for seed, forbidden in ((3, 0), (4, 0.3), (5, 0))]
+    rarity = np.log(np.array([3.7, 3.7, 4.7, 5.7, 6.7]))
+    options = SearchOptions(max_length=6, rare_words=0.8, **more)
+    words = SearchTokens(rarity=tuple(rarity))
+
+    found = search(TableStepper(tables), options, words)
+
+    expected = search(
+        TableStepper([reweighted(table, 0.8, rarity) for table in tables]),
+        SearchOptions(max_length=6, **more),
+    )
+    plain = search(TableStepper(tables), SearchOptions(max_length=6, **more))
+    assert [own[0].tokens for own in found] != [own[0].tokens for own in plain]
+    for table, captions, others in zip(tables, found, expected, strict=True):
+        assert [own.tokens for own in captions] == [other.tokens for other in others]
+        for own in captions:
+            steps = [*own.tokens, END] if own.ended else own.tokens
+            log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
+            np.testing.assert_allclose(own.token_log_probs, log_probs[: len(own.tokens)], atol=1e-6)
+            np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"beam_size": 1},
+        {"beam_size": 3, "num_captions": 3},
+        {"beam_size": 3, "rare_words": 0.4},
+        {"temperature": 0.7, "num_captions": 3, "beam_size": 1},
+    ],
+)
+def test_guidance_searches_in_other_tables_but_reports_model_probabilities(more) -> None:
+    """Photos finish at different steps, so the blank ones must leave with them."""
+    seeds = (3, 4, 5)
+    tables = [random_table(seed, 5, 0.2) for seed in seeds]
+    blanks = [random_table(seed + 50, 5, 0.2) for seed in seeds]
+    options = SearchOptions(max_length=6, guidance=1.2, **more)
+    words = SearchTokens(rarity=(1.3, 1.3, 1.5, 1.7, 1.9) if "rare_words" in more else ())
+
+    found = search(TableStepper(tables), options, words, blank=TableStepper(blanks))
+
+    both = zip(tables, blanks, strict=True)
+    guided = [guided_table(table, blank, 1.2) for table, blank in both]
+    without = dataclasses.replace(options, guidance=0)
+    expected = search(TableStepper(guided), without, words)
+    plain = search(TableStepper(tables), without, words)
+    assert [own[0].tokens for own in found] != [own[0].tokens for own in plain]
+    for table, captions, others in zip(tables, found, expected, strict=True):
+        assert [own.tokens for own in captions] == [other.tokens for other in others]
+        for own in captions:
+            steps = [*own.tokens, END] if own.ended else own.tokens
+            log_probs = [float(table(tuple(steps[:t]))[word]) for t, word in enumerate(steps)]
+            np.testing.assert_allclose(own.log_prob, sum(log_probs), atol=1e-5)
+
+
+def guided_table(table: Table, blank: Table, guidance: float) -> Table:
+    """The table that a search with ``guidance`` sees, in float64."""
+
+    def guided(prefix: Prefix) -> np.ndarray:
+        own, other = table(prefix).astype(np.float64), blank(prefix).astype(np.float64)
+        weights, changes = np.exp(own), np.ones(len(own))
+        plausible = own >= own.max() + np.log(0.1)
+        for word in np.flatnonzero(weights):
+            if plausible[word] and np.isfinite(other[word]):
+                changes[word] = np.exp(guidance * (own[word] - other[word]))
+        changes[~plausible] = changes.min() * np.exp(-20.0)
+        weights *= changes
+        with np.errstate(divide="ignore"):
+            return (np.log(weights) - np.log(max(weights.sum(), 1e-300))).astype(np.float32)
+
+    return guided
+
+
+@pytest.mark.parametrize("xp", [np, torch])
+def test_guidance_keeps_impossible_words_impossible_and_others_possible(xp) -> None:
+    own = np.array([*np.log([0.5, 0.3, 0.19, 0.01]), -np.inf])
+    blank = np.log(np.array([0.9, 0.05, 0.04, 0.01, 1.0]))
+    own, blank = (xp.asarray(values.astype(np.float32))[None, None] for values in (own, blank))
+
+    scores = np.asarray(guide(own, blank, 1.0))[0, 0]
+
+    assert scores[1] > scores[2] > scores[0] > scores[3] > scores[4] == -np.inf
+    assert np.exp(scores).sum() == pytest.approx(1)
+    assert scores[1] - scores[0] == pytest.approx(
+        np.log((0.3**2 / 0.05) / (0.5**2 / 0.9)), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("guidance", [0.3, 3.0, 10.0])
+@pytest.mark.parametrize("xp", [np, torch])
+def test_guidance_does_not_favour_implausible_words_however_rare_without_a_photo(
+    xp, guidance
+) -> None:
+    own = np.log(np.array([0.6, 0.3, 0.0999, 0.0001]))
+    blank = np.log(np.array([0.6, 0.3, 0.1, 1e-12]))
+    own, blank = (xp.asarray(values.astype(np.float32))[None, None] for values in (own, blank))
+
+    scores = np.asarray(guide(own, blank, guidance))[0, 0]
+
+    assert scores.argmax() == 0
+    assert scores[3] < scores[:3].min() - 20
+
+
+def test_rarity_grows_with_rank_and_is_lowest_for_the_end() -> None:
+    rarity = encode(rare_words=0.1).rarity
+
+    assert len(rarity) == len(VOCABULARY)
+    first, second, *_ = VOCABULARY.encode(VOCABULARY.words)
+    assert rarity[END_OF_VOCABULARY] == rarity[first] == pytest.approx(np.log(3.7))
+    assert rarity[second] == pytest.approx(np.log(4.7))
+    assert encode().rarity == ()

@@ -1,0 +1,511 @@
+"""Beam search against brute force and a reference search; batching, ties and device syncs."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import array_api_compat.torch
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_search import (
+    Sentence,
+    Task,
+    assert_same_captions,
+    breaks_a_rule,
+    brute_force,
+    by_rank,
+    contains_forced_words,
+    rank,
+    reference_beam_search,
+    tasks,
+)
+from table_stepper import (
+    END,
+    START,
+    Prefix,
+    TableStepper,
+    assert_identical,
+    assert_matches_table,
+    constant_table,
+    ending_after,
+    prefix_table,
+    random_table,
+)
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from captioner.options import SearchOptions
+from captioner.search.search import Advance, search
+from captioner.search.words import SearchTokens
+
+pytestmark = pytest.mark.usefixtures("array_library")
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("num_captions", [1, 4])
+@pytest.mark.parametrize("forbidden", [0.0, 0.3])
+def test_wide_beam_equals_brute_force(penalty, num_captions, forbidden) -> None:
+    tables = [random_table(seed, 3, forbidden) for seed in range(4)]
+    options = SearchOptions(
+        beam_size=3**4, num_captions=num_captions, max_length=4, length_penalty=penalty
+    )
+
+    found = search(TableStepper(tables), options)
+
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, brute_force(table, Task(options)))
+
+
+def test_wide_beam_returns_every_sentence_exactly_once() -> None:
+    table = random_table(5, 2)
+    options = SearchOptions(beam_size=50, num_captions=50, max_length=4)
+
+    (found,) = search(TableStepper([table]), options)
+
+    assert len(found) == 5  # ended after 0 to 3 words, or truncated after 4
+    assert_same_captions(found, brute_force(table, Task(options)))
+    assert sum(np.exp(h.log_prob) for h in found) == pytest.approx(1.0)
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 10_000),
+    vocabulary=st.integers(2, 5),
+    photos=st.integers(1, 3),
+    beam_size=st.integers(1, 6),
+    fewer=st.integers(0, 5),
+    max_length=st.integers(1, 6),
+    penalty=st.sampled_from([0.0, 0.5, 1.0]),
+    forbidden=st.sampled_from([0.0, 0.4]),
+)
+def test_narrow_beams_equal_the_reference_search(
+    *, seed, vocabulary, photos, beam_size, fewer, max_length, penalty, forbidden
+) -> None:
+    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
+    options = SearchOptions(
+        beam_size=beam_size,
+        num_captions=max(1, beam_size - fewer),
+        max_length=max_length,
+        length_penalty=penalty,
+    )
+
+    found = search(TableStepper(tables), options)
+
+    assert len(found) == photos
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, reference_beam_search(table, Task(options)))
+        for hypothesis in hypotheses:
+            assert_matches_table(hypothesis, table)
+            assert len(hypothesis.tokens) <= max_length
+            assert END not in hypothesis.tokens
+        ranks = [rank(Sentence(tuple(h.tokens), h.log_prob, h.ended), options) for h in hypotheses]
+        assert all(one >= other for one, other in pairwise(ranks))
+
+
+def test_beam_of_one_is_greedy() -> None:
+    tables = [random_table(seed, 5) for seed in range(6)]
+
+    found = search(TableStepper(tables), SearchOptions(beam_size=1, max_length=7))
+
+    for table, (hypothesis,) in zip(tables, found, strict=True):
+        words: Prefix = ()
+        while len(words) < 7 and (word := int(table(words).argmax())) != END:
+            words = (*words, word)
+        assert tuple(hypothesis.tokens) == words
+        assert hypothesis.ended == (len(words) < 7)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_batch_equals_single_photos(penalty) -> None:
+    tables = [random_table(seed, 5) for seed in range(8)]
+    options = SearchOptions(beam_size=3, num_captions=2, max_length=8, length_penalty=penalty)
+    stepper = TableStepper(tables)
+
+    together = search(stepper, options)
+
+    assert stepper.kept  # some photos finished early
+    for table, hypotheses in zip(tables, together, strict=True):
+        (alone,) = search(TableStepper([table]), options)
+        assert len(alone) == 2
+        assert_identical(alone, hypotheses)
+
+
+def test_finished_photos_leave_the_batch_but_results_keep_their_order() -> None:
+    tables = [ending_after(n) for n in (3, 0, 9, 1, 3)]
+    stepper = TableStepper(tables)
+
+    found = search(stepper, SearchOptions(beam_size=2, max_length=6))
+
+    assert [len(hypotheses[0].tokens) for hypotheses in found] == [3, 0, 6, 1, 3]
+    assert [hypotheses[0].ended for hypotheses in found] == [True, True, False, True, True]
+    assert stepper.kept == [4, 3, 1]
+
+
+def test_search_stops_when_all_photos_are_finished() -> None:
+    stepper = TableStepper([ending_after(1), ending_after(1)])
+
+    search(stepper, SearchOptions(beam_size=2, max_length=1000))
+
+    assert len(stepper.prefixes[0][0]) == 1
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_sentences_that_cannot_end_are_truncated(beam_size) -> None:
+    options = SearchOptions(beam_size=beam_size, num_captions=beam_size, max_length=5)
+    (found,) = search(TableStepper([constant_table(0.0, 0.5, 0.3, 0.2)]), options)
+
+    assert len(found) == beam_size
+    assert found[0].tokens == [1] * 5
+    assert not any(hypothesis.ended for hypothesis in found)
+    assert found[0].log_prob == pytest.approx(5 * np.log(0.5), rel=1e-5)
+
+
+def test_max_length_of_one() -> None:
+    table = random_table(3, 4)
+    options = SearchOptions(beam_size=9, num_captions=9, max_length=1)
+
+    (found,) = search(TableStepper([table]), options)
+
+    assert_same_captions(found, brute_force(table, Task(options)))
+    assert sorted(len(hypothesis.tokens) for hypothesis in found) == [0, 1, 1, 1]
+
+
+def test_ties_yield_distinct_sentences() -> None:
+    table = constant_table(0.25, 0.25, 0.25, 0.25)
+    options = SearchOptions(beam_size=5, num_captions=5, max_length=3)
+    (found,) = search(TableStepper([table]), options)
+
+    assert len({(tuple(h.tokens), h.ended) for h in found}) == 5
+    assert found[0].tokens == []  # the only sentence of a single token
+    for hypothesis in found:
+        assert_matches_table(hypothesis, table)
+
+
+def test_forbidden_words_never_fill_a_wide_beam() -> None:
+    options = SearchOptions(beam_size=10, num_captions=10, max_length=3)
+    (found,) = search(TableStepper([constant_table(0.5, 0, 0.5, 0)]), options)
+
+    assert len(found) == 4
+    assert {word for hypothesis in found for word in hypothesis.tokens} == {2}
+    assert all(np.isfinite(hypothesis.log_prob) for hypothesis in found)
+
+
+def test_photo_without_captions_does_not_affect_others() -> None:
+    impossible = constant_table(0, 0, 0)
+
+    found = search(
+        TableStepper([impossible, ending_after(2, vocabulary=3)]), SearchOptions(beam_size=2)
+    )
+
+    assert found[0] == []
+    assert found[1][0].tokens == [1, 1]
+
+
+def test_length_penalty_prefers_the_longer_sentence() -> None:
+    # "END" at once: log 0.4; "1 1 END": log 0.6 * 0.7 * 0.9 = log 0.378.
+    def table(prefix: Prefix) -> np.ndarray:
+        end = {0: 0.4, 1: 0.3}.get(len(prefix), 0.9)
+        return np.log(np.array([end, 1 - end], dtype=np.float32))
+
+    tokens = {}
+    for penalty in (0.0, 0.5, 1.0):
+        options = SearchOptions(beam_size=4, max_length=3, length_penalty=penalty)
+        ((found,),) = search(TableStepper([table]), options)
+        tokens[penalty] = found.tokens
+
+    assert tokens == {0.0: [], 0.5: [1, 1], 1.0: [1, 1]}
+
+
+def test_length_penalty_keeps_searching_for_a_better_long_sentence() -> None:
+    # "END" scores log 0.7 = -0.36. "1 1 1 1 END" scores (log 0.3 + 4 log 0.99) / 5 = -0.25, but its
+    # prefix only (log 0.3 + log 0.99) / 2 = -0.61 one step after "END" was found.
+    def table(prefix: Prefix) -> np.ndarray:
+        end = {0: 0.7, 4: 0.99}.get(len(prefix), 0.01)
+        return np.log(np.array([end, 1 - end], dtype=np.float32))
+
+    options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
+    ((found,),) = search(TableStepper([table]), options)
+
+    assert found.tokens == [1, 1, 1, 1]
+    assert found.ended
+
+
+def test_empty_batch() -> None:
+    options = SearchOptions(max_length=1)
+
+    class Empty(TableStepper):
+        def advance(self, tokens: Tensor) -> Advance:
+            return Advance(torch.zeros(0, 1, 4), torch.zeros(0, 1, 2), torch.zeros(0, 1))
+
+    assert search(Empty([]), options) == []
+
+
+# --- Every strategy ------------------------------------------------------------------------------
+
+FORCED = SearchTokens(forced=(1,))
+STRATEGIES = {
+    "beam": (SearchOptions(beam_size=2, num_captions=2, max_length=6), SearchTokens()),
+    "groups": (
+        SearchOptions(beam_size=4, num_captions=2, max_length=6, beam_groups=2),
+        SearchTokens(),
+    ),
+    "forced": (SearchOptions(beam_size=2, num_captions=2, max_length=6), FORCED),
+    "sampling": (
+        SearchOptions(beam_size=1, num_captions=2, max_length=6, temperature=0.1),
+        SearchTokens(),
+    ),
+}
+every_strategy = pytest.mark.parametrize(
+    ("options", "tokens"), STRATEGIES.values(), ids=STRATEGIES.keys()
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=250)
+@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
+def test_any_options_batch_equals_single_photos_and_rules_hold(data, seed, vocabulary) -> None:
+    task = data.draw(tasks(vocabulary))
+    photos, forbidden = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0.0, 0.3]))
+    options, tokens = task
+    tables = [random_table(seed + photo, vocabulary, forbidden) for photo in range(photos)]
+    seeds = [7 * seed + photo for photo in range(photos)]
+
+    together = search(TableStepper(tables), options, tokens, seeds)
+
+    assert len(together) == photos
+    for table, photo_seed, found in zip(tables, seeds, together, strict=True):
+        (alone,) = search(TableStepper([table]), options, tokens, [photo_seed])
+        assert_identical(alone, found)
+        assert len(found) <= options.num_captions
+        sentences = [Sentence(tuple(h.tokens), h.log_prob, h.ended) for h in found]
+        for hypothesis, sentence in zip(found, sentences, strict=True):
+            assert_matches_table(hypothesis, table)
+            assert np.isfinite(hypothesis.log_prob)
+            assert END not in sentence.words
+            assert sentence.ended or len(sentence.words) == options.max_length
+            assert not breaks_a_rule(sentence, task)
+            assert contains_forced_words(sentence, task)
+        if options.temperature == 0:
+            assert len({sentence.words for sentence in sentences}) == len(sentences)
+        if options.beam_groups == 1:
+            assert sentences == by_rank(sentences, options)
+
+
+@every_strategy
+def test_every_strategy_drops_finished_photos_and_keeps_order(options, tokens) -> None:
+    stepper = TableStepper([ending_after(n) for n in (3, 1, 9, 2, 3)])
+
+    found = search(stepper, dataclasses.replace(options, num_captions=1), tokens)
+
+    assert [len(hypotheses[0].tokens) for hypotheses in found] == [3, 1, 6, 2, 3]
+    assert [hypotheses[0].ended for hypotheses in found] == [True, True, False, True, True]
+    assert stepper.kept[0] < 5
+    assert stepper.kept[-1] == 1
+    assert stepper.kept == sorted(set(stepper.kept), reverse=True)
+
+
+@every_strategy
+def test_every_strategy_truncates_at_max_length(options, tokens) -> None:
+    table = constant_table(0.0, 0.5, 0.3, 0.2)
+
+    (found,) = search(TableStepper([table]), options, tokens)
+
+    assert len(found) == 2
+    for hypothesis in found:
+        assert not hypothesis.ended
+        assert len(hypothesis.tokens) == 6
+        assert_matches_table(hypothesis, table)
+
+
+@every_strategy
+def test_every_strategy_isolates_photos_without_captions(options, tokens) -> None:
+    impossible, dead_end = constant_table(0, 0, 0), prefix_table({(): (0, 1, 0)}, (0, 0, 0))
+    normal = ending_after(2, vocabulary=3)
+
+    found = search(TableStepper([impossible, normal, dead_end]), options, tokens)
+
+    assert found[0] == found[2] == []
+    assert found[1][0].tokens == [1, 1]
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_every_strategy_with_max_length_of_one(kind) -> None:
+    table = constant_table(0.2, 0.5, 0.3)
+    options, tokens = STRATEGIES[kind]
+    short = SearchOptions(
+        **{
+            name: getattr(options, name)
+            for name in ("beam_size", "num_captions", "temperature", "beam_groups")
+        },
+        max_length=1,
+    )
+
+    (found,) = search(TableStepper([table]), short, tokens)
+
+    assert found[0].tokens == [1]
+    assert {tuple(h.tokens) for h in found} <= {(), (1,), (2,)}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("max_length", [1, 2, 3])
+def test_fewer_sentences_than_beams(kind, max_length) -> None:
+    table, tokens = random_table(4, 2), STRATEGIES[kind][1]
+    options = {
+        "beam": SearchOptions(beam_size=40, num_captions=40, max_length=max_length),
+        "groups": SearchOptions(
+            beam_size=40, num_captions=40, max_length=max_length, beam_groups=2
+        ),
+        "forced": SearchOptions(beam_size=40, num_captions=40, max_length=max_length),
+        "sampling": SearchOptions(
+            beam_size=1, num_captions=40, max_length=max_length, temperature=1.0
+        ),
+    }[kind]
+
+    (found,) = search(TableStepper([table]), options, tokens)
+
+    wide = SearchOptions(beam_size=40, num_captions=40, max_length=max_length)
+    every = brute_force(table, Task(wide, tokens))
+    if kind == "sampling":
+        assert len(found) == 40
+        assert {tuple(h.tokens) for h in found} <= {sentence.words for sentence in every}
+    elif kind == "groups":  # in the order of their groups
+        assert sorted(tuple(h.tokens) for h in found) == sorted(s.words for s in every)
+    else:
+        assert_same_captions(found, every)
+
+
+@every_strategy
+def test_every_strategy_returns_complete_sentences_on_ties(options, tokens) -> None:
+    table = constant_table(0.25, 0.25, 0.25, 0.25)
+
+    (found,) = search(TableStepper([table]), options, tokens)
+
+    assert len(found) == 2
+    for hypothesis in found:
+        assert hypothesis.ended or len(hypothesis.tokens) == 6
+        assert_matches_table(hypothesis, table)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("first", [1, 2])
+def test_equal_score_never_returns_an_unfinished_sentence(penalty, first) -> None:
+    # Words 1 and 2 tie. After one of them the end is certain; after the other, word 1 is, forever.
+    sure = prefix_table({(): (0, 0.5, 0.5), (first,): (1, 0, 0)}, (0, 1, 0))
+    options = SearchOptions(beam_size=2, max_length=5, length_penalty=penalty)
+
+    ((found,),) = search(TableStepper([sure]), options)
+
+    assert found.ended or len(found.tokens) == 5
+
+
+def test_large_length_penalty_prefers_the_longest_sentence() -> None:
+    options = SearchOptions(beam_size=4, max_length=20, length_penalty=10.0)
+
+    ((found,),) = search(TableStepper([constant_table(0.3, 0.7)]), options)
+
+    assert len(found.tokens) == 20
+
+
+# --- Device synchronization ----------------------------------------------------------------------
+
+
+class SyncRecorder(TorchDispatchMode):
+    """Records operations that would wait for a device to finish its work.
+
+    The device is simulated: results of ``.cpu()``, and tensors computed only from those, are on the
+    host; every other tensor is on the device.
+    """
+
+    SYNCHRONIZING = (
+        "aten::_local_scalar_dense",
+        "aten::nonzero",
+        "aten::is_nonzero",
+        "aten::equal",
+    )
+    SYNCHRONIZING += ("aten::masked_select", "aten::unique_dim", "aten::_unique2")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+        tolist = Tensor.tolist
+
+        def cpu(tensor: Tensor) -> Tensor:
+            self._record("cpu", tensor)
+            host = tensor.clone()
+            host.on_host = True  # type: ignore[attr-defined]
+            return host
+
+        def recorded_tolist(tensor: Tensor) -> object:
+            self._record("tolist", tensor)
+            return tolist(tensor)
+
+        monkeypatch.setattr(Tensor, "cpu", cpu)
+        monkeypatch.setattr(Tensor, "tolist", recorded_tolist)
+
+    def _record(self, name: str, tensor: Tensor) -> None:
+        if not hasattr(tensor, "on_host"):
+            self.synced.append(name)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = [arg for arg in args if isinstance(arg, Tensor)]
+        by_mask = func.name() in ("aten::index.Tensor", "aten::index_put_") and any(
+            mask is not None and mask.dtype == torch.bool for mask in args[1]
+        )
+        if by_mask or func.name().split(".")[0] in self.SYNCHRONIZING:
+            self._record(func.name(), given[0])
+        result = func(*args, **(kwargs or {}))
+        if given and all(hasattr(arg, "on_host") for arg in given) and isinstance(result, Tensor):
+            result.on_host = True  # type: ignore[attr-defined]
+        return result
+
+
+class TensorStepper:
+    """Three photos without a model; with ``leaves``, one of them finishes after three words."""
+
+    xp, device = array_api_compat.torch, torch.device("cpu")
+    start_token, end_token = START, END
+
+    def __init__(self, recorder: SyncRecorder, *, leaves: bool) -> None:
+        self.recorder, self.leaves = recorder, leaves
+        self.photos = torch.arange(3)
+        self.syncs_before_step: list[int] = []
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.photos)
+
+    def advance(self, tokens: Tensor) -> Advance:
+        self.syncs_before_step.append(len(self.recorder.synced))
+        ends = self.leaves and len(self.syncs_before_step) == 3
+        endless = torch.tensor([-torch.inf, -0.5, -1.0, -2.0]).expand(*tokens.shape, 4)
+        end = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
+        leaves = ((self.photos == 1) & ends).view(-1, 1, 1)
+        log_probs = torch.where(leaves, end, endless).clone()
+        return Advance(log_probs, torch.ones(*tokens.shape, 2), torch.ones(tokens.shape))
+
+    def reorder(self, parents: Tensor) -> None:
+        pass
+
+    def keep(self, rows: Tensor) -> None:
+        self.photos = self.photos[rows]
+
+
+RULES = {"min_length": 1, "block_ngrams": 9, "guard_endings": True, "banned_words": ("w",)}
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@every_strategy
+def test_one_device_sync_per_step(options, tokens, leaves, monkeypatch) -> None:
+    tokens = tokens._replace(banned=(3,), bad_endings=(2,))
+    options = dataclasses.replace(options, **RULES)
+
+    with monkeypatch.context() as patch, SyncRecorder(patch) as recorder:
+        stepper = TensorStepper(recorder, leaves=leaves)
+        search(stepper, options, tokens)
+
+    assert stepper.syncs_before_step == list(range(6))
+    assert len(stepper.photos) == (2 if leaves else 3)

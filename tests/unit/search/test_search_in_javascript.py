@@ -1,0 +1,186 @@
+"""The static site's search (search.js) against brute force and the Python search."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference_search import (
+    Task,
+    assert_same_captions,
+    brute_force,
+    reference_beam_search,
+    searches,
+)
+from table_stepper import END, START, Prefix, Table, TableStepper, encode_prefix, random_table
+
+from captioner.options import SearchOptions
+from captioner.search.search import Evidence, Hypothesis, search
+from captioner.search.words import SearchTokens
+
+pytestmark = pytest.mark.slow
+
+_SEARCH = """async ({tables, options, words, wanted, start, end}) => {
+    const {search} = await import("/search.js");
+    const width = tables[0][""].logProbs.length;
+    const [stepper, blank] = tables.map((table) => ({
+        startToken: start, endToken: end, prefixes: null,
+        async advance(tokens) {
+            this.prefixes = this.prefixes === null ? [[]]
+                : this.prefixes.map((prefix, k) => [...prefix, tokens[k]]);
+            // Nonsense after the end must not matter.
+            const steps = this.prefixes.map((prefix) => prefix.includes(end)
+                ? {logProbs: Array(width).fill(7), alphas: [0, 0]} : table[prefix.join()]);
+            const number = (value) => value ?? -Infinity;
+            return {
+                logProbs: Float32Array.from(steps.flatMap(({logProbs}) => logProbs.map(number))),
+                alphas: Float32Array.from(steps.flatMap(({alphas}) => alphas)),
+                gates: Float32Array.from(steps.map(({alphas}) => alphas[1] / 2)),
+            };
+        },
+        reorder(parents) { this.prefixes = parents.map((k) => this.prefixes[k]); },
+    }));
+    const found = await search(stepper, options, words, {...wanted, blank: blank ?? null});
+    return found.map((one) => ({...one, alphas: one.alphas.map((alphas) => [...alphas])}));
+}"""
+
+
+def javascript_search(
+    tab: Any, table: Table, task: Task, alternatives: int = 0, blank: Table | None = None
+) -> list[Any]:
+    words = range(1, len(table(())))
+    prefixes: list[Prefix] = [
+        prefix for n in range(task.options.max_length) for prefix in product(words, repeat=n)
+    ]
+
+    def step(table: Table, prefix: Prefix) -> dict[str, Any]:
+        values = [value if np.isfinite(value) else None for value in table(prefix).tolist()]
+        return {"logProbs": values, "alphas": encode_prefix(prefix)}
+
+    tables = [table] if blank is None else [table, blank]
+    given = {
+        "tables": [
+            {",".join(map(str, prefix)): step(each, prefix) for prefix in prefixes}
+            for each in tables
+        ],
+        "options": dataclasses.asdict(task.options),
+        "words": task.tokens._asdict(),
+        "wanted": {"evidence": True, "alternatives": alternatives},
+        "start": START,
+        "end": END,
+    }
+    found: list[Any] = tab.evaluate(_SEARCH, given)
+    return found
+
+
+def hypothesis(one: dict[str, Any]) -> Hypothesis:
+    seen = one["evidence"]
+    return Hypothesis(
+        tokens=one["tokens"],
+        token_log_probs=np.array(one["logProbs"], np.float32),
+        alphas=np.array(one["alphas"], np.float32),
+        gates=np.array(one["gates"], np.float32),
+        log_prob=one["logProb"],
+        ended=one["ended"],
+        evidence=Evidence(np.array(seen["entropies"]), seen["share"], seen["overlap"]),
+    )
+
+
+def same_evidence(one: Hypothesis, other: Hypothesis) -> bool:
+    assert one.evidence is not None
+    assert other.evidence is not None
+    pairs = [
+        (one.token_log_probs, other.token_log_probs),
+        (one.alphas.ravel(), other.alphas.ravel()),
+        (one.gates, other.gates),
+        *zip(one.evidence, other.evidence, strict=True),
+    ]
+    return all(np.allclose(left, right, rtol=1e-4, atol=1e-5) for left, right in pairs)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("num_captions", [1, 4])
+@pytest.mark.parametrize("forbidden", [0.0, 0.3])
+def test_a_wide_beam_is_brute_force(javascript, penalty, num_captions, forbidden) -> None:
+    options = SearchOptions(
+        beam_size=3**4, num_captions=num_captions, max_length=4, length_penalty=penalty
+    )
+    for seed in range(4):
+        table = random_table(seed, 3, forbidden)
+
+        found = javascript_search(javascript, table, Task(options))
+
+        assert_same_captions([hypothesis(one) for one in found], brute_force(table, Task(options)))
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(example=searches(kinds=["beam"]), block=st.booleans())
+def test_beams_are_those_of_the_reference_and_of_python(javascript, example, block) -> None:
+    task, tables = example
+    words = task.tokens._replace(repeatable=(2,) if block else ())
+    task = Task(dataclasses.replace(task.options, block_repeats=block), words)
+    for table in tables:
+        found = [hypothesis(one) for one in javascript_search(javascript, table, task)]
+
+        assert_same_captions(found, reference_beam_search(table, task))
+        (expected,) = search(TableStepper([table]), task.options, words, evidence=True)
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert all(map(same_evidence, found, expected))
+
+
+@pytest.mark.parametrize("more", [{"beam_size": 3, "num_captions": 3}, {"length_penalty": 1.0}])
+def test_rare_words_are_favoured_as_in_python(javascript, more) -> None:
+    words = SearchTokens(rarity=(1.3, 1.3, 1.5, 1.7, 1.9))
+    options = SearchOptions(max_length=5, rare_words=0.9, **more)
+    changed = 0
+    for seed in range(8):
+        table = random_table(seed, 5, forbidden=0.2)
+
+        found = [hypothesis(h) for h in javascript_search(javascript, table, Task(options, words))]
+
+        (expected,) = search(TableStepper([table]), options, words, evidence=True)
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
+        assert all(map(same_evidence, found, expected))
+        (plain,) = search(TableStepper([table]), dataclasses.replace(options, rare_words=0))
+        changed += plain[0].tokens != expected[0].tokens
+    assert changed
+
+
+@pytest.mark.parametrize("more", [{"beam_size": 3, "num_captions": 3}, {"length_penalty": 1.0}])
+def test_guidance_is_as_in_python(javascript, more) -> None:
+    options = SearchOptions(max_length=5, guidance=1.5, **more)
+    changed = 0
+    for seed in range(8):
+        table, blank = (random_table(seed + more, 5, forbidden=0.2) for more in (0, 100))
+
+        given = javascript_search(javascript, table, Task(options), blank=blank)
+
+        found = [hypothesis(one) for one in given]
+        stepper, other = TableStepper([table]), TableStepper([blank])
+        (expected,) = search(stepper, options, blank=other, evidence=True)
+        assert [h.tokens for h in found] == [h.tokens for h in expected]
+        assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected])
+        assert all(map(same_evidence, found, expected))
+        (plain,) = search(TableStepper([table]), dataclasses.replace(options, guidance=0))
+        changed += plain[0].tokens != expected[0].tokens
+    assert changed
+
+
+def test_alternatives_are_the_most_probable_words_before_rules(javascript) -> None:
+    table = random_table(3, 5)
+    task = Task(SearchOptions(beam_size=2, min_length=2, max_length=4, block_repeats=True))
+
+    (found,) = javascript_search(javascript, table, task, alternatives=3)
+
+    assert len(found["alternatives"]) == len(found["tokens"]) > 0
+    for position, words in enumerate(found["alternatives"]):
+        log_probs = table(tuple(found["tokens"][:position]))
+        best = np.argsort(-log_probs)[:3]
+        assert [word for word, _ in words] == best.tolist()
+        assert [value for _, value in words] == pytest.approx(log_probs[best].tolist())

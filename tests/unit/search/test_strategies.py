@@ -1,0 +1,464 @@
+"""Forced words, beam groups and sampling, against brute force and reference searches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_search import (
+    Sentence,
+    Task,
+    assert_same_captions,
+    brute_force,
+    rank,
+    reference_beam_search,
+    reference_diverse_beam_search,
+    reference_grid_beam_search,
+    sampling_distribution,
+    searches,
+    tasks,
+)
+from table_stepper import (
+    TableStepper,
+    assert_identical,
+    assert_matches_table,
+    constant_table,
+    ending_after,
+    prefix_table,
+    random_table,
+)
+
+from captioner.options import SearchOptions
+from captioner.search.search import Hypothesis, search
+from captioner.search.words import SearchTokens
+
+pytestmark = pytest.mark.usefixtures("array_library")
+
+
+def tokens_of(found: list[Hypothesis]) -> list[tuple[int, ...]]:
+    return [tuple(hypothesis.tokens) for hypothesis in found]
+
+
+# --- Forced words --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forced", [(1,), (3,), (2, 1), (3, 1), (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("rules", "tokens"),
+    [
+        ({}, {}),
+        ({"length_penalty": 1.0}, {}),
+        ({"min_length": 3}, {}),
+        ({"block_ngrams": 1}, {}),
+        ({"block_ngrams": 2}, {}),
+        ({"guard_endings": True}, {"bad_endings": (1, 3)}),
+        ({"min_length": 2, "block_ngrams": 1}, {}),
+        ({"min_length": 3, "guard_endings": True}, {"bad_endings": (3,)}),
+        ({"block_ngrams": 2, "guard_endings": True}, {"bad_endings": (2,)}),
+    ],
+)
+def test_forced_words_in_a_wide_beam_equal_brute_force(forced, rules, tokens) -> None:
+    tables = [random_table(seed, 4, forbidden) for seed, forbidden in ((0, 0), (1, 0), (2, 0.3))]
+    options = SearchOptions(beam_size=4**4, num_captions=30, max_length=4, **rules)
+    task = Task(options, SearchTokens(forced=forced, **tokens))
+
+    found = search(TableStepper(tables), *task)
+
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, brute_force(table, task))
+    assert found[0]
+
+
+def test_forced_and_banned_words_in_a_wide_beam_equal_brute_force() -> None:
+    table = random_table(3, 4)
+    options = SearchOptions(beam_size=4**4, num_captions=30, max_length=4)
+    task = Task(options, SearchTokens(forced=(3,), banned=(1,)))
+
+    (found,) = search(TableStepper([table]), *task)
+
+    assert len(found) > 5
+    assert_same_captions(found, brute_force(table, task))
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(searches(("forced",)))
+def test_forced_words_in_narrow_beams_equal_the_reference_search(case) -> None:
+    task, tables = case
+
+    found = search(TableStepper(tables), *task)
+
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, reference_grid_beam_search(table, task))
+        for hypothesis in hypotheses:
+            assert set(task.tokens.forced) <= set(hypothesis.tokens)
+            assert_matches_table(hypothesis, table)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_unlikely_forced_words_occur(beam_size) -> None:
+    table = constant_table(0.2, 0.8 - 2e-6, 1e-6, 1e-6)
+    options = SearchOptions(beam_size=beam_size, num_captions=beam_size, max_length=5)
+
+    (found,) = search(TableStepper([table]), options, SearchTokens(forced=(3, 2)))
+
+    assert len(found) == beam_size
+    assert all({2, 3} <= set(hypothesis.tokens) for hypothesis in found)
+
+
+def test_forced_word_can_be_the_last_token() -> None:
+    options = SearchOptions(beam_size=1, max_length=2)
+
+    ((found,),) = search(
+        TableStepper([constant_table(0.1, 0.8, 0.1)]), options, SearchTokens(forced=(2,))
+    )
+
+    assert 2 in found.tokens
+
+
+def test_impossible_forced_word_does_not_affect_other_photos() -> None:
+    options, never = SearchOptions(beam_size=3, max_length=4), constant_table(0.5, 0.5, 0)
+
+    found = search(
+        TableStepper([never, constant_table(0.4, 0.3, 0.3)]), options, SearchTokens(forced=(2,))
+    )
+
+    assert found[0] == []
+    assert tokens_of(found[1]) == [(2,)]
+
+
+# --- Groups --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(searches(("groups",)))
+def test_groups_equal_the_reference_search(case) -> None:
+    task, tables = case
+
+    found = search(TableStepper(tables), *task)
+
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, reference_diverse_beam_search(table, task))
+        assert len(set(tokens_of(hypotheses))) == len(hypotheses)
+        for hypothesis in hypotheses:
+            assert_matches_table(hypothesis, table)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), seed=st.integers(0, 10_000), vocabulary=st.integers(2, 5))
+def test_groups_returning_every_beam_equal_the_reference_search(data, seed, vocabulary) -> None:
+    """With ``num_captions == beam_size``, a photo finishes only when all its sentences have."""
+    task = data.draw(tasks(vocabulary, ("groups",)))
+    task = task._replace(
+        options=dataclasses.replace(task.options, num_captions=task.options.beam_size)
+    )
+    table = random_table(seed, vocabulary)
+
+    (found,) = search(TableStepper([table]), *task)
+
+    assert_same_captions(found, reference_diverse_beam_search(table, task))
+
+
+def test_one_group_is_beam_search() -> None:
+    tables = [random_table(seed, 5) for seed in range(4)]
+    task = Task(SearchOptions(beam_size=4, num_captions=4, max_length=5))
+
+    found = search(TableStepper(tables), *task)
+
+    for table, hypotheses in zip(tables, found, strict=True):
+        assert_same_captions(hypotheses, reference_diverse_beam_search(table, task))
+        assert_same_captions(hypotheses, reference_beam_search(table, task))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_groups_without_diversity_equal_one_small_beam(penalty) -> None:
+    tables = [random_table(seed, 5) for seed in range(8)]
+    small = SearchOptions(beam_size=3, num_captions=3, max_length=5, length_penalty=penalty)
+    alike = dataclasses.replace(small, beam_size=9, num_captions=9, beam_groups=3, diversity=0.0)
+
+    groups = search(TableStepper(tables), alike)
+    beams = search(TableStepper(tables), small)
+
+    for together, alone in zip(groups, beams, strict=True):
+        assert_identical(together, alone)
+
+
+@pytest.mark.parametrize(
+    ("groups", "diversity", "expected"),
+    [
+        (2, 0.4, [(1,)]),
+        (2, 0.6, [(1,), (2,)]),
+        (3, 0.4, [(1,), (2,)]),
+        (3, 1.7, [(1,), (2,), (3,)]),
+    ],
+)
+def test_diversity_makes_later_groups_choose_other_words(groups, diversity, expected) -> None:
+    # Word 1 is log 0.5 - log 0.3 = 0.51 nats better than word 2 and log 5 = 1.61 better than
+    # word 3. The third group is penalized twice if both earlier groups chose word 1.
+    table = prefix_table({(): (0, 0.5, 0.3, 0.1, 0.1)}, (1, 0, 0, 0, 0))
+    options = SearchOptions(
+        beam_size=groups,
+        num_captions=groups,
+        beam_groups=groups,
+        diversity=diversity,
+        max_length=3,
+    )
+
+    (found,) = search(TableStepper([table]), options)
+
+    assert tokens_of(found)[:2] == expected[:2]
+    assert len(found) == len(expected)
+    own = [np.log({1: 0.5, 2: 0.3}.get(h.tokens[0], 0.1)) for h in found]
+    # The reported score is not penalized.
+    assert [h.log_prob for h in found] == pytest.approx(own, rel=1e-5)
+
+
+def test_diversity_penalizes_the_end_token_too() -> None:
+    table = prefix_table({(): (0.5, 0.3, 0.2)}, (1, 0, 0))
+    options = SearchOptions(beam_size=2, num_captions=2, beam_groups=2, diversity=1.0, max_length=3)
+
+    (found,) = search(TableStepper([table]), options)
+
+    assert tokens_of(found) == [(), (1,)]
+
+
+def test_best_of_each_group_comes_first() -> None:
+    # Group 1 holds "1" (0.5) and "2" (0.3); group 2 is penalized for both and holds "3" and "4".
+    table = prefix_table({(): (0, 0.5, 0.3, 0.15, 0.05)}, (1, 0, 0, 0, 0))
+    options = SearchOptions(
+        beam_size=4, num_captions=4, beam_groups=2, diversity=50.0, max_length=3
+    )
+
+    (found,) = search(TableStepper([table]), options)
+
+    assert tokens_of(found) == [(1,), (3,), (2,), (4,)]
+
+
+def test_groups_with_equal_sentences_return_only_ended_ones() -> None:
+    # The best sentence of both groups is empty (0.6); the second, "1 1", ends two steps later.
+    table = prefix_table({(): (0.6, 0.4), (1,): (0.1, 0.9)}, (1, 0))
+    options = SearchOptions(beam_size=4, num_captions=2, beam_groups=2, diversity=0.0, max_length=5)
+
+    (found,) = search(TableStepper([table]), options)
+
+    assert_same_captions(
+        found, [Sentence((), np.log(0.6), True), Sentence((1, 1), np.log(0.36), True)]
+    )
+
+
+# --- Sampling ------------------------------------------------------------------------------------
+
+
+def sample(table, count: int, seed: int = 0, **given: object) -> list[Hypothesis]:
+    tokens = given.pop("tokens", SearchTokens())
+    options = SearchOptions(**({"beam_size": 1, "num_captions": count, "seed": seed} | given))
+    (found,) = search(TableStepper([table]), options, tokens)
+    return found
+
+
+def assert_sampled_from(found: list[Hypothesis], expected: dict[Sentence, float]) -> None:
+    """Pearson's chi-squared test; sampling is seeded, so it never fails by chance."""
+    counts = Counter((tuple(h.tokens), h.ended) for h in found)
+    probabilities = {(s.words, s.ended): probability for s, probability in expected.items()}
+    assert sum(probabilities.values()) == pytest.approx(1.0)
+    assert counts.keys() <= probabilities.keys()
+    common = {
+        key: probability
+        for key, probability in probabilities.items()
+        if probability * len(found) >= 5
+    }
+    rare = 1 - sum(common.values())
+    observed = [*(counts[key] for key in common), len(found) - sum(counts[key] for key in common)]
+    expected_counts = [
+        len(found) * probability for probability in (*common.values(), max(rare, 1e-9))
+    ]
+    statistic = sum(
+        (o - e) ** 2 / max(e, 1.0) for o, e in zip(observed, expected_counts, strict=True)
+    )
+    freedom = len(common)
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.5},
+        {"temperature": 3.0},
+        {"temperature": 1.0, "top_k": 2},
+        {"temperature": 1.0, "top_p": 0.6},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.5, "top_k": 3, "top_p": 0.8},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("forbidden", [0.0, 0.3])
+def test_sampling_follows_the_tables_distribution(sampling, forbidden) -> None:
+    table = random_table(11, 4, forbidden)
+
+    found = sample(table, 4000, max_length=3, **sampling)
+
+    options = SearchOptions(beam_size=1, max_length=3, **sampling)
+    assert_sampled_from(found, sampling_distribution(table, Task(options)))
+
+
+@pytest.mark.parametrize(
+    ("rules", "tokens"),
+    [
+        ({"min_length": 2}, {}),
+        ({"block_ngrams": 1}, {}),
+        ({"banned_words": ("w2",)}, {"banned": (2,)}),
+        ({"guard_endings": True}, {"bad_endings": (1,)}),
+        ({"min_length": 1, "guard_endings": True}, {"bad_endings": (1, 2)}),
+    ],
+    ids=str,
+)
+def test_sampling_renormalizes_after_a_rule(rules, tokens) -> None:
+    """The remaining words keep their relative probabilities."""
+    table, search_tokens = random_table(5, 4), SearchTokens(**tokens)
+
+    found = sample(table, 3000, temperature=1.0, max_length=3, tokens=search_tokens, **rules)
+
+    options = SearchOptions(beam_size=1, temperature=1.0, max_length=3, **rules)
+    assert_sampled_from(found, sampling_distribution(table, Task(options, search_tokens)))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        ({"top_k": 1}, {1}),
+        ({"top_k": 3}, {1, 2, 3}),
+        ({"top_k": 99}, {1, 2, 3, 4}),
+        ({"top_p": 1e-9}, {1}),
+        ({"top_p": 0.39}, {1}),
+        ({"top_p": 0.41}, {1, 2}),
+        ({"top_p": 0.69}, {1, 2}),
+        ({"top_p": 0.71}, {1, 2, 3}),
+        ({"top_p": 0.91}, {1, 2, 3, 4}),
+        ({"top_k": 2, "top_p": 0.56}, {1}),  # of the top two, word 1 has 0.4 / 0.7 = 0.57
+        ({"top_k": 2, "top_p": 0.58}, {1, 2}),
+    ],
+    ids=str,
+)
+def test_top_k_and_top_p_keep_the_likeliest_words(sampling, kept) -> None:
+    table = constant_table(0, 0.4, 0.3, 0.2, 0.1)
+
+    found = sample(table, 500, temperature=1.0, max_length=1, **sampling)
+
+    assert {h.tokens[0] for h in found} == kept
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 5.0, "top_p": 1e-9},
+        {"temperature": 1e-4},
+        {"temperature": 1e-30},
+        {"temperature": 1e-42},
+        {"temperature": 1e-300},
+    ],
+    ids=str,
+)
+def test_sampling_from_one_word_is_greedy(sampling) -> None:
+    tables = [random_table(seed, 5) for seed in range(6)]
+    sampled = SearchOptions(beam_size=1, num_captions=2, max_length=6, **sampling)
+    (greedy, found) = (
+        search(TableStepper(tables), SearchOptions(beam_size=1, max_length=6)),
+        search(TableStepper(tables), sampled),
+    )
+
+    for (one,), two in zip(greedy, found, strict=True):
+        assert_identical([one, one], two)
+
+
+def test_high_temperature_samples_evenly_from_allowed_words() -> None:
+    found = sample(constant_table(0, 0.98, 0.01, 0.01, 0), 3000, temperature=1e30, max_length=1)
+
+    counts = Counter(h.tokens[0] for h in found)
+    assert counts.keys() == {1, 2, 3}
+    assert all(abs(count - 1000) < 110 for count in counts.values())
+
+
+def test_sampling_depends_on_both_seeds() -> None:
+    table = random_table(2, 5)
+    options = SearchOptions(beam_size=1, num_captions=8, max_length=5, temperature=1.0)
+
+    def resample(seed: int, photo_seed: int) -> list[Hypothesis]:
+        other = dataclasses.replace(options, seed=seed)
+        return search(TableStepper([table]), other, seeds=[photo_seed])[0]
+
+    assert_identical(resample(1, 2), resample(1, 2))
+    different = {
+        str(tokens_of(resample(seed, photo_seed))) for seed in range(4) for photo_seed in range(4)
+    }
+    assert len(different) == 16  # (1, 2) is not (2, 1) either
+
+
+def test_sampling_does_not_depend_on_other_photos() -> None:
+    tables = [ending_after(1), random_table(1, 4), random_table(2, 4), ending_after(3)]
+    seeds = [5, 6, 7, 8]
+    options = SearchOptions(beam_size=1, num_captions=6, max_length=6, temperature=0.7)
+    stepper = TableStepper(tables)
+
+    together = search(stepper, options, seeds=seeds)
+    reversed_batch = search(TableStepper(tables[::-1]), options, seeds=seeds[::-1])[::-1]
+
+    assert stepper.kept  # some photos finished early
+    for table, seed, one, two in zip(tables, seeds, together, reversed_batch, strict=True):
+        assert_identical(one, two)
+        assert_identical(one, search(TableStepper([table]), options, seeds=[seed])[0])
+
+
+def test_equal_seeds_and_tables_sample_the_same() -> None:
+    options = SearchOptions(beam_size=1, num_captions=6, max_length=6, temperature=1.0)
+
+    one, two, three = search(TableStepper([random_table(1, 4)] * 3), options, seeds=[3, 4, 3])
+
+    assert_identical(one, three)
+    assert tokens_of(one) != tokens_of(two)
+
+
+def test_more_samples_contain_the_fewer() -> None:
+    table = random_table(9, 5)
+
+    few, many = (sample(table, n, max_length=5, temperature=1.0) for n in (3, 30))
+
+    assert not Counter(tokens_of(few)) - Counter(tokens_of(many))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_samples_are_sorted_and_keep_model_probabilities(penalty) -> None:
+    table = random_table(6, 4)
+
+    found = sample(
+        table, 50, max_length=5, temperature=0.4, top_k=3, top_p=0.9, length_penalty=penalty
+    )
+
+    options = SearchOptions(length_penalty=penalty)
+    ranks = [rank(Sentence(tuple(h.tokens), h.log_prob, h.ended), options) for h in found]
+    assert ranks == sorted(ranks, reverse=True)
+    for hypothesis in found:
+        assert_matches_table(hypothesis, table)
+
+
+def test_duplicate_samples_are_returned() -> None:
+    found = sample(ending_after(2), 7, temperature=0.1)
+
+    assert tokens_of(found) == [(1, 1)] * 7
+
+
+def test_sample_without_a_continuation_is_dropped() -> None:
+    # Word 1 has no continuation; after word 2 the sentence ends.
+    table = prefix_table({(): (0, 0.5, 0.5), (1,): (0, 0, 0)}, (1, 0, 0))
+
+    found = sample(table, 40, temperature=1.0)
+
+    assert set(tokens_of(found)) == {(2,)}
+    assert 5 < len(found) < 35

@@ -1,0 +1,181 @@
+"""The files of the static site; tests/integration/test_browser_site.py opens it in a browser."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from captioner.data.images import image_size
+from captioner.errors import ConfigError
+from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
+from captioner.options import SearchOptions
+from captioner.serving.site.onnxruntime_web import DIGESTS
+from captioner.serving.site.writer import Site, write_site
+
+RUNTIME = {name: f"content of {name}".encode() for name in DIGESTS}
+WORDS = ("a", "dog", "'s", "-lrb-")
+
+
+def calibrator(search: SearchOptions) -> Calibrator:
+    ones = np.ones(len(FEATURES))
+    return Calibrator(
+        *(ones,) * 5,
+        intercepts={"": 0.3},
+        familiar=(0.5, 1.5),
+        space=PhotoSpace(np.zeros(3, np.float32), np.eye(3, dtype=np.float32)[:1]),
+        phrases=PhraseTable.count(9, {("dog",): 3}),
+        search=search_key(search),
+    )
+
+
+def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) -> Path:
+    """An exported folder whose graphs are never run."""
+    options = {"beam_size": 3, "max_length": 6} | search
+    axis = {"first": 16.0, "pitch": 32.0, "start": 0.0, "stop": 64.0}
+    tokens = {"start": 1, "end": 2, "never_generated": [0, 1, 3], "first_word": 4, "styles": {}}
+    config = {
+        "exported": {"opset": 18, "precision": "int8", "tokens": tokens},
+        "format_version": 1,
+        "encoder": {"name": "tiny", "grid": [2, 2], "geometry": {"x": axis, "y": axis}},
+        "preprocessing": {"image_size": 64, "resize": "crop"},
+        "search": options,
+        "vocabulary": list(words),
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("encoder.onnx", "decoder.onnx", "document_frequencies.json.gz"):
+        (folder / name).write_bytes(name.encode())
+    (folder / "confidence.safetensors").write_bytes(calibrator(SearchOptions(**options)).to_bytes())
+    return folder
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    return write_exported(tmp_path / "exported")
+
+
+def read(site: Path) -> dict[str, bytes]:
+    return {
+        file.relative_to(site).as_posix(): file.read_bytes()
+        for file in site.rglob("*")
+        if file.is_file()
+    }
+
+
+def site_of(exported: Path) -> tuple[Site, dict[str, bytes]]:
+    target = exported.parent / "site"
+    return write_site(exported, target, RUNTIME), read(target)
+
+
+def test_the_model_and_the_runtime_are_stored_compressed(exported) -> None:
+    written, files = site_of(exported)
+
+    for name in ("encoder.onnx", "decoder.onnx", "confidence.safetensors"):
+        assert gzip.decompress(files[f"model/{name}.gzip"]) == (exported / name).read_bytes()
+    wasm = "ort-wasm-simd-threaded.wasm"
+    assert gzip.decompress(files[f"runtime/{wasm}.gzip"]) == RUNTIME[wasm]
+    assert not any("document_frequencies" in name for name in files)
+    assert written.files == len(files)
+    assert 0 < written.gpu < written.first_load
+
+
+def test_the_same_model_gives_the_same_site(exported) -> None:
+    assert site_of(exported)[1] == site_of(exported)[1]
+
+
+def test_the_service_worker_knows_every_file_by_its_content(exported) -> None:
+    _, files = site_of(exported)
+
+    worker = files.pop("sw.js").decode()
+    assert "@@" not in worker
+    found = re.search(r"const DIGESTS = (\{.*?\});", worker, re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1]) == {
+        name: base64.b64encode(hashlib.sha256(content).digest()).decode()
+        for name, content in files.items()
+    }
+
+
+def test_the_page_allows_its_own_files_only(exported) -> None:
+    _, files = site_of(exported)
+    page = files["index.html"].decode()
+
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert found is not None
+    rules = dict(rule.split(" ", 1) for rule in found[1].replace("&#x27;", "'").split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["connect-src"] == "'self'"
+    assert "unsafe-inline" not in found[1]
+    assert "'unsafe-eval'" not in found[1]
+    for source in rules.values():
+        assert "//" not in source
+        assert "*" not in source.split()
+
+
+def test_the_manifest_makes_it_installable(exported) -> None:
+    _, files = site_of(exported)
+    manifest = json.loads(files["manifest.json"])
+
+    assert manifest["display"] == "standalone"
+    for icon in manifest["icons"]:
+        width, height = image_size(exported.parent / "site" / icon["src"])
+        assert icon["sizes"] == f"{width}x{height}"
+    assert {icon["sizes"] for icon in manifest["icons"]} == {"192x192", "512x512"}
+    assert "maskable" in {icon.get("purpose") for icon in manifest["icons"]}
+
+
+def config_of(exported: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(site_of(exported)[1]["model/config.json"])
+    return found
+
+
+def test_words_that_the_metrics_split_otherwise_are_listed(tmp_path) -> None:
+    exported = write_exported(tmp_path / "exported", (*WORDS, "ice-cream", "cannot"))
+
+    assert config_of(exported)["text"]["split"] == {"cannot": ["can", "not"]}
+
+
+def test_search_words_become_tokens(tmp_path) -> None:
+    exported = write_exported(
+        tmp_path / "exported", guard_endings=True, block_repeats=True, banned_words=["dog"]
+    )
+
+    words = config_of(exported)["words"]
+    assert words["banned"] == [5]
+    assert words["bad_endings"] == [4, 6]
+    assert 4 in words["repeatable"]
+
+
+def test_the_confidence_is_left_out_where_it_does_not_apply(exported, tmp_path) -> None:
+    assert config_of(exported)["calibrated"]
+
+    other = write_exported(tmp_path / "other")
+    calibrated = calibrator(SearchOptions(beam_size=3, max_length=9))
+    (other / "confidence.safetensors").write_bytes(calibrated.to_bytes())
+    _, files = site_of(other)
+    assert not json.loads(files["model/config.json"])["calibrated"]
+    assert "model/confidence.safetensors.gzip" not in files
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"temperature": 0.7, "beam_size": 1},
+        {"beam_groups": 3, "diversity": 1.0},
+        {"forced_words": ["dog"]},
+    ],
+)
+def test_searches_that_the_page_lacks_are_refused(tmp_path, search) -> None:
+    exported = write_exported(tmp_path / "exported", **search)
+
+    with pytest.raises(ConfigError, match=f"{next(iter(search))} is .* the page does not support"):
+        site_of(exported)
+    assert not (tmp_path / "site").exists()

@@ -1,0 +1,262 @@
+"""The client against scripted responses, and against an application in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import threading
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.errors import ConfigError, ImageError, ServerError
+from captioner.serving import client as client_module
+from captioner.serving.client import AsyncClient, Client
+
+URL = "http://captioner:8000"
+BODY = {
+    "width": 6,
+    "height": 4,
+    "captions": [
+        {"text": "a dog", "words": ["a", "dog"], "log_prob": -1, "log_probs": [-0.5, -0.5]}
+    ],
+}
+
+
+class Server:
+    """Returns scripted responses or raises scripted errors, then 200; records its requests."""
+
+    def __init__(self, *script) -> None:
+        self.script = list(script)
+        self.requests: list[httpx.Request] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        with self.lock:
+            self.requests.append(request)
+            next_one = self.script.pop(0) if self.script else httpx.Response(200, json=BODY)
+        if isinstance(next_one, Exception):
+            raise next_one
+        return next_one
+
+
+def busy(seconds: object = 7, status: int = 429) -> httpx.Response:
+    headers = {} if seconds is None else {"Retry-After": str(seconds)}
+    return httpx.Response(status, json={"error": "64 requests are in flight"}, headers=headers)
+
+
+@pytest.fixture
+def slept(monkeypatch) -> list[float]:
+    """Seconds that clients wait, which they do in no time."""
+    seconds: list[float] = []
+    clock = itertools.count(0, 1e-9)
+    monkeypatch.setattr(client_module.time, "sleep", seconds.append)
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: next(clock) + sum(seconds))
+
+    async def sleep(wait: float) -> None:
+        seconds.append(wait)
+
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    return seconds
+
+
+@pytest.fixture(params=["sync", "async"])
+def run(request):
+    """``run(server, lambda client: client.caption(...), **options)`` with either client."""
+
+    def call(server, use, **options):
+        transport = httpx.MockTransport(server)
+        if request.param == "sync":
+            with Client(URL, transport=transport, **options) as client:
+                result = use(client)
+                return list(result) if hasattr(result, "__next__") else result
+
+        async def main():
+            async with AsyncClient(URL, transport=transport, **options) as client:
+                result = use(client)
+                if hasattr(result, "__anext__"):
+                    return [one async for one in result]
+                return await result
+
+        return asyncio.run(main())
+
+    return call
+
+
+def test_caption_is_typed_and_the_request_is_raw_bytes(run, tmp_path):
+    headers = {"X-Captioner-Model": "best@0", "X-Request-Id": "id-1"}
+    (tmp_path / "photo.jpg").write_bytes(b"jpeg")
+    query = {"num_captions": 3, "attention": True, "banned_words": ["man", "woman"], "seed": None}
+
+    for photo in (
+        b"jpeg",
+        tmp_path / "photo.jpg",
+        str(tmp_path / "photo.jpg"),
+        io.BytesIO(b"jpeg"),
+    ):
+        server = Server(httpx.Response(200, json=BODY, headers=headers))
+        result = run(server, lambda client, p=photo: client.caption(p, **query), api_key="secret")
+
+        [request] = server.requests
+        assert request.content == b"jpeg"
+        assert str(request.url) == (
+            f"{URL}/v1/captions?num_captions=3&attention=true&banned_words=man%2Cwoman"
+        )
+        assert request.headers["authorization"] == "Bearer secret"
+        assert (result.text, result.width, result.height) == ("a dog", 6, 4)
+        assert (result.model, result.request_id) == ("best@0", "id-1")
+        assert result.captions[0].words == ("a", "dog")
+
+
+def test_url_may_have_a_prefix():
+    server = Server()
+    with Client(f"{URL}/photos", transport=httpx.MockTransport(server)) as client:
+        client.caption(b"jpeg")
+    assert server.requests[0].url.path == "/photos/v1/captions"
+
+
+def test_retry_after_is_honoured(run, slept):
+    server = Server(busy(7), busy(3, 503))
+    assert run(server, lambda client: client.caption(b"x")).text == "a dog"
+    assert slept == [7, 3]
+    assert len(server.requests) == 3
+
+
+def test_delays_without_retry_after_grow(run, slept):
+    script = [busy(None, 502), busy("soon", 504), httpx.ConnectError("refused")]
+    script += [httpx.RemoteProtocolError("closed"), httpx.ReadError("")]
+    run(Server(*script), lambda client: client.caption(b"x"))
+    for number, wait in enumerate(slept):
+        assert 0.25 * 2**number <= wait <= 0.5 * 2**number
+
+
+@pytest.mark.parametrize(
+    ("script", "message", "status"),
+    [
+        (lambda: [busy(50) for _ in range(9)], "64 requests are in flight", 429),
+        (lambda: [httpx.ConnectError("refused")] * 99, "cannot reach the server", None),
+    ],
+)
+def test_retries_end(run, slept, script, message, status):
+    with pytest.raises(ServerError, match=message) as caught:
+        run(Server(*script()), lambda client: client.caption(b"x"), retry_for=120)
+    assert caught.value.status == status
+    assert 60 < sum(slept) <= 120
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 408, 413, 415, 421, 422, 500])
+def test_other_errors_are_not_retried(run, slept, status):
+    server = Server(httpx.Response(status, json={"error": "the reason; what to do"}))
+    with pytest.raises(ServerError, match=r"^the reason; what to do$") as caught:
+        run(server, lambda client: client.caption(b"x"))
+    assert caught.value.status == status
+    assert slept == []
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"error": "x"}', b'{"captions": []}'])
+def test_answer_of_something_else(run, body):
+    with pytest.raises(ServerError, match="not one of captioner serve"):
+        run(Server(httpx.Response(200, content=body)), lambda client: client.caption(b"x"))
+
+
+def test_answer_of_a_proxy(run):
+    with pytest.raises(ServerError, match="the server returned 404 Not Found"):
+        run(Server(httpx.Response(404, text="<html>")), lambda client: client.caption(b"x"))
+
+
+def test_stream_keeps_the_order_and_returns_errors(run, tmp_path, slept):
+    """A refused photo, a missing file, and photos that come while the server is busy."""
+
+    class ByContent(Server):
+        def __call__(self, request):
+            content = request.content
+            if content == b"bad":
+                return httpx.Response(415, json={"error": "not a photo"})
+            super().__call__(request)
+            text = content.decode()
+            caption = BODY["captions"][0] | {"text": text}
+            return httpx.Response(200, json=BODY | {"captions": [caption]})
+
+    photos = [b"0", b"bad", tmp_path / "missing.jpg", *(str(n).encode() for n in range(3, 40))]
+    results = run(ByContent(), lambda client: client.stream(photos, parallel=3))
+
+    assert [result.photo for result in results] == photos
+    assert results[1].error.status == 415
+    assert isinstance(results[2].error, ImageError)
+    assert "missing.jpg: cannot be read" in str(results[2].error)
+    for number in (0, *range(3, 40)):
+        assert results[number].captions.text == str(number)
+        assert results[number].error is None
+
+
+def test_stream_is_bounded(concurrency):
+    taken, released = 0, threading.Event()
+
+    def server(request):
+        with concurrency:
+            released.wait(30)
+        return httpx.Response(200, json=BODY)
+
+    def photos():
+        nonlocal taken
+        for _ in range(1000):
+            taken += 1
+            if taken == 8:
+                released.set()
+            yield b"x"
+
+    with Client(URL, transport=httpx.MockTransport(server)) as client:
+        stream = client.stream(photos(), parallel=4)
+        next(stream)
+        assert taken == 8  # photos are read as they are needed
+        stream.close()
+    assert concurrency.most <= 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Client("localhost:8000"), "give an address such as http://localhost:8000"),
+        (lambda: next(Client(URL).stream([b""], parallel=0)), "parallel is 0; give 1 or more"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_served_attention_can_be_drawn(stored_model, tmp_path):
+    """The response of the application, as `captioner.overlay` takes it."""
+    import captioner
+    from captioner.inference.captioner import Captioner
+    from captioner.serving.app import create_app
+
+    model = Captioner(stored_model, precision="fp32")
+    photo = Path(tmp_path / "photo.png")
+    Image.effect_noise((64, 48), 90).convert("RGB").save(photo)
+    app = create_app(model.batch_captioner)
+    query = {"attention": True, "alternatives": 2, "min_length": 2}
+
+    async def main():
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with AsyncClient("http://localhost", transport=transport) as client:
+                return await client.caption(photo, **query)
+
+    served = asyncio.run(main()).captions[0]
+    wanted = model.caption(photo, alternatives=2, min_length=2)
+
+    caption = served.to_caption()
+    assert caption.text == served.text == wanted.text
+    np.testing.assert_allclose(caption.alphas, wanted.alphas, atol=1e-4)
+    assert [one.word for one in caption.alternatives[0]] == [
+        one.word for one in wanted.alternatives[0]
+    ]
+    captioner.overlay(photo, caption).save(tmp_path / "attention.png")
+    plain = client_module.ServedCaption("a", ("a",), -1.0, (-1.0,), {})
+    with pytest.raises(ConfigError, match="attention=True"):
+        plain.to_caption()

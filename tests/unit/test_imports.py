@@ -1,0 +1,101 @@
+"""What an import loads, and what the top-level package offers."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import captioner
+
+# --- lazy imports --------------------------------------------------------------------------------
+
+HEAVY = ("torch", "torchvision", "timm", "matplotlib", "accelerate", "pycocoevalcap")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import captioner",
+        "import captioner; dir(captioner); captioner.ConfigError; captioner.Caption; "
+        "captioner.SearchOptions; captioner.tokenize",
+        "import captioner.cli.main",
+        "import captioner.serving.client",
+        "import captioner.drawing.figure, captioner.data.images",
+        "from captioner.cli.main import main; main(['--help'])",
+        "from captioner.cli.main import main; main(['--version'])",
+        *(
+            f"from captioner.cli.main import main; main([{words}, '--help'])"
+            for words in (
+                "'caption'",
+                "'attend'",
+                "'serve'",
+                "'evaluate'",
+                "'calibrate'",
+                "'train'",
+                "'info'",
+                "'push'",
+                "'prepare'",
+                "'prepare', 'features'",
+                "'prepare', 'shards'",
+            )
+        ),
+    ],
+)
+def test_no_heavy_library_is_imported(code) -> None:
+    report = f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    script = (
+        f"import sys\ntry:\n    {code}\nexcept SystemExit as e:\n    assert not e.code\n{report}"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
+    )
+
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_captioning_imports_neither_timm_nor_torchvision() -> None:
+    """The shipped model does not need them, and importing them takes longer than captioning."""
+    script = (
+        "import sys, captioner\n"
+        "from PIL import Image\n"
+        "captioner.load().caption(Image.new('RGB', (64, 64)), beam_size=1)\n"
+        "print([name for name in ('timm', 'torchvision', 'torch._dynamo', 'sympy', 'matplotlib', "
+        "'accelerate', 'captioner.training') if name in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[]\n"
+
+
+# --- the top-level package -----------------------------------------------------------------------
+
+
+def test_all_equals_dir() -> None:
+    assert sorted(captioner.__all__) == dir(captioner)
+    assert sorted(captioner._MODULES) == sorted(set(captioner.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("name", captioner.__all__)
+def test_every_public_name_exists_and_has_a_docstring(name) -> None:
+    value = getattr(captioner, name)
+
+    if name == "__version__":
+        assert value.count(".") == 2
+        return
+    home = importlib.import_module(captioner._MODULES[name])
+    assert value is getattr(home, name)
+    assert value.__doc__
+
+
+def test_an_unknown_name_raises_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        captioner.nothing  # noqa: B018
