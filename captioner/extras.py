@@ -25,6 +25,14 @@ EXTRAS = {
 """Modules by extra. An extra that only one command needs has the command's name."""
 
 
+def is_installed(module: str) -> bool:
+    """Whether a top-level module can be imported; it is not."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # from a finder that hides it
+        return False
+
+
 def require_extra(extra: str, needed_by: str | None = None) -> None:
     """Check that the modules of an extra are installed.
 
@@ -35,7 +43,7 @@ def require_extra(extra: str, needed_by: str | None = None) -> None:
     Raises:
         ConfigError: Some are not.
     """
-    absent = [name for name in EXTRAS.get(extra, ()) if importlib.util.find_spec(name) is None]
+    absent = [name for name in EXTRAS.get(extra, ()) if not is_installed(name)]
     if absent:
         raise ConfigError(
             f"{needed_by or f'captioner {extra}'} needs {', '.join(absent)}; run: "

@@ -7,7 +7,6 @@ weights.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import CaptionerError, ConfigError, ModelError
+from captioner.extras import is_installed
 from captioner.files import FREQUENCIES, complete_folder
 from captioner.inference import hub
 from captioner.options import SearchOptions
@@ -46,7 +46,7 @@ PRETRAINED, PRETRAINED_INT8 = (
     Path(__file__).parents[1] / name for name in ("pretrained", "pretrained_int8")
 )
 """Their folders."""
-SHIPPED_MODEL = PRETRAINED if importlib.util.find_spec("torch") else PRETRAINED_INT8
+SHIPPED_MODEL = PRETRAINED if is_installed("torch") else PRETRAINED_INT8
 """The default model."""
 
 

@@ -79,7 +79,7 @@ def test_what_needs_torch_is_one_line_where_it_is_missing(tiny, exported) -> Non
     photo = tiny.photos / "1.png"
 
     for arguments, problem in (
-        (("caption", photo, "--model", tiny.model), "needs torch, which is not installed"),
+        (("caption", photo, "--model", tiny.model), "needs torch, torchvision; run: pip install"),
         (("evaluate", "--images", tiny.photos, "--model", exported, "--faithfulness"), "weights"),
     ):
         done = run_without_torch(*arguments)

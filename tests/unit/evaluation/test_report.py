@@ -276,7 +276,7 @@ def test_the_signature_names_versions_metrics_and_references() -> None:
 
     assert line.startswith(f"captioner {__version__}")
     for part in (
-        "PTB tokens (captioner.text.tokenizer)",
+        "PTB tokens (captioner.tokenizer)",
         "CIDEr_D: document frequencies of 50 images",
         "METEOR 1.5",
         "40 images",

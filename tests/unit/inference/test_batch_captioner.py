@@ -27,7 +27,7 @@ def captioner() -> Captioner:
 
 @pytest.fixture(scope="module")
 def batch_captioner(captioner: Captioner) -> BatchCaptioner:
-    return captioner.inference.batch_captioner
+    return captioner.batch_captioner
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_folding_norms_does_not_change_the_stored_model(photos, tmp_path: Path):
     model = with_norms()
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     captioner = ensemble_of(model)
-    modules = captioner.inference.batch_captioner.model.modules()
+    modules = captioner.batch_captioner.model.modules()
 
     assert not any(isinstance(module, nn.BatchNorm2d) for module in modules)
     after = model.model.state_dict()

@@ -212,7 +212,7 @@ def test_a_caption_keeps_a_small_copy_of_its_photo(captioner: Captioner, tmp_pat
 def test_a_model_that_generates_no_words(photos: list[Path]):
     captioner = build()
     with torch.no_grad():
-        captioner.inference.batch_captioner.model.decoder.word_output.bias[END] = 99
+        captioner.batch_captioner.model.decoder.word_output.bias[END] = 99
     caption = captioner.caption(photos[0])
     assert (caption.words, caption.text) == ((), "")
     assert captioner.caption(photos[0], alternatives=2).alternatives == ()
@@ -339,8 +339,8 @@ def test_an_image_gives_the_same_caption_as_its_file(
     else:
         Image.fromarray(ramp.astype(np.uint8)).convert("P").save(path, transparency=0)
     with Image.open(path) as picture:
-        found = captioner.inference.batch_captioner.prepare(open_image(picture))
-    expected = captioner.inference.batch_captioner.prepare(open_image(path))
+        found = captioner.batch_captioner.prepare(open_image(picture))
+    expected = captioner.batch_captioner.prepare(open_image(path))
     np.testing.assert_array_equal(found.pixels, expected.pixels)
     assert found.crop_box == expected.crop_box
 

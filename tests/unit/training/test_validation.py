@@ -38,7 +38,7 @@ def setup(configure: Any) -> Setup:
 def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     search = configure().search
-    sentences = decode(captioner.inference.batch_captioner, setup.val, search)
+    sentences = decode(captioner.batch_captioner, setup.val, search)
     assert [s.image for s in sentences] == setup.val
     for sentence in sentences:
         alone = captioner.caption(sentence.image.path, beam_size=2, max_length=6)
