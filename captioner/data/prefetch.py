@@ -6,8 +6,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from typing import TypeVar
+
+from captioner.errors import ImageError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,3 +49,29 @@ def read_ahead(
                 yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def read_batches(
+    function: Callable[[T], R], items: Iterable[T], size: int, *, threads: int = 2
+) -> Generator[list[tuple[T, R | ImageError]], None, None]:
+    """Call a function on items, such as photos, in batches; while one is used, the next is read.
+
+    Args:
+        function: See `read_ahead`; its ``ImageError`` is the result of its item.
+        items: Consumed as they are needed.
+        size: Items per batch; the last batch may have fewer.
+        threads: See `read_ahead`.
+
+    Yields:
+        Items with their results.
+    """
+
+    def call(item: T) -> tuple[T, R | ImageError]:
+        try:
+            return item, function(item)
+        except ImageError as error:
+            return item, error
+
+    with closing(read_ahead(call, items, ahead=size + threads - 1, threads=threads)) as results:
+        while batch := list(islice(results, size)):
+            yield batch

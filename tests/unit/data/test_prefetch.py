@@ -1,4 +1,4 @@
-"""``read_ahead``: order, laziness, errors and threads."""
+"""``read_ahead`` and ``read_batches``: order, laziness, errors and threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from captioner.data.prefetch import read_ahead
+from captioner.data.prefetch import read_ahead, read_batches
+from captioner.errors import ImageError
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -62,3 +63,20 @@ def test_closing_cancels_calls_and_ends_the_threads() -> None:
 
     assert len(calls) < 9
     assert threading.active_count() == before
+
+
+def test_batches_hold_items_with_their_results_or_image_errors() -> None:
+    damaged = ImageError("2.jpg: damaged")
+
+    def read(number: int) -> str:
+        if number == 2:
+            raise damaged
+        return str(number)
+
+    assert list(read_batches(read, range(5), 2)) == [
+        [(0, "0"), (1, "1")],
+        [(2, damaged), (3, "3")],
+        [(4, "4")],
+    ]
+    with pytest.raises(ZeroDivisionError):
+        next(read_batches(lambda number: 1 // number, [0], 2))
