@@ -1,28 +1,61 @@
-"""Dataclasses of options: what their annotations and docstrings declare, read in one place.
+"""The schema of options: what a dataclass declares is all that any interface knows of an option.
 
-    beam_size: Annotated[int, Ge(1)] = 5
-    (then the help, as a docstring under the field)
+    @dataclass(kw_only=True)
+    class DeviceOptions:
+        \"\"\"Where the model runs.\"\"\"
 
-`option_fields` returns type, bounds, choices, default and help of each field, for parsers, web
-forms and documentation. `check_options` applies them in a dataclass's ``__post_init__``.
+        batch_size: Annotated[int, Ge(1)] = 32
+        \"\"\"Number of photos per batch.\"\"\"
+
+The annotation gives type, bounds and choices, the docstring under the field its help. Python, YAML
+files, the command line (`captioner.cli.arguments`), HTTP and the tables of the documentation read
+them from `option_fields`. A dataclass calls `check_options` in its ``__post_init__``;
+`build_options` makes one from settings by name.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import difflib
 import functools
+import inspect
+import itertools
 import math
+import os
 import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
-from docstring_parser import parse_from_object
 
 from captioner.errors import ConfigError, OptionError, either
 
+Options = TypeVar("Options")
 
-class OptionField(NamedTuple):
+
+@dataclass(frozen=True)
+class Shown:
+    """How the command line shows a field, where its name and type are not enough."""
+
+    value: str = ""
+    """Placeholder of the value in the help."""
+    flags: tuple[str, ...] = ()
+    """Its names, such as ``("-o", "--output")``; empty: ``--`` and the field's name."""
+    positional: bool = False
+    """An argument instead of an option."""
+
+
+File = Annotated[str, Shown("FILE")]
+Folder = Annotated[str, Shown("FOLDER")]
+ModelName = Annotated[str, Shown("MODEL")]
+
+
+@dataclass(frozen=True)
+class OptionField:
     """One option of a dataclass."""
 
     name: str
@@ -33,34 +66,44 @@ class OptionField(NamedTuple):
     bounds: Interval
     """Greatest and least value of a number, or of each number in a list."""
     choices: tuple[Any, ...]
-    """Allowed values of a ``Literal``; empty: not restricted."""
+    """Allowed values of a ``Literal`` (or of entries of a list); empty: not restricted."""
     default: Any
-    help: str
+    """None where a value is made anew for each instance, such as a list; see ``required``."""
+    required: bool
+    shown: Shown
+    owner: type
+    """The dataclass that declares it."""
+
+    @property
+    def help(self) -> str:
+        """The docstring under the field, on one line."""
+        return _field_docs(self.owner).get(self.name, "")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes several values."""
+        return get_origin(self.type) in (list, tuple)
+
+    @property
+    def kind(self) -> Any:
+        """The type of a value; of a list, that of its entries."""
+        return get_args(self.type)[0] if self.is_list else self.type
 
     def allows(self, value: object) -> bool:
         """Whether a value has the right type and lies within the bounds."""
         if value is None:
             return self.optional
+        if self.is_list:
+            return isinstance(value, list | tuple) and all(map(self._allows_one, value))
+        return self._allows_one(value)
+
+    def _allows_one(self, value: Any) -> bool:
         if self.choices:
             return value in self.choices
-        if self.type is bool:
-            return isinstance(value, bool)
-        if self.type in _NUMBERS:
-            return self._is_number(value, self.type)
-        if self._items in _NUMBERS:
-            return isinstance(value, list | tuple) and all(
-                self._is_number(item, self._items) for item in value
-            )
-        return True  # text, and lists of it
-
-    @property
-    def _items(self) -> Any:
-        """The type of a list's items; None for all other types."""
-        return get_args(self.type)[0] if get_origin(self.type) is list else None
-
-    def _is_number(self, value: Any, kind: Any) -> bool:
-        right = isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
-        return right and self._within(value)
+        right = isinstance(value, _ABSTRACT.get(self.kind, object))
+        if self.kind not in (int, float):
+            return right
+        return right and not isinstance(value, bool) and self._within(value)
 
     def _within(self, value: Any) -> bool:
         low, high = self.bounds.ge, self.bounds.le
@@ -76,15 +119,15 @@ class OptionField(NamedTuple):
     def allowed(self) -> str:
         """The allowed values in words, for messages."""
         if self.choices:
-            return either(self.choices)
-        if self.type is bool:
-            return "true or false"
-        if self._items in _NUMBERS:
-            return f"a list, each entry {allowed_numbers(self._items, self.bounds)}"
-        return allowed_numbers(self.type, self.bounds)
+            one = either(self.choices)
+        elif self.kind in (int, float):
+            one = allowed_numbers(self.kind, self.bounds)
+        else:
+            one = {bool: "true or false", str: "text"}.get(self.kind, "settings by name")
+        return f"a list, each entry {one}" if self.is_list else one
 
 
-_NUMBERS: dict[Any, type] = {int: Integral, float: Real}
+_ABSTRACT: dict[Any, Any] = {int: Integral, float: Real, bool: bool, str: str}
 
 
 def allowed_numbers(kind: type, bounds: Interval) -> str:
@@ -99,30 +142,83 @@ def allowed_numbers(kind: type, bounds: Interval) -> str:
     return f"{noun} {' and '.join(limits)}".rstrip()
 
 
+# --- reading declarations ------------------------------------------------------------------------
+
+
 @functools.cache
 def option_fields(options: type) -> dict[str, OptionField]:
     """The fields of a dataclass by name, in their order."""
     hints = get_type_hints(options, include_extras=True)
-    docs = {entry.arg_name: entry.description for entry in parse_from_object(options).params}
+    owners = {
+        name: base for base in reversed(options.__mro__) for name in inspect.get_annotations(base)
+    }
     return {
-        field.name: _read(field, hints[field.name], " ".join((docs.get(field.name) or "").split()))
+        field.name: _read(field, hints[field.name], owners[field.name])
         for field in dataclasses.fields(options)
     }
 
 
-def _read(field: dataclasses.Field[Any], hint: Any, text: str) -> OptionField:
+def _read(field: dataclasses.Field[Any], hint: Any, owner: type) -> OptionField:
+    marks: list[Any] = []
+
+    def plain(hint: Any) -> Any:
+        """The type without its marks, which are collected."""
+        if get_origin(hint) is Annotated:
+            hint, *found = get_args(hint)
+            marks.extend(found)
+            return plain(hint)
+        return hint
+
+    hint = plain(hint)
     optional = get_origin(hint) in (Union, types.UnionType)
     if optional:
-        (hint,) = (part for part in get_args(hint) if part is not type(None))
-    bounds: dict[str, Any] = {}
-    limited = get_args(hint)[0] if get_origin(hint) is list else hint
-    if get_origin(limited) is Annotated:
-        plain, *limits = get_args(limited)
-        hint = plain if limited is hint else types.GenericAlias(list, (plain,))
-        for limit in limits:
-            bounds |= {n: getattr(limit, n) for n in ("gt", "ge", "lt", "le") if hasattr(limit, n)}
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
-    return OptionField(field.name, hint, optional, Interval(**bounds), choices, field.default, text)
+        (hint,) = (plain(part) for part in get_args(hint) if part is not type(None))
+    kind = hint
+    if get_origin(hint) in (list, tuple):
+        kind, *rest = get_args(hint)
+        kind = plain(kind)
+        hint = types.GenericAlias(get_origin(hint), (kind, *rest))
+    bounds = {n: getattr(mark, n) for mark in marks for n in _BOUNDS if hasattr(mark, n)}
+    made, missing = field.default_factory, dataclasses.MISSING
+    default = None if field.default is missing else field.default
+    return OptionField(
+        field.name,
+        hint,
+        optional,
+        Interval(**bounds),
+        get_args(kind) if get_origin(kind) is Literal else (),
+        default if made is missing else made(),
+        field.default is missing and made is missing,
+        next((mark for mark in marks if isinstance(mark, Shown)), Shown()),
+        owner,
+    )
+
+
+_BOUNDS = ("gt", "ge", "lt", "le")
+
+
+@functools.cache
+def _field_docs(owner: type) -> dict[str, str]:
+    """The docstrings under the fields of a class; its bases are not read."""
+    body = _classes(inspect.getsourcefile(owner) or "").get(owner.__qualname__, [])
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+@functools.cache
+def _classes(path: str) -> dict[str, list[ast.stmt]]:
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+# --- checking values -----------------------------------------------------------------------------
 
 
 def check_options(options: Any, section: str = "") -> None:
@@ -149,3 +245,101 @@ def check_option(field: OptionField, value: object, section: str = "") -> None:
     raise OptionError(
         f"{{{field.name}}} is {{given!r}}; give {{expected}}", given=value, expected=field.allowed
     )
+
+
+# --- options from settings by name ---------------------------------------------------------------
+
+
+def build_options(kind: type[Options], *layers: Any) -> Options:
+    """Make a dataclass of options from settings by name.
+
+    Args:
+        kind: The dataclass. A field whose type is a dataclass is a section.
+        *layers: Mappings (sections are mappings in them), or instances of ``kind``; settings of a
+            later layer replace those of earlier ones.
+
+    Raises:
+        ConfigError: A setting is unknown or invalid, or two contradict each other.
+    """
+    settings: dict[str, Any] = {}
+    for layer in layers:
+        _merge(settings, checked_settings(kind, layer))
+    built: Options = _made(kind, settings)
+    return built
+
+
+def checked_settings(kind: type, given: Any, section: str = "") -> dict[str, Any]:
+    """Check settings by name one by one; paths become text, and a text a list where one is needed.
+
+    Raises:
+        ConfigError: A setting is unknown or invalid.
+    """
+    known = option_fields(kind)
+    checked: dict[str, Any] = {}
+    for name, value in _by_name(given, section):
+        field = known.get(name)
+        prefix = f"{section}." if section else ""
+        if field is None:
+            raise ConfigError(f"unknown setting {prefix}{name}{_suggestion(name, prefix, known)}")
+        if dataclasses.is_dataclass(field.type):
+            checked[name] = checked_settings(field.type, value, prefix + name)  # type: ignore[arg-type]
+            continue
+        checked[name] = _plain(field, value)
+        check_option(field, checked[name], section)
+    return checked
+
+
+def _by_name(given: Any, section: str) -> Iterator[tuple[Any, Any]]:
+    if dataclasses.is_dataclass(given):
+        return ((field.name, getattr(given, field.name)) for field in dataclasses.fields(given))
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"{section or 'config'} is {given!r:.60}; give its settings by name")
+    return iter((given or {}).items())
+
+
+def _suggestion(name: Any, prefix: str, known: Mapping[str, OptionField]) -> str:
+    """``; did you mean ...?``, also for a setting of a section that was given without it."""
+    names = {f"{prefix}{one}" for one in known}
+    for section in known.values():
+        if dataclasses.is_dataclass(section.type):
+            names |= {f"{section.name}.{one}" for one in option_fields(section.type)}  # type: ignore[arg-type]
+    close = similar(f"{prefix}{name}", names)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; give {', '.join(known)}"
+
+
+def similar(typed: str, names: Mapping[str, Any] | set[str]) -> list[str]:
+    """The names that a user may have meant: of the same last part, or spelled much the same."""
+    last = typed.lstrip("-").rpartition(".")[2].replace("-", "_")
+    parts = {name: name.lstrip("-").rpartition(".")[2].replace("-", "_") for name in sorted(names)}
+    return [name for name, part in parts.items() if part == last][:3] or (
+        difflib.get_close_matches(typed, list(parts), 1, 0.7)
+    )
+
+
+def _plain(field: OptionField, value: Any) -> Any:
+    if field.is_list and isinstance(value, str | os.PathLike):
+        value = [value]
+    if isinstance(value, list | tuple):
+        return [_plain_text(part) for part in value]
+    return _plain_text(value)
+
+
+def _plain_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _merge(settings: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, dict):
+            _merge(settings.setdefault(name, {}), value)
+        else:
+            settings[name] = value
+
+
+def _made(kind: Any, settings: Mapping[str, Any]) -> Any:
+    known = option_fields(kind)
+    values = {
+        name: _made(known[name].type, value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+    }
+    return kind(**values)

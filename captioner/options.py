@@ -1,8 +1,6 @@
-"""Every option of a model, a search and a training run: type, bounds, default and help.
+"""Options of a model, a search and a training run: type, bounds, default and help.
 
-The dataclasses below are read four ways: by Python, from a YAML file, from the command line
-(``--training.epochs 20``) and, for `SearchOptions`, from an HTTP query. The text under a field is
-its help.
+See `captioner.option_fields` for who reads them. The text under a field is its help.
 """
 
 from __future__ import annotations
@@ -16,7 +14,14 @@ from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError, OptionError
 from captioner.hardware import Precision
-from captioner.option_fields import check_options, option_fields
+from captioner.option_fields import (
+    File,
+    Folder,
+    ModelName,
+    Shown,
+    check_options,
+    option_fields,
+)
 from captioner.text.tokenizer import normalize, tokenize
 
 Positive = Annotated[int, Ge(1)]
@@ -51,25 +56,51 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+@dataclass(kw_only=True)
+class DeviceOptions:
+    """Where and how precisely the model runs."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps, ..."""
+    precision: Precision = "auto"
+    """auto: bf16 if the hardware supports it natively (CPUs with AMX or AVX-512 BF16, recent GPUs),
+    fp16 on older NVIDIA GPUs with tensor cores, else fp32. tf32: float32 with products of fewer
+    digits, on NVIDIA GPUs of the Ampere generation or later."""
+    batch_size: Positive = 32
+    """Number of photos per batch."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True)
+class ModelOptions(DeviceOptions):
+    """The model that captions."""
+
+    model: list[ModelName] = field(default_factory=list)
+    """Model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: the shipped
+    model); repeat to average the probabilities of several models."""
+
+
 @dataclass
 class DataConfig:
     """Photos and captions in COCO format."""
 
-    train_annotations: list[str] = field(default_factory=list)
+    train_annotations: list[File] = field(default_factory=list)
     """COCO captions JSON file(s) to train on."""
-    val_annotations: list[str] = field(default_factory=list)
+    val_annotations: list[File] = field(default_factory=list)
     """COCO captions JSON file(s) to validate on."""
-    styles: list[str] = field(default_factory=list)
+    styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
     """Style name for each file in train_annotations, the default style first; files may share a
     name. The model learns one start token per style. Empty: a single unnamed style."""
-    val_styles: list[str] = field(default_factory=list)
+    val_styles: list[Annotated[str, Shown("STYLE")]] = field(default_factory=list)
     """Style name for each file in val_annotations; its photos are captioned in that style."""
     repeats: list[Positive] = field(default_factory=list)
     """Number of times an epoch uses the photos of each file in train_annotations, each time with
     other captions (see max_captions), flips and augmentation. Empty: once."""
-    images: list[str] = field(default_factory=list)
+    images: list[Folder] = field(default_factory=list)
     """Folder(s) with the photos, searched in order."""
-    karpathy_split: str | None = None
+    karpathy_split: File | None = None
     """Karpathy's dataset_coco.json; its image ids decide which photos are for training and which
     for validation, whatever file they are in."""
     min_captions: Positive = 1
@@ -104,10 +135,10 @@ class DataConfig:
     fraction."""
     workers: NonNegative = 1
     """Number of processes that load photos; 0: load in the main process."""
-    features: str | None = None
+    features: Folder | None = None
     """Folder written by captioner prepare features; encoder features are read from it instead of
     being computed."""
-    shards: str | None = None
+    shards: Folder | None = None
     """Folder written by captioner prepare shards, or the URL of a copy (s3://...); training photos
     are streamed from it. Captions still come from train_annotations."""
     bucket_batches: Positive = 64
@@ -172,7 +203,7 @@ class EncoderConfig:
     """Channel means, 0 to 1 (default: those that the weights were trained with)."""
     std: list[float] | None = None
     """Channel standard deviations, 0 to 1 (default: those that the weights were trained with)."""
-    finetune_from: str | None = None
+    finetune_from: Annotated[str, Shown("STAGE")] | None = None
     """First stage to fine-tune (layer3, blocks.5, ...) (default: the whole encoder is frozen)."""
     freeze_depthwise: bool = False
     """Freeze depthwise convolutions and their norms in fine-tuned stages. They have few weights,
@@ -297,10 +328,10 @@ class SearchOptions:
     log p(word | photo) - X log p(word | blank photo); 0: off. 0.3 makes captions more specific."""
     block_repeats: bool = False
     """Never use a content word twice; words such as a, the, with and of may repeat."""
-    forced_words: tuple[str, ...] = ()
+    forced_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
     """Words that the caption must contain, in any order, such as "dog, grass". Each adds
     beam_size beams."""
-    banned_words: tuple[str, ...] = ()
+    banned_words: Annotated[tuple[str, ...], Shown("WORDS")] = ()
     """Words that the caption must not contain, such as "man, woman"."""
     style: str = ""
     """Caption style, for models trained with several; captioner info lists their names."""
@@ -529,7 +560,9 @@ class TrainingConfig:
     keep_best: Positive = 1
     """Number of best models to keep. If more than 1, their weights are averaged at the end into one
     more model (folder average/), which is validated too."""
-    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    trackers: list[Annotated[str, Shown("TRACKER")]] = field(
+        default_factory=lambda: ["tensorboard"]
+    )
     """Experiment trackers: tensorboard, or any installed one that accelerate supports (wandb,
     mlflow, comet_ml, clearml, aim, dvclive, swanlab, trackio). [] for none."""
 
@@ -575,7 +608,7 @@ class SelfCriticalConfig:
 class DistillationConfig:
     """Word probabilities to learn in place of the words of the reference captions."""
 
-    models: list[str] = field(default_factory=list)
+    models: list[ModelName] = field(default_factory=list)
     """Learn the mean probabilities of these models, as an ensemble has them: model folders, or
     folders of runs. They need the vocabulary, image size and resizing of init_from. Empty: the
     probabilities of init_from, if there is guidance or a preference for rare words."""
@@ -606,9 +639,9 @@ class DistillationConfig:
 class TrainConfig:
     """A training run: the options of ``captioner train``, saved in the run folder."""
 
-    run_folder: str = "runs/default"
+    run_folder: Folder = "runs/default"
     """Folder of this run: settings, metrics, samples, checkpoints and the best model."""
-    init_from: str | None = None
+    init_from: ModelName | None = None
     """Model to start from: shipped, a model folder, the folder of a run (its best model), or
     hf:user/name[@revision] of the Hugging Face hub. Its weights (in place of encoder.weights),
     vocabulary and decoder are used. Its image size, resizing and search options are used too,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import difflib
 import logging
 import os
-from collections import ChainMap
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any
 
-from captioner.errors import ConfigError, OptionError
+from captioner.errors import ConfigError, ModelError, OptionError
 from captioner.extras import require_extra
 from captioner.inference.model_config import read_search
-from captioner.option_fields import OptionField, option_fields
+from captioner.option_fields import build_options, checked_settings
 from captioner.options import TrainConfig
 
 if TYPE_CHECKING:  # importing torch takes a second
@@ -169,31 +166,41 @@ def build_config(
 
     Raises:
         ConfigError: The file cannot be read, or a setting is unknown or invalid.
-        ModelError: The model of ``init_from`` cannot be read.
     """
+    given: Any = config
     if isinstance(config, str | Path):
-        config = _read_yaml(Path(config))
-    if not (config is None or isinstance(config, Mapping | TrainConfig)):
+        given = _read_yaml(Path(config))
+        try:
+            checked_settings(TrainConfig, given)
+        except ConfigError as error:
+            raise ConfigError(f"{config}: {error}") from error
+    if not (given is None or isinstance(given, Mapping | TrainConfig)):
         raise ConfigError(
             f"the training config is {config!r:.60}; give a YAML file, a dictionary or a "
             "TrainConfig"
         )
-    given = [_as_dict(config), changes]
-    init_from = ChainMap(changes, given[0]).get("init_from")
-    inherited = {"search": read_search(init_from)[0]} if init_from else {}
+    settings = vars(given) if isinstance(given, TrainConfig) else given or {}
+    init_from = changes.get("init_from", settings.get("init_from"))
+    inherited: dict[str, Any] = {}
+    if init_from:
+        with contextlib.suppress(ModelError):  # raised when the model is loaded
+            inherited["search"] = read_search(init_from)[0]
     try:
-        built: TrainConfig = _build(TrainConfig, [_as_dict(TrainConfig()), inherited, *given])
+        return build_options(TrainConfig, TrainConfig(), inherited, given, changes)
     except OptionError as error:
         raise ConfigError(error.spelled(lambda name: f"search.{name}")) from error
-    return built
 
 
 def _read_yaml(path: Path) -> Any:
     import yaml
-    from jsonargparse import get_loader
 
+    class Loader(yaml.SafeLoader):
+        """Reads 5e-4 as a number, as YAML 1.2 does."""
+
+    number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:
-        settings = get_loader("yaml")(path.read_text(encoding="utf-8"))  # reads 5e-4 as a number
+        settings = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read {path} ({reason}); give a YAML config file") from error
@@ -203,53 +210,3 @@ def _read_yaml(path: Path) -> Any:
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"{path} contains no settings; give a YAML config file")
     return settings
-
-
-def _as_dict(settings: Any) -> dict[str, Any]:
-    """Settings of one level, by name."""
-    if dataclasses.is_dataclass(settings):
-        return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return dict(settings or {})
-
-
-def _build(kind: Any, layers: Sequence[Mapping[str, Any]], prefix: str = "") -> Any:
-    """An instance of a dataclass of options; a later layer replaces settings of an earlier one."""
-    known = option_fields(kind)
-    for name in chain(*layers):
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"give {', '.join(known)}"
-            raise ConfigError(f"unknown setting {prefix}{name}; {hint}")
-    values: dict[str, Any] = {}
-    for name in dict.fromkeys(chain(*layers)):
-        given = [layer[name] for layer in layers if name in layer]
-        section = known[name].type
-        if not dataclasses.is_dataclass(section):
-            values[name] = _converted(known[name], given[-1], prefix + name)
-            continue
-        parts: list[Mapping[str, Any]] = []
-        for part in given:
-            if isinstance(part, section):  # type: ignore[arg-type]
-                parts = [_as_dict(part)]
-            elif isinstance(part, Mapping):
-                parts.append(part)
-            else:
-                raise ConfigError(f"{prefix}{name} is {part!r:.60}; give its settings by name")
-        values[name] = _build(section, parts, f"{prefix}{name}.")
-    return kind(**values)
-
-
-def _converted(field: OptionField, value: Any, name: str) -> Any:
-    """Paths as text, and a single text where a list is expected as a list."""
-    if isinstance(value, Path):
-        value = str(value)
-    if get_origin(field.type) is list:
-        if isinstance(value, str):
-            value = [value]
-        if isinstance(value, list | tuple):
-            return [str(part) if isinstance(part, Path) else part for part in value]
-        if not (value is None and field.optional):
-            raise ConfigError(f"{name} is {value!r:.60}; give a list")
-    elif field.type is str and not (isinstance(value, str) or (value is None and field.optional)):
-        raise ConfigError(f"{name} is {value!r:.60}; give text")
-    return value
