@@ -29,8 +29,8 @@ from captioner.options import TrainConfig
 from captioner.training.api import check_run_folder, why_useless
 
 if TYPE_CHECKING:  # importing torch takes a second
-    from captioner.training.build import Setup
-    from captioner.training.run import Progress
+    from captioner.training.setup import Setup
+    from captioner.training.state import Progress
 
 SHOWN = (
     "run_folder",
@@ -109,8 +109,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process: bool) -> int:
-    from captioner.training.build import prepare
     from captioner.training.loop import Interrupted, start
+    from captioner.training.setup import prepare
 
     folder = Path(config.run_folder)
     setup = prepare(config)
@@ -122,7 +122,7 @@ def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process
             file=sys.stderr,
         )
     if flags.dry_run:
-        from captioner.training.dry_run import dry_run
+        from captioner.training.checks import dry_run
 
         found = dry_run(setup, folder)
         if main_process:

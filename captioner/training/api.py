@@ -18,8 +18,8 @@ from captioner.option_fields import build_options, checked_settings
 from captioner.options import TrainConfig
 
 if TYPE_CHECKING:  # importing torch takes a second
-    from captioner.training.build import Setup
-    from captioner.training.run import Progress
+    from captioner.training.setup import Setup
+    from captioner.training.state import Progress
 
 RUN_FILES = (
     "state.safetensors",
@@ -79,9 +79,9 @@ def train(
     require_extra("train")
     resume = check_run_folder(folder, resume=resume, force=force)
 
-    from captioner.training.build import prepare
     from captioner.training.loop import Interrupted, start
     from captioner.training.run import RunFolder, read_metrics
+    from captioner.training.setup import prepare
 
     with contextlib.nullcontext() if progress else _quiet():
         try:
@@ -106,7 +106,7 @@ def why_useless(setup: Setup, progress: Progress, metrics: Sequence[Mapping[str,
         progress: Its end.
         metrics: Its validations.
     """
-    from captioner.training.loop import NO_SCORE
+    from captioner.training.state import NO_SCORE
 
     config, epoch = setup.config.training, progress.best_epoch + 1
     row = next((row for row in metrics if row["epoch"] == epoch), {})

@@ -15,8 +15,8 @@ from captioner.files import free_space
 from captioner.hardware import autocast, pick_device, pick_precision
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import TrainConfig
-from captioner.training.build import open_encoder
 from captioner.training.data import read_data
+from captioner.training.setup import open_encoder
 
 
 class FeatureEncoder(NamedTuple):

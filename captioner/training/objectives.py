@@ -1,35 +1,40 @@
-"""Training objectives: cross-entropy of reference captions, or rewards of sampled captions.
+"""Training objectives: what a batch is trained on, and the losses of that.
 
-Notation: B photos, R captions (or samples) per photo, T steps.
+    reference captions   cross-entropy of the words, or of a teacher's probabilities
+    sampled captions     rewards, see ``self_critical``
+
+Notation: B photos, R captions (or samples) per photo, T steps, C content words.
 """
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
-from captioner.data.batches import Batch, EncodedImage, pad_captions
-from captioner.evaluation.reward import CaptionReward
-from captioner.hardware import upload
+from captioner.data.batches import Batch, EncodedImage
+from captioner.data.coco import CaptionedImage
+from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import StoredModel
-from captioner.inference.stepper import DecoderStepper
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import Advantages, PhotoWords, scheduled_inputs
-from captioner.options import SearchOptions, SelfCriticalConfig, TrainConfig
-from captioner.search.search import Hypothesis, search
-from captioner.text.tokenizer import caption_tokens
-from captioner.text.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
+from captioner.model.losses import (
+    Advantages,
+    Losses,
+    PhotoWords,
+    caption_losses,
+    photo_words_loss,
+    policy_gradient_loss,
+    scheduled_inputs,
+)
+from captioner.options import TrainConfig
+from captioner.text.tokenizer import tokenize
+from captioner.text.vocabulary import FUNCTION_WORDS, PAD, SPECIAL_NAMES, Vocabulary
 from captioner.training.distillation import Teacher
-from captioner.training.photo_words import WordsOfPhotos
 
 REWARD_SUMS = ("reward", "baseline", "samples", "bad_endings", "waited")
 """Summed over an epoch of sampled captions: rewards, baselines, number of samples, number of bad
@@ -37,6 +42,14 @@ endings, seconds spent waiting for rewards."""
 
 EPOCH_SUMS = ("loss", "words", "gradient_norm", *REWARD_SUMS)
 """Summed over every epoch: cross-entropy (nats), words, gradient norms, and ``REWARD_SUMS``."""
+
+
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Mean loss of a word and, if there are samples, mean reward and baseline of a sample."""
+    found = {"loss": sums["loss"] / max(1, sums["words"])}
+    if sums["samples"]:
+        found |= {name: sums[name] / sums["samples"] for name in ("baseline", "reward")}
+    return found
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,19 @@ class Task:
     """See ``photo_words_loss``."""
     scale: float = 1.0
     """Factor of its loss."""
+
+    def losses(self, model: CaptionModel, label_smoothing: float) -> Losses:
+        """The losses of a model, summed over the captions."""
+        decoder, tokens = model.decoder, self.tokens
+        memory = decoder.memory(model.to_features(self.images))
+        if self.advantages is not None:
+            return policy_gradient_loss(decoder, memory, tokens, self.advantages)
+        losses = caption_losses(
+            decoder, memory, tokens, label_smoothing, inputs=self.inputs, targets=self.targets
+        )
+        if self.photo_words is None:
+            return losses
+        return losses._replace(photo_words=photo_words_loss(decoder, memory, self.photo_words))
 
 
 class Objective(Protocol):
@@ -110,12 +136,14 @@ class ReferenceCaptions:
         """See ``Objective``."""
         inputs = None
         if self.share:
-            features, images = _seen(model, images)
+            features, images = seen(model, images)
             with torch.no_grad():
                 memory = model.decoder.memory(features)
             share = self.share * step / max(1, self.steps)
             inputs = scheduled_inputs(model.decoder, memory, batch.tokens, share)
-        targets = _targets(self.teacher, images, batch.tokens, batch.image_ids)
+        targets = None
+        if self.teacher is not None:
+            targets = self.teacher.targets(images, batch.tokens, batch.image_ids)
         words = self.words_of_photos
         photo_words = words.of_batch(batch.image_ids, batch.tokens) if words else None
         return [Task(images, batch.tokens, batch.words, inputs, targets, photo_words=photo_words)]
@@ -129,166 +157,74 @@ class ReferenceCaptions:
         return ""
 
 
-class _Sampled(NamedTuple):
-    captions: list[list[Hypothesis]]
-    greedy: list[Hypothesis] | None
-
-
-class SelfCritical:
-    """Sampled captions, rewarded by the metric that captions are evaluated with.
-
-    The model samples captions of every photo. Each is scored against the references, and its
-    advantage over a baseline of the same photo weights the gradient of its log-probability:
-
-        gradient = - sum over samples of (r - b) d log p(sample)
-
-    Source: Rennie et al. 2017 (arXiv:1612.00563), equation 9 with the greedy caption's reward as
-    the baseline; the mean of the other samples as the baseline, Luo 2020 (arXiv:2003.09971).
-    Deviation: dropout is off, so that the gradient is that of the model that was sampled from, and
-    tokens that are never generated (padding, start, unknown) are excluded from both. The sum is
-    divided by the number of sampled words, as cross-entropy is, and ``training.attention_penalty``
-    is added.
-    """
-
-    def __init__(
-        self,
-        config: SelfCriticalConfig,
-        photos: Sequence[EncodedImage],
-        vocabulary: Vocabulary,
-        seed: int,
-        teacher: Teacher | None = None,
-    ) -> None:
-        """Prepare the references of the training photos; ``seed`` is that of the sampling.
-
-        A teacher's probabilities replace the words as targets of the cross-entropy.
-        """
-        self.config, self.seed, self.teacher = config, seed, teacher
-        self.reward = CaptionReward(
-            {
-                photo.image.image_id: [caption_tokens(caption) for caption in photo.image.captions]
-                for photo in photos
-            },
-            vocabulary,
-            cider=config.cider,
-            bleu=config.bleu,
-            count_end=config.count_end,
-        )
-        self._endings = frozenset(vocabulary.whole_words(BAD_ENDINGS))
-        self._thread = ThreadPoolExecutor(1)
-        self._sums = dict.fromkeys(REWARD_SUMS, 0.0)
-
-    def tasks(self, model: CaptionModel, batch: Batch, images: Tensor, step: int) -> list[Task]:
-        """See ``Objective``; a photo's samples are a function of seed, step and photo."""
-        real = (batch.tokens[:, 0, 0] != PAD).nonzero().squeeze(1)  # the others have no captions
-        if not len(real):
-            nothing = torch.zeros(len(images), 1)
-            return [Task(images, batch.tokens[:, :1], 0, advantages=lambda: nothing)]
-        images, image_ids = images[upload(real, images.device)], [batch.image_ids[i] for i in real]
-        features, images = _seen(model, images)
-        starts = batch.tokens[real, 0, 0]
-        sampled = self._sample(model, features, image_ids, starts, step)
-        samples = [[one.tokens for one in of_photo] for of_photo in sampled.captions]
-        ended = [[one.ended for one in of_photo] for of_photo in sampled.captions]
-        tokens = pad_captions(
-            [
-                [[*one.tokens, END] if one.ended else one.tokens for one in of_photo]
-                for of_photo in sampled.captions
-            ],
-            starts.tolist(),
-        )
-        judged = self._thread.submit(self._rewards, image_ids, samples, ended, sampled.greedy)
-        self._sums["samples"] += sum(map(len, samples))
-        self._sums["bad_endings"] += sum(
-            bool(words) and words[-1] in self._endings for of_photo in samples for words in of_photo
-        )
-        words = int((tokens[..., 1:] != PAD).sum())
-        tasks = [Task(images, tokens, words, advantages=lambda: self._advantages(judged))]
-        if self.config.cross_entropy:
-            share = self.config.cross_entropy * words / max(1, batch.words)
-            tokens = batch.tokens[real]
-            targets = _targets(self.teacher, images, tokens, image_ids)
-            tasks.append(Task(images, tokens, 0, targets=targets, scale=share))
-        return tasks
-
-    def _sample(
-        self,
-        model: CaptionModel,
-        features: Tensor,
-        image_ids: Sequence[int],
-        starts: Tensor,
-        step: int,
-    ) -> _Sampled:
-        config, training = self.config, model.training
-        model.eval()
-        with torch.no_grad():
-            memory = model.decoder.memory(features)
-        greedy_search = SearchOptions(beam_size=1, max_length=config.max_length)
-        drawing = greedy_search.changed(
-            temperature=1.0, num_captions=config.samples, seed=self.seed * 1_000_003 + step
-        )
-        seeds = [image_id % 2**32 for image_id in image_ids]
-        starts = upload(starts, features.device)
-        drawn = search(DecoderStepper(model.decoder, memory, starts), drawing, seeds=seeds)
-        greedy = None
-        if config.baseline == "greedy":
-            best = search(DecoderStepper(model.decoder, memory, starts), greedy_search)
-            greedy = [of_photo[0] for of_photo in best]
-        model.train(training)
-        return _Sampled(drawn, greedy)
-
-    def _rewards(
-        self,
-        image_ids: Sequence[int],
-        samples: Sequence[Sequence[Sequence[int]]],
-        ended: Sequence[Sequence[bool]],
-        greedy: Sequence[Hypothesis] | None,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rewards and baselines, (B, R) each; runs in a thread beside the device."""
-        rewards = self.reward(image_ids, samples, ended)
-        if greedy is None:
-            others = rewards.sum(axis=1, keepdims=True) - rewards
-            return rewards, others / (rewards.shape[1] - 1)
-        alone = self.reward(image_ids, [[g.tokens] for g in greedy], [[g.ended] for g in greedy])
-        return rewards, np.broadcast_to(alone, rewards.shape)
-
-    def _advantages(
-        self, judged: Future[tuple[NDArray[np.float64], NDArray[np.float64]]]
-    ) -> Tensor:
-        """Advantages, (B, R)."""
-        started = time.monotonic()
-        rewards, baselines = judged.result()
-        self._sums["waited"] += time.monotonic() - started
-        self._sums["reward"] += float(rewards.sum())
-        self._sums["baseline"] += float(baselines.sum())
-        return torch.from_numpy(rewards - baselines).float()
-
-    def sums(self) -> dict[str, float]:
-        """See ``Objective``."""
-        sums, self._sums = self._sums, dict.fromkeys(REWARD_SUMS, 0.0)
-        return sums
-
-    def signature(self) -> str:
-        """See ``Objective``."""
-        config = self.config
-        extra = f"|cross_entropy:{config.cross_entropy}" if config.cross_entropy else ""
-        extra += "|distilled" if self.teacher else ""
-        return (
-            f"{self.reward.signature()}|baseline:{config.baseline}|samples:{config.samples}{extra}"
-        )
-
-
 @torch.no_grad()
-def _seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
+def seen(model: CaptionModel, images: Tensor) -> tuple[Tensor, Tensor]:
     """Features without gradient, and what to train on: the features if the encoder is frozen."""
     features = model.to_features(images)
     finetuned = any(parameter.requires_grad for parameter in model.encoder.parameters())
     return features, images if finetuned else features
 
 
-def _targets(
-    teacher: Teacher | None, images: Tensor, tokens: Tensor, image_ids: Sequence[int]
-) -> Tensor | None:
-    return None if teacher is None else teacher.targets(images, tokens, image_ids)
+NO_CATEGORY = ("__background__", "N/A")
+"""Names of numbers that are not a COCO category."""
+
+
+class WordsOfPhotos:
+    """The content words of every photo: of its captions and of the names of its object classes."""
+
+    def __init__(self, photos: Sequence[EncodedImage], vocabulary: Vocabulary) -> None:
+        """Collect the words.
+
+        Args:
+            photos: The training photos.
+            vocabulary: Of the trained model.
+
+        Raises:
+            ConfigError: The vocabulary is one of pieces.
+            DataError: A photo has a class that COCO does not have.
+        """
+        if vocabulary.subwords is not None:
+            raise ConfigError(
+                "training.photo_words needs a model of whole words, but this one writes pieces of "
+                "words (tokenizer bpe); give 0"
+            )
+        function_words = set(vocabulary.whole_words(FUNCTION_WORDS))
+        numbers = range(len(SPECIAL_NAMES), len(vocabulary))
+        content = [token for token in numbers if token not in function_words]
+        self.tokens = torch.tensor(content)
+        columns = {token: column for column, token in enumerate(content)}
+        names = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.meta["categories"]
+        self._columns: dict[int, list[int]] = {}
+        for photo in photos:
+            tokens = {token for caption in photo.tokens for token in caption}
+            for label in photo.image.labels:
+                tokens.update(vocabulary.encode(tokenize(_class_name(label, names, photo.image))))
+            found = sorted(columns[token] for token in tokens & columns.keys())
+            self._columns[photo.image.image_id] = found
+
+    def of_batch(self, image_ids: Sequence[int], tokens: Tensor) -> PhotoWords:
+        """The words of a batch.
+
+        Args:
+            image_ids: (B,).
+            tokens: (B, R, T + 1), see ``caption_losses``; a photo without captions gets no words.
+        """
+        present = torch.zeros(len(image_ids), len(self.tokens))
+        for row, image_id in enumerate(image_ids):
+            if tokens[row, 0, 0] != PAD:
+                present[row, self._columns[image_id]] = 1.0
+        return PhotoWords(self.tokens, present)
+
+
+def _class_name(label: int | str, names: Sequence[str], image: CaptionedImage) -> str:
+    if isinstance(label, str):
+        return label
+    if 0 < label < len(names) and names[label] not in NO_CATEGORY:
+        return names[label]
+    raise DataError(
+        f"{image.path}: label {label} is not the number of a COCO category (1 to {len(names) - 1}, "
+        "with gaps); give the name of the class"
+    )
 
 
 def build_objective(
@@ -313,6 +249,8 @@ def build_objective(
         models = teachers or [copy.deepcopy(initial.model)]
         teacher = Teacher(config.distillation, models, vocabulary, photos)
     if config.training.objective == "self_critical":
+        from captioner.training.self_critical import SelfCritical  # it imports this module
+
         seed = config.training.seed
         return SelfCritical(config.self_critical, photos, vocabulary, seed, teacher)
     words = WordsOfPhotos(photos, vocabulary) if config.training.photo_words else None

@@ -89,11 +89,6 @@ class RunningAverage(AveragedModel):
         self.n_averaged += 1
 
 
-def make_average(model: nn.Module, decay: float) -> RunningAverage | None:
-    """A running average of the weights, or None if the decay is 0."""
-    return RunningAverage(model, decay) if decay else None
-
-
 def average_models(folders: Sequence[Path]) -> StoredModel:
     """Average the weights of several models of one run.
 

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +21,8 @@ from captioner.data.batches import pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.data.images import image_size, open_image
-from captioner.data.prefetch import read_ahead
+from captioner.data.prefetch import read_batches
+from captioner.errors import ImageError
 from captioner.evaluation.metrics import score
 from captioner.hardware import autocast, upload
 from captioner.inference.batch_captioner import BatchCaptioner
@@ -99,24 +99,28 @@ def _batches(
     if cache is not None:
         crop_box = captioner.model.preprocessing.crop_box
         for start in range(0, len(images), BATCH):
-            batch = list(images[start : start + BATCH])
-            ids = [image.image_id for image in batch]
+            some = list(images[start : start + BATCH])
+            ids = [image.image_id for image in some]
             features = _encode(captioner, cache.read([(image_id, False) for image_id in ids]))
-            yield _Encoded(batch, features, [crop_box(*image_size(i.path)) for i in batch], ids)
+            yield _Encoded(some, features, [crop_box(*image_size(i.path)) for i in some], ids)
         return
 
-    def prepare(image: CaptionedImage) -> tuple[CaptionedImage, Prepared]:
-        return image, captioner.prepare(open_image(image.path))
+    def prepare(image: CaptionedImage) -> Prepared:
+        return captioner.prepare(open_image(image.path))
 
-    # While one batch is captioned, the next one is read.
-    with closing(read_ahead(prepare, images, ahead=BATCH + 1, threads=2)) as read:
-        while found := list(islice(read, BATCH)):
-            pixels = [photo.pixels[0] for _, photo in found]
+    with closing(read_batches(prepare, images, BATCH)) as batches:
+        for batch in batches:
+            photos = []
+            for _, photo in batch:
+                if isinstance(photo, ImageError):
+                    raise photo
+                photos.append(photo)
+            pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in photos]))
             yield _Encoded(
-                [image for image, _ in found],
-                _encode(captioner, torch.from_numpy(np.stack(pixels))),
-                [photo.crop_box for _, photo in found],
-                [photo.seed for _, photo in found],  # as when a user captions them
+                [image for image, _ in batch],
+                _encode(captioner, pixels),
+                [photo.crop_box for photo in photos],
+                [photo.seed for photo in photos],  # as when a user captions them
             )
 
 
@@ -177,3 +181,23 @@ def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
     ).corpus
     nats = math.fsum(s.nats for s in sentences)  # whatever the order: as with one process
     return {**corpus, "val_loss": nats / max(1, sum(s.words for s in sentences))}
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    """A row of metrics.jsonl in one line for the terminal."""
+    name = "reward" if "reward" in row else "loss"
+    styles = [key.removeprefix("CIDEr/") for key in row if key.startswith("CIDEr/")]
+    of_styles = (f"; {style}: {describe_scores(row, f'/{style}')}" for style in styles)
+    return (
+        f"epoch {row['epoch']}: {name} {row[name]:.3f}, {describe_scores(row)}, "
+        f"bad endings {100 * row['bad_endings']:.1f}%{''.join(of_styles)}"
+    )
+
+
+def describe_scores(scores: Mapping[str, Any], style: str = "") -> str:
+    """``score_sentences`` for the terminal; ``style`` is the suffix of their names."""
+    loss, perplexity = scores[f"val_loss{style}"], scores[f"perplexity{style}"]
+    return (
+        f"validation loss {loss:.3f} (perplexity {perplexity:.1f}), CIDEr "
+        f"{100 * scores[f'CIDEr{style}']:.1f}, BLEU-4 {100 * scores[f'Bleu_4{style}']:.1f}"
+    )

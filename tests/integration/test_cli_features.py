@@ -29,8 +29,8 @@ from captioner.data.features import (
 )
 from captioner.data.images import open_image
 from captioner.options import DataConfig, EncoderConfig, TrainConfig, TrainingConfig
-from captioner.training.build import open_encoder, prepare
 from captioner.training.data import read_data
+from captioner.training.setup import open_encoder, prepare
 
 SETTINGS: dict[str, Any] = {
     "encoder": {"name": "timm/test_resnet", "weights": "none", "image_size": 48},

@@ -39,7 +39,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from captioner.cli.train import read
 from captioner.training.run import RunFolder
-from captioner.training.build import prepare
+from captioner.training.setup import prepare
 from captioner.training.loop import Trainer
 
 def double(arguments):
@@ -57,9 +57,8 @@ def save_gradients(trainer, target):
                 gradients[name] = parameter.grad.contiguous().clone()
 
     trainer.accelerator.clip_grad_norm_ = keep
-    model, optimizer = trainer.prepare()
     trainer.model.train()
-    trainer.step(model, optimizer, next(iter(trainer.source.batches(0, 0))))
+    trainer.step(next(iter(trainer.source.batches(0, 0))))
     if trainer.accelerator.is_main_process:
         save_file(gradients, target)
 

@@ -17,7 +17,7 @@ from captioner.evaluation.cider import CiderD
 from captioner.evaluation.reward import CaptionReward
 from captioner.inference.folder import load_model, save_model
 from captioner.text.tokenizer import caption_tokens
-from captioner.training.build import prepare
+from captioner.training.setup import prepare
 
 pytestmark = pytest.mark.slow  # a model is trained
 

@@ -11,8 +11,8 @@ import pytest
 
 from captioner.errors import ConfigError, ImageError
 from captioner.text.vocabulary import END
-from captioner.training.build import prepare
 from captioner.training.data import read_data
+from captioner.training.setup import prepare
 
 
 def test_vocabulary_is_built_from_training_captions_only(

@@ -28,11 +28,12 @@ from captioner.search.ensemble import EnsembleStepper
 from captioner.text.subwords import Subwords
 from captioner.text.vocabulary import NEVER_GENERATED, PAD, Vocabulary
 from captioner.training.api import build_config
-from captioner.training.build import prepare
 from captioner.training.distillation import Teacher
 from captioner.training.loop import Trainer, start
-from captioner.training.objectives import ReferenceCaptions, SelfCritical, build_objective
+from captioner.training.objectives import ReferenceCaptions, build_objective
 from captioner.training.run import RunFolder
+from captioner.training.self_critical import SelfCritical
+from captioner.training.setup import prepare
 
 TWO_FILES = {"train_annotations": ["a.json", "b.json"]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,20 @@ from toy_encoder import PatchEncoder
 
 from captioner.data.batches import Batch, EncodedImage, Item, collate
 from captioner.data.coco import CaptionedImage
-from captioner.inference.folder import StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import (
     DecoderConfig,
     SelfCriticalConfig,
-    TrainConfig,
-    TrainingConfig,
 )
 from captioner.search.search import Hypothesis
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
-from captioner.training import objectives
+from captioner.training import self_critical
 from captioner.training.objectives import (
-    REWARD_SUMS,
     ReferenceCaptions,
-    SelfCritical,
     Task,
-    build_objective,
 )
+from captioner.training.self_critical import SelfCritical
 
 L, D = 4, 3
 TWO_WORDS = Vocabulary(["a", "dog"])
@@ -146,7 +140,7 @@ class Enumeration:
             indices = self.sampled if options.temperature else (greedy,)
             return [[hypothesis(*self.sentences[index]) for index in indices]]
 
-        monkeypatch.setattr(objectives, "search", search)
+        monkeypatch.setattr(self_critical, "search", search)
 
     def log_probs(self) -> Tensor:
         """Log-probability of every sentence, one step at a time, over words and the end token."""
@@ -309,21 +303,6 @@ def test_greedy_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sums["baseline"] == pytest.approx(2 * baseline)
 
 
-def test_a_truncated_sample_has_no_end_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    enumeration = Enumeration(monkeypatch, samples=3)
-    enumeration.sampled = (0, 2, 14)  # no words; one word; three words, truncated
-
-    [task] = enumeration.objective.tasks(
-        enumeration.model, enumeration.batch, enumeration.images, 0
-    )
-
-    assert task.tokens.tolist() == [
-        [[START, END, PAD, PAD], [START, 5, END, PAD], [START, 5, 5, 5]]
-    ]
-    assert task.words == 1 + 2 + 3
-    assert task.inputs is None
-
-
 def test_samples_of_a_deterministic_model_are_greedy() -> None:
     """So that all advantages are 0."""
     photos = photos_of(WORDS)
@@ -337,28 +316,6 @@ def test_samples_of_a_deterministic_model_are_greedy() -> None:
 
         assert not weights.any()
         assert objective.sums()["reward"] > 0
-
-
-def test_rewards_use_the_photos_own_captions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is sorted by length, the photos are not."""
-    photos = photos_of(WORDS)
-    batch = batch_of(photos)
-    own_caption = {photo.image.image_id: tuple(max(photo.tokens, key=len)[:-1]) for photo in photos}
-    monkeypatch.setattr(
-        objectives,
-        "search",
-        lambda stepper, options, **_: [
-            [hypothesis(own_caption[number], True), hypothesis((11,), True)]
-            for number in batch.image_ids
-        ],
-    )
-    objective = objective_of(photos, samples=2, cider=0.0, bleu=1.0)
-
-    weights = objective.tasks(model_of(WORDS), batch, batch.images, 0)[0].advantages()
-
-    assert batch.image_ids != tuple(own_caption)
-    assert weights[:, 0].min() > 0.9  # all n-grams match, against almost none
-    torch.testing.assert_close(weights[:, 0], -weights[:, 1])
 
 
 # --- Sampling ------------------------------------------------------------------------------------
@@ -396,19 +353,6 @@ def test_samples_depend_on_seed_and_step() -> None:
         found.append(sample(*given))
         assert sample(*given) == found[-1]
     assert all(found.count(one) == 1 for one in found)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_sampling_restores_mode_and_random_state(training: bool) -> None:
-    photos = photos_of(WORDS)
-    model, batch = model_of(WORDS, dropout=0.9).train(training), batch_of(photos)
-    modes = {name: module.training for name, module in model.named_modules()}
-    before = torch.get_rng_state()
-
-    objective_of(photos).tasks(model, batch, batch.images, 0)[0].advantages()
-
-    assert {name: module.training for name, module in model.named_modules()} == modes
-    assert torch.equal(torch.get_rng_state(), before)  # no dropout either
 
 
 def test_dropout_is_off_when_sampling() -> None:
@@ -469,7 +413,7 @@ def test_bad_endings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     a, dog, runs, on = WORDS.encode(["a", "dog", "runs", "on"])
     sentences = [(a,), (a, dog), (), (a, dog, runs, on), (on, a, dog)]
     monkeypatch.setattr(
-        objectives,
+        self_critical,
         "search",
         lambda *_, **__: [[hypothesis(words, n != 3) for n, words in enumerate(sentences)]] * 2,
     )
@@ -478,58 +422,6 @@ def test_bad_endings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     objective.tasks(model_of(WORDS), batch, batch.images, 0)
 
     assert objective.sums()["bad_endings"] == 2 * 2
-
-
-def test_sums_accumulate_and_are_reset() -> None:
-    photos = photos_of(WORDS)
-    model, batch = model_of(WORDS), batch_of(photos)
-    once, twice = objective_of(photos), objective_of(photos)
-    for objective, times in ((once, 1), (twice, 2)):
-        for _ in range(times):
-            objective.tasks(model, batch, batch.images, 0)[0].advantages()
-
-    first, both = once.sums(), twice.sums()
-
-    assert set(first) == set(REWARD_SUMS)
-    assert first["samples"] == 4 * 5
-    assert first["waited"] >= 0
-    for name in set(first) - {"waited"}:
-        assert both[name] == pytest.approx(2 * first[name])
-    assert once.sums() == dict.fromkeys(first, 0.0)
-
-
-def test_signature_covers_everything_that_rewards_depend_on() -> None:
-    photos = photos_of(WORDS)
-    settings: list[dict[str, Any]] = [
-        {}, {"samples": 3}, {"baseline": "greedy"}, {"cider": 0.5}, {"bleu": 0.5},
-        {"count_end": False},
-    ]  # fmt: skip
-
-    signatures = [objective_of(photos, **changes).signature() for changes in settings]
-    fewer = objective_of(photos[:3]).signature()
-
-    assert len({*signatures, fewer}) == len(settings) + 1
-    assert signatures[0].endswith("|baseline:leave_one_out|samples:4")
-    assert (
-        objective_of(photos).signature()
-        == objective_of(photos, seed=1).signature()
-        == signatures[0]
-    )
-
-
-def test_an_error_in_the_reward_reaches_the_loop() -> None:
-    photos = photos_of(WORDS)
-    model, batch = model_of(WORDS), batch_of(photos)
-    objective = objective_of(photos)
-
-    def broken(*_: Any) -> None:
-        raise RuntimeError("reward failed")
-
-    objective.reward = broken  # type: ignore[assignment]
-    [task] = objective.tasks(model, batch, batch.images, 0)
-
-    with pytest.raises(RuntimeError, match="reward failed"):
-        model(batch.images, task.tokens, advantages=task.advantages)
 
 
 # --- Reference captions --------------------------------------------------------------------------
@@ -568,27 +460,6 @@ def test_scheduled_sampling_rises_linearly() -> None:
 
     assert fractions == pytest.approx([0.0, 0.2, 0.4, 0.8], abs=0.03)
     assert model.decoder.training
-
-
-@pytest.mark.parametrize("kind", ["cross_entropy", "self_critical"])
-def test_config_selects_the_objective(kind: str) -> None:
-    config = TrainConfig(
-        training=TrainingConfig(objective=kind, seed=7),  # type: ignore[arg-type]
-        self_critical=SelfCriticalConfig(samples=3),
-        init_from="a model",
-    )
-    if kind == "cross_entropy":
-        config = replace(config, training=replace(config.training, scheduled_sampling=0.3))
-
-    initial = StoredModel(model_of(WORDS), config.decoder, WORDS)
-    found = build_objective(config, photos_of(WORDS), initial, 40)
-
-    if kind == "cross_entropy":
-        assert isinstance(found, ReferenceCaptions)
-        assert (found.share, found.steps) == (0.3, 40)
-    else:
-        assert isinstance(found, SelfCritical)
-        assert (found.config.samples, found.seed) == (3, 7)
 
 
 def test_accelerate_does_not_move_the_tensors_of_a_task() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.training.build import prepare
-from captioner.training.optim import lr_factor, make_average, make_optimizer
+from captioner.training.optim import RunningAverage, lr_factor, make_optimizer
+from captioner.training.setup import prepare
 
 # --- Parameter groups ---
 
@@ -87,8 +87,7 @@ def test_a_run_shorter_than_its_warmup(total: int):
 @pytest.mark.parametrize("decay", [0.15, 0.5, 0.999])
 def test_the_average_follows_the_equation(decay: float):
     model = nn.Linear(2, 3)
-    average = make_average(model, decay)
-    assert average is not None
+    average = RunningAverage(model, decay)
     expected = np.zeros((3, 2))
     for n in range(30):
         with torch.no_grad():
@@ -101,14 +100,9 @@ def test_the_average_follows_the_equation(decay: float):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_no_average_without_decay():
-    assert make_average(nn.Linear(2, 3), 0) is None
-
-
 def test_the_average_keeps_frozen_weights_exactly(configure: Any):
     model = prepare(configure()).stored.model
-    average = make_average(model, 0.9)
-    assert average is not None
+    average = RunningAverage(model, 0.9)
     for _ in range(3):
         average.update_parameters(model)
     mine, theirs = average.module.state_dict(), model.state_dict()
@@ -124,12 +118,11 @@ def test_the_average_matches_torchs_averaged_model(configure: Any):
 
     model = prepare(configure()).stored.model
     expected = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=update)
-    average = make_average(model, 0.9)
-    assert average is not None
+    average = RunningAverage(model, 0.9)
     for step in range(6):
         if step == 3:
             saved = average.state_dict()
-            average = make_average(model, 0.9)
+            average = RunningAverage(model, 0.9)
             average.load_state_dict(saved)
         with torch.no_grad():
             for tensor in model.state_dict().values():

@@ -16,8 +16,7 @@ from captioner.options import DecoderConfig, TrainConfig, TrainingConfig
 from captioner.text.subwords import Subwords
 from captioner.text.vocabulary import Vocabulary
 from captioner.training.api import build_config
-from captioner.training.objectives import build_objective
-from captioner.training.photo_words import WordsOfPhotos
+from captioner.training.objectives import WordsOfPhotos, build_objective
 
 CONTENT = ["dog", "runs", "grass", "man", "hat"]  # of WORDS; the others are function words
 

@@ -20,9 +20,9 @@ from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import load_model, save_model
 from captioner.options import DataConfig
 from captioner.text.vocabulary import START, Vocabulary
-from captioner.training.build import prepare
 from captioner.training.data import first_of_styles
 from captioner.training.loop import start
+from captioner.training.setup import prepare
 
 OFFSET = 1_000
 

@@ -26,9 +26,9 @@ from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.search.words import SearchTokens
 from captioner.text.vocabulary import START
-from captioner.training.build import prepare
-from captioner.training.loop import Trainer, _TaskLosses
+from captioner.training.loop import Trainer, _Forward
 from captioner.training.run import RunFolder
+from captioner.training.setup import prepare
 
 DEVICE = torch.device("meta")
 """The name of the simulated device: autograd runs its backward pass like a CPU's."""
@@ -151,17 +151,17 @@ def test_computation_does_not_synchronize(device: SimulatedDevice):
     assert device.syncs == []
 
 
-def moved(trainer: Trainer, device: SimulatedDevice) -> tuple[torch.nn.Module, Any]:
-    """Model and optimizer of a trainer, on the simulated device."""
+def move(trainer: Trainer, device: SimulatedDevice) -> None:
+    """Move a trainer to the simulated device."""
     trainer.model.to(DEVICE)
     trainer.device, trainer._sums = DEVICE, trainer._sums.to(DEVICE)
-    if trainer.average is not None:
-        trainer.average.module.to(DEVICE)
+    if trainer.state.average is not None:
+        trainer.state.average.module.to(DEVICE)
     trainables = [p for p in trainer.model.parameters() if p.requires_grad]
-    trainer.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
-    trainer.optimizer.param_groups[0]["peak_lr"] = 1e-3
+    trainer.state.optimizer = torch.optim.AdamW(trainables, lr=1e-3)
+    trainer.state.optimizer.param_groups[0]["peak_lr"] = 1e-3
+    trainer.forward = _Forward(trainer.model, trainer.precision, 0.1)
     device.syncs.clear()
-    return _TaskLosses(trainer.model, trainer.precision), trainer.optimizer
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_no_step_synchronizes(
     config = configure(**changes)
     trainer = Trainer(prepare(config), RunFolder(tmp_path / "run", config))
     batches: list[Batch] = list(trainer.source.batches(0, 0))
-    model, optimizer = moved(trainer, device)
+    move(trainer, device)
     trainer.model.train()
     before = trainer.model.decoder.word_output.weight.detach().clone()
     for batch in batches:
-        trainer.step(model, optimizer, batch)
+        trainer.step(batch)
         trainer.progress.step += 1
     assert device.syncs == []
     after = trainer.model.decoder.word_output.weight.detach()
@@ -244,11 +244,10 @@ def test_no_step_synchronizes_on_cuda(configure: Any, tmp_path: Path):
     config = configure(decoder={"selection": "hard"}, training={"scheduled_sampling": 0.5})
     trainer = Trainer(prepare(config), RunFolder(tmp_path / "run", config))
     batches = list(trainer.source.batches(0, 0))
-    model, optimizer = trainer.prepare()
     trainer.model.train()
-    trainer.step(model, optimizer, batches[0])  # loads kernels
+    trainer.step(batches[0])  # loads kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.step(model, optimizer, batches[0])
+        trainer.step(batches[0])
     finally:
         torch.cuda.set_sync_debug_mode("default")

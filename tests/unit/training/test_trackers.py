@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from captioner.errors import ConfigError
 from captioner.training.run import RunFolder
-from captioner.training.trackers import Trackers, flatten
+from captioner.training.state import flatten
+from captioner.training.trackers import Trackers
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_training_curves_have_separate_tags(folder: RunFolder):
     folder.add_metrics(row(1))
     folder.add_steps({"epoch": 1, "step": 5, "loss": 3.0})
     with Trackers(["tensorboard"], folder) as trackers:
-        trackers.log_step({"epoch": 2, "step": 15, "loss": 2.0})
+        trackers.log({"epoch": 2, "step": 15, "loss": 2.0}, "train/")
     events = events_of(folder)
     assert events.Tags()["scalars"] == ["CIDEr", "train/loss"]
     points = [(event.step, event.value) for event in events.Scalars("train/loss")]

@@ -20,7 +20,7 @@ from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.captioner import Captioner
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
-from captioner.training.build import Setup, prepare
+from captioner.training.setup import Setup, prepare
 from captioner.training.validation import (
     Sentence,
     decode,

@@ -12,7 +12,7 @@ import torch
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import UNKNOWN
-from captioner.training.build import open_encoder, prepare
+from captioner.training.setup import open_encoder, prepare
 
 # --- Model ---
 
@@ -102,7 +102,7 @@ def test_a_second_stage_keeps_weights_and_vocabulary(
 
 def test_a_second_stage_with_another_encoder_is_refused(configure: Any, first_stage: Path):
     other = configure(init_from=str(first_stage), encoder={"name": "timm/test_efficientnet"})
-    with pytest.raises(ConfigError, match=r"test_efficientnet, but .*first has timm/test_resnet"):
+    with pytest.raises(ConfigError, match=r"test_efficientnet', but .*first has 'timm/test_resnet"):
         prepare(other)
 
 
@@ -130,8 +130,8 @@ def test_a_second_stage_with_location_attention_keeps_the_grid(configure: Any, t
     first = stage_of(configure, tmp_path / "first", attention="location")
     larger = configure(init_from=str(first), encoder={"image_size": 96})
     expected = (
-        r"^encoder\.image_size 96 gives 3 x 3 regions, but attention 'location' of .*first was "
-        r"trained on 2 x 2; use image_size 48$"
+        r"^encoder\.image_size 96 gives \(3, 3\) regions, but attention 'location' of .*first was "
+        r"trained on \(2, 2\); use image_size 48$"
     )
     with pytest.raises(ConfigError, match=expected):
         prepare(larger)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -91,13 +91,13 @@ def prepare(config: TrainConfig) -> Setup:
     stored.search = config.search
     encode_search_words(config.search, stored.vocabulary)  # fail on unknown words now
     stored.vocabulary.start(config.search.style)  # and on an unknown style
-    model = stored.model
+    model, encoder = stored.model, config.encoder
     model.encoder.finetune_from(
-        config.encoder.finetune_from,
+        encoder.finetune_from,
         model.preprocessing.image_size,
-        freeze_depthwise=config.encoder.freeze_depthwise,
+        freeze_depthwise=encoder.freeze_depthwise,
     )
-    if config.encoder.recompute:
+    if encoder.recompute:
         model.encoder.recompute()
     model.encoder.to(memory_format=torch.channels_last)
     encoded = encode_captions(train, words, stored.vocabulary, config.data.max_words)
@@ -124,26 +124,20 @@ def _load_teacher(folder: str) -> StoredModel:
 
 def _check_teacher(folder: str, teacher: StoredModel, setup: Setup) -> None:
     """Check that a teacher sees and writes what the trained model does."""
-    own = setup.stored
+    own, what = setup.stored, ""
     if teacher.vocabulary != own.vocabulary:
-        raise ConfigError(
-            f"distillation.models: the vocabulary or the styles of {folder} are not those of the "
-            "trained model; give models with those of init_from, data.extend_vocabulary false and "
-            "no new names in data.styles"
-        )
-    if pixel_format(teacher.model.preprocessing) != pixel_format(own.model.preprocessing):
-        raise ConfigError(
-            f"distillation.models: {folder} has another image size or resizing than the trained "
-            "model; give models with those of init_from"
-        )
-    if setup.cache:
+        what = "another vocabulary or other styles"
+    elif pixel_format(teacher.model.preprocessing) != pixel_format(own.model.preprocessing):
+        what = "another image size or resizing"
+    elif setup.cache:
         stage = teacher.model.features_stage = setup.cache.stage
         if features_key(teacher.model, stage) != features_key(own.model, stage):
-            raise ConfigError(
-                f"distillation.models: data.features are not those of the encoder of {folder}; "
-                "leave data.features out, or run captioner prepare features with an "
-                "encoder.finetune_from that comes before all stages that differ"
-            )
+            what = "another encoder than the one that computed data.features"
+    if what:
+        raise ConfigError(
+            f"distillation.models: {folder} has {what}; give models with those of init_from, and "
+            "train without new words, styles or features"
+        )
 
 
 _Words = list[list[list[str]]]
@@ -215,6 +209,12 @@ def _preprocessing(config: EncoderConfig, encoder: Encoder) -> Preprocessing:
 def _new_model(config: TrainConfig, vocabulary: Vocabulary) -> StoredModel:
     encoder = _new_encoder(config.encoder)
     preprocessing = _preprocessing(config.encoder, encoder)
+    return _model(encoder, config, preprocessing, vocabulary)
+
+
+def _model(
+    encoder: Encoder, config: TrainConfig, preprocessing: Preprocessing, vocabulary: Vocabulary
+) -> StoredModel:
     model = CaptionModel(
         encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
     )
@@ -225,37 +225,28 @@ def _load_initial_model(config: TrainConfig) -> StoredModel:
     """Load the model of ``init_from``; the config may change its input and dropout only."""
     assert config.init_from is not None
     stored = load_model(config.init_from)
-    if config.encoder.name not in (None, stored.model.encoder.name):
-        raise ConfigError(
-            f"encoder.name is {config.encoder.name}, but {config.init_from} has "
-            f"{stored.model.encoder.name}; leave it out, or train without init_from"
-        )
-    for name in ("mean", "std"):
-        given, held = getattr(config.encoder, name), getattr(stored.model.preprocessing, name)
-        if given is not None and tuple(given) != held:
+    preprocessing, tokenizer = stored.model.preprocessing, stored.vocabulary.tokenizer
+    fixed: list[tuple[str, Any, Any, Any]] = [  # name, given, the model's, default
+        ("encoder.name", config.encoder.name, stored.model.encoder.name, None),
+        ("encoder.mean", config.encoder.mean, list(preprocessing.mean), None),
+        ("encoder.std", config.encoder.std, list(preprocessing.std), None),
+        ("data.tokenizer", config.data.tokenizer, tokenizer, DataConfig.tokenizer),
+    ]
+    for name, default in asdict(DecoderConfig()).items():
+        if name != "dropout":
+            given, held = getattr(config.decoder, name), getattr(stored.decoder, name)
+            fixed.append((f"decoder.{name}", given, held, default))
+    for name, given, held, default in fixed:
+        if given not in (held, default):
             raise ConfigError(
-                f"encoder.{name} is {given}, but {config.init_from} has {list(held)}; leave it "
-                "out, or train without init_from"
-            )
-    tokenizer = stored.vocabulary.tokenizer
-    if config.data.tokenizer not in (tokenizer, DataConfig.tokenizer):
-        raise ConfigError(
-            f"data.tokenizer is {config.data.tokenizer}, but {config.init_from} has {tokenizer}; "
-            "leave it out, or train without init_from"
-        )
-    default = DecoderConfig()
-    for field in fields(DecoderConfig):
-        given, held = getattr(config.decoder, field.name), getattr(stored.decoder, field.name)
-        if field.name != "dropout" and given not in (held, getattr(default, field.name)):
-            raise ConfigError(
-                f"decoder.{field.name} is {given!r}, but {config.init_from} has {held!r}; leave it "
-                "out, or train without init_from"
+                f"{name} is {given!r}, but {config.init_from} has {held!r}; leave it out, or train "
+                "without init_from"
             )
     return stored
 
 
 def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
-    """The config with the settings that the model of ``init_from`` decides."""
+    """The config with the settings that the model decides."""
     model = stored.model
     encoder = replace(
         config.encoder,
@@ -270,11 +261,10 @@ def _resolved(config: TrainConfig, stored: StoredModel) -> TrainConfig:
 
 def _inherited_preprocessing(stored: StoredModel, config: TrainConfig) -> Preprocessing:
     """The model's preprocessing at the image size and resizing of a ``_resolved`` config."""
-    changes: dict[str, Any] = {
-        "image_size": config.encoder.image_size,
-        "resize": config.encoder.resize,
-    }
-    return replace(stored.model.preprocessing, **changes)
+    encoder = config.encoder
+    assert encoder.image_size is not None
+    assert encoder.resize is not None
+    return replace(stored.model.preprocessing, image_size=encoder.image_size, resize=encoder.resize)
 
 
 def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]) -> StoredModel:
@@ -288,23 +278,22 @@ def _reconfigured(stored: StoredModel, config: TrainConfig, counts: Counter[str]
     old, data = stored.model, config.data
     # The pieces of a sub-word tokenizer are fixed.
     extend = data.extend_vocabulary and stored.vocabulary.subwords is None
-    new = frequent_words(counts, data.vocabulary_threshold) if extend else []
-    vocabulary = stored.vocabulary.extended(new, data.styles)
+    words = frequent_words(counts, data.vocabulary_threshold) if extend else []
+    vocabulary = stored.vocabulary.extended(words, data.styles)
     preprocessing = _inherited_preprocessing(stored, config)
     encoder = _inherited_encoder(stored, preprocessing.image_size)
-    model = CaptionModel(
-        encoder, config.decoder, preprocessing, len(vocabulary), len(vocabulary.styles)
-    )
-    if config.decoder.attention == "location" and model.grid != old.grid:
+    new = _model(encoder, config, preprocessing, vocabulary)
+    if config.decoder.attention == "location" and new.model.grid != old.grid:
         raise ConfigError(
-            f"encoder.image_size {preprocessing.image_size} gives {model.grid[0]} x "
-            f"{model.grid[1]} regions, but attention 'location' of {config.init_from} was trained "
-            f"on {old.grid[0]} x {old.grid[1]}; use image_size {old.preprocessing.image_size}"
+            f"encoder.image_size {preprocessing.image_size} gives {new.model.grid} regions, but "
+            f"attention 'location' of {config.init_from} was trained on {old.grid}; use image_size "
+            f"{old.preprocessing.image_size}"
         )
     state = old.state_dict() | {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
     _extend(state, stored.vocabulary, vocabulary, counts)
-    model.load_state_dict(state)
-    return StoredModel(model, config.decoder, vocabulary, stored.search, stored.info)
+    new.model.load_state_dict(state)
+    new.search, new.info = stored.search, stored.info
+    return new
 
 
 def _extend(

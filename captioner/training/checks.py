@@ -1,0 +1,229 @@
+"""Before a run: settings that cannot work well with its data, and a dry run of a few steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from captioner.errors import ConfigError
+from captioner.files import free_space
+from captioner.hardware import peak_memory
+from captioner.text.vocabulary import END, UNKNOWN
+from captioner.training.optim import warmup_steps
+from captioner.training.run import RunFolder
+from captioner.training.setup import Setup
+from captioner.training.validation import decode
+
+if TYPE_CHECKING:  # it imports this module
+    from captioner.training.loop import Trainer
+
+FEW_VALIDATION_PHOTOS = 20
+"""With fewer, captions score higher or lower by chance."""
+
+MAX_SHARE = 0.2
+"""Largest share of training words outside the vocabulary, and of captions that are truncated."""
+
+STEPS = 4
+"""Steps that a dry run times, after one warm-up step."""
+
+PHOTOS = 32
+"""Validation photos that a dry run captions."""
+
+
+def setting_warnings(setup: Setup, total_steps: int) -> list[str]:
+    """One line for each setting that does not suit the data or the length of the run.
+
+    Args:
+        setup: The run.
+        total_steps: Its length in steps.
+    """
+    return [*_schedule(setup, total_steps), *_validation(setup), *_captions(setup)]
+
+
+def _schedule(setup: Setup, total_steps: int) -> Iterator[str]:
+    config, photos = setup.config.training, len(setup.train)
+    warmup, epoch = warmup_steps(config, total_steps), total_steps / config.epochs
+    if warmup < config.warmup_steps:
+        yield (
+            f"training.warmup_steps is {config.warmup_steps}, but it is at most a fifth of the run "
+            f"({total_steps} steps in total); {warmup} will be used"
+        )
+    if photos < config.batch_size:
+        yield (
+            f"training.batch_size is {config.batch_size}, but there are only {photos} training "
+            "photos, so that an epoch is a single step; give a smaller batch size"
+        )
+    if 0 < config.patience * epoch < warmup:
+        yield (
+            f"training.patience {config.patience} can end the run within the warm-up of {warmup} "
+            f"steps ({epoch:.0f} steps per epoch); give a larger patience, or 0 for none"
+        )
+
+
+def _validation(setup: Setup) -> Iterator[str]:
+    config, photos = setup.config.training, len(setup.validated)
+    other = config.objective == "self_critical" or setup.config.distillation.active
+    if config.select == "loss" and other:
+        yield (
+            "training.select loss compares with the reference captions, but the run learns from "
+            "rewards or from a model, which raises that loss; use CIDEr or BLEU-4"
+        )
+    if photos == 1 and config.select == "CIDEr":
+        yield (
+            "the CIDEr of a single validation photo is always 0; validate on more photos, or give "
+            "training.select loss"
+        )
+    elif photos < FEW_VALIDATION_PHOTOS:
+        hint = (
+            "" if config.select == "loss" else ", or give training.select loss, which is steadier"
+        )
+        yield (
+            f"scores of only {photos} validation photos depend on chance; validate on "
+            f"{FEW_VALIDATION_PHOTOS} or more{hint}"
+        )
+
+
+def _captions(setup: Setup) -> Iterator[str]:
+    config, vocabulary = setup.config, setup.stored.vocabulary
+    captions = [caption for photo in setup.train for caption in photo.tokens]
+    words = sum(token != END for caption in captions for token in caption)
+    unknown = sum(token == UNKNOWN for caption in captions for token in caption)
+    if unknown > MAX_SHARE * words:
+        source, hint = f"the vocabulary of {config.init_from} lacks", ""
+        if config.init_from is None:
+            source = f"data.vocabulary_threshold {config.data.vocabulary_threshold} leaves out"
+            hint = "; lower it"
+        yield (
+            f"{source} {unknown / words:.0%} of the words in the training captions "
+            f"({len(vocabulary.words)} words are left){hint}"
+        )
+    truncated = sum(END not in caption for caption in captions)
+    if truncated > MAX_SHARE * len(captions):
+        yield (
+            f"data.max_words {config.data.max_words} truncates {truncated / len(captions):.0%} of "
+            "the training captions; raise it"
+        )
+
+
+# --- Dry run --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Estimates of a dry run."""
+
+    steps: int
+    """Steps of the run."""
+    epochs: int
+    step: float
+    """Seconds per training step, data loading included."""
+    validation: float
+    """Seconds per validation, without scoring and figures."""
+    memory: int
+    """Peak of this process, or of its GPU if it has one (bytes)."""
+    disk: int
+    """Peak size of checkpoints and models, while old ones still exist (bytes)."""
+    free: int
+    """Free space on the disk of the run folder (bytes)."""
+    warnings: tuple[str, ...] = ()
+    """See ``setting_warnings``."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run."""
+        return self.steps * self.step + self.epochs * self.validation
+
+    def __str__(self) -> str:
+        epoch = self.steps / self.epochs
+        return "\n".join(
+            (
+                f"{self.steps} steps ({epoch:.0f} per epoch), {self.step:.2f} s per step, "
+                f"{duration(epoch * self.step)} per epoch, {duration(self.validation)} per "
+                "validation",
+                f"total time: {duration(self.seconds)}",
+                f"memory: {self.memory / 1e9:.1f} GB; checkpoints and models: "
+                f"{self.disk / 1e9:.2f} GB ({self.free / 1e9:.0f} GB free)",
+                *(f"warning: {warning}" for warning in self.warnings),
+            )
+        )
+
+
+def dry_run(setup: Setup, folder: Path) -> DryRun:
+    """Take a few steps and caption a few photos; weights change, but nothing is written.
+
+    Raises:
+        ConfigError: There is not enough disk space.
+        CaptionerError: Any other error that would stop the run at its start.
+    """
+    from captioner.training.loop import Trainer
+    from captioner.training.trackers import Trackers
+
+    config, run = setup.config, RunFolder(folder, setup.config)
+    Trackers(config.training.trackers, run)
+    trainer = Trainer(setup, run)
+    disk, free = _disk(trainer), free_space(folder)
+    if disk > free:
+        raise ConfigError(
+            f"the run needs {disk / 1e9:.2f} GB in {folder}, but only {free / 1e9:.2f} GB are "
+            "free; free some disk space, or use another --run-folder"
+        )
+    step = _time_steps(trainer)
+    images = setup.validated
+    some, captioner = images[:PHOTOS], trainer.captioner(setup.stored)
+    started = time.monotonic()
+    decode(captioner, some, config.search, setup.cache)
+    each = (time.monotonic() - started) / len(some)
+    return DryRun(
+        trainer.total_steps,
+        config.training.epochs,
+        step,
+        each * math.ceil(len(images) / trainer.world),
+        peak_memory(trainer.device),
+        disk,
+        free,
+        tuple(setting_warnings(setup, trainer.total_steps)),
+    )
+
+
+def _time_steps(trainer: Trainer) -> float:
+    """Median seconds of a few steps, data loading included."""
+    trainer.model.train()
+    times, started = [], time.monotonic()
+    for batch in islice(trainer.source.batches(0, 0), 1 + STEPS):
+        trainer.step(batch)
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.monotonic() - started)
+        started = time.monotonic()
+    trainer.collect()  # fail now if the loss is NaN
+    return statistics.median(times[1:] or times)
+
+
+def _disk(trainer: Trainer) -> int:
+    """Bytes of two checkpoints (one is being replaced by the other) and of the models."""
+    state, kept = trainer.state, trainer.training.keep_best
+    weights = sum(int(tensor.nbytes) for tensor in state.model.state_dict().values())
+    groups = state.optimizer.param_groups
+    moments = 2 * sum(int(p.nbytes) for group in groups for p in group["params"])
+    copies = 1 if state.average is None else 2
+    models = 2 if kept == 1 else kept + 3  # best and one being written; kept ones and average
+    return 2 * (copies * weights + moments) + models * weights // 2
+
+
+def duration(seconds: float) -> str:
+    """Format a duration: ``42 s``, ``12 min``, ``3 h 25 min``, ``4 d 3 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,253 @@
+"""The state of a run: everything that its steps change, and what must match to continue it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from captioner.data.shards import read_manifest
+from captioner.errors import CheckpointError
+from captioner.files import atomic_write
+from captioner.options import TrainingConfig
+from captioner.training.optim import RunningAverage
+from captioner.training.setup import Setup
+from captioner.training.validation import describe_selection
+
+NO_SCORE = 5e-4
+"""A lower CIDEr or BLEU-4 is printed as 0.0 points: the captions have nothing in common with the
+references."""
+
+
+@dataclass
+class Progress:
+    """How far a run has come. The field names are part of the file format."""
+
+    epoch: int = 0
+    """Current epoch, from 0."""
+    batch: int = 0
+    """Completed batches of the current epoch."""
+    step: int = 0
+    """Optimizer steps since the start of the run."""
+    best: float = -1.0
+    """Best validation score so far, see ``validation.selection_score``."""
+    best_epoch: int = -1
+    """Epoch of the best score, from 0; -1: no validation yet."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Sums over the current epoch; see ``objectives.EPOCH_SUMS``."""
+    lr_scale: float = 1.0
+    """Factor of the learning rate, halved on every plateau."""
+    plateau: int = 0
+    """Validations without a better score since the learning rate was last halved."""
+    kept: dict[str, float] = field(default_factory=dict)
+    """Scores of the kept models, by epoch from 1 (text, as JSON keys are)."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that must match when resuming; see ``resume_settings``."""
+    seconds: float = 0.0
+    """Training time, over all sessions."""
+    curve: dict[str, float] = field(default_factory=lambda: {"step": 0})
+    """``sums`` since the last point of the training curves, and the step of that point."""
+
+    def rank(self, score: float, config: TrainingConfig) -> bool:
+        """Take in the score of a validation; return whether its model is the best.
+
+        As long as no model scores, the newest one is the best: patience starts at the first score.
+        """
+        no_score = config.select != "loss" and max(score, self.best) < NO_SCORE
+        better = self.best_epoch < 0 or no_score or score > self.best
+        if better:
+            self.best, self.best_epoch = score, self.epoch
+        self.plateau = 0 if better else self.plateau + 1
+        if config.schedule == "plateau" and self.plateau >= config.plateau_patience:
+            self.lr_scale, self.plateau = self.lr_scale / 2, 0
+        if config.keep_best > 1:
+            scores = self.kept | {str(self.epoch + 1): score}
+            best = sorted(scores, key=lambda epoch: -scores[epoch])
+            self.kept = {epoch: scores[epoch] for epoch in best[: config.keep_best]}
+        return better
+
+    def ending(self, config: TrainingConfig) -> str:
+        """Why the run is over: all epochs are done, or ``patience`` is; empty if it is not over."""
+        if self.epoch >= config.epochs:
+            return (
+                f"{self.epoch} of {config.epochs} epochs; to continue, give a larger "
+                "--training.epochs"
+            )
+        since_best = self.epoch - 1 - self.best_epoch
+        if 0 < config.patience <= since_best and self.epoch > 0:
+            best = describe_selection(config.select, self.best)
+            return (
+                f"stopped early after epoch {self.epoch} of {config.epochs}: no better model "
+                f"in {since_best} epochs after {best} in epoch {self.best_epoch + 1}; to "
+                f"continue, give a --training.patience above {since_best}, or 0"
+            )
+        return ""
+
+
+@dataclass
+class TrainingState:
+    """Everything that steps change, saved as one safetensors file; nothing is pickled.
+
+    It holds no random state: every random choice of a run is a function of the seed and the step.
+    """
+
+    model: nn.Module
+    average: RunningAverage | None
+    """Running average of the weights."""
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    """Scale of the loss in fp16; disabled in other precisions."""
+    progress: Progress
+
+    def save(self, path: Path) -> None:
+        """Save atomically: the old file is replaced by a complete new one.
+
+        Raises:
+            CheckpointError: It cannot be written (disk full, permission denied).
+        """
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
+        for number, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{k}": v for k, v in moments.items()}
+        metadata = {
+            "progress": json.dumps(dataclasses.asdict(self.progress)),
+            "scaler": json.dumps(self.scaler.state_dict()),
+        }
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        try:
+            atomic_write(path, save(contiguous, metadata))
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot save {path} ({error.strerror}); the previous checkpoint is unchanged; "
+                "free some disk space and continue with --resume"
+            ) from error
+
+    def load(self, path: Path) -> None:
+        """Load a state that was saved with the same ``Progress.settings``.
+
+        Raises:
+            CheckpointError: The file is missing or damaged, or from a run with other settings.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            progress = Progress(**json.loads(metadata["progress"]))
+            scaler = json.loads(metadata["scaler"])
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"cannot read the checkpoint {path} ({error}); start over with --force"
+            ) from error
+        check_resume(path, progress.settings, self.progress.settings)
+        self.progress = progress
+        self.model.load_state_dict(_part(tensors, "model."))
+        if self.average is not None:
+            self.average.load_state_dict(_part(tensors, "average."))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _part(tensors, "optimizer.").items():
+            number, key = name.split(".", 1)
+            moments.setdefault(int(number), {})[key] = tensor
+        _load_moments(self.optimizer, moments)
+        if scaler:
+            self.scaler.load_state_dict(scaler)
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
+    """Load the moments of each parameter, in the parameter's memory layout.
+
+    AdamW's fused step pairs weights and moments by memory offset: with another layout it would
+    silently use the moments of other weights.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    for parameter, state in optimizer.state.items():
+        for key, moment in state.items():
+            if moment.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter).copy_(moment)
+
+
+# --- Resuming -------------------------------------------------------------------------------------
+
+MUST_MATCH = ("init_from", "encoder", "decoder", "self_critical", "distillation", "search")
+"""Settings and sections of a run that every session of it shares."""
+
+MUST_MATCH_IN = {
+    "data": (
+        "styles", "val_styles", "repeats", "min_captions", "max_captions", "max_words",
+        "tokenizer", "vocabulary_threshold", "extend_vocabulary", "vocabulary_size",
+        "horizontal_flip", "min_crop", "color_jitter", "bucket_batches",
+    ),
+    "training": ("batch_size", "objective", "ema_decay", "seed", "select", "limit_val"),
+}  # fmt: skip
+"""The same in sections whose other settings may change, such as learning rate and precision. Paths
+may change too, but not the captions in the files."""
+
+
+def resume_settings(setup: Setup, processes: int) -> dict[str, Any]:
+    """What must match when resuming: settings by name, and a hash of the data."""
+    every = flatten(dataclasses.asdict(setup.config))
+    settings = {
+        name: value
+        for name, value in every.items()
+        if name.partition(".")[0] in MUST_MATCH and name != "encoder.recompute"
+    }
+    for section, names in MUST_MATCH_IN.items():
+        settings |= {f"{section}.{name}": every[f"{section}.{name}"] for name in names}
+    digest = hashlib.sha256(" ".join(setup.stored.vocabulary.words).encode())
+    for photo in setup.train:
+        digest.update(f"{photo.image.image_id} {photo.tokens}".encode())
+    for image in setup.val:
+        digest.update(f"{image.image_id} {image.captions}".encode())
+    settings["captions"] = digest.hexdigest()[:12]
+    data = setup.config.data
+    # Shards are distributed over processes and workers.
+    settings["shards"] = (
+        f"{read_manifest(data.shards).digest}, {processes} processes, {data.workers} workers"
+        if data.shards
+        else "none"
+    )
+    return settings
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to keys such as ``training.lr``, with lists as JSON."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            scalar = value is None or isinstance(value, (bool, int, float, str))
+            flat[f"{prefix}{name}"] = value if scalar else json.dumps(value)
+    return flat
+
+
+def check_resume(checkpoint: Path, held: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Compare the ``Progress.settings`` of a checkpoint with those of the run that continues it.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    different = [
+        f"{name} {held.get(name)}, but now it is {value}"
+        for name, value in given.items()
+        if held.get(name) != value
+    ]
+    if different:
+        raise CheckpointError(
+            f"{checkpoint} was trained with {'; with '.join(different)}; use the settings and data "
+            "of that run, or another --run-folder"
+        )

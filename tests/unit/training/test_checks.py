@@ -1,0 +1,108 @@
+"""Warnings about settings that cannot work with the data, and estimates of a dry run."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.errors import ConfigError
+from captioner.options import TrainingConfig
+from captioner.training.checks import DryRun, dry_run, duration, setting_warnings
+from captioner.training.loop import Trainer, start
+from captioner.training.optim import warmup_steps
+from captioner.training.setup import Setup, prepare
+
+
+@pytest.fixture
+def setup(configure: Any) -> Setup:
+    """Eight photos for training and twenty-four for validation."""
+    setup = prepare(configure())
+    setup.val = setup.val * 3
+    return setup
+
+
+@pytest.mark.parametrize(
+    ("steps", "training", "expected"),
+    [
+        (1000, {}, None),
+        (40, {"warmup_steps": 50}, "is 50, but it is at most a fifth of the run (40 steps"),
+        (1000, {"batch_size": 9}, "training.batch_size is 9, but there are only 8 training photos"),
+        (300, {"epochs": 30, "patience": 2, "warmup_steps": 40}, "within the warm-up of 40 steps"),
+        (300, {"epochs": 30, "patience": 0, "warmup_steps": 40}, None),
+        (1000, {"limit_val": 6}, "scores of only 6 validation photos depend on chance"),
+        (1000, {"limit_val": 1}, "the CIDEr of a single validation photo is always 0"),
+        (1000, {"select": "loss", "objective": "self_critical"}, "training.select loss compares"),
+    ],
+)
+def test_settings_that_do_not_suit_the_data(
+    setup: Setup, steps: int, training: dict[str, Any], expected: str | None
+):
+    for name, value in training.items():
+        setattr(setup.config.training, name, value)
+    found = setting_warnings(setup, steps)
+    assert len(found) == (expected is not None)
+    assert expected is None or expected in found[0]
+
+
+def test_words_and_captions_that_are_left_out(configure: Any):
+    setup = prepare(configure(data={"vocabulary_threshold": 5, "max_words": 2}))
+    setup.val = setup.val * 3
+    unknown, truncated = setting_warnings(setup, 1000)
+    assert "data.vocabulary_threshold 5 leaves out 50% of the words" in unknown
+    assert truncated.startswith("data.max_words 2 truncates 100% of the training captions")
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "expected"), [(50, 40, 8), (50, 4, 0), (300, 3236, 300)]
+)
+def test_the_warm_up_is_at_most_a_fifth_of_the_run(warmup: int, steps: int, expected: int):
+    assert warmup_steps(TrainingConfig(warmup_steps=warmup), steps) == expected
+
+
+def test_a_dry_run_writes_nothing_and_reports_estimates_and_warnings(
+    configure: Any, tmp_path: Path
+):
+    (tmp_path / "metrics.jsonl").write_text("kept")
+    found = dry_run(prepare(configure(training={"epochs": 7})), tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        ("metrics.jsonl", "kept")
+    ]
+    assert (found.steps, found.epochs) == (21, 7)
+    assert 0 < found.step < 60
+    assert 0 < found.validation < 60
+    assert found.memory > 10_000_000
+    assert found.free > found.disk > 0
+    assert "warning: scores of only 8 validation photos depend on chance" in str(found)
+
+
+@pytest.mark.slow
+def test_the_disk_estimate_is_an_upper_bound(configure: Any, tmp_path: Path):
+    config = configure(training={"epochs": 3, "keep_best": 2, "ema_decay": 0.5})
+    found = dry_run(prepare(config), tmp_path / "run")
+    start(prepare(config), tmp_path / "run", resume=False)
+    written = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
+    assert found.disk / 3 < written < found.disk
+
+
+def test_a_full_disk_fails_before_the_first_step(
+    configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 5, 5000))
+    monkeypatch.setattr(Trainer, "step", lambda *given: pytest.fail("a step was taken"))
+    with pytest.raises(ConfigError, match=r"needs 0\.\d+ GB in .*, but only 0\.00 GB are free"):
+        dry_run(prepare(configure()), tmp_path / "run")
+
+
+def test_duration_is_the_sum_of_steps_and_validations():
+    estimate = DryRun(
+        steps=1000, epochs=10, step=0.5, validation=30, memory=2 * 10**9, disk=10**9, free=10**11
+    )
+    assert estimate.seconds == 1000 * 0.5 + 10 * 30
+    assert "total time: 13 min" in str(estimate)
+    texts = {89: "89 s", 90: "2 min", 5399: "1 h 30 min", 180_000: "2 d 2 h"}
+    assert {seconds: duration(seconds) for seconds in texts} == texts

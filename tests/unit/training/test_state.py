@@ -1,0 +1,250 @@
+"""The training state: exact, atomic and without pickle; what must match to continue it."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from captioner.errors import CheckpointError
+from captioner.model.captioner import CaptionModel
+from captioner.model.encoder import Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import DecoderConfig, TrainConfig, TrainingConfig
+from captioner.training.optim import RunningAverage, make_optimizer
+from captioner.training.setup import prepare
+from captioner.training.state import (
+    Progress,
+    TrainingState,
+    check_resume,
+    flatten,
+    resume_settings,
+)
+
+PROGRESS = Progress(3, 2, 17, 0.1 + 0.2, 1, {"loss": 1 / 3}, 0.5, 12, settings={"seed": 0})
+
+
+def build(hidden_dim: int = 8, ema_decay: float = 0.9) -> TrainingState:
+    config = DecoderConfig(embed_dim=8, hidden_dim=hidden_dim, attention_dim=8, dropout=0.0)
+    model = CaptionModel(Encoder("timm/test_resnet"), config, Preprocessing(48), 7)
+    model.encoder.finetune_from("layer4", 48)
+    model.encoder.to(memory_format=torch.channels_last)  # as in a run
+    average = RunningAverage(model, ema_decay) if ema_decay else None
+    optimizer, scaler = make_optimizer(model, TrainingConfig()), torch.amp.GradScaler("cpu")
+    return TrainingState(model, average, optimizer, scaler, Progress(settings={"seed": 0}))
+
+
+def train(state: TrainingState, seed: int) -> TrainingState:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(2):
+        pixels = torch.randint(256, (2, 48, 48, 3), generator=generator).byte()
+        features = state.model.to_features(pixels)
+        state.model.decoder.memory(features).summary.square().sum().backward()
+        for parameter in state.model.decoder.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.ones_like(parameter)
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        if state.average is not None:
+            state.average.update_parameters(state.model)
+    return state
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[TrainingState, Path]:
+    torch.manual_seed(1)
+    state = train(build(), 1)
+    state.progress = dataclasses.replace(PROGRESS)
+    state.save(tmp_path / "state.safetensors")
+    return state, tmp_path / "state.safetensors"
+
+
+def everything(state: TrainingState) -> dict[str, torch.Tensor]:
+    tensors = {f"model {k}": v for k, v in state.model.state_dict().items()}
+    if state.average is not None:
+        tensors |= {f"average {k}": v for k, v in state.average.state_dict().items()}
+    for number, moments in state.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer {number} {k}": v for k, v in moments.items()}
+    return tensors
+
+
+def assert_same(one: TrainingState, two: TrainingState) -> None:
+    ones, twos = everything(one), everything(two)
+    assert ones.keys() == twos.keys()
+    assert not [name for name in ones if not torch.equal(ones[name], twos[name])]
+    assert all(ones[name].dtype == twos[name].dtype for name in ones)
+    assert one.progress == two.progress
+
+
+def test_a_state_is_restored_exactly(saved: tuple[TrainingState, Path]):
+    state, path = saved
+    torch.manual_seed(2)
+    fresh = build()
+    fresh.load(path)
+    assert any(name.startswith("optimizer") for name in everything(state))
+    assert_same(state, fresh)
+    assert_same(train(state, 3), train(fresh, 3))  # training continues identically
+    for parameter, moments in fresh.optimizer.state.items():
+        for key in ("exp_avg", "exp_avg_sq"):  # AdamW's fused step pairs them by memory offset
+            assert moments[key].stride() == parameter.stride()
+
+
+def test_a_state_before_the_first_step_and_without_an_average(tmp_path: Path):
+    state, fresh = build(ema_decay=0), build(ema_decay=0)
+    state.save(tmp_path / "s")
+    fresh.load(tmp_path / "s")
+    assert_same(state, fresh)
+
+
+def test_learning_rates_come_from_the_config(saved: tuple[TrainingState, Path]):
+    fresh = build()
+    for group in fresh.optimizer.param_groups:
+        group["peak_lr"] = 0.125
+    fresh.load(saved[1])
+    assert {group["peak_lr"] for group in fresh.optimizer.param_groups} == {0.125}
+
+
+def test_nothing_is_pickled(saved: tuple[TrainingState, Path], monkeypatch: pytest.MonkeyPatch):
+    arrays = load_file(saved[1])  # NumPy's reader: no torch, no pickle
+    assert {name.split(".")[0] for name in arrays} == {"model", "average", "optimizer"}
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(pickle, "Unpickler", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    build().load(saved[1])
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999, None])
+def test_a_damaged_or_foreign_file_is_refused(
+    saved: tuple[TrainingState, Path], kept: float | None
+):
+    path = saved[1]
+    if kept is None:
+        save_file(load_file(path), path, {"format": "pt"})
+    else:
+        raw = path.read_bytes()
+        path.write_bytes(raw[: int(len(raw) * kept)])
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint") as caught:
+        build().load(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["fsync", "write", "replace"])
+def test_a_full_disk_keeps_the_old_state(
+    saved: tuple[TrainingState, Path], monkeypatch: pytest.MonkeyPatch, where: str
+):
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state, path = saved
+    before = path.read_bytes()
+    owner = {"fsync": (os, "fsync"), "write": (Path, "open"), "replace": (Path, "replace")}[where]
+    with monkeypatch.context() as patch:
+        patch.setattr(*owner, full)
+        with pytest.raises(CheckpointError, match=r"No space left .* unchanged; .*"):
+            train(state, 4).save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+# --- What must match ---
+
+MAY_CHANGE = {
+    "run_folder", "encoder.recompute",
+    *(f"data.{name}" for name in (
+        "train_annotations", "val_annotations", "images", "karpathy_split", "features", "shards",
+        "workers",
+    )),
+    *(f"training.{name}" for name in (
+        "epochs", "lr", "encoder_lr", "weight_decay", "warmup_steps", "schedule",
+        "plateau_patience", "clip_norm", "patience", "label_smoothing", "scheduled_sampling",
+        "photo_words", "attention_penalty", "hard_reward", "hard_entropy", "micro_batch",
+        "precision", "compile", "log_every", "save_every", "sample_images", "keep_best",
+        "trackers",
+    )),
+}  # fmt: skip
+"""All other settings must match; a new one must be put here or there."""
+
+
+def test_every_setting_must_match_or_may_change(configure: Any):
+    settings = resume_settings(prepare(configure()), 1)
+    every = set(flatten(dataclasses.asdict(TrainConfig())))
+    assert every - MAY_CHANGE == settings.keys() - {"captions", "shards"}
+
+
+def test_all_differences_are_named_in_one_line(configure: Any):
+    setup = prepare(configure())
+    held = json.loads(json.dumps(resume_settings(setup, 1)))  # as in a checkpoint
+    check_resume(Path("state"), held, resume_settings(setup, 1))
+    setup.config.decoder.attention, setup.config.encoder.image_size = "scaled_dot", 256
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(Path("state"), held, resume_settings(setup, 1))
+    assert str(caught.value) == (
+        "state was trained with encoder.image_size 48, but now it is 256; with decoder.attention "
+        "additive, but now it is scaled_dot; use the settings and data of that run, or another "
+        "--run-folder"
+    )
+
+
+def test_other_captions_are_refused(configure: Any):
+    setup = prepare(configure())
+    held = resume_settings(setup, 1)
+    for part in ("train", "val"):
+        other = dataclasses.replace(setup, **{part: getattr(setup, part)[:-1]})
+        with pytest.raises(CheckpointError, match=r"captions \w+, but now it is \w+; use"):
+            check_resume(Path("state"), held, resume_settings(other, 1))
+
+
+# --- Which model is the best ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "scores", "best_epoch", "ending", "kept"),
+    [
+        ({}, [0.3, 0.7, 0.5], 1, "3 of 3 epochs", {}),
+        # Patience starts at the first score; until then the newest model is the best one.
+        ({"epochs": 9, "patience": 2}, [0, 0, 0, 0.3, 0.2, 0.3], 3, "stopped early after", {}),
+        ({"epochs": 9, "patience": 2, "select": "loss"}, [-3, -2, -2.5], 1, "", {}),
+        ({"epochs": 9, "patience": 0}, [0.3, 0.1, 0.1], 0, "", {}),
+        ({"epochs": 4, "patience": 1}, [0, 0, 0, 0], 3, "4 of 4 epochs", {}),
+        ({"epochs": 4, "keep_best": 2}, [0.3, 0.1, 0.5, 0.4], 2, "4 of", {"3": 0.5, "4": 0.4}),
+    ],
+)
+def test_best_model_and_ending(
+    settings: dict[str, Any],
+    scores: list[float],
+    best_epoch: int,
+    ending: str,
+    kept: dict[str, float],
+):
+    config, progress = TrainingConfig(**{"epochs": 3, **settings}), Progress()
+    for score in scores:
+        assert progress.ending(config) == ""
+        progress.rank(score, config)
+        progress.epoch += 1
+    assert progress.best_epoch == best_epoch
+    assert progress.ending(config).startswith(ending)
+    assert bool(progress.ending(config)) == bool(ending)
+    assert progress.kept == kept
+
+
+def test_a_plateau_halves_the_learning_rate():
+    config, progress, scales = (
+        TrainingConfig(schedule="plateau", plateau_patience=2),
+        Progress(),
+        [],
+    )
+    for score in (0.3, 0.3, 0.2, 0.4, 0.1, 0.1):
+        progress.rank(score, config)
+        scales.append(progress.lr_scale)
+    assert scales == [1, 1, 0.5, 0.5, 0.5, 0.25]
