@@ -64,10 +64,9 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
     from captioner.inference.captioner import load
 
     model = load(*folders(options), precision=options.precision)
-    batch_captioner = model.batch_captioner
     changes = {"beam_size": options.beam_size} if options.beam_size else {}
     search = model.options(**changes)
-    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos]
+    prepared = [model.prepare(open_image(photo)) for photo in photos]
     batches = [prepared[i : i + BATCH] for i in range(0, len(prepared), BATCH)]
 
     @torch.inference_mode()
@@ -75,18 +74,18 @@ def _speed(options: argparse.Namespace, photos: list[Path], report: Report) -> N
         for batch in batches:
             pixels = torch.from_numpy(np.stack([p.pixels[0] for p in batch]))
             with autocast(model.precision, model.device):
-                batch_captioner.model.encode(pixels.to(model.device))
+                model.model.encode(pixels.to(model.device))
 
     def caption() -> None:
         for batch in batches:
-            batch_captioner.caption_batch(batch, search)
+            model.caption_batch(batch, search)
 
     def files() -> None:
         for _ in model.stream(photos, batch_size=BATCH, **changes):
             pass
 
     jobs: dict[str, Callable[[], None]] = {"encoder": encode, "caption": caption, "files": files}
-    batch_captioner.caption_batch(batches[0], search)  # warm-up
+    model.caption_batch(batches[0], search)  # warm-up
     times = measure(jobs, options.rounds, warm_up=False, clock=clock(options))
     print(
         f"{len(photos)} photos, batches of {BATCH}, {model.precision}, {search}, "

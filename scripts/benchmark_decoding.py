@@ -33,8 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from captioner.data.folders import find_images
 from captioner.data.images import open_image
 from captioner.hardware import Precision, autocast, keep_freed_memory
-from captioner.inference.batch_captioner import BatchCaptioner
-from captioner.inference.loading import read_models
+from captioner.inference.captioner import Captioner, load
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.decoder import Decoder, build_decoder
 from captioner.options import DecoderConfig, SearchOptions
@@ -67,7 +66,7 @@ def main() -> None:
             report(decoder, features, 20, options)
             return
         given = [options.model] if options.model else []
-        model = BatchCaptioner(*read_models(*given), device="cpu", precision=options.precision)
+        model = load(*given, device="cpu", precision=options.precision)
         photos = find_images([options.folder])[:needed]
         if len(photos) < needed:
             parser.error(f"{options.folder} has {len(photos)} photos; {needed} are needed")
@@ -87,7 +86,7 @@ def at_random(
     return decoder, torch.rand(photos, regions, size)
 
 
-def encode(model: BatchCaptioner, photos: list[Path]) -> Tensor:
+def encode(model: Captioner, photos: list[Path]) -> Tensor:
     """The photos' features, (N, L, D)."""
     pixels = [
         torch.from_numpy(model.prepare(open_image(photo)).pixels[0].copy()) for photo in photos

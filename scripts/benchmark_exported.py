@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from captioner.data.folders import find_images
 from captioner.inference.captioner import Captioner, load
-from captioner.inference.model_config import find_model, is_exported, read_config, weight_files
+from captioner.inference.folder import find_model, is_exported, read_config, weight_files
 
 COLD_START = """
 import sys

@@ -35,7 +35,6 @@ from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.attention import entropy, movement
 from captioner.files import atomic_write
 from captioner.hardware import autocast
-from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.captioner import Captioner, load
 from captioner.options import DataConfig, TrainingConfig
 from captioner.text.tokenizer import tokenize
@@ -93,7 +92,7 @@ def main() -> None:
             "--run-folder", str(options.work / name), "--resume", "auto",
         )  # fmt: skip
     models = {name: load(options.work / name / "best") for name in names}
-    encoded = encode(models[names[0]].batch_captioner, val)  # the encoder is the same in all rows
+    encoded = encode(models[names[0]], val)  # the encoder is the same in all rows
     rows = [
         {"name": name} | best_epoch(options.work / name) | map_statistics(model, val, encoded)
         for name, model in models.items()
@@ -178,7 +177,7 @@ def best_epoch(run: Path) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def encode(captioner: BatchCaptioner, images: Sequence[CaptionedImage]) -> Tensor:
+def encode(captioner: Captioner, images: Sequence[CaptionedImage]) -> Tensor:
     """Features of the photos, (N, L, D), float32."""
     features = []
     for start in tqdm(range(0, len(images), 32), desc="encoding"):

@@ -19,7 +19,7 @@ from pathlib import Path
 from captioner.data.coco import read_dataset
 from captioner.errors import CaptionerError
 from captioner.inference.export.folder import export
-from captioner.inference.model_config import PRETRAINED, PRETRAINED_INT8
+from captioner.inference.folder import PRETRAINED, PRETRAINED_INT8
 
 PHOTOS = 100
 """Calibration photos of each data set."""

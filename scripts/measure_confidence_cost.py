@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 
 from captioner.data.images import open_image
-from captioner.inference.batch_captioner import BatchCaptioner
-from captioner.inference.folder import load_model
-from captioner.inference.model_config import SHIPPED_MODEL
+from captioner.inference.captioner import Captioner
+from captioner.inference.folder import SHIPPED_MODEL, load_model
 
 EXAMPLES = Path(__file__).parents[1] / "assets" / "examples"
 
@@ -32,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     stored = load_model(SHIPPED_MODEL)
     models = [
-        BatchCaptioner(one, device="cpu", precision="fp32")
+        Captioner(one, device="cpu", precision="fp32")
         for one in (stored, dataclasses.replace(stored, calibrator=None))
     ]
     photos = [models[0].prepare(open_image(path)) for path in sorted(EXAMPLES.glob("*.jpg"))]

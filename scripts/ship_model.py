@@ -36,8 +36,7 @@ from captioner.evaluation.java import find_java
 from captioner.files import atomic_write
 from captioner.inference.card import score_table, with_interval
 from captioner.inference.confidence import Calibrator, read_calibrator
-from captioner.inference.folder import StoredModel, load_model, save_model
-from captioner.inference.model_config import CARD, WEIGHTS
+from captioner.inference.folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize
 from captioner.training.run import read_metrics

@@ -45,7 +45,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 API = {
     "Captioning": (
-        "load", "Captioner", "Caption", "CropBox", "batch_captioner.BatchCaptioner",
+        "load", "Captioner", "Caption", "CropBox",
     ),
     "Pictures": ("overlay", "attention_map", "animate", "page", "gallery", "Entry", "MapArchive"),
     "Training and evaluation": ("train", "evaluate", "tokenize"),

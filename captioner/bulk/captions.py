@@ -29,7 +29,7 @@ from captioner.bulk.job import JOB, Job, Output, Row, decode_rows, encode_rows, 
 from captioner.errors import DataError
 from captioner.hardware import Precision
 from captioner.inference.captioner import Captioner, Result, load
-from captioner.inference.model_config import SHIPPED_MODEL, fingerprint
+from captioner.inference.folder import SHIPPED_MODEL, fingerprint
 from captioner.options import SearchOptions
 
 

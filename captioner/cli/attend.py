@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from captioner.caption import Caption
     from captioner.evaluation.masks import Instances
-    from captioner.inference.batch_captioner import BatchCaptioner
+    from captioner.inference.captioner import Captioner
 
 
 DECODED = 8
@@ -224,21 +224,17 @@ def _print_how_to_continue(saved: int, count: int, options: Any) -> None:
 # --- captions ------------------------------------------------------------------------------------
 
 
-def _models(options: Any) -> list[BatchCaptioner]:
+def _models(options: Any) -> list[Captioner]:
     """Load the model (or ensemble) and those to compare it with."""
-    from captioner.inference.batch_captioner import BatchCaptioner
-    from captioner.inference.loading import read_models
+    from captioner.inference.captioner import load
 
-    def loaded(*folders: str) -> BatchCaptioner:
-        return BatchCaptioner(
-            *read_models(*folders), device=options.device, precision=options.precision
-        )
-
-    return [loaded(*options.model), *(loaded(folder) for folder in options.compare or [])]
+    given = {"device": options.device, "precision": options.precision}
+    compared = (load(folder, **given) for folder in options.compare or [])
+    return [load(*options.model, **given), *compared]
 
 
 def _captioned(
-    models: Sequence[BatchCaptioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
+    models: Sequence[Captioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
 ) -> Iterator[_Captioned | ImageError]:
     """Every photo with its captions, or the error."""
     size = 1 if options.words else min(options.batch_size, DECODED)
@@ -281,7 +277,7 @@ def _open(photo: Path, image_size: int) -> _Opened | ImageError:
 
 
 def _captions(
-    models: Sequence[BatchCaptioner], images: Sequence[Image], options: Any, search: dict[str, Any]
+    models: Sequence[Captioner], images: Sequence[Image], options: Any, search: dict[str, Any]
 ) -> Iterator[list[Caption]]:
     """The captions of every image by all models: those found, or the given words.
 

@@ -22,7 +22,7 @@ from captioner.errors import ConfigError
 from captioner.options import ExplanationMethod, check_method
 
 if TYPE_CHECKING:
-    from captioner.inference.batch_captioner import BatchCaptioner
+    from captioner.inference.captioner import Captioner
 
 # Options that only some output formats have.
 _ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")
@@ -243,7 +243,7 @@ def methods(options: Any) -> list[ExplanationMethod]:
     return list(dict.fromkeys(options.method or ["attention"]))
 
 
-def check_count(model: BatchCaptioner, suffix: str, options: Any, search: dict[str, Any]) -> None:
+def check_count(model: Captioner, suffix: str, options: Any, search: dict[str, Any]) -> None:
     """Check that there is only one caption where only one can be shown."""
     count = len(options.words) if options.words else model.options(**search).num_captions
     if options.compare and count > 1:

@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     if options.model is None and not options.check:
         raise ConfigError("--model is missing; give the model folder to calibrate")
 
-    from captioner.inference.model_config import CONFIDENCE, SHIPPED_MODEL, find_model
+    from captioner.inference.folder import CONFIDENCE, SHIPPED_MODEL, find_model
 
     folder = find_model(options.model or SHIPPED_MODEL)
     target = folder / CONFIDENCE
@@ -110,8 +110,7 @@ def main(argv: Sequence[str]) -> int:
     from captioner.evaluation.calibrate import Inputs, as_text, calibrate, check
     from captioner.evaluation.calibration_figure import FORMATS, save_figure
     from captioner.files import atomic_write
-    from captioner.inference.batch_captioner import BatchCaptioner
-    from captioner.inference.loading import read_model
+    from captioner.inference.captioner import load
 
     report_file, diagram = outputs
     if diagram is not None and diagram.suffix.lower() not in FORMATS:
@@ -132,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
         failed = True
         warn(f"{error}; continuing without it")
 
-    model = BatchCaptioner(read_model(folder), device=options.device, precision=options.precision)
+    model = load(folder, device=options.device, precision=options.precision)
     if options.check:
         report = check(model, inputs, on_error)
     else:

@@ -203,7 +203,7 @@ def _check_confidence(options: Any, search: SearchOptions) -> None:
             f"--min-confidence marks captions in text, JSON and CSV, not {where}; leave one out"
         )
     from captioner.inference.confidence import no_confidence, read_calibrator
-    from captioner.inference.model_config import SHIPPED_MODEL, find_model, read_search
+    from captioner.inference.folder import SHIPPED_MODEL, find_model, read_search
 
     folders = options.model or [SHIPPED_MODEL]
     if len(folders) > 1:
@@ -281,7 +281,7 @@ class _Run:
 
     def _settings(self) -> dict[str, Any]:
         """All that the captions depend on, besides the photos; by the name for messages."""
-        from captioner.inference.model_config import SHIPPED_MODEL, fingerprint
+        from captioner.inference.folder import SHIPPED_MODEL, fingerprint
         from captioner.version import __version__
 
         options = self.options
@@ -450,7 +450,7 @@ def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
 
 def _library(options: Any) -> dict[str, Any]:
     """What the model runs with, by the name for messages; torch only if the model needs it."""
-    from captioner.inference.model_config import SHIPPED_MODEL, is_exported
+    from captioner.inference.folder import SHIPPED_MODEL, is_exported
 
     if is_exported((options.model or [SHIPPED_MODEL])[0]):
         from importlib.metadata import version

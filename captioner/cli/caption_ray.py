@@ -106,7 +106,7 @@ def _inputs(options: Any) -> list[str]:
 
 def _settings(options: Any, search: SearchOptions, size: int) -> dict[str, Any]:
     """All that the captions depend on, besides the photos; by the name for messages."""
-    from captioner.inference.model_config import SHIPPED_MODEL, fingerprint
+    from captioner.inference.folder import SHIPPED_MODEL, fingerprint
     from captioner.version import __version__
 
     return {
@@ -149,8 +149,8 @@ def _caption(job: Any, options: Any, search: SearchOptions) -> dict[int, tuple[i
 
 def _everywhere(model: str) -> str:
     """A model's name for workers: a folder of this machine, or the hub's name."""
+    from captioner.inference.folder import find_model
     from captioner.inference.hub import is_hub_name
-    from captioner.inference.model_config import find_model
 
     return model if is_hub_name(model) else str(find_model(model).absolute())
 

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     if options.onnxruntime_web is not None and not options.web:
         raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
 
-    from captioner.inference.model_config import SHIPPED_MODEL, read_config
+    from captioner.inference.folder import SHIPPED_MODEL, read_config
 
     model = options.model or SHIPPED_MODEL
     config = read_config(model)  # a wrong folder fails before torch is imported
@@ -113,7 +113,7 @@ def _write_site(
     source: str | None,
 ) -> None:
     """Write the site of a model, which is exported first if necessary."""
-    from captioner.inference.model_config import EXPORTED
+    from captioner.inference.folder import EXPORTED
     from captioner.options import SearchOptions
     from captioner.serving.site.onnxruntime_web import runtime_files
     from captioner.serving.site.writer import check_search, write_site

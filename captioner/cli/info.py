@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse(argv)
 
     from captioner.inference.card import readable
-    from captioner.inference.model_config import (
+    from captioner.inference.folder import (
         CARD,
         SHIPPED_MODEL,
         find_model,
@@ -66,32 +66,23 @@ def main(argv: Sequence[str]) -> int:
 
 def _facts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """What is known of a model, whether it is exported or not."""
-    from captioner.inference.loading import read_model
-    from captioner.inference.onnx_engine import ExportedModel
+    from captioner.inference.folder import EXPORTED, Graphs, load_model
 
-    stored = read_model(folder)
-    if isinstance(stored, ExportedModel):
-        preprocessing, decoder = stored.preprocessing, config["decoder"]
-        network: dict[str, Any] = {
-            "exported": {name: config["exported"][name] for name in ("opset", "precision")},
-            "encoder": stored.encoder,
-            "grid": list(stored.grid),
-        }
-    else:
-        model = stored.model
-        preprocessing, decoder = model.preprocessing, dataclasses.asdict(stored.decoder)
-        network = {
-            "encoder": model.encoder.name,
-            "grid": list(model.grid),
-            "parameters": {
-                "encoder": sum(p.numel() for p in model.encoder.parameters()),
-                "decoder": sum(p.numel() for p in model.decoder.parameters()),
-            },
+    stored = load_model(folder)
+    network = stored.network
+    facts: dict[str, Any] = {}
+    if isinstance(network, Graphs):
+        facts["exported"] = {name: config[EXPORTED][name] for name in ("opset", "precision")}
+    facts |= {"encoder": config["encoder"]["name"], "grid": list(network.grid)}
+    if not isinstance(network, Graphs):
+        parts = {"encoder": network.encoder, "decoder": network.decoder}
+        facts["parameters"] = {
+            name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()
         }
     return {
-        **network,
-        "preprocessing": dataclasses.asdict(preprocessing),
-        "decoder": decoder,
+        **facts,
+        "preprocessing": dataclasses.asdict(network.preprocessing),
+        "decoder": dataclasses.asdict(stored.decoder),
         "search": dataclasses.asdict(stored.search),
         "vocabulary": len(stored.vocabulary),
         "tokenizer": stored.vocabulary.tokenizer,

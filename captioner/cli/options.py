@@ -113,7 +113,7 @@ def checked_search(arguments: jsonargparse.Namespace) -> SearchOptions:
             know a style or a forced word.
         ModelError: The model folder cannot be read.
     """
-    from captioner.inference.model_config import SHIPPED_MODEL, read_search
+    from captioner.inference.folder import SHIPPED_MODEL, read_search
     from captioner.search.words import encode_search_words
 
     own, vocabulary = read_search((arguments.model or [SHIPPED_MODEL])[0])

@@ -13,7 +13,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import ConfigError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.inference.model_config import find_model
+from captioner.inference.folder import find_model
 
 
 @functools.cache

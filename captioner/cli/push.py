@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
     from captioner.inference import hub
     from captioner.inference.card import CardOptions
-    from captioner.inference.model_config import find_model, read_config
+    from captioner.inference.folder import find_model, read_config
     from captioner.inference.sharing import files_to_push, push
 
     if hub.is_hub_name(options.model):
@@ -88,7 +88,7 @@ def _picture(folder: Path, photo: str | None) -> Any:
 
 def _print_plan(target: Any, files: dict[str, bytes | Path], options: Any) -> None:
     """Print every file with its size, then the card."""
-    from captioner.inference.model_config import CARD
+    from captioner.inference.folder import CARD
 
     contents = {
         name: content if isinstance(content, bytes) else content.read_bytes()

@@ -20,7 +20,7 @@ from captioner.cli.options import add_model_options
 from captioner.cli.parser import Parser, new_parser
 from captioner.errors import CaptionerError, ConfigError
 from captioner.hardware import keep_freed_memory
-from captioner.inference.model_config import SHIPPED, find_model, fingerprint
+from captioner.inference.folder import SHIPPED, find_model, fingerprint
 from captioner.option_fields import option_fields
 from captioner.serving.limits import Limits
 
@@ -109,13 +109,11 @@ def main(argv: Sequence[str]) -> int:
     with closing(_listen(options.host, options.port)) as listener:  # before the model is loaded
         from PIL import Image
 
-        from captioner.inference.batch_captioner import BatchCaptioner
-        from captioner.inference.loading import read_models
+        from captioner.inference.captioner import load
         from captioner.serving.app import create_app
 
         access = _access(options, limits)
-        stored = read_models(*options.model)
-        model = BatchCaptioner(*stored, device=options.device, precision=options.precision)
+        model = load(*options.model, device=options.device, precision=options.precision)
         name = _model_name(options.model)
         app = create_app(model, limits, batch_size=options.batch_size, model_name=name, **access)
         blank = model.prepare(Image.new("RGB", (64, 64)))

@@ -147,7 +147,7 @@ def parse_with_model(parser: Parser, argv: Sequence[str]) -> jsonargparse.Namesp
     arguments = parser.parse(argv)
     if not arguments.init_from:
         return arguments
-    from captioner.inference.model_config import read_search
+    from captioner.inference.folder import read_search
 
     try:
         held, _ = read_search(arguments.init_from)

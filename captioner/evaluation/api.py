@@ -155,7 +155,7 @@ class Inputs:
         if self.metrics and self.annotations is None:
             name = self.metrics[0].lower()
             raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
-        if hasattr(self.model, "batch_captioner"):
+        if hasattr(self.model, "caption_batch"):
             for name in ("device", "precision"):
                 if getattr(self, name) != MODEL_DEFAULTS[name]:
                     raise OptionError(
@@ -299,7 +299,7 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
     from captioner.data.coco import read_captions
     from captioner.evaluation.frequencies import GZIP, DocumentFrequencies
     from captioner.files import FREQUENCIES
-    from captioner.inference.model_config import find_model
+    from captioner.inference.folder import find_model
 
     if given is None:
         return None
@@ -407,7 +407,7 @@ def _faithfulness(
         dataset = read_dataset([inputs.annotations], [inputs.images])
         photos = {image.path: image.captions[0] for image in dataset if image.captions}
     model, name = _load(inputs)
-    if not model.batch_captioner.engine.computes_relevance:
+    if not model.engine.computes_relevance:
         raise OptionError(
             "{faithfulness} needs the weights, and the model is exported; give the model folder it "
             "was exported from"
@@ -416,7 +416,7 @@ def _faithfulness(
 
     search = model.options(**inputs.search)
     found = measure(
-        model.batch_captioner,
+        model,
         photos,
         options,
         search,

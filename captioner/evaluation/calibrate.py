@@ -33,7 +33,7 @@ from captioner.evaluation.calibration import (
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
 from captioner.text.tokenizer import caption_tokens
@@ -91,7 +91,7 @@ class _Task(NamedTuple):
 
 
 def calibrate(
-    model: BatchCaptioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit a calibrator by cross-validation.
 
@@ -124,7 +124,7 @@ def calibrate(
 
 
 def check(
-    model: BatchCaptioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
 ) -> dict[str, Any]:
     """Measure the confidence that a calibrated model has on these photos; see `calibrate`."""
     calibrator = model.stored.calibrator
@@ -158,7 +158,7 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def _prepare(model: BatchCaptioner, inputs: Inputs) -> tuple[DocumentFrequencies, list[_Task]]:
+def _prepare(model: Captioner, inputs: Inputs) -> tuple[DocumentFrequencies, list[_Task]]:
     """Document frequencies, and the photos of each file."""
     stored = model.stored
     if len(model.ensemble.engines) > 1:
@@ -252,7 +252,7 @@ def _examples(
 class _Reader:
     """Reads photos in batches."""
 
-    model: BatchCaptioner
+    model: Captioner
     size: int
     on_error: OnError
     progress: bool
@@ -281,7 +281,7 @@ class _Reader:
 
 
 def _report(
-    model: BatchCaptioner,
+    model: Captioner,
     inputs: Inputs,
     judged: Judged,
     examples: Sequence[Example],

@@ -35,7 +35,7 @@ from captioner.evaluation.deletion import (
     region_orders,
 )
 from captioner.evaluation.faithfulness_report import Faithfulness, Word
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.explanations import WordScorer, rows_per_block
@@ -159,7 +159,7 @@ def _spread(items: Sequence[T], most: int) -> Sequence[T]:
 
 @torch.inference_mode()
 def measure_photo(
-    model: BatchCaptioner,
+    model: Captioner,
     image: Image.Image,
     options: FaithfulnessOptions,
     search: SearchOptions,
@@ -229,7 +229,7 @@ def _given(ensemble: Ensemble, memories: Any, tokens: list[int], start: int) -> 
 
 
 def measure(
-    model: BatchCaptioner,
+    model: Captioner,
     photos: Mapping[Path, str | None],
     options: FaithfulnessOptions,
     search: SearchOptions,

@@ -19,7 +19,7 @@ import yaml
 from safetensors import safe_open
 
 from captioner.errors import ConfigError, ModelError
-from captioner.inference.model_config import CARD, RUN_CONFIG, WEIGHTS, read_config
+from captioner.inference.folder import CARD, RUN_CONFIG, WEIGHTS, read_config
 from captioner.options import TrainConfig
 
 Report = Mapping[str, Any]

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from captioner.errors import ModelError
-from captioner.inference.model_config import CONFIDENCE
+from captioner.inference.folder import CONFIDENCE
 from captioner.options import SearchOptions
 from captioner.text.tokenizer import caption_tokens
 

@@ -1,62 +1,91 @@
-"""Model folders: ``config.json`` and ``model.safetensors``.
+"""Model folders: find, read and write them.
 
-The folder contains everything needed for captioning: architecture, preprocessing, vocabulary, and
-the model's training data and scores. An optional ``document_frequencies.json.gz`` holds the n-gram
-document frequencies of the training captions, so that CIDEr-D can be computed for a few captions.
-An optional ``confidence.safetensors`` estimates the confidence of captions, see
-``captioner.inference.confidence``.
-A scorer or encoder that is not built in is recorded with its package, as ``requires``.
-``tokenizer.json``, data of the `tokenizers` library, is the sub-word tokenizer of models that have
-one. Nothing is pickled, and folders are written atomically. Weights are stored as float16 to halve
-the size; training keeps its own float32 state.
+    config.json                     architecture, preprocessing, vocabulary, region geometry, search
+                                    defaults, training data and scores
+    model.safetensors               weights as float16; training keeps its own float32 state
+    tokenizer.json                  sub-word tokenizer, data of the `tokenizers` library; optional
+    document_frequencies.json.gz    n-gram document frequencies of the training captions, to compute
+                                    CIDEr-D of a few captions; optional
+    confidence.safetensors          see ``confidence``; optional
+    README.md                       see ``card``; optional
+
+An exported folder has ``encoder.onnx`` and ``decoder.onnx`` in place of the weights, and one more
+entry in its config, ``exported``. Nothing is pickled, and folders are written atomically. torch is
+imported for folders with weights only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-from captioner.errors import ConfigError, ModelError
-from captioner.files import FREQUENCIES, atomic_folder
+from captioner.errors import CaptionerError, ConfigError, ModelError
+from captioner.extras import is_installed, require_extra
+from captioner.files import FREQUENCIES, atomic_folder, complete_folder
 from captioner.geometry import Geometry
-from captioner.inference.confidence import Calibrator, read_calibrator
-from captioner.inference.model_config import (
-    CONFIDENCE,
-    CONFIG,
-    EXPORTED,
-    FORMAT_VERSION,
-    TOKENIZER,
-    WEIGHTS,
-    config_errors,
-    find_model,
-    read_config,
-    read_vocabulary,
-)
-from captioner.model.attention import SCORERS
-from captioner.model.captioner import CaptionModel
-from captioner.model.efficientnet_lite import lite_size
-from captioner.model.encoder import ENCODERS, Encoder
+from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
-from captioner.model.registry import Registry, what_is_missing
 from captioner.options import DecoderConfig, SearchOptions
+from captioner.text.subwords import Subwords
 from captioner.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # the network is imported with torch
+    from captioner.inference.confidence import Calibrator
+    from captioner.model.captioner import CaptionModel
+
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+CONFIDENCE = "confidence.safetensors"
+CARD = "README.md"
+MODEL_FILES = (CONFIG, WEIGHTS, TOKENIZER, FREQUENCIES, CONFIDENCE, CARD)
+"""Everything that a model folder holds. Nothing else is read from it, downloaded or pushed."""
+EXPORTED = "exported"
+"""Entry of the config of an exported folder: opset, precision, special tokens and source."""
+SOURCE = "source"
+"""Part of that entry: the fingerprint of the model folder that was exported."""
+ENCODER_GRAPH, DECODER_GRAPH = "encoder.onnx", "decoder.onnx"
+BEST = "best"
+RUN_CONFIG = "config.yaml"
+"""In a run folder: the folder of its best model, and its settings."""
+
+SHIPPED, SHIPPED_INT8 = "shipped", "shipped-int8"
+"""Names of the model that is included, in full precision and exported in 8 bits."""
+PRETRAINED, PRETRAINED_INT8 = (
+    Path(__file__).parents[1] / name for name in ("pretrained", "pretrained_int8")
+)
+"""Their folders."""
+SHIPPED_MODEL = PRETRAINED if is_installed("torch") else PRETRAINED_INT8
+"""The default model."""
+
+
+@dataclass
+class Graphs:
+    """The network of an exported folder, which ``OnnxEngine`` runs."""
+
+    folder: Path
+    encoder: str
+    """The encoder's name."""
+    preprocessing: Preprocessing
+    grid: tuple[int, int]
+    geometry: Geometry
+    precision: str
+    """``fp32`` or ``int8``."""
 
 
 @dataclass
 class StoredModel:
     """The contents of a model folder."""
 
-    model: CaptionModel
+    network: CaptionModel | Graphs
+    """In float32 and eval mode, on the CPU; or exported."""
     decoder: DecoderConfig
     vocabulary: Vocabulary
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -68,16 +97,268 @@ class StoredModel:
     calibrator: Calibrator | None = None
     """Estimates the confidence of captions; None: the model was not calibrated."""
 
+    @property
+    def model(self) -> CaptionModel:
+        """The network, if it is not exported.
+
+        Raises:
+            ConfigError: It is exported.
+        """
+        if isinstance(self.network, Graphs):
+            raise ConfigError(
+                f"{self.network.folder} is exported; this needs the model folder that it was "
+                "exported from"
+            )
+        return self.network
+
+    @property
+    def graphs(self) -> Graphs:
+        """The network, if it is exported.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        if not isinstance(self.network, Graphs):
+            raise ConfigError("the model is not exported; give a folder of captioner export")
+        return self.network
+
+
+# --- find ----------------------------------------------------------------------------------------
+
+
+def find_model(folder: str | Path, revision: str | None = None, **hub_options: Any) -> Path:
+    """The model folder itself, or the folder of the best model if ``folder`` is a run folder.
+
+    ``shipped`` is the model that is included in the package, ``shipped-int8`` the same model in 8
+    bits, unless there are such folders.
+    ``hf:user/name@revision`` is a model of the Hugging Face hub; it is downloaded.
+
+    Args:
+        folder: Folder or name.
+        revision: Revision of a model of the hub, if it is not part of its name.
+        **hub_options: See ``hub.fetch``.
+
+    Raises:
+        ConfigError: A name of the hub is invalid, or a revision is given for a folder.
+        ModelError: The run has no best model yet, or the model cannot be downloaded.
+    """
+    if hub.is_hub_name(folder):
+        return _download(hub.parse(folder, revision), hub_options)
+    if revision is not None:
+        raise ConfigError(
+            f"{folder} has no revisions, but revision is {revision!r}; only models of the hub "
+            "(hf:user/name) have them"
+        )
+    path = complete_folder(folder)
+    if not path.exists() and str(folder) in (SHIPPED, SHIPPED_INT8):
+        return SHIPPED_MODEL if str(folder) == SHIPPED else PRETRAINED_INT8
+    if (path / CONFIG).exists():
+        return path
+    best = complete_folder(path / BEST)
+    if best.is_dir():
+        return best
+    if (path / RUN_CONFIG).is_file():
+        raise ModelError(
+            f"the run folder {path} has no model yet; the first validation of captioner train "
+            f"saves one in {path / BEST}"
+        )
+    return path
+
+
+def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
+    """The folder of a model of the hub; another kind of model is refused before its weights."""
+    first = hub.fetch(model, [CONFIG], **options)
+    weights = weight_files(require_captioner_model(model, first))
+    files = [*(name for name in MODEL_FILES if name != WEIGHTS), *weights]
+    # That commit, even if the branch moves on meanwhile.
+    path = hub.fetch(model, files, commit=first.name, **options)
+    for name in weights:
+        if not (path / name).is_file():
+            raise ModelError(f"{model} is not a captioner model: it has no {name}")
+    return path
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+
+def load_model(folder: str | Path) -> StoredModel:
+    """Read a model folder, an exported one, or the best model of a run folder.
+
+    Raises:
+        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
+            a newer version.
+        ConfigError: torch is needed and not installed.
+    """
+    from captioner.inference.confidence import read_calibrator
+
+    path = find_model(folder)
+    config = read_config(path)
+    if EXPORTED not in config:
+        require_extra("torch", f"the model {path}, which is not exported,")
+    with config_errors(path):
+        vocabulary = read_vocabulary(path, config)
+        decoder = DecoderConfig(**config["decoder"])
+        encoder = config["encoder"]
+        preprocessing = Preprocessing.from_dict(config["preprocessing"])
+        geometry = Geometry.from_dict(encoder["geometry"])
+        search = SearchOptions(**config["search"])
+        info = config.get("info", {})
+        network: CaptionModel | Graphs
+        if EXPORTED in config:
+            grid, precision = tuple(encoder["grid"]), config[EXPORTED]["precision"]
+            network = Graphs(path, encoder["name"], preprocessing, grid, geometry, precision)
+        else:
+            from captioner.inference.weights import read_network
+
+            network = read_network(path / WEIGHTS, config, decoder, preprocessing, vocabulary)
+            network.geometry = geometry
+    counted = path / FREQUENCIES
+    frequencies = counted.read_bytes() if counted.is_file() else None
+    calibrator = read_calibrator(path)
+    return StoredModel(network, decoder, vocabulary, search, info, frequencies, calibrator)
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Read the config of a model folder, or of the best model of a run folder.
+
+    Raises:
+        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
+            a newer version.
+    """
+    path = find_model(folder)
+    if not path.is_dir():
+        kind = "is a file" if path.exists() else "does not exist"
+        raise ModelError(
+            f"the model folder {path} {kind}; give a folder with {CONFIG} and {WEIGHTS}, or "
+            "hf:user/name for a model of the Hugging Face hub"
+        )
+    _require(path, CONFIG)
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(
+            f"cannot read {path / CONFIG} ({error}); copy the whole folder again"
+        ) from error
+    version = config.get("format_version") if isinstance(config, dict) else None
+    if not isinstance(version, int):
+        raise ModelError(f"{path / CONFIG} is not a captioner model config: no format_version")
+    if version != FORMAT_VERSION:
+        raise ModelError(
+            f"{path} was written by a newer captioner (format {version}, supported: "
+            f"{FORMAT_VERSION}); pip install --upgrade captioner"
+        )
+    _require(path, *weight_files(config))
+    return dict(config)
+
+
+def require_captioner_model(model: hub.HubModel, folder: Path) -> dict[str, Any]:
+    """The config among the files of a repository of the hub; ModelError if it is another's."""
+    path = folder / CONFIG
+    problem = "no format_version"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(config, dict) and isinstance(config.get("format_version"), int):
+            return config
+    except FileNotFoundError:
+        raise ModelError(f"{model} is not a captioner model: it has no {CONFIG}") from None
+    except (ValueError, OSError) as error:
+        problem = str(error)
+    raise ModelError(f"{model} is not a captioner model: its {CONFIG} has {problem}")
+
+
+def _require(path: Path, *names: str) -> None:
+    for name in names:
+        if not (path / name).is_file():
+            raise ModelError(f"the model folder {path} has no {name}; copy the whole folder again")
+
+
+def weight_files(config: dict[str, Any]) -> tuple[str, ...]:
+    """The names of the files beside the config that hold a model's weights."""
+    return (ENCODER_GRAPH, DECODER_GRAPH) if EXPORTED in config else (WEIGHTS,)
+
+
+def is_exported(folder: str | Path) -> bool:
+    """Whether this is an exported folder, which runs without torch.
+
+    Raises:
+        ModelError: See `read_config`.
+    """
+    return EXPORTED in read_config(folder)
+
+
+def read_search(folder: str | Path) -> tuple[SearchOptions, Vocabulary]:
+    """Read a model's default search options and its vocabulary.
+
+    Raises:
+        ModelError: See `read_config`.
+    """
+    path = find_model(folder)
+    config = read_config(path)
+    with config_errors(path):
+        return SearchOptions(**config["search"]), read_vocabulary(path, config)
+
+
+def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
+    """The vocabulary of a model folder.
+
+    Raises:
+        ModelError: Its sub-word tokenizer cannot be read, or does not match the config.
+    """
+    words, styles = config["vocabulary"], config.get("styles", ())
+    if config.get("tokenizer", "words") == "words":
+        return Vocabulary(words, styles)
+    path = folder / TOKENIZER
+    try:
+        subwords = Subwords(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, ModelError) as error:
+        raise ModelError(f"cannot read {path} ({error}); copy the whole folder again") from error
+    if subwords.pieces != tuple(words):
+        raise ModelError(f"{path} does not match {CONFIG}; copy both files from the same model")
+    return Vocabulary(words, styles, subwords)
+
+
+@contextmanager
+def config_errors(folder: Path) -> Iterator[None]:
+    """Raise ModelError if the config lacks an entry that the block reads, or has a wrong one."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (KeyError, TypeError, AttributeError, CaptionerError) as error:
+        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(f"{folder / CONFIG} is not a captioner model config: {reason}") from error
+
+
+def fingerprint(folder: str | Path) -> str:
+    """A short hash of a model folder's config, tokenizer, weights and confidence.
+
+    Raises:
+        ModelError: See `read_config`.
+    """
+    path = find_model(folder)
+    config = read_config(path)  # checks that the files are there
+    digest = hashlib.sha256()
+    for name in (CONFIG, TOKENIZER, *weight_files(config), CONFIDENCE):
+        if (path / name).exists():  # else: without sub-words, without confidence
+            digest.update((path / name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+# --- write ---------------------------------------------------------------------------------------
+
 
 def save_model(folder: str | Path, stored: StoredModel) -> None:
     """Write a model folder; an existing one is replaced once the new one is complete.
 
     Raises:
+        ConfigError: The model is exported.
         ModelError: The folder cannot be written (disk full, no permission).
     """
-    model, subwords = stored.model, stored.vocabulary.subwords
+    from captioner.inference.weights import required_packages, to_bytes
+
+    model, vocabulary = stored.model, stored.vocabulary
     config: dict[str, Any] = {
-        "format_version": 1 if subwords is None else FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "encoder": {
             "name": model.encoder.name,
             "grid": model.grid,
@@ -87,166 +368,30 @@ def save_model(folder: str | Path, stored: StoredModel) -> None:
         "preprocessing": dataclasses.asdict(model.preprocessing),
         "search": dataclasses.asdict(stored.search),
         "info": stored.info,
-        **_required(stored),
-        "styles": stored.vocabulary.styles,
-        "vocabulary": stored.vocabulary.words,
+        **required_packages(model, stored.decoder),
+        "styles": vocabulary.styles,
+        "vocabulary": vocabulary.words,
     }
-    if subwords is not None:
-        config["tokenizer"] = stored.vocabulary.tokenizer
-    tensors = {
-        name: to_float16(tensor).cpu().contiguous() for name, tensor in model.state_dict().items()
-    }
+    files = {FREQUENCIES: stored.frequencies}
+    if vocabulary.subwords is not None:
+        config["tokenizer"] = vocabulary.tokenizer
+        files[TOKENIZER] = vocabulary.subwords.data.encode()
+    if stored.calibrator is not None:
+        files[CONFIDENCE] = stored.calibrator.to_bytes()
     try:
         with atomic_folder(folder) as new:
-            (new / WEIGHTS).write_bytes(save(tensors))
-            (new / CONFIG).write_text(
-                json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
-            if subwords is not None:
-                (new / TOKENIZER).write_text(subwords.data, encoding="utf-8")
-            if stored.frequencies is not None:
-                (new / FREQUENCIES).write_bytes(stored.frequencies)
-            if stored.calibrator is not None:
-                (new / CONFIDENCE).write_bytes(stored.calibrator.to_bytes())
+            (new / WEIGHTS).write_bytes(to_bytes(model))
+            write_config(new, config)
+            for name, content in files.items():
+                if content is not None:
+                    (new / name).write_bytes(content)
     except OSError as error:
         raise ModelError(
             f"cannot save {folder} ({error.strerror}); its previous contents are unchanged"
         ) from error
 
 
-def _required(stored: StoredModel) -> dict[str, Any]:
-    """Which packages a model needs, if its scorer or encoder is not built in."""
-    records = (
-        ENCODERS.provider(stored.model.encoder.name),
-        SCORERS.provider(stored.decoder.attention),
-    )
-    required = [record for record in records if record is not None]
-    return {"requires": required} if required else {}
-
-
-def _check_required(path: Path, config: dict[str, Any]) -> None:
-    """Raise ModelError if a scorer or encoder of another package is not available."""
-    for record in config.get("requires", ()):
-        registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
-        known = registries[record["kind"]]
-        try:
-            known[record["name"]]
-        except KeyError:
-            raise ModelError(f"{path} needs {what_is_missing(record)}") from None
-        except ConfigError as error:
-            raise ModelError(f"cannot load {path}: {error}") from error
-
-
-def to_float16(tensor: torch.Tensor) -> torch.Tensor:
-    """Convert to float16, unless a value would overflow."""
-    half = tensor.half() if tensor.is_floating_point() else tensor
-    return half if bool(half.isfinite().all()) else tensor
-
-
-def load_model(folder: str | Path) -> StoredModel:
-    """Read a model folder, or the best model of a run folder.
-
-    Returns:
-        The model in float32 and eval mode, on the CPU.
-
-    Raises:
-        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
-            a newer version.
-    """
-    path = find_model(folder)
-    config = read_config(path)
-    if EXPORTED in config:
-        raise ModelError(
-            f"{path} is an exported model, which can caption but has no weights for torch; give "
-            "the model folder it was exported from"
-        )
-    with config_errors(path):
-        _check_required(path, config)
-        preprocessing = Preprocessing.from_dict(config["preprocessing"])
-        vocabulary = read_vocabulary(path, config)
-        decoder = DecoderConfig(**config["decoder"])
-        encoder = config["encoder"]["name"]
-        model = _without_weights(
-            encoder,
-            lambda: CaptionModel(
-                Encoder(encoder, image_size=preprocessing.image_size),
-                decoder,
-                preprocessing,
-                len(vocabulary),
-                len(vocabulary.styles),
-            ),
-        )
-        if "geometry" in config["encoder"]:  # folders of version 0.1 lack it: it is computed
-            model.geometry = Geometry.from_dict(config["encoder"]["geometry"])
-        search = SearchOptions(**config["search"])
-    _load_weights(model, path / WEIGHTS)
-    counted = path / FREQUENCIES
-    frequencies = counted.read_bytes() if counted.is_file() else None
-    info = config.get("info", {})
-    calibrator = read_calibrator(path)
-    return StoredModel(model.eval(), decoder, vocabulary, search, info, frequencies, calibrator)
-
-
-def _without_weights(encoder: str, build: Callable[[], CaptionModel]) -> CaptionModel:
-    """Build a model for `_load_weights`.
-
-    Random weights take longer than captioning a photo; on the meta device they cost nothing. Models
-    with tensors that are not in the file, such as a table that a scorer computes, are built as
-    usual, and so are those with another library's encoder.
-    """
-    if lite_size(encoder) is None:
-        return build()
-    try:
-        with torch.device("meta"), _NoInitialization():
-            model = build()
-    except (NotImplementedError, RuntimeError):  # an operation that needs numbers
-        return build()
-    stored = model.state_dict().keys()
-    others = [name for name, _ in model.named_buffers() if name not in stored]
-    others += [
-        name
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Tensor)
-    ]
-    return build() if others else model
-
-
-class _NoInitialization(TorchFunctionMode):
-    """Skips ``torch.nn.init``, whose first call on the meta device imports sympy."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **kwargs or {})
-
-
-def _load_weights(model: CaptionModel, path: Path) -> None:
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
-        ) from error
-    own = model.state_dict()
-    if _differences(own, tensors):
-        # Early folders hold position embeddings at the size of timm's weights.
-        prefix = "encoder.backbone."
-        held = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-        tensors.update({prefix + name: v for name, v in model.encoder.resampled(held).items()})
-    if wrong := _differences(own, tensors):
-        raise ModelError(
-            f"{path} does not match its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); "
-            "copy both files from the same model"
-        )
-    tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
-    model.load_state_dict(tensors, assign=True)
-
-
-def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    """Names that only one has, or else those of tensors of different shapes."""
-    return sorted(own.keys() ^ given.keys()) or [
-        name for name in own if own[name].shape != given[name].shape
-    ]
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write the config into a new model folder."""
+    text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+    (folder / CONFIG).write_text(text, encoding="utf-8")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,24 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import ConfigError, ModelError, first_line
-from captioner.files import FREQUENCIES
-from captioner.geometry import Geometry
-from captioner.inference.confidence import Calibrator, read_calibrator
 from captioner.inference.engine import CaptionScores
-from captioner.inference.model_config import (
-    DECODER_GRAPH,
-    ENCODER_GRAPH,
-    EXPORTED,
-    config_errors,
-    find_model,
-    read_config,
-    read_vocabulary,
-)
-from captioner.model.preprocessing import Preprocessing
-from captioner.options import ExplanationMethod, SearchOptions
+from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH, Graphs
+from captioner.options import ExplanationMethod
 from captioner.search.arrays import NUMPY
 from captioner.search.search import Advance
-from captioner.text.vocabulary import END, NEVER_GENERATED, Vocabulary
+from captioner.text.vocabulary import END, NEVER_GENERATED
 
 STATE = ("hidden", "cell", "fed")
 """Names of the decoder's state: inputs of a step, and with ``NEXT`` in front its outputs."""
@@ -53,59 +40,12 @@ SUMMARY = "summary"
 Arrays = dict[str, NDArray[Any]]
 
 
-@dataclass
-class ExportedModel:
-    """The contents of an exported folder; its graphs are read by ``OnnxEngine``."""
-
-    folder: Path
-    vocabulary: Vocabulary
-    search: SearchOptions
-    info: dict[str, Any]
-    frequencies: bytes | None
-    """As in ``StoredModel``."""
-    encoder: str
-    """The encoder's name."""
-    preprocessing: Preprocessing
-    grid: tuple[int, int]
-    geometry: Geometry
-    precision: str
-    """``fp32`` or ``int8``."""
-    calibrator: Calibrator | None = None
-    """As in ``StoredModel``."""
-
-
-def read_exported(folder: str | Path) -> ExportedModel:
-    """Read an exported folder.
-
-    Raises:
-        ModelError: A file is missing, damaged or not from captioner, or the folder was written by
-            a newer version.
-    """
-    path = find_model(folder)
-    config = read_config(path)
-    counted = path / FREQUENCIES
-    with config_errors(path):
-        return ExportedModel(
-            path,
-            read_vocabulary(path, config),
-            SearchOptions(**config["search"]),
-            config.get("info", {}),
-            counted.read_bytes() if counted.is_file() else None,
-            config["encoder"]["name"],
-            Preprocessing.from_dict(config["preprocessing"]),
-            tuple(config["encoder"]["grid"]),
-            Geometry.from_dict(config["encoder"]["geometry"]),
-            config[EXPORTED]["precision"],
-            read_calibrator(path),
-        )
-
-
 class OnnxEngine:
     """See ``inference.Engine``; a photo's grid is what the encoder's graph returns, its memory."""
 
     computes_relevance = False
 
-    def __init__(self, exported: ExportedModel, device: str, precision: str) -> None:
+    def __init__(self, graphs: Graphs, device: str, precision: str) -> None:
         """Load the graphs.
 
         Raises:
@@ -113,18 +53,18 @@ class OnnxEngine:
                 installed.
             ModelError: A graph is damaged.
         """
-        self.name, self.grid = exported.encoder, exported.grid
-        self.preprocessing, self.geometry = exported.preprocessing, exported.geometry
+        self.name, self.grid = graphs.encoder, graphs.grid
+        self.preprocessing, self.geometry = graphs.preprocessing, graphs.geometry
         self.device: Any = "cpu"
-        self.precision = exported.precision
-        if precision not in ("auto", exported.precision):
+        self.precision = graphs.precision
+        if precision not in ("auto", graphs.precision):
             raise ConfigError(
-                f"precision is {precision!r}, but {exported.folder} was exported in "
-                f"{exported.precision}; give auto, or the model folder it was exported from"
+                f"precision is {precision!r}, but {graphs.folder} was exported in "
+                f"{graphs.precision}; give auto, or the model folder it was exported from"
             )
-        providers = _providers(device, exported.folder)
-        self.encoder = _session(exported.folder / ENCODER_GRAPH, providers)
-        self.decoder = _session(exported.folder / DECODER_GRAPH, providers)
+        providers = _providers(device, graphs.folder)
+        self.encoder = _session(graphs.folder / ENCODER_GRAPH, providers)
+        self.decoder = _session(graphs.folder / DECODER_GRAPH, providers)
         self.inputs = {one.name for one in self.decoder.get_inputs()}
         self.outputs = [one.name for one in self.decoder.get_outputs()]
 

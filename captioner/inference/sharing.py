@@ -17,7 +17,7 @@ from captioner.inference.card import (
     is_generated,
     make_card,
 )
-from captioner.inference.model_config import (
+from captioner.inference.folder import (
     CARD,
     CONFIG,
     EXPORTED,

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from captioner.errors import ConfigError
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.options import METHOD_TITLES
 from captioner.serving.access_log import REQUEST_ID, AccessLog
 from captioner.serving.api_description import DESCRIPTION, describe_keys
@@ -47,7 +47,7 @@ _HTTP_ERRORS = {
 
 
 def create_app(
-    model: BatchCaptioner,
+    model: Captioner,
     limits: Limits | None = None,
     *,
     batch_size: int = 32,
@@ -123,7 +123,7 @@ def create_app(
     return app
 
 
-def _supports(model: BatchCaptioner, method: str) -> bool:
+def _supports(model: Captioner, method: str) -> bool:
     try:
         model.check_method(method)
     except ConfigError:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from captioner.caption import Caption
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving.requests import CaptionRequest
 
@@ -38,7 +38,7 @@ class Batcher:
 
     def __init__(
         self,
-        model: BatchCaptioner,
+        model: Captioner,
         batch_size: int,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> None:

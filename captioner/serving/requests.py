@@ -14,7 +14,7 @@ from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from captioner.errors import ConfigError
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.option_fields import OptionField, allowed_numbers, option_fields
 from captioner.options import ExplanationMethod, SearchOptions
 from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
@@ -168,7 +168,7 @@ def _maximum(limits: Limits) -> dict[str, int]:
     }
 
 
-def read_request(model: BatchCaptioner, query: BaseModel) -> CaptionRequest:
+def read_request(model: Captioner, query: BaseModel) -> CaptionRequest:
     """Convert validated query parameters to a request.
 
     Raises:
@@ -198,7 +198,7 @@ def read_request(model: BatchCaptioner, query: BaseModel) -> CaptionRequest:
     return CaptionRequest(options, alternatives=alternatives, method=method, min_confidence=least)
 
 
-def _known_words(model: BatchCaptioner, text: str) -> tuple[str, ...]:
+def _known_words(model: Captioner, text: str) -> tuple[str, ...]:
     words = tuple(model.stored.vocabulary.known_words(text))
     if len(words) >= MAX_LENGTH:
         raise ConfigError(f"words has {len(words)} words; give {MAX_LENGTH - 1} at most")

@@ -28,7 +28,7 @@ from captioner.caption import Caption
 from captioner.data.images import USUAL_FORMATS, header_size, open_reduced, reduced_side
 from captioner.drawing.heatmap import fit_photo
 from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImageError
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving.batching import Batcher, ClosedError
 from captioner.serving.bodies import check_headers, has_fields, read_body, read_photo
@@ -72,7 +72,7 @@ class Service:
 
     def __init__(
         self,
-        model: BatchCaptioner,
+        model: Captioner,
         limits: Limits,
         *,
         batch_size: int,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, ModelError, OptionError
 from captioner.extras import require_extra
-from captioner.inference.model_config import read_search
+from captioner.inference.folder import read_search
 from captioner.option_fields import build_options, checked_settings
 from captioner.options import TrainConfig
 

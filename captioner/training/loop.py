@@ -35,10 +35,9 @@ from captioner.errors import CheckpointError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import autocast, float32_precision, pick_precision, upload
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
-from captioner.inference.folder import StoredModel, save_model
-from captioner.inference.model_config import CARD
+from captioner.inference.folder import CARD, StoredModel, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import Losses
 from captioner.training.checks import setting_warnings
@@ -341,9 +340,9 @@ class Trainer:
         model = stored.model if average is None else average.module
         return StoredModel(model, stored.decoder, stored.vocabulary, stored.search, {})  # type: ignore[arg-type]
 
-    def captioner(self, stored: StoredModel) -> BatchCaptioner:
+    def captioner(self, stored: StoredModel) -> Captioner:
         """The model on the run's device and in its precision, as validation uses it."""
-        return BatchCaptioner(stored, device=str(self.device), precision=self.precision)
+        return Captioner(stored, device=str(self.device), precision=self.precision)
 
     def _score(self, stored: StoredModel) -> tuple[dict[str, float], list[Sentence]]:
         """Caption the validation photos, distributed over the processes, and score the captions."""

@@ -17,7 +17,8 @@ from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.engine import pixel_format
-from captioner.inference.folder import StoredModel, load_model, to_float16
+from captioner.inference.folder import StoredModel, load_model
+from captioner.inference.weights import to_float16
 from captioner.model.attention import check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder, build_encoder

@@ -25,7 +25,7 @@ from captioner.data.prefetch import read_batches
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import score
 from captioner.hardware import autocast, upload
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.model.losses import photo_nats
 from captioner.options import SearchOptions
@@ -64,7 +64,7 @@ class Sentence:
 
 
 def decode(
-    captioner: BatchCaptioner,
+    captioner: Captioner,
     images: list[CaptionedImage],
     search: SearchOptions,
     cache: FeatureCache | None = None,
@@ -94,7 +94,7 @@ class _Encoded(NamedTuple):
 
 
 def _batches(
-    captioner: BatchCaptioner, images: Sequence[CaptionedImage], cache: FeatureCache | None
+    captioner: Captioner, images: Sequence[CaptionedImage], cache: FeatureCache | None
 ) -> Iterator[_Encoded]:
     if cache is not None:
         crop_box = captioner.model.preprocessing.crop_box
@@ -125,15 +125,13 @@ def _batches(
 
 
 @torch.inference_mode()
-def _encode(captioner: BatchCaptioner, images: Tensor) -> Tensor:
+def _encode(captioner: Captioner, images: Tensor) -> Tensor:
     """The encoder's output for pixels or cached features."""
     with autocast(captioner.precision, captioner.device):
         return captioner.model.to_features(upload(images, captioner.device))
 
 
-def _caption(
-    captioner: BatchCaptioner, batch: _Encoded, options: SearchOptions
-) -> Iterator[Sentence]:
+def _caption(captioner: Captioner, batch: _Encoded, options: SearchOptions) -> Iterator[Sentence]:
     vocabulary = captioner.stored.vocabulary
     captions = captioner.caption_features(batch.features, batch.crop_boxes, options, batch.seeds)
     words = [[vocabulary.tokenize(caption) for caption in image.captions] for image in batch.images]

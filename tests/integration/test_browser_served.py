@@ -40,7 +40,7 @@ LARGEST = 2_000_000  # bytes
 def served(tiny) -> Iterator[SimpleNamespace]:
     """``address``, and the ``model`` behind it."""
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(model.batch_captioner, Limits(max_bytes=LARGEST, max_beam=4))
+    app = create_app(model, Limits(max_bytes=LARGEST, max_beam=4))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -1005,9 +1005,7 @@ def keyed(tiny, tmp_path, visit) -> Iterator[Tab]:
     """The page of a server that needs an API key."""
     (tmp_path / "keys.txt").write_text(f"alice {KEY}\n")
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(
-        model.batch_captioner, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos"
-    )
+    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos")
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -14,7 +14,7 @@ from PIL import Image
 from captioner import Caption, load, overlay
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.data.images import open_image
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 
 
@@ -349,13 +349,13 @@ def test_a_large_jpeg_has_the_caption_of_captioner_caption(
     noise = np.random.default_rng(0).integers(0, 256, (1400, 1500, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     prepared = []
-    prepare = BatchCaptioner.prepare
+    prepare = Captioner.prepare
 
-    def recorded(self: BatchCaptioner, image: Image.Image) -> Prepared:
+    def recorded(self: Captioner, image: Image.Image) -> Prepared:
         prepared.append(prepare(self, image))
         return prepared[-1]
 
-    monkeypatch.setattr(BatchCaptioner, "prepare", recorded)
+    monkeypatch.setattr(Captioner, "prepare", recorded)
     expected = load(tiny.model).caption(path).text
 
     with path.open("rb") as file:

@@ -21,7 +21,7 @@ from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.drawing.fonts import percent
 from captioner.errors import ModelError
 from captioner.inference.confidence import read_calibrator
-from captioner.inference.model_config import CONFIDENCE, fingerprint
+from captioner.inference.folder import CONFIDENCE, fingerprint
 
 COUNT = 120
 
@@ -133,7 +133,7 @@ def test_search_options_missing_from_the_file_have_their_defaults(own, tmp_path)
     model.stored.calibrator = dataclasses.replace(calibrator, search=older)
     model.save(tmp_path / "older")
 
-    older_model = load(tmp_path / "older", precision="fp32").batch_captioner
+    older_model = load(tmp_path / "older", precision="fp32")
 
     assert older_model.no_confidence(older_model.options()) is None
     assert "guard_endings off" in older_model.no_confidence(older_model.options(guard_endings=True))
@@ -334,7 +334,7 @@ def test_an_ensemble_has_no_confidence(own) -> None:
     both = load(own.calibrated, own.calibrated, precision="fp32")
 
     assert both.caption(own.photos[0]).confidence is None
-    assert "ensemble" in (both.batch_captioner.no_confidence(both.options()) or "")
+    assert "ensemble" in (both.no_confidence(both.options()) or "")
 
 
 def test_unsure_in_python(own) -> None:

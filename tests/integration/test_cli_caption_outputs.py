@@ -178,7 +178,7 @@ def test_invalid_search_options_raise_before_loading_a_model(
     def read_model(path: Path) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("captioner.inference.loading.read_model", read_model)
+    monkeypatch.setattr("captioner.inference.captioner.load_model", read_model)
     monkeypatch.chdir(tmp_path)
     arguments = [*more.replace("ANNOTATIONS", str(tiny.captions)).split(), tiny.photos]
     if command == "attend":
@@ -524,16 +524,16 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 
 
 def test_skipping_keeps_the_batches(album, monkeypatch, caption) -> None:
-    from captioner.inference.batch_captioner import BatchCaptioner
+    from captioner.inference.captioner import Captioner
 
     sizes = []
-    batch = BatchCaptioner.caption_batch
+    batch = Captioner.caption_batch
 
-    def recorded(self: BatchCaptioner, photos: Any, *arguments: Any, **more: Any) -> Any:
+    def recorded(self: Captioner, photos: Any, *arguments: Any, **more: Any) -> Any:
         sizes.append(len(photos))
         return batch(self, photos, *arguments, **more)
 
-    monkeypatch.setattr(BatchCaptioner, "caption_batch", recorded)
+    monkeypatch.setattr(Captioner, "caption_batch", recorded)
     for name in ("a", "b", "c"):
         (album / f"{name}.txt").write_text("mine")
 

@@ -348,7 +348,7 @@ def test_an_interrupted_run_is_continued(folder, attend, monkeypatch, capsys):
     assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in pictures(out))
 
     monkeypatch.setattr(
-        "captioner.inference.loading.read_model", None
+        "captioner.inference.captioner.load_model", None
     )  # nothing to do, so no model is loaded
     assert attend("holiday", "-o", "out", "--skip-existing") == OK
     assert captioned(capsys) == ([], ["captioner: 4 of 4 photos already have a picture; skipped"])

@@ -18,7 +18,7 @@ import captioner
 from captioner.caption import Caption
 from captioner.cli import attend, calibrate, caption, evaluate, export, prepare, serve, train
 from captioner.evaluation.java import JAVA_METRICS
-from captioner.inference import loading
+from captioner.inference import captioner as api
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import SCORERS
 from captioner.model.decoder import build_decoder
@@ -157,7 +157,7 @@ PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 def test_python_page_runs(tiny, training_settings, tmp_path, monkeypatch, capfd) -> None:
     """All examples in their order, with a small model of random weights and four photos."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loading, "SHIPPED_MODEL", tiny.model)
+    monkeypatch.setattr(api, "SHIPPED_MODEL", tiny.model)
     monkeypatch.setattr(ENCODERS, "_registered", {})
     photo = ROOT / "assets" / "examples" / "chelsea.jpg"
     (tmp_path / "holiday").mkdir()

@@ -210,7 +210,7 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
     [
         (["export"], USAGE, "--output"),
         (["export", "{model}", "-o", "{exported}"], USAGE, "exists; give --force to replace it"),
-        (["export", "{exported}", "-o", "new"], FAILED, "is an exported model"),
+        (["export", "{exported}", "-o", "new"], USAGE, "is exported; this needs the model folder"),
         (["export", "{model}", "-o", "new", "--int8"], USAGE, "--int8 and --calibration go toge"),
         (["export", "{model}", "-o", "new", "--calibration", "{photo}"], USAGE, "go together"),
         (

@@ -16,7 +16,7 @@ from PIL import Image
 
 from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.inference import model_config
+from captioner.inference import folder as folders
 from captioner.inference.folder import load_model
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def own(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
         csv.writer(file).writerows([("file", "caption"), *rows])
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     shipped = make_model(tmp_path / "shipped_model", 1, beam_size=4, guard_endings=True)
-    monkeypatch.setattr(model_config, "SHIPPED_MODEL", shipped)
+    monkeypatch.setattr(folders, "SHIPPED_MODEL", shipped)
     monkeypatch.chdir(tmp_path)
     return SimpleNamespace(folder=tmp_path, rows=rows, shipped=shipped)
 

@@ -25,8 +25,7 @@ from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
-from captioner.inference.folder import load_model
-from captioner.inference.model_config import PRETRAINED_INT8
+from captioner.inference.folder import PRETRAINED_INT8, load_model
 
 # Of huggingface_hub's own upload of large files.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -424,7 +423,7 @@ def test_the_shipped_model_can_be_pushed(hub):
 
 
 def hub_module_files() -> list[str]:
-    from captioner.inference.model_config import SHIPPED_MODEL
+    from captioner.inference.folder import SHIPPED_MODEL
 
     return [path.name for path in SHIPPED_MODEL.iterdir()]
 

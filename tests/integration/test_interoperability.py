@@ -28,7 +28,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def here(tiny, tmp_path, monkeypatch) -> Path:
     """A folder with ``photos``, ``photo.jpg`` and ``captions.json``; the tiny model is shipped."""
     monkeypatch.chdir(tmp_path)
-    for module in ("captioner.inference.loading", "captioner.inference.model_config"):
+    for module in ("captioner.inference.captioner", "captioner.inference.folder"):
         monkeypatch.setattr(f"{module}.SHIPPED_MODEL", tiny.model)
     shutil.copytree(tiny.photos, "photos")
     shutil.copy("photos/1.png", "photo.jpg")

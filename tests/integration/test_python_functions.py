@@ -15,7 +15,7 @@ import captioner
 from captioner.cli.main import OK, main
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.evaluation.report import as_json
-from captioner.inference.model_config import read_search
+from captioner.inference.folder import read_search
 from captioner.options import TrainConfig
 from captioner.training.api import build_config
 

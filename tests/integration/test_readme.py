@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from captioner.cli.main import COMMANDS, OK, main
-from captioner.inference.model_config import SHIPPED_MODEL
+from captioner.inference.folder import SHIPPED_MODEL
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,8 +17,7 @@ from PIL import Image
 
 from captioner.cli.main import OK, main
 from captioner.cli.train import read
-from captioner.inference.folder import load_model
-from captioner.inference.model_config import SHIPPED_MODEL, fingerprint, read_config
+from captioner.inference.folder import SHIPPED_MODEL, fingerprint, load_model, read_config
 from captioner.options import TrainConfig
 from captioner.training.data import read_data
 

@@ -210,7 +210,7 @@ def speed(script) -> ModuleType:
 
 @pytest.mark.parametrize("max_length", [1, 2, 12])
 def test_the_tutorial_loop_equals_greedy_search(speed, tiny, max_length) -> None:
-    model = load(tiny.model, precision="fp32").batch_captioner
+    model = load(tiny.model, precision="fp32")
     photos = [*tiny.photos.iterdir(), *EXAMPLES.glob("*.jpg")]
     with torch.inference_mode():
         features = speed.encode(model, photos)

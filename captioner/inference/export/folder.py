@@ -15,12 +15,11 @@ from captioner.caption import CropBox
 from captioner.data.images import open_image
 from captioner.errors import ModelError
 from captioner.files import FREQUENCIES, atomic_folder
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Ensemble, Prepared
 from captioner.inference.export.graphs import OPSET, write_graphs
 from captioner.inference.export.quantize import quantize_graphs
-from captioner.inference.folder import StoredModel, load_model
-from captioner.inference.model_config import (
+from captioner.inference.folder import (
     CONFIDENCE,
     CONFIG,
     DECODER_GRAPH,
@@ -28,11 +27,13 @@ from captioner.inference.model_config import (
     EXPORTED,
     SOURCE,
     TOKENIZER,
+    StoredModel,
     find_model,
     fingerprint,
+    load_model,
     read_config,
 )
-from captioner.inference.onnx_engine import OnnxEngine, read_exported
+from captioner.inference.onnx_engine import OnnxEngine
 from captioner.inference.torch_engine import TorchEngine
 from captioner.model.captioner import CaptionModel
 from captioner.text.vocabulary import END, NEVER_GENERATED, SPECIAL_NAMES, START
@@ -101,13 +102,13 @@ def _prepare(model: CaptionModel, photo: str | Path) -> Prepared:
 
 def _quantize(folder: Path, config: dict[str, Any], photos: Sequence[Prepared]) -> tuple[int, int]:
     """Make an exported folder 8-bit; see ``Exported.equal``."""
-    model = BatchCaptioner(read_exported(folder))
+    model = Captioner(load_model(folder))
     compared = photos[:COMPARED]
     options = model.options(num_captions=1)
     expected = model.caption_batch(compared, options)
     quantize_graphs(folder, [photo.pixels[0] for photo in photos])
     _write_config(folder, config | {EXPORTED: config[EXPORTED] | {"precision": "int8"}})
-    found = BatchCaptioner(read_exported(folder)).caption_batch(compared, options)
+    found = Captioner(load_model(folder)).caption_batch(compared, options)
     pairs = zip(expected, found, strict=True)
     return sum(one[0].text == other[0].text for one, other in pairs), len(compared)
 
@@ -137,7 +138,10 @@ def largest_difference(model: CaptionModel, folder: Path) -> float:
 
     Random words are fed, so that a difference in the state would add up.
     """
-    engines = TorchEngine(model, "cpu", "fp32"), OnnxEngine(read_exported(folder), "cpu", "auto")
+    engines = (
+        TorchEngine(model, "cpu", "fp32"),
+        OnnxEngine(load_model(folder).graphs, "cpu", "auto"),
+    )
     rng = np.random.default_rng(0)
     size = model.preprocessing.image_size
     pixels = rng.integers(256, size=(3, size, size, 3), dtype=np.uint8)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.inference.export.graphs import quiet
-from captioner.inference.model_config import DECODER_GRAPH, ENCODER_GRAPH
+from captioner.inference.folder import DECODER_GRAPH, ENCODER_GRAPH
 
 STATIC = ("Conv", "Clip", "Add")
 """Operators of the encoder that are quantized statically; the others stay float32."""

@@ -36,15 +36,16 @@ from captioner.errors import ConfigError
 from captioner.files import atomic_folder
 from captioner.inference.confidence import no_confidence
 from captioner.inference.engine import ATTENTION_METHODS
-from captioner.inference.model_config import (
+from captioner.inference.folder import (
     CONFIDENCE,
     CONFIG,
     DECODER_GRAPH,
     ENCODER_GRAPH,
     EXPORTED,
+    StoredModel,
+    load_model,
     read_config,
 )
-from captioner.inference.onnx_engine import ExportedModel, read_exported
 from captioner.options import SearchOptions
 from captioner.search.words import encode_search_words
 from captioner.serving.page import PageModel, caption_page
@@ -128,7 +129,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         ModelError: The folder cannot be read.
         ConfigError: The model's search defaults need more than beam search.
     """
-    model = read_exported(folder)
+    model = load_model(folder)
     files = _model_files(model) | _runtime_files(runtime) | _icons()
     files |= {f"code/{name}": asset(name, _WEB).encode() for name in _WORKER}
     files["manifest.json"] = _json(_manifest())
@@ -165,7 +166,7 @@ def site_policy(page: str) -> str:
     return f"{rules}; worker-src 'self' blob:; manifest-src 'self'"
 
 
-def _page(model: ExportedModel, sizes: Mapping[str, int]) -> str:
+def _page(model: StoredModel, sizes: Mapping[str, int]) -> str:
     device = {
         "runtimes": {kind: _runtime_names(kind)._asdict() for kind in _RUNTIMES},
         "files": {
@@ -218,30 +219,30 @@ def _runtime_files(runtime: Mapping[str, bytes]) -> dict[str, bytes]:
     return files
 
 
-def _model_files(model: ExportedModel) -> dict[str, bytes]:
-    config = site_config(model, read_config(model.folder))
+def _model_files(model: StoredModel) -> dict[str, bytes]:
+    config = site_config(model, read_config(model.graphs.folder))
     names = [ENCODER_GRAPH, DECODER_GRAPH, *([CONFIDENCE] if config["calibrated"] else [])]
     files = {
-        f"model/{name}{_COMPRESSED}": _compressed((model.folder / name).read_bytes())
+        f"model/{name}{_COMPRESSED}": _compressed((model.graphs.folder / name).read_bytes())
         for name in names
     }
     return {f"model/{CONFIG}": _json(config), **files}
 
 
-def site_config(model: ExportedModel, config: Mapping[str, Any]) -> dict[str, Any]:
+def site_config(model: StoredModel, config: Mapping[str, Any]) -> dict[str, Any]:
     """What the page's JavaScript needs to know of a model.
 
     Raises:
         ConfigError: The model's search defaults need more than beam search.
     """
     check_search(model.search)
-    vocabulary, preprocessing = model.vocabulary, model.preprocessing
+    vocabulary, preprocessing = model.vocabulary, model.graphs.preprocessing
     words = encode_search_words(model.search, vocabulary)
     split = {word: caption_tokens(join_words([word])) for word in vocabulary.words}
     pieces = vocabulary.subwords is not None
     return {
-        "grid": model.grid,
-        "geometry": model.geometry.as_dict(),
+        "grid": model.graphs.grid,
+        "geometry": model.graphs.geometry.as_dict(),
         "preprocessing": {
             name: getattr(preprocessing, name)
             for name in ("image_size", "resize", "channel_order", "mean")
@@ -265,7 +266,7 @@ def site_config(model: ExportedModel, config: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _calibrated(model: ExportedModel) -> bool:
+def _calibrated(model: StoredModel) -> bool:
     """Whether the page shows a confidence; its JavaScript knows no sub-words' statistics."""
     calibrator = model.calibrator
     if calibrator is None or model.vocabulary.subwords is not None:

@@ -24,7 +24,7 @@ from captioner.evaluation.deletion import (
 from captioner.evaluation.faithfulness import content_words, measure, measure_photo
 from captioner.evaluation.faithfulness_report import Faithfulness, Word, as_lines
 from captioner.geometry import Geometry
-from captioner.inference.batch_captioner import BatchCaptioner
+from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
 from captioner.model.explanations import WordScorer
 from captioner.options import FaithfulnessOptions
@@ -134,8 +134,8 @@ def test_content_words(limit, expected) -> None:
 
 
 @pytest.fixture
-def captioner(stored_model: StoredModel) -> BatchCaptioner:
-    return BatchCaptioner(stored_model, device="cpu", precision="fp32")
+def captioner(stored_model: StoredModel) -> Captioner:
+    return Captioner(stored_model, device="cpu", precision="fp32")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from toy_captioner import STRATEGIES, assert_same, build, ensemble_of, make_phot
 from captioner import load
 from captioner.data.images import open_image
 from captioner.hardware import autocast
-from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.captioner import Captioner
 from captioner.inference.folder import StoredModel
 from captioner.text.vocabulary import END, START
@@ -26,8 +25,8 @@ def captioner() -> Captioner:
 
 
 @pytest.fixture(scope="module")
-def batch_captioner(captioner: Captioner) -> BatchCaptioner:
-    return captioner.batch_captioner
+def batch_captioner(captioner: Captioner) -> Captioner:
+    return captioner
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @torch.inference_mode()
 def test_probabilities_equal_teacher_forcing(
-    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
 ):
     """For words and the end token."""
     ended = 0
@@ -66,7 +65,7 @@ def test_probabilities_equal_teacher_forcing(
 
 
 def test_batch_equals_single_photos(
-    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
 ):
     options = captioner.options(num_captions=2)
     batch = batch_captioner.caption_batch(
@@ -78,14 +77,14 @@ def test_batch_equals_single_photos(
             assert_same(batched, alone)
 
 
-def test_an_empty_batch(captioner: Captioner, batch_captioner: BatchCaptioner):
+def test_an_empty_batch(captioner: Captioner, batch_captioner: Captioner):
     assert batch_captioner.caption_batch([], captioner.options()) == []
     assert batch_captioner.explain_batch([], []) == []
     assert list(captioner.stream([])) == []
 
 
 def test_duplicate_photos_in_a_batch_get_the_same_samples(
-    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
 ):
     options = captioner.options(temperature=1.0, num_captions=3)
     prepared = [batch_captioner.prepare(open_image(photos[n])) for n in (0, 1, 0)]
@@ -95,7 +94,7 @@ def test_duplicate_photos_in_a_batch_get_the_same_samples(
 
 
 def test_batched_alternatives_equal_single_ones(
-    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
 ):
     options = captioner.options(num_captions=3)
     prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos]
@@ -115,7 +114,7 @@ def test_batched_alternatives_equal_single_ones(
 
 
 def test_explain_batch_equals_explaining_single_photos(
-    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
 ):
     texts = ["a", "a dog runs on grass", "red cat"]
     prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos[:3]]
@@ -129,7 +128,7 @@ def test_explain_batch_equals_explaining_single_photos(
 
 
 def test_occlusion_equals_replacing_features_by_hand(
-    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
 ):
     """Replace the features of one region and score the caption again."""
     text, model = "a dog runs", batch_captioner.model
@@ -152,7 +151,7 @@ def test_occlusion_equals_replacing_features_by_hand(
 
 def test_on_a_cpu_large_batches_are_encoded_in_parts(
     captioner: Captioner,
-    batch_captioner: BatchCaptioner,
+    batch_captioner: Captioner,
     photos: list[Path],
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -170,7 +169,7 @@ def test_on_a_cpu_large_batches_are_encoded_in_parts(
 
 
 def test_inference_uses_no_dropout_and_no_gradients(
-    captioner: Captioner, batch_captioner: BatchCaptioner, photos: list[Path]
+    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
 ):
     assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
     assert not batch_captioner.model.training
@@ -196,7 +195,7 @@ def test_folding_norms_does_not_change_the_stored_model(photos, tmp_path: Path):
     model = with_norms()
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     captioner = ensemble_of(model)
-    modules = captioner.batch_captioner.model.modules()
+    modules = captioner.model.modules()
 
     assert not any(isinstance(module, nn.BatchNorm2d) for module in modules)
     after = model.model.state_dict()
@@ -212,7 +211,7 @@ def test_folding_norms_does_not_change_the_stored_model(photos, tmp_path: Path):
 @torch.inference_mode()
 def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Path]):
     model = with_norms()
-    batch_captioner = BatchCaptioner(model, device="cpu", precision=precision)
+    batch_captioner = Captioner(model, device="cpu", precision=precision)
     pixels = np.stack([batch_captioner.prepare(open_image(photo)).pixels[0] for photo in photos])
     expected = model.model.encode(torch.from_numpy(pixels))
 
@@ -224,7 +223,7 @@ def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Pa
 
 
 def test_weights_that_inference_does_not_change_are_not_copied(
-    captioner: Captioner, batch_captioner: BatchCaptioner
+    captioner: Captioner, batch_captioner: Captioner
 ):
     own = captioner.stored.model
     for name, held in own.decoder.named_parameters():
@@ -251,7 +250,7 @@ def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
 @pytest.mark.parametrize("strategy", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
 def test_captions_of_features_equal_those_of_photos(
     captioner: Captioner,
-    batch_captioner: BatchCaptioner,
+    batch_captioner: Captioner,
     photos: list[Path],
     strategy: dict[str, int],
 ):
@@ -271,7 +270,7 @@ def test_captions_of_features_equal_those_of_photos(
     assert halves[0][0].log_prob == pytest.approx(found[0][0].log_prob, abs=0.05)
 
 
-def test_empty_features(captioner: Captioner, batch_captioner: BatchCaptioner):
+def test_empty_features(captioner: Captioner, batch_captioner: Captioner):
     dim = batch_captioner.model.decoder.feature_dim
     assert batch_captioner.caption_features(torch.empty(0, 4, dim), [], captioner.options()) == []
 
@@ -283,8 +282,8 @@ def test_empty_features(captioner: Captioner, batch_captioner: BatchCaptioner):
 def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[str, Any]):
     ensemble = ensemble_of(stored(), stored(size=96, seed=82))
     options = ensemble.options(**strategy)
-    batch = ensemble.batch_captioner.caption_batch(
-        [ensemble.batch_captioner.prepare(open_image(photo)) for photo in photos[:5]], options
+    batch = ensemble.caption_batch(
+        [ensemble.prepare(open_image(photo)) for photo in photos[:5]], options
     )
     for photo, captions in zip(photos, batch, strict=False):
         for one, two in zip(captions, ensemble.captions(photo, **strategy), strict=True):
@@ -293,11 +292,11 @@ def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[
 
 def test_models_with_equal_preprocessing_share_pixels(photos: list[Path]):
     ensemble = ensemble_of(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
-    first, second, larger, bgr = ensemble.batch_captioner.prepare(open_image(photos[0])).pixels
+    first, second, larger, bgr = ensemble.prepare(open_image(photos[0])).pixels
     assert first is second
     assert larger.shape == (96, 96, 3)
     np.testing.assert_array_equal(bgr, first[:, :, ::-1])
     assert (
-        ensemble.batch_captioner.prepare(open_image(photos[0])).crop_box
+        ensemble.prepare(open_image(photos[0])).crop_box
         == build().batch_captioner.prepare(open_image(photos[0])).crop_box
     )

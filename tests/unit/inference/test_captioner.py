@@ -28,11 +28,9 @@ from captioner import load
 from captioner.caption import END_NAME, CropBox
 from captioner.data.images import open_image
 from captioner.errors import ConfigError, ImageError, ModelError, NotAnImageError
-from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.captioner import Captioner, Photo
 from captioner.inference.engine import Prepared
-from captioner.inference.folder import StoredModel
-from captioner.inference.onnx_engine import ExportedModel
+from captioner.inference.folder import Graphs, StoredModel
 from captioner.options import ExplanationMethod, SearchOptions
 from captioner.text.vocabulary import END, Vocabulary
 
@@ -212,7 +210,7 @@ def test_a_caption_keeps_a_small_copy_of_its_photo(captioner: Captioner, tmp_pat
 def test_a_model_that_generates_no_words(photos: list[Path]):
     captioner = build()
     with torch.no_grad():
-        captioner.batch_captioner.model.decoder.word_output.bias[END] = 99
+        captioner.model.decoder.word_output.bias[END] = 99
     caption = captioner.caption(photos[0])
     assert (caption.words, caption.text) == ((), "")
     assert captioner.caption(photos[0], alternatives=2).alternatives == ()
@@ -339,8 +337,8 @@ def test_an_image_gives_the_same_caption_as_its_file(
     else:
         Image.fromarray(ramp.astype(np.uint8)).convert("P").save(path, transparency=0)
     with Image.open(path) as picture:
-        found = captioner.batch_captioner.prepare(open_image(picture))
-    expected = captioner.batch_captioner.prepare(open_image(path))
+        found = captioner.prepare(open_image(picture))
+    expected = captioner.prepare(open_image(path))
     np.testing.assert_array_equal(found.pixels, expected.pixels)
     assert found.crop_box == expected.crop_box
 
@@ -540,11 +538,11 @@ def test_large_jpegs_are_decoded_at_a_reduced_size(
     Image.fromarray(np.stack([grey, grey[:, ::-1], grey], axis=2)).save(path)
     sizes = []
 
-    def prepare(self: BatchCaptioner, image: Image.Image) -> Prepared:
+    def prepare(self: Captioner, image: Image.Image) -> Prepared:
         sizes.append(image.size)
         return self.ensemble.prepare(image)
 
-    monkeypatch.setattr(BatchCaptioner, "prepare", prepare)
+    monkeypatch.setattr(Captioner, "prepare", prepare)
     found = captioner.caption(path if given == "path" else path.read_bytes())
 
     assert sizes == [(1300, 1000)]  # at least 640 pixels wide and high
@@ -816,18 +814,9 @@ def test_models_with_different_styles_raise():
 
 def test_exported_models_and_others_cannot_be_mixed():
     model = stored()
-    exported = ExportedModel(
-        Path("x"),
-        model.vocabulary,
-        model.search,
-        {},
-        None,
-        "x",
-        model.model.preprocessing,
-        model.model.grid,
-        model.model.geometry,
-        "fp32",
-    )
+    network = model.model
+    graphs = Graphs(Path("x"), "x", network.preprocessing, network.grid, network.geometry, "fp32")
+    exported = replace(model, network=graphs)
     with pytest.raises(ConfigError, match="model 1 is not and model 2 is exported; give models of"):
         ensemble_of(model, exported)
     with pytest.raises(ConfigError, match="model 1 is exported and model 2 is not; give models of"):
@@ -839,7 +828,7 @@ def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path)
     for number, model in enumerate(models):
         ensemble_of(model).save(tmp_path / str(number))
     loaded = load(tmp_path / "0", tmp_path / "1", device="cpu", precision="fp32")
-    assert len(loaded.batch_captioner.ensemble.engines) == 2
+    assert len(loaded.ensemble.engines) == 2
     assert loaded.caption(photos[0]).words == ensemble_of(*models).caption(photos[0]).words
     loaded.save(tmp_path / "first")
     assert load(tmp_path / "first", device="cpu").options() == loaded.options()

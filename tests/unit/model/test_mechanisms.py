@@ -285,7 +285,7 @@ class NamedEncoder(PatchEncoder):
 def test_saved_models_load_back_up_to_rounding(
     config: DecoderConfig, features: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captioner.inference.folder.Encoder", NamedEncoder)
+    monkeypatch.setattr("captioner.inference.weights.Encoder", NamedEncoder)
     model = CaptionModel(NamedEncoder("patches"), config, Preprocessing(image_size=32), V).eval()
     if config.selection == "hard":
         model.decoder.attention.baseline.fill_(-1.7)  # it is part of the state

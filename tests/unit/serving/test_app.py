@@ -18,7 +18,6 @@ from colour_server import png
 from PIL import Image
 
 from captioner.errors import ConfigError
-from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.captioner import Captioner
 from captioner.options import SearchOptions
 from captioner.serving.app import create_app
@@ -263,7 +262,7 @@ def test_responses_match_the_model(serve, stored_model):
                 np.testing.assert_allclose(result["alphas"], caption.alphas, atol=1e-4)
                 np.testing.assert_allclose(result["log_probs"], caption.log_probs, atol=1e-3)
 
-    serve(test, of=BatchCaptioner(stored_model, precision="fp32"), batch_size=5)
+    serve(test, of=Captioner(stored_model, precision="fp32"), batch_size=5)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +289,7 @@ def test_extreme_parameters_never_fail_internally(serve, stored_model, query):
         response = await server.post(png(size=(64, 64)), **query).response()
         assert response.status == 200 or (response.status == 422 and response.error)
 
-    serve(test, of=BatchCaptioner(stored_model, precision="fp32"))
+    serve(test, of=Captioner(stored_model, precision="fp32"))
 
 
 # --- the other routes ----------------------------------------------------------------------------

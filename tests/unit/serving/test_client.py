@@ -238,7 +238,7 @@ def test_served_attention_can_be_drawn(stored_model, tmp_path):
     model = Captioner(stored_model, precision="fp32")
     photo = Path(tmp_path / "photo.png")
     Image.effect_noise((64, 48), 90).convert("RGB").save(photo)
-    app = create_app(model.batch_captioner)
+    app = create_app(model)
     query = {"attention": True, "alternatives": 2, "min_length": 2}
 
     async def main():

@@ -13,7 +13,6 @@ from PIL import Image
 from test_uploads import as_json, file, option, parts, text
 
 import captioner
-from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.captioner import Captioner
 from captioner.serving import overlays
 
@@ -28,8 +27,8 @@ KINDS = {
 
 
 @pytest.fixture
-def real(stored_model) -> BatchCaptioner:
-    return BatchCaptioner(stored_model, precision="fp32")
+def real(stored_model) -> Captioner:
+    return Captioner(stored_model, precision="fp32")
 
 
 def post(server, path, body, headers=None, **query):

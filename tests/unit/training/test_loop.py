@@ -23,8 +23,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.inference.folder import StoredModel
-from captioner.inference.model_config import CARD
+from captioner.inference.folder import CARD, StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.options import TrainConfig
 from captioner.training.loop import MIN_SCALE, Interrupted, Trainer, start

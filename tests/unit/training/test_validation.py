@@ -16,7 +16,6 @@ from captioner.data.batches import pad_captions
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.errors import ImageError
-from captioner.inference.batch_captioner import BatchCaptioner
 from captioner.inference.captioner import Captioner
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import END
@@ -38,7 +37,7 @@ def setup(configure: Any) -> Setup:
 def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
     captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     search = configure().search
-    sentences = decode(captioner.batch_captioner, setup.val, search)
+    sentences = decode(captioner, setup.val, search)
     assert [s.image for s in sentences] == setup.val
     for sentence in sentences:
         alone = captioner.caption(sentence.image.path, beam_size=2, max_length=6)
@@ -48,13 +47,13 @@ def test_captions_equal_those_of_the_captioner(setup: Setup, configure: Any):
 def test_an_unreadable_photo_stops_validation(setup: Setup, configure: Any, tmp_path: Path):
     bad = tmp_path / "bad.jpg"
     bad.write_text("no photo")
-    captioner = BatchCaptioner(setup.stored, device="cpu", precision="fp32")
+    captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     with pytest.raises(ImageError, match=r"bad\.jpg"):
         decode(captioner, [*setup.val, CaptionedImage(99, bad, ("x",))], configure().search)
 
 
 def test_decoding_keeps_the_random_state(setup: Setup, configure: Any):
-    captioner = BatchCaptioner(setup.stored, device="cpu", precision="fp32")
+    captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     before = torch.get_rng_state()
     decode(captioner, setup.val, configure().search)
     assert torch.equal(torch.get_rng_state(), before)
@@ -66,7 +65,7 @@ def test_loss_is_over_reference_captions(setup: Setup, configure: Any):
         replace(image, captions=(*image.captions, f"an unknown {'very ' * n} long caption"))
         for n, image in enumerate(setup.val)
     ]
-    captioner = BatchCaptioner(setup.stored, device="cpu", precision="fp32")
+    captioner = Captioner(setup.stored, device="cpu", precision="fp32")
     sentences = decode(captioner, photos, configure().search)
     vocabulary, model = setup.stored.vocabulary, setup.stored.model.eval()
     for image, sentence in zip(photos, sentences, strict=True):

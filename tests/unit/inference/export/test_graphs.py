@@ -22,8 +22,14 @@ from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, Phr
 from captioner.inference.export import folder as export_folder
 from captioner.inference.export.folder import export
 from captioner.inference.export.graphs import OPSET
-from captioner.inference.folder import StoredModel, save_model
-from captioner.inference.model_config import CONFIG, DECODER_GRAPH, ENCODER_GRAPH, fingerprint
+from captioner.inference.folder import (
+    CONFIG,
+    DECODER_GRAPH,
+    ENCODER_GRAPH,
+    StoredModel,
+    fingerprint,
+    save_model,
+)
 from captioner.model.attention import SCORERS, WITHOUT_SCORER, Scorer, check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
@@ -205,7 +211,6 @@ def test_a_caption_has_the_confidence_of_torch(pair, style) -> None:
     confidences = [best.confidence for best, *_ in expected]
     assert len({round(value, 3) for value in confidences}) > 1
     assert [best.confidence for best, *_ in found] == pytest.approx(confidences, abs=1e-4)
-    one, other = one.batch_captioner, other.batch_captioner
     prepared = [one.prepare(photo) for photo in photos()]
     np.testing.assert_allclose(
         other.photo_vectors(prepared), one.photo_vectors(prepared), atol=1e-4
@@ -312,8 +317,8 @@ def test_what_the_runtime_lacks_is_refused(pair, options, problem) -> None:
     "use",
     [
         lambda model, folder: model.save(folder / "copy"),
-        lambda model, folder: model.batch_captioner.model,
-        lambda model, folder: model.batch_captioner.caption_features(
+        lambda model, folder: model.model,
+        lambda model, folder: model.caption_features(
             np.zeros((1, 4, 96)), [], model.options()
         ),
         lambda model, folder: model.save_pretrained(folder / "copy"),

@@ -15,9 +15,14 @@ from captioner.caption import CropBox
 from captioner.inference.engine import CaptionScores, Ensemble, Prepared
 from captioner.inference.export.folder import export
 from captioner.inference.export.quantize import quantize_graphs
-from captioner.inference.folder import StoredModel, save_model
-from captioner.inference.model_config import DECODER_GRAPH, ENCODER_GRAPH
-from captioner.inference.onnx_engine import OnnxEngine, read_exported
+from captioner.inference.folder import (
+    DECODER_GRAPH,
+    ENCODER_GRAPH,
+    StoredModel,
+    load_model,
+    save_model,
+)
+from captioner.inference.onnx_engine import OnnxEngine
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
@@ -52,7 +57,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def score(folder: Path) -> CaptionScores:
-    ensemble = Ensemble([OnnxEngine(read_exported(folder), "cpu", "auto")])
+    ensemble = Ensemble([OnnxEngine(load_model(folder).graphs, "cpu", "auto")])
     memories = ensemble.encode([Prepared((one,), CropBox()) for one in photos(1, 6)])
     return ensemble.score(memories, [[[5, 9, 30, 12]]] * 6, START)
 

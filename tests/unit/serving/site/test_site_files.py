@@ -45,6 +45,7 @@ def write_exported(folder: Path, words: tuple[str, ...] = WORDS, **search: Any) 
         "exported": {"opset": 18, "precision": "int8", "tokens": tokens},
         "format_version": 1,
         "encoder": {"name": "tiny", "grid": [2, 2], "geometry": {"x": axis, "y": axis}},
+        "decoder": {},
         "preprocessing": {"image_size": 64, "resize": "crop"},
         "search": options,
         "vocabulary": list(words),

@@ -1,0 +1,126 @@
+"""From what a search finds to captions: words, probabilities, maps and confidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.caption import END_NAME, Alternative, Caption, CropBox, text_of
+from captioner.inference.confidence import Observation
+from captioner.inference.engine import ATTENTION_METHODS, CaptionScores, Engine, as_map
+from captioner.options import ExplanationMethod
+from captioner.search.arrays import top_k
+from captioner.search.search import Hypothesis
+from captioner.text.vocabulary import END, NEVER_GENERATED, Vocabulary
+
+Alternatives = tuple[tuple[Alternative, ...], ...]
+
+
+def make_caption(
+    hypothesis: Hypothesis,
+    maps: NDArray[np.float32],
+    crop_box: CropBox,
+    engine: Engine,
+    vocabulary: Vocabulary,
+    *,
+    method: ExplanationMethod,
+    alternatives: Alternatives,
+    confidence: float | None,
+) -> Caption:
+    """The caption of a hypothesis of T words.
+
+    Args:
+        hypothesis: From a search, or from `given_hypothesis`.
+        maps: From ``Ensemble.explain``, (T, L).
+        crop_box: The part of the photo that the model sees.
+        engine: The (first) model.
+        vocabulary: Of the model.
+        method: How the maps were computed.
+        alternatives: From `most_probable`.
+        confidence: From the calibrator.
+    """
+    if method not in ATTENTION_METHODS:
+        maps = as_map(maps)
+    return Caption(
+        words=vocabulary.shown(hypothesis.tokens),
+        log_probs=hypothesis.token_log_probs,
+        alphas=maps.reshape(len(maps), *engine.grid),
+        gates=hypothesis.gates,
+        log_prob=hypothesis.log_prob,
+        crop_box=crop_box,
+        alternatives=alternatives,
+        pieces=vocabulary.pieces(hypothesis.tokens),
+        geometry=engine.geometry.placed(engine.preprocessing.image_size, *crop_box),
+        method=method,
+        confidence=confidence,
+    )
+
+
+def given_hypothesis(scores: CaptionScores, row: int, tokens: list[int]) -> Hypothesis:
+    """A given caption of a photo with its probabilities, as a search would return it."""
+    length = len(tokens)
+    log_probs = scores.log_probs[row, 0, np.arange(length + 1), [*tokens, END]]
+    return Hypothesis(
+        tokens=tokens,
+        token_log_probs=log_probs[:-1],
+        alphas=scores.alphas[row, 0, :length],
+        gates=scores.gates[row, 0, :length],
+        log_prob=float(log_probs.sum()),
+        ended=True,
+    )
+
+
+def most_probable(
+    scores: CaptionScores,
+    captions: Sequence[Sequence[list[int]]],
+    count: int,
+    vocabulary: Vocabulary,
+) -> list[list[Alternatives]]:
+    """The most probable words at every position of captions.
+
+    Args:
+        scores: Of the captions.
+        captions: Token ids of each photo's captions.
+        count: Number of words per position, 1 or more.
+        vocabulary: Of the model.
+    """
+
+    def of(log_probs: NDArray[np.float32]) -> Alternatives:  # (T, V)
+        allowed = log_probs.copy()
+        allowed[:, list(NEVER_GENERATED)] = -math.inf
+        values, tokens = top_k(allowed, min(count, allowed.shape[-1] - len(NEVER_GENERATED)))
+        return tuple(
+            tuple(
+                Alternative(END_NAME if token == END else vocabulary.shown([token])[0], value)
+                for token, value in zip(*position, strict=True)
+            )
+            for position in zip(tokens.tolist(), values.tolist(), strict=True)
+        )
+
+    return [
+        [of(scores.log_probs[row, column, : len(tokens)]) for column, tokens in enumerate(group)]
+        for row, group in enumerate(captions)
+    ]
+
+
+def observe(best: Hypothesis, photo: NDArray[np.float32], vocabulary: Vocabulary) -> Observation:
+    """What is known of the best caption of a photo, from a search for evidence.
+
+    Args:
+        best: The caption.
+        photo: Vector of the photo, (D,), from ``Ensemble.summary``.
+        vocabulary: Of the model.
+    """
+    assert best.evidence is not None  # collected on request
+    return Observation(
+        text=text_of(vocabulary.shown(best.tokens), vocabulary.pieces(best.tokens)),
+        log_probs=best.token_log_probs,
+        log_prob=best.log_prob,
+        entropies=best.evidence.entropies,
+        share=best.evidence.share,
+        overlap=best.evidence.overlap,
+        photo=photo,
+    )

@@ -1,0 +1,133 @@
+"""The network of a model folder in torch: built as its config says, with weights from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from captioner.errors import ConfigError, ModelError
+from captioner.inference.folder import CONFIG
+from captioner.model.attention import SCORERS
+from captioner.model.captioner import CaptionModel
+from captioner.model.efficientnet_lite import lite_size
+from captioner.model.encoder import ENCODERS, Encoder
+from captioner.model.preprocessing import Preprocessing
+from captioner.model.registry import Registry, what_is_missing
+from captioner.options import DecoderConfig
+from captioner.text.vocabulary import Vocabulary
+
+
+def to_bytes(model: CaptionModel) -> bytes:
+    """The content of a weights file."""
+    state = model.state_dict().items()
+    return save({name: to_float16(tensor).cpu().contiguous() for name, tensor in state})
+
+
+def to_float16(tensor: Tensor) -> Tensor:
+    """Convert to float16, unless a value would overflow."""
+    half = tensor.half() if tensor.is_floating_point() else tensor
+    return half if bool(half.isfinite().all()) else tensor
+
+
+def required_packages(model: CaptionModel, decoder: DecoderConfig) -> dict[str, Any]:
+    """Entry ``requires`` of a config: packages of a scorer or encoder that is not built in."""
+    records = ENCODERS.provider(model.encoder.name), SCORERS.provider(decoder.attention)
+    required = [record for record in records if record is not None]
+    return {"requires": required} if required else {}
+
+
+def read_network(
+    path: Path,
+    config: Mapping[str, Any],
+    decoder: DecoderConfig,
+    preprocessing: Preprocessing,
+    vocabulary: Vocabulary,
+) -> CaptionModel:
+    """Build the network of a model folder in eval mode and read its weights, as float32.
+
+    Args:
+        path: The weights file.
+        config: Of the model folder.
+        decoder: Part of the config.
+        preprocessing: Part of the config.
+        vocabulary: Of the model folder.
+
+    Raises:
+        ModelError: The file is damaged or holds other tensors than the network, or a scorer or
+            encoder of another package is not available.
+    """
+    registries: dict[str, Registry[Any]] = {"encoder": ENCODERS, "scorer": SCORERS}
+    for record in config.get("requires", ()):
+        try:
+            registries[record["kind"]][record["name"]]
+        except KeyError:
+            raise ModelError(f"{path.parent} needs {what_is_missing(record)}") from None
+        except ConfigError as error:
+            raise ModelError(f"cannot load {path.parent}: {error}") from error
+    name = config["encoder"]["name"]
+
+    def build() -> CaptionModel:
+        encoder = Encoder(name, image_size=preprocessing.image_size)
+        sizes = len(vocabulary), len(vocabulary.styles)
+        return CaptionModel(encoder, decoder, preprocessing, *sizes)
+
+    # Other libraries' encoders do not support the meta device.
+    network = build() if lite_size(name) is None else _without_weights(build)
+    _load_weights(network, path)
+    return network.eval()
+
+
+def _without_weights(build: Callable[[], CaptionModel]) -> CaptionModel:
+    """Build a model without initial weights if possible.
+
+    Random weights take longer than captioning a photo; on the meta device they cost nothing. Models
+    with tensors that are not in the file, such as a table that a scorer computes, are built as
+    usual.
+    """
+    try:
+        with torch.device("meta"), _NoInitialization():
+            model = build()
+    except (NotImplementedError, RuntimeError):  # an operation that needs numbers
+        return build()
+    stored = model.state_dict().keys()
+    others = [name for name, _ in model.named_buffers() if name not in stored]
+    values = (value for module in model.modules() for value in vars(module).values())
+    return build() if others or any(isinstance(value, Tensor) for value in values) else model
+
+
+class _NoInitialization(TorchFunctionMode):
+    """Skips ``torch.nn.init``, whose first call on the meta device imports sympy."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **kwargs or {})
+
+
+def _load_weights(model: CaptionModel, path: Path) -> None:
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path} is damaged or not a safetensors file ({error}); copy the whole folder again"
+        ) from error
+    own = model.state_dict()
+    wrong = sorted(own.keys() ^ tensors.keys()) or [
+        name for name in own if own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        raise ModelError(
+            f"{path} does not match its {CONFIG} ({len(wrong)} tensors, first: {wrong[0]}); copy "
+            "both files from the same model"
+        )
+    tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
+    model.load_state_dict(tensors, assign=True)
