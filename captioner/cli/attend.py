@@ -21,12 +21,12 @@ from captioner.cli.options import (
 )
 from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.data.progress import photo_bar
-from captioner.drawing.animation import ANIMATIONS, animate
-from captioner.drawing.archive import ARCHIVES, MapArchive
-from captioner.drawing.figure import FIGURES, overlay
-from captioner.drawing.fonts import drawable
-from captioner.drawing.heatmap import check_colormap
-from captioner.drawing.pages import PAGES, Entry, gallery, page
+from captioner.drawing.animation import animate
+from captioner.drawing.archive import MapArchive
+from captioner.drawing.figure import overlay
+from captioner.drawing.options import ANIMATIONS, ARCHIVES, FIGURES, PAGES
+from captioner.drawing.pages import Entry, gallery, page
+from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError
 from captioner.options import METHOD_TITLES
 
@@ -62,7 +62,6 @@ class _Savable(Protocol):
 def main(argv: Sequence[str]) -> int:
     """Draw all photos; report those that failed."""
     options = parser().parse(argv)
-    check_colormap(options.colormap)
     check_batch_size(options.batch_size)
     search = search_changes(options)
     searched = [name for name in search if name != "style"]
@@ -162,7 +161,7 @@ def _draw(
                 drawn = True
             saved += drawn
             if suffix not in (".svg", *PAGES, *ARCHIVES):
-                boxes |= any(drawable(caption.text) != caption.text for caption in one.captions)
+                boxes |= any(lacks_letters(caption.text) for caption in one.captions)
             _print_captions(one, options)
             if drawn and options.output is None:
                 print(f"  saved as {path}", flush=True)

@@ -13,11 +13,8 @@ from captioner.cli.main import flag
 from captioner.cli.options import add_model_options, add_search_options
 from captioner.cli.parser import Parser, new_parser
 from captioner.cli.photos import PICTURE_MARK, STDIN, add_photo_options
-from captioner.drawing.animation import ANIMATIONS
 from captioner.drawing.animation import check_ending as check_animation
-from captioner.drawing.archive import ARCHIVES
-from captioner.drawing.figure import FIGURES
-from captioner.drawing.pages import PAGES
+from captioner.drawing.options import ANIMATIONS, ARCHIVES, FIGURES, PAGES
 from captioner.errors import ConfigError
 from captioner.options import ExplanationMethod, check_method
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +15,13 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.data.images import Photo, open_image
-from captioner.drawing.drawing import check_size, check_suffix
+from captioner.drawing.document import base64_uri, encoded
 from captioner.drawing.frames import Scene, Shot, plan_shots
-from captioner.drawing.heatmap import check_colormap, fit_photo
+from captioner.drawing.heatmap import fit_photo
 from captioner.drawing.maps import check_caption
-from captioner.drawing.primitives import encoded
-from captioner.drawing.theme import get_theme
+from captioner.drawing.options import ANIMATIONS, AnimationOptions, check_size, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
-
-ANIMATIONS = (".gif", ".webp", ".mp4")
-"""File extensions of animations."""
 
 _MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
@@ -73,11 +68,11 @@ class Animation:
         atomic_write(path, writers[Path(path).suffix.lower()]())
 
     def _repr_html_(self) -> str:
-        data = base64.b64encode(self._webp()).decode()
+        data = base64_uri("webp", self._webp())
         alt = html.escape(f"Attention for each word of the caption: {self._scene.sentence}")
         return (
             f'<img alt="{alt}" width="{self._scene.width}" height="{self._scene.height}" '
-            f'src="data:image/webp;base64,{data}">'
+            f'src="{data}">'
         )
 
     def _distinct_frames(self) -> Iterator[tuple[Image.Image, int]]:
@@ -153,29 +148,13 @@ class Animation:
             container.mux(stream.encode(None))
 
 
-def animate(
-    photo: Photo,
-    caption: Caption,
-    *,
-    seconds_per_word: float = 1.0,
-    frames_per_second: int = 15,
-    panel_size: int = 480,
-    smooth: bool = True,
-    colormap: str = "inferno",
-    theme: Literal["light", "dark"] = "light",
-) -> Animation:
+def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
     """Animate the attention of a caption, word by word.
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
         caption: The caption; all its maps share one colour scale.
-        seconds_per_word: Duration of a word, including the transition to it; 0.05 to 60.
-        frames_per_second: Frame rate, 1 to 50.
-        panel_size: Longest side of the photo in pixels; larger photos are scaled down, smaller
-            ones are kept (0: never scale).
-        smooth: Interpolate the maps; False shows regions as blocks.
-        colormap: One of ``COLORMAPS``.
-        theme: ``light`` or ``dark`` background.
+        **options: Fields of ``AnimationOptions``, e.g. ``seconds_per_word=2``.
 
     Returns:
         The animation; frames are drawn when it is used.
@@ -184,18 +163,12 @@ def animate(
         ConfigError: An option or the caption is invalid.
         ImageError: The photo cannot be read.
     """
-    check_colormap(colormap)
+    wanted = AnimationOptions(**options)
     check_caption(caption)
-    colours = get_theme(theme)
-    if not 0.05 <= seconds_per_word <= 60:
-        raise ConfigError(f"seconds_per_word is {seconds_per_word}; use 0.05 to 60")
-    if frames_per_second not in range(1, 51):
-        raise ConfigError(f"frames_per_second is {frames_per_second}; use an integer from 1 to 50")
-    resized = fit_photo(open_image(photo), panel_size)
-    scene = Scene(resized, caption, colours, smooth=smooth, colormap=colormap)
+    scene = Scene(fit_photo(open_image(photo), wanted.panel_size), caption, wanted)
     check_size("animation", scene.width, scene.height, _MAX_SIDE, _MAX_PIXELS)
-    shots = plan_shots(len(caption.words), seconds_per_word, frames_per_second)
-    return Animation(scene, shots, frames_per_second)
+    rate = wanted.frames_per_second
+    return Animation(scene, plan_shots(len(caption.words), wanted.seconds_per_word, rate), rate)
 
 
 def check_ending(path: str | Path) -> None:

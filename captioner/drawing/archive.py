@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from captioner.caption import Caption
 from captioner.data.images import open_image
-from captioner.drawing.drawing import check_suffix
 from captioner.drawing.maps import check_caption
+from captioner.drawing.options import ARCHIVES, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 
-ARCHIVES = (".npz",)
 FORMAT_VERSION = 1
 
 

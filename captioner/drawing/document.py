@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -17,16 +18,12 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from captioner.drawing.primitives import encoded
-from captioner.drawing.theme import THEMES
-from captioner.errors import ConfigError
-
 MAX_SIDE = 65_500
 """Largest side of a JPEG picture in pixels."""
 
 ThemeName = Literal["auto", "light", "dark"]
 
-_JPEG_QUALITY = 88
+_QUALITY = 88
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
@@ -54,10 +51,21 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def data_uri(image: Image.Image) -> str:
-    """Encode a picture as a JPEG data URI."""
-    data = encoded(image, "JPEG", quality=_JPEG_QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+def data_uri(image: Image.Image, kind: str = "JPEG", **options: Any) -> str:
+    """Encode a picture as a data URI, in one of Pillow's formats with its options."""
+    return base64_uri(kind.lower(), encoded(image, kind, **{"quality": _QUALITY} | options))
+
+
+def base64_uri(kind: str, data: bytes) -> str:
+    """The content of a picture file as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """A picture as the bytes of a file of Pillow's format ``kind``, with its options."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def document(
@@ -78,12 +86,7 @@ def document(
         scripts: Scripts, run in order after the body.
         theme: ``auto`` follows the reader's system.
         head: More elements of the head, such as another icon than an empty one.
-
-    Raises:
-        ConfigError: The theme is unknown.
     """
-    if theme not in ("auto", *THEMES):
-        raise ConfigError(f"unknown theme {theme!r}; choose one of auto, {', '.join(THEMES)}")
     elements = [
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

@@ -7,7 +7,8 @@
     └─────────────────────┘
 
 A word's map fades into the next one's, all on the scale of the caption. The last frame shows the
-mean of all maps and the whole sentence.
+mean of all maps and the whole sentence. Frames are drawn by Pillow, which is fast and fits letters
+to whole pixels.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageColor
+from PIL import Image, ImageColor, ImageDraw
 
 from captioner.caption import Caption
-from captioner.drawing import fonts
-from captioner.drawing.drawing import Drawing
+from captioner.drawing import style
 from captioner.drawing.heatmap import (
     above_scale,
     attention_image,
@@ -30,8 +30,7 @@ from captioner.drawing.heatmap import (
     shared_scale,
 )
 from captioner.drawing.maps import ease, interpolate, mean_map
-from captioner.drawing.primitives import Align, Box, Item, Picture, Text, bar
-from captioner.drawing.theme import Theme
+from captioner.drawing.options import AnimationOptions
 
 _TRANSITION = 0.55  # of a word's time: the map moves, then it rests
 _PAUSE = 2.0  # seconds of the whole sentence at the end
@@ -68,11 +67,9 @@ def plan_shots(words: int, seconds_per_word: float, rate: int) -> list[Shot]:
 class Scene:
     """Draws the frames of an animation on a fixed layout."""
 
-    def __init__(
-        self, photo: Image.Image, caption: Caption, theme: Theme, *, smooth: bool, colormap: str
-    ) -> None:
-        self.photo, self.caption, self.theme = photo, caption, theme
-        self.smooth, self.colormap = smooth, colormap
+    def __init__(self, photo: Image.Image, caption: Caption, options: AnimationOptions) -> None:
+        self.photo, self.caption, self.options = photo, caption, options
+        self.theme = style.THEMES[options.theme]
         self.sentence = caption.text or "no words"
         self.scale = shared_scale(caption.alphas, scale_gates(caption))
         self.inner = max(photo.width, _MIN_WIDTH)
@@ -101,60 +98,54 @@ class Scene:
             return [self.photo]
         levels = (np.full((1, 1), level, dtype=np.float32) for level in (0.4, 0.65, 0.9))
         return [
-            attention_image(self.photo, level, scale_max=1.0, colormap=self.colormap)
+            attention_image(self.photo, level, scale_max=1.0, colormap=self.options.colormap)
             for level in levels
         ]
 
     def draw(self, shot: Shot) -> Image.Image:
-        """Draw one frame."""
+        """Draw one frame, RGB."""
+        frame = Image.new("RGB", (self.width, self.height), self.theme.background)
         if self.caption.words:
-            items = [self._panel(shot), *self._sentence(shot.word), *self._numbers(shot)]
+            frame.paste(self._panel(shot), self.corner)
+            self._sentence(frame, shot.word)
+            self._numbers(frame, shot)
         else:
+            frame.paste(self.photo, self.corner)
             baseline = self.sentence_top + round(1.05 * self.text)
-            note = Text(self.margin, baseline, self.sentence, self.text, self.theme.muted)
-            items = [Picture(*self.corner, self.photo), note]
-        return Drawing(self.width, self.height, self.theme.background, items=items).frame()
+            self._text(frame, (self.margin, baseline), self.sentence, self.text, self.theme.muted)
+        return frame
 
-    def _panel(self, shot: Shot) -> Picture:
-        panel = attention_image(
+    def _panel(self, shot: Shot) -> Image.Image:
+        return attention_image(
             self.photo,
             interpolate(self._map(max(shot.word - 1, 0)), self._map(shot.word), shot.part),
             scale_max=self.scale,
             regions=self.caption.regions,
-            smooth=self.smooth,
-            colormap=self.colormap,
+            smooth=self.options.smooth,
+            colormap=self.options.colormap,
         )
-        return Picture(*self.corner, panel)
 
     def _map(self, word: int) -> NDArray[np.float32]:
         """A word's map; after the last word, the mean of all."""
         alphas = np.asarray(self.caption.alphas, dtype=np.float32)
         return alphas[word] if word < len(alphas) else mean_map(alphas)
 
-    def _sentence(self, current: int) -> list[Item]:
+    def _sentence(self, frame: Image.Image, current: int) -> None:
         """The words so far, the current one highlighted."""
-        items: list[Item] = []
         for position, (left, line, word) in enumerate(self.words[: current + 1]):
             top, x = self.sentence_top + line * self.leading, self.margin + left
             if position == current:
                 pad = 0.22 * self.text
-                right = x + fonts.hinted_width(fonts.drawable(word), self.text) + pad
-                bottom = top + round(1.42 * self.text)
-                radius = 0.25 * self.text
-                items.append(Box(x - pad, top, right, bottom, self.theme.highlight, radius))
-            items.append(Text(x, top + round(1.05 * self.text), word, self.text, self.theme.text))
-        return items
+                width = style.pillow_font(self.text).getlength(word)
+                box = (round(x - pad), top, round(x + width + pad), top + round(1.42 * self.text))
+                _rounded_box(frame, box, 0.25 * self.text, self.theme.highlight)
+            self._text(frame, (x, top + round(1.05 * self.text)), word, self.text, self.theme.text)
 
-    def _numbers(self, shot: Shot) -> list[Item]:
+    def _numbers(self, frame: Image.Image, shot: Shot) -> None:
         """Gate and probability of the current word on the left, the colour scale on the right."""
         size, theme, words = self.small, self.theme, len(self.caption.words)
         baseline = self.numbers_top + round(1.1 * size)
         top, bottom = baseline - round(0.58 * size), baseline - round(0.1 * size) + 1
-
-        def text(x: float, string: str, colour: str, align: Align = "left") -> Text:
-            return Text(x, baseline, string, size, colour, align=align)
-
-        items: list[Item] = []
         if shot.word < words:
             gate = float(self.caption.gates[shot.word])
             before = float(self.caption.gates[max(shot.word - 1, 0)])
@@ -162,38 +153,67 @@ class Scene:
             level = moved if math.isfinite(moved) else gate
             left = round(self.margin + 1.0 * size)
             right = left + round(3.2 * size)
-            colours = {"track": theme.track, "fill": theme.gate}
+            draw = ImageDraw.Draw(frame)
+            draw.rectangle((left, top, right, bottom - 1), theme.track)
+            if level > 0:
+                length = round((right - left) * min(level, 1.0))
+                draw.rectangle((left, top, left + length, bottom - 1), theme.gate)
             value = right + 0.45 * size
-            p = f"p {fonts.probability(float(self.caption.log_probs[shot.word]))}"
-            items.append(text(self.margin, "β", theme.muted))
-            items += bar(left, top, right + 1, bottom, level, **colours, whole_pixels=True)
-            items.append(text(value, fonts.number(gate), theme.text))
-            items.append(text(value + 3.1 * size, p, theme.text))
+            p = f"p {style.probability(float(self.caption.log_probs[shot.word]))}"
+            self._text(frame, (self.margin, baseline), "β", size, theme.muted)
+            self._text(frame, (value, baseline), style.number(gate), size, theme.text)
+            self._text(frame, (value + 3.1 * size, baseline), p, size, theme.text)
         else:
             note = f"mean of all {words} words" if words > 1 else "all 1 word"
-            items.append(text(self.margin, note, theme.text))
-        end, most = self.margin + self.inner, fonts.percent(self.scale)
+            self._text(frame, (self.margin, baseline), note, size, theme.text)
+        end, most = self.margin + self.inner, style.percent(self.scale)
         above = above_scale(self.caption.alphas, scale_gates(self.caption), self.scale)
         most = f"≥ {most}" if shot.word < words and above[shot.word] else most
-        right = round(end - fonts.text_width(most, size) - 0.4 * size)
+        right = round(end - style.text_width(most, size) - 0.4 * size)
         left = max(self.margin + round(14 * size), right - 9 * size)
-        items.append(text(end, most, theme.muted, "right"))
-        items.append(text(left - 0.4 * size, "0", theme.muted, "right"))
-        items.append(Picture(left, top, scale_bar(right - left, bottom - top, self.colormap)))
-        return items
+        self._text(frame, (end, baseline), most, size, theme.muted, anchor="rs")
+        self._text(frame, (left - 0.4 * size, baseline), "0", size, theme.muted, anchor="rs")
+        frame.paste(scale_bar(right - left, bottom - top, self.options.colormap), (left, top))
+
+    @staticmethod
+    def _text(
+        frame: Image.Image,
+        at: tuple[float, float],
+        text: str,
+        size: int,
+        colour: str,
+        *,
+        anchor: str = "ls",
+    ) -> None:
+        """Text whose baseline starts, or with another anchor of Pillow's ends, at a point."""
+        ImageDraw.Draw(frame).text(at, text, colour, style.pillow_font(size), anchor=anchor)
+
+
+def _rounded_box(
+    frame: Image.Image, box: tuple[int, int, int, int], radius: float, colour: str
+) -> None:
+    """Draw a box with antialiased round corners: drawn at four times its size, then reduced."""
+    left, top, right, bottom = box
+    width, height = max(1, right - left), max(1, bottom - top)
+    mask = Image.new("L", (4 * width, 4 * height))
+    corners = (0, 0, 4 * width - 1, 4 * height - 1)
+    ImageDraw.Draw(mask).rounded_rectangle(corners, 4 * radius, fill=255)
+    mask = mask.resize((width, height), Image.Resampling.BOX)
+    frame.paste(Image.new("RGB", (width, height), colour), (left, top), mask)
 
 
 def _arrange(caption: Caption, size: int, width: int) -> list[tuple[float, int, str]]:
     """Wrap the sentence; returns the left edge, line and spelling of each word."""
+    font = style.pillow_font(size)
     arranged: list[tuple[float, int, str]] = []
     end, line = 0.0, 0
-    space = round(1.2 * fonts.hinted_width(" ", size))
+    space = round(1.2 * font.getlength(" "))
     for position in range(len(caption.words)):
         before, after = caption.text_until(position), caption.text_until(position + 1)
         added = after[len(before) :]
         gap = float(space) if added.startswith(" ") and before else 0.0
-        word = fonts.truncate(fonts.printable(added.strip()), size, width)
-        length = fonts.hinted_width(fonts.drawable(word), size)
+        word = style.truncate(style.printable(added.strip()), size, width)
+        length = font.getlength(word)
         if end and end + gap + length > width:
             end, line, gap = 0.0, line + 1, 0.0
         arranged.append((end + gap, line, word))

@@ -17,7 +17,7 @@ Notation: a grid of Gh x Gw regions, row-major; a photo of W x H pixels.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,11 +25,11 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.data.images import to_rgb
+from captioner.drawing.options import Colormap
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry
 
-COLORMAPS = ("inferno", "magma", "plasma", "viridis", "cividis", "gray")
-"""matplotlib's perceptually uniform colormaps with increasing luminance."""
+COLORMAPS: tuple[str, ...] = get_args(Colormap)
 
 
 class HeatmapStyle(NamedTuple):
@@ -53,12 +53,6 @@ HEATMAP_STYLE = HeatmapStyle()
 
 CLOSED_GATE = 0.1
 """Gates below this are nearly closed; see ``shared_scale``. Chosen by looking at figures."""
-
-
-def check_colormap(name: str) -> None:
-    """Raise ConfigError unless the colormap is one of ``COLORMAPS``."""
-    if name not in COLORMAPS:
-        raise ConfigError(f"unknown colormap {name!r}; choose one of {', '.join(COLORMAPS)}")
 
 
 def closed_words(gates: ArrayLike) -> NDArray[np.bool_]:
@@ -113,8 +107,6 @@ def fit_photo(photo: Image.Image, panel_size: int = 640) -> Image.Image:
         photo: The photo, in any mode; transparent pixels are blended with white.
         panel_size: Longest side in pixels (0: never scale).
     """
-    if panel_size < 0:
-        raise ConfigError(f"panel_size is {panel_size}; use a number of pixels, or 0 for no limit")
     if photo.mode != "RGB":
         photo = to_rgb(photo)
     longer = max(photo.size)
@@ -258,7 +250,8 @@ def palette(colormap: str = "inferno") -> str:
 @lru_cache(maxsize=len(COLORMAPS))
 def _colours(name: str) -> NDArray[np.float32]:
     """Red, green and blue of the 256 colours of a colormap, (3, 256), 0 to 1."""
-    check_colormap(name)
+    if name not in COLORMAPS:
+        raise ConfigError(f"unknown colormap {name!r}; choose one of {', '.join(COLORMAPS)}")
     import matplotlib
 
     colours: NDArray[np.float32] = matplotlib.colormaps[name](np.arange(256))[:, :3].T

@@ -42,6 +42,7 @@ class FigureLayout:
     """Lines below a panel."""
     cell_width: int
     text: int
+    """Text size."""
 
     @classmethod
     def choose(
@@ -73,9 +74,9 @@ class FigureLayout:
                 fitting = max(0.06 * math.sqrt(math.prod(panel)), _READABLE * cell * n * across)
                 text = max(_MIN_TEXT, round(min(fitting, 0.092 * cell)))
                 layouts.append(cls(panel, tuple(counts), across, n, alternatives, cell, text))
-        return min(layouts, key=lambda layout: layout.penalty())
+        return min(layouts, key=FigureLayout._penalty)
 
-    def penalty(self) -> float:
+    def _penalty(self) -> float:
         """Penalty for a bad aspect ratio, empty cells and small text in print."""
         rows = [self.rows(band) for band in self.bands]
         height = sum(r * (self.cell_height + self.gap) + 4 * self.text for r in rows)
@@ -84,6 +85,10 @@ class FigureLayout:
         aspect = abs(math.log(self.width / (height + 4 * self.text) / _ASPECT))
         printed = _PRINT_WIDTH * self.small / self.width
         return aspect + 0.8 * empty + 0.5 * max(0.0, _PRINT_TEXT - printed)
+
+    def em(self, factor: float) -> int:
+        """A multiple of the text size in whole pixels."""
+        return round(factor * self.text)
 
     @property
     def bands(self) -> list[range]:
@@ -103,12 +108,12 @@ class FigureLayout:
     @property
     def small(self) -> int:
         """Text size of numbers and notes."""
-        return round(0.82 * self.text)
+        return self.em(0.82)
 
     @property
     def title(self) -> int:
         """Height of the title above a panel."""
-        return round(2.8 * self.text)
+        return self.em(2.8)
 
     @property
     def line(self) -> int:
@@ -118,7 +123,7 @@ class FigureLayout:
     @property
     def below(self) -> int:
         """Height of the alternatives below a panel."""
-        return round(0.35 * self.text) + self.alternatives * self.line if self.alternatives else 0
+        return self.em(0.35) + self.alternatives * self.line if self.alternatives else 0
 
     @property
     def cell_height(self) -> int:
@@ -128,17 +133,17 @@ class FigureLayout:
     @property
     def gap(self) -> int:
         """Distance between panels."""
-        return round(0.9 * self.text)
+        return self.em(0.9)
 
     @property
     def block_gap(self) -> int:
         """Distance between blocks."""
-        return round(2.4 * self.text)
+        return self.em(2.4)
 
     @property
     def margin(self) -> int:
         """Margin of the figure."""
-        return round(1.2 * self.text)
+        return self.em(1.2)
 
     @property
     def block_width(self) -> int:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from captioner.caption import Caption
+from captioner.drawing.options import Combine
 from captioner.errors import ConfigError
 from captioner.text.tokenizer import normalize, tokenize
-
-Combine = Literal["mean", "max"]
 
 _POSITIONS = re.compile(r"(\d+)(?:\s*[-–]\s*(\d+))?")
 
@@ -89,19 +87,10 @@ def check_caption(caption: Caption) -> None:
         )
     if not np.isfinite(caption.alphas).all():
         raise ConfigError("alphas contain NaN or infinity and cannot be drawn")
-    for name in ("log_probs", "gates"):
-        if np.shape(getattr(caption, name)) != (count,):
-            raise ConfigError(
-                f"{name} of a caption of {count} words must have shape ({count},), "
-                f"not {np.shape(getattr(caption, name))}"
-            )
-    if caption.pieces and len(caption.pieces) != count:
-        raise ConfigError(f"a caption of {count} words has {len(caption.pieces)} pieces")
-    if caption.alternatives and len(caption.alternatives) != count:
-        raise ConfigError(
-            f"a caption of {count} words needs alternatives at {count} positions, "
-            f"not {len(caption.alternatives)}"
-        )
+    for name in ("log_probs", "gates", "pieces", "alternatives"):
+        values = getattr(caption, name)
+        if len(values) != count and not (name in ("pieces", "alternatives") and not values):
+            raise ConfigError(f"a caption of {count} words has {len(values)} {name}")
 
 
 def combine_maps(
@@ -118,8 +107,6 @@ def combine_maps(
     Returns:
         (Gh, Gw).
     """
-    if how not in ("mean", "max"):
-        raise ConfigError(f"combine is {how!r}; use mean or max")
     chosen = np.asarray(alphas, dtype=np.float32)[list(positions)]
     result: NDArray[np.float32] = chosen.mean(axis=0) if how == "mean" else chosen.max(axis=0)
     return result

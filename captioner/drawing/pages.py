@@ -25,14 +25,11 @@ from captioner.drawing.document import (
     escaped,
     with_policy,
 )
-from captioner.drawing.drawing import check_suffix
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
 from captioner.drawing.maps import check_caption
+from captioner.drawing.options import PAGES, PageOptions, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
-
-PAGES = (".html", ".htm")
-"""File extensions of pages."""
 
 VIEWER_ASSETS = ("viewer.css", "zoom.js", "viewer.js")
 """Files of the viewer, which every page includes."""
@@ -79,65 +76,47 @@ def page(
     photo: Photo,
     captions: Caption | Sequence[Caption],
     *,
-    title: str = "",
     labels: Sequence[str] = (),
-    panel_size: int = 1280,
-    smooth: bool = True,
-    colormap: str = "inferno",
-    theme: ThemeName = "auto",
+    **options: Any,
 ) -> Page:
     """Make a page of one photo.
 
     Args:
         photo: The captioned photo: a path, bytes, PIL image, array or binary file.
         captions: One or several captions; their ``alternatives`` are shown if they have any.
-        title: Title of the page.
         labels: A name for each caption.
-        panel_size: Longest side of the embedded photo in pixels (0: never scale).
-        smooth: Interpolate the maps initially; the reader can change it.
-        colormap: One of ``COLORMAPS``.
-        theme: ``auto`` (follows the reader's system), ``light`` or ``dark``.
+        **options: Fields of ``PageOptions``, e.g. ``title="A dog"``.
 
     Raises:
         ConfigError: An option or a caption is invalid, or labels and captions differ in number.
         ImageError: The photo cannot be read.
     """
     several = captions if isinstance(captions, Sequence) else [captions]
-    entry = Entry(photo, several, title, labels)
-    return gallery(
-        [entry], title=title, panel_size=panel_size, smooth=smooth, colormap=colormap, theme=theme
-    )
+    wanted = PageOptions(**options)
+    return _page([Entry(photo, several, wanted.title, labels)], wanted)
 
 
-def gallery(
-    entries: Iterable[Entry],
-    *,
-    title: str = "",
-    panel_size: int = 800,
-    smooth: bool = True,
-    colormap: str = "inferno",
-    theme: ThemeName = "auto",
-) -> Page:
+def gallery(entries: Iterable[Entry], **options: Any) -> Page:
     """Make a page of many photos.
 
     Args:
         entries: The photos with their captions; photos are read one by one.
-        title: See ``page``.
-        panel_size: See ``page``.
-        smooth: See ``page``.
-        colormap: See ``page``.
-        theme: See ``page``.
+        **options: Fields of ``PageOptions``; ``panel_size`` is 800 if not given.
 
     Raises:
         ConfigError: An entry or option is invalid, or there are no entries.
         ImageError: A photo cannot be read.
     """
-    look = viewer_look(colormap, smooth=smooth)
+    return _page(entries, PageOptions(**{"panel_size": 800} | options))
+
+
+def _page(entries: Iterable[Entry], options: PageOptions) -> Page:
+    look = viewer_look(options.colormap, smooth=options.smooth)
     items: list[str] = []
     data: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, 1):
         _check(entry, number)
-        items.append(_item(entry, number, panel_size))
+        items.append(_item(entry, number, options.panel_size))
         data.append(
             {
                 "title": entry.title,
@@ -147,11 +126,11 @@ def gallery(
         )
     if not items:
         raise ConfigError("a page needs at least one photo")
-    heading = title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
+    heading = options.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
     shown = embedded({"entries": data, "look": look}, "captioner-data")
     only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
     body = _body(heading, items, shown, FOOTERS[0 if only_attention else 1])
-    return Page(with_policy(_document(heading or "captioner", body, theme)))
+    return Page(with_policy(_document(heading or "captioner", body, options.theme)))
 
 
 def gallery_template() -> str:

@@ -10,21 +10,20 @@ Requests are those of ``/v1/captions``, with the options of the picture beside t
 
 from __future__ import annotations
 
-import inspect
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
-from docstring_parser import parse
 from pydantic import Field
 
 from captioner.caption import Caption
 from captioner.drawing import document
 from captioner.drawing.figure import overlay
-from captioner.drawing.heatmap import COLORMAPS
+from captioner.drawing.options import FigureOptions, PageOptions
 from captioner.drawing.pages import page
 from captioner.errors import ConfigError
+from captioner.option_fields import option_fields
 from captioner.serving.limits import MAX_TEXT, MAX_WORDS
 from captioner.serving.service import Decoded, Renderer
 
@@ -34,10 +33,6 @@ MAX_PANEL = 1280
 MAX_FIGURE = 24_000_000
 """Maximum number of pixels of a figure's panels; each takes about 30 bytes while it is drawn."""
 
-_SET_HERE = ("photo", "captions", "labels", "outlines", "alternatives")
-"""Parameters of the drawing functions that are not options of a request."""
-
-_TYPES: dict[str, Any] = {"only": list[str] | None, "colormap": Literal[COLORMAPS]}
 _LIMITS: dict[str, dict[str, Any]] = {
     "panel_size": {"ge": 32, "le": MAX_PANEL},
     "columns": {"ge": 1, "le": 50},
@@ -46,17 +41,15 @@ _LIMITS: dict[str, dict[str, Any]] = {
 }
 
 
-def _options(draw: Callable[..., Any]) -> dict[str, Any]:
-    """Pydantic fields of a drawing function's options, from its signature and docstring."""
-    docs = {one.arg_name: one.description or "" for one in parse(draw.__doc__ or "").params}
-    hints, fields = get_type_hints(draw), {}
-    for name, parameter in inspect.signature(draw).parameters.items():
-        if name not in _SET_HERE:
-            text = " ".join(docs[name].replace("``", "").split())
-            text = text.replace(" (0: never scale)", "")  # a request may not
-            default = parameter.default or None if name == "only" else parameter.default
-            field = Field(default, description=text, **_LIMITS.get(name, {}))
-            fields[name] = (_TYPES.get(name, hints[name]), field)
+def _options(drawing: type) -> dict[str, Any]:
+    """Pydantic fields of a picture's options; ``alternatives`` is one of every request."""
+    fields = {}
+    for name, option in option_fields(drawing).items():
+        if name != "alternatives":
+            text = option.help.replace(" (0: never scale)", "")  # a request may not
+            kind = option.type | None if option.optional or name == "only" else option.type
+            default = None if name == "only" else option.default
+            fields[name] = (kind, Field(default, description=text, **_LIMITS.get(name, {})))
     return fields
 
 
@@ -75,7 +68,7 @@ class Overlay(NamedTuple):
     """Content-Security-Policy for opening it in a browser; None: the server's default."""
 
 
-_FIGURE, _PAGE = _options(overlay), _options(page)
+_FIGURE, _PAGE = _options(FigureOptions), _options(PageOptions)
 
 
 def _figure(suffix: str) -> Renderer:

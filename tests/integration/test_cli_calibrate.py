@@ -18,7 +18,7 @@ from PIL import Image
 
 from captioner import ConfigError, load
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.drawing.fonts import percent
+from captioner.drawing.style import percent
 from captioner.errors import ModelError
 from captioner.inference.confidence import read_calibrator
 from captioner.inference.folder import CONFIDENCE, fingerprint

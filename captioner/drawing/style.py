@@ -1,4 +1,4 @@
-"""Text metrics and number formats for pictures.
+"""The look of pictures: colours, the font and widths of text in it, how numbers are written.
 
 The font is DejaVu Sans, which comes with matplotlib, so pictures look the same on every machine.
 Sizes and widths are in pixels.
@@ -8,18 +8,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from PIL import ImageFont
 
-FAMILY = "DejaVu Sans"
-MISSING = "\N{WHITE SQUARE}"
-"""Drawn for a character that the font lacks."""
-
 _LARGE = 512  # text is measured at this size, where rounding to pixels is negligible
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours as #rrggbb: contrast of 4.5 for text and 3 for bars (WCAG AA).
+
+    Orange and blue are distinguishable to colour-blind readers.
+    """
+
+    background: str
+    text: str
+    muted: str
+    """Secondary text."""
+    track: str
+    """Background of bars, and rules."""
+    gate: str
+    chosen: str
+    """Bar of the chosen word."""
+    other: str
+    """Bars of the other candidate words."""
+    highlight: str
+    """Background of the current word of an animation."""
+
+
+THEMES = {
+    "light": Theme(
+        background="#ffffff", text="#14141b", muted="#5c5c68", track="#e3e3e9",
+        gate="#cf5317", chosen="#1f66b0", other="#8b8b97", highlight="#ffdcc7",
+    ),
+    "dark": Theme(
+        background="#14141a", text="#f2f2f5", muted="#a9a9b5", track="#34343f",
+        gate="#f0803c", chosen="#6aaef2", other="#747482", highlight="#6b3413",
+    ),
+}  # fmt: skip
 
 
 def font_file(bold: bool = False) -> Path:
@@ -32,7 +63,7 @@ def font_file(bold: bool = False) -> Path:
 
 @lru_cache(maxsize=32)
 def pillow_font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """The font for drawing with Pillow."""
+    """The font for drawing with Pillow, which fits small sizes to whole pixels."""
     return ImageFont.truetype(str(font_file(bold)), size)
 
 
@@ -42,44 +73,35 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
     return pillow_font(_LARGE, bold).getlength(text[:_LARGE]) * size / _LARGE
 
 
-def hinted_width(text: str, size: int) -> float:
-    """Width of a text drawn by Pillow, which fits small sizes to whole pixels."""
-    return pillow_font(size).getlength(text[:_LARGE])
-
-
 def printable(text: str) -> str:
     """The text on one line, unprintable characters replaced by spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def drawable(text: str) -> str:
-    """The text with characters that the font lacks replaced by a box."""
-    known = _characters()
-    return "".join(letter if ord(letter) in known else MISSING for letter in text)
+def lacks_letters(text: str) -> bool:
+    """Whether the font lacks characters of a text; pictures show them as boxes."""
+    return not _characters().issuperset(map(ord, printable(text)))
 
 
 @lru_cache(maxsize=1)
 def _characters() -> frozenset[int]:
-    """Code points in both the regular and the bold font."""
     from matplotlib.ft2font import FT2Font
 
-    plain, bold = (FT2Font(str(font_file(weight))).get_charmap() for weight in (False, True))
-    return frozenset(plain) & frozenset(bold)
+    return frozenset(FT2Font(str(font_file())).get_charmap())
 
 
 def wrap(texts: Sequence[str], size: float, width: float) -> list[str]:
     """Break each text into lines; a word wider than a line is truncated."""
     lines: list[str] = []
     for text in texts:
-        first = True
+        line = ""
         for word in printable(text).split():
-            if not first and text_width(f"{lines[-1]} {word}", size) <= width:
-                lines[-1] += f" {word}"
-            else:
-                lines.append(truncate(word, size, width))
-            first = False
-        if first:
-            lines.append("")
+            joined = f"{line} {word}".lstrip()
+            if line and text_width(joined, size) > width:
+                lines.append(line)
+                joined = word
+            line = truncate(joined, size, width)
+        lines.append(line)
     return lines
 
 
@@ -99,14 +121,10 @@ def truncate(word: str, size: float, width: float, *, bold: bool = False) -> str
     """As much of a word as fits, followed by an ellipsis if it was cut."""
     if len(word) <= _LARGE and text_width(word, size, bold) <= width + 0.01:
         return word
-    low, high = 0, min(len(word), _LARGE - 1)
-    while low < high:  # binary search for the most characters that fit
-        middle = (low + high + 1) // 2
-        if text_width(f"{word[:middle]}…", size, bold) <= width:
-            low = middle
-        else:
-            high = middle - 1
-    return f"{word[:low]}…"
+    word = word[: _LARGE - 1]
+    while word and text_width(f"{word}…", size, bold) > width:
+        word = word[:-1]
+    return f"{word}…"
 
 
 def number(value: float) -> str:

@@ -1,0 +1,115 @@
+"""Formats of pictures, and the options of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
+
+from captioner.errors import ConfigError
+from captioner.option_fields import check_options
+
+FIGURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
+"""File extensions of figures."""
+
+ANIMATIONS = (".gif", ".webp", ".mp4")
+"""File extensions of animations."""
+
+PAGES = (".html", ".htm")
+"""File extensions of pages."""
+
+ARCHIVES = (".npz",)
+"""File extensions of archives of maps."""
+
+Colormap = Literal["inferno", "magma", "plasma", "viridis", "cividis", "gray"]
+"""matplotlib's perceptually uniform colormaps with increasing luminance."""
+
+Combine = Literal["mean", "max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions:
+    """Options of every picture."""
+
+    panel_size: Annotated[int, Ge(0)] = 640
+    """Longest side of a photo in pixels; larger photos are scaled down, smaller ones are kept (0:
+    never scale)."""
+    smooth: bool = True
+    """Interpolate the maps; false shows regions as blocks."""
+    colormap: Colormap = "inferno"
+    """Colours of the maps. All are perceptually uniform with increasing luminance, and so readable
+    in greyscale and by colour-blind readers."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureOptions(DrawingOptions):
+    """Options of figures."""
+
+    only: list[str] = field(default_factory=list)
+    """Draw only these words: a word ("dog"), consecutive words ("brown dog"), a position counted
+    from 1 ("3") or a range ("2-4"). Several words make one panel. With several captions, each must
+    be found in at least one."""
+    combine: Combine = "mean"
+    """How to combine the maps of several words: mean, or max per region, which is not
+    renormalized."""
+    coverage: bool = False
+    """Add a panel with the mean of all words' maps (the coverage divided by the number of words, so
+    that it shares the colour scale)."""
+    alternatives: Annotated[int, Ge(0)] = 0
+    """Number of most probable words to show below each word."""
+    columns: Annotated[int, Ge(1)] | None = None
+    """Panels per row of a caption; none: automatic."""
+    theme: Literal["light", "dark"] = "light"
+    """Background of the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnimationOptions(DrawingOptions):
+    """Options of animations."""
+
+    seconds_per_word: Annotated[float, Interval(ge=0.05, le=60)] = 1.0
+    """Duration of a word, including the transition to it."""
+    frames_per_second: Annotated[int, Interval(ge=1, le=50)] = 15
+    """Frame rate."""
+    panel_size: Annotated[int, Ge(0)] = 480
+    """Longest side of the photo in pixels; larger photos are scaled down, smaller ones are kept (0:
+    never scale)."""
+    theme: Literal["light", "dark"] = "light"
+    """Background of the frames."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(DrawingOptions):
+    """Options of pages."""
+
+    title: str = ""
+    """Title of the page."""
+    panel_size: Annotated[int, Ge(0)] = 1280
+    """Longest side of an embedded photo in pixels; larger photos are scaled down, smaller ones are
+    kept (0: never scale)."""
+    theme: Literal["auto", "light", "dark"] = "auto"
+    """Background; auto follows the reader's system."""
+
+
+def check_suffix(kind: str, path: str | Path, suffixes: Sequence[str]) -> str:
+    """Return the lower-case file extension; raise ConfigError if it is not supported."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in suffixes:
+        wanted = suffix or "a file without extension"
+        raise ConfigError(f"{path}: cannot write {wanted} as {kind}; use {', '.join(suffixes)}")
+    return suffix
+
+
+def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: int) -> None:
+    """Raise ConfigError if a picture is too large to render."""
+    if max(width, height) > max_side or width * height > max_pixels:
+        raise ConfigError(
+            f"the {kind} would have {width} x {height} pixels (limits: {max_pixels:,} pixels, "
+            f"{max_side:,} per side); use a smaller panel_size or fewer words"
+        )
