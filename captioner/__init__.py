@@ -22,21 +22,21 @@ _MODULES = {
     "CheckpointError": "captioner.errors",
     "ConfigError": "captioner.errors",
     "DataError": "captioner.errors",
-    "Entry": "captioner.drawing",
+    "Entry": "captioner.drawing.pages",
     "FaithfulnessOptions": "captioner.options",
     "ImageError": "captioner.errors",
-    "MapArchive": "captioner.drawing",
+    "MapArchive": "captioner.drawing.archive",
     "ModelError": "captioner.errors",
     "CropBox": "captioner.caption",
     "SearchOptions": "captioner.options",
     "TrainConfig": "captioner.options",
-    "animate": "captioner.drawing",
-    "attention_map": "captioner.drawing",
-    "gallery": "captioner.drawing",
+    "animate": "captioner.drawing.animation",
+    "attention_map": "captioner.drawing.heatmap",
+    "gallery": "captioner.drawing.pages",
     "evaluate": "captioner.evaluation.api",
     "load": "captioner.inference.captioner",
-    "overlay": "captioner.drawing",
-    "page": "captioner.drawing",
+    "overlay": "captioner.drawing.figure",
+    "page": "captioner.drawing.pages",
     "register_encoder": "captioner.model.encoder",
     "register_scorer": "captioner.model.attention",
     "tokenize": "captioner.text.tokenizer",
@@ -74,15 +74,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from captioner.caption import Caption, CropBox
-    from captioner.drawing import (
-        Entry,
-        MapArchive,
-        animate,
-        attention_map,
-        gallery,
-        overlay,
-        page,
-    )
+    from captioner.drawing.animation import animate
+    from captioner.drawing.archive import MapArchive
+    from captioner.drawing.figure import overlay
+    from captioner.drawing.heatmap import attention_map
+    from captioner.drawing.pages import Entry, gallery, page
     from captioner.errors import (
         CaptionerError,
         CheckpointError,

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from captioner.data.batches import Batch, Item, collate
 from captioner.data.coco import CaptionedImage, read_dataset
 from captioner.data.images import open_image
-from captioner.drawing import attention_image, shared_scale
+from captioner.drawing.heatmap import attention_image, shared_scale
 from captioner.errors import CaptionerError, ConfigError
 from captioner.evaluation.attention import entropy, movement
 from captioner.files import atomic_write

@@ -22,6 +22,7 @@ from captioner.drawing.maps import check_caption
 from captioner.drawing.options import ANIMATIONS, AnimationOptions, check_size, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
+from captioner.option_fields import build_options
 
 _MAX_SIDE = 16_382  # pixels; the largest even side that WebP supports
 _MAX_PIXELS = 3840 * 2160  # of a frame; about 80 frames are in memory while a file is written
@@ -163,7 +164,7 @@ def animate(photo: Photo, caption: Caption, **options: Any) -> Animation:
         ConfigError: An option or the caption is invalid.
         ImageError: The photo cannot be read.
     """
-    wanted = AnimationOptions(**options)
+    wanted = build_options(AnimationOptions, options)
     check_caption(caption)
     scene = Scene(fit_photo(open_image(photo), wanted.panel_size), caption, wanted)
     check_size("animation", scene.width, scene.height, _MAX_SIDE, _MAX_PIXELS)

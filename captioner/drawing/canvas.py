@@ -35,6 +35,8 @@ _OUTLINE = ((3.6, "#000000"), (1.6, "#ffffff"))
 # Set explicitly, so that the user's matplotlibrc has no effect.
 _SETTINGS: Any = {
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the others in viewers of SVG
+    "savefig.bbox": None,
+    "savefig.transparent": False,
     "text.usetex": False,
     "text.antialiased": True,
     "text.hinting": "none",
@@ -85,7 +87,8 @@ class Canvas:
     ) -> None:
         """One line of text; ``y`` is its baseline."""
         if text := printable(text).rstrip():
-            font = FontProperties("sans-serif", weight="bold" if bold else "normal", size=size)
+            weight = "bold" if bold else "normal"
+            font = FontProperties(family="sans-serif", weight=weight, size=size)
             self.figure.text(
                 x, y, text, color=colour, ha=align, va="baseline", parse_math=False,
                 transform=self._down, fontproperties=font, zorder=self._order(),
@@ -152,8 +155,9 @@ class _Picture(Artist):
             return
         figure: Any = self.get_figure()
         bottom = round(figure.bbox.height) - self.y - self.image.height
+        pixels = np.asarray(self.image.convert("RGBA"))[::-1].copy()  # from the bottom up
         context = renderer.new_gc()
-        renderer.draw_image(context, self.x, bottom, np.asarray(self.image.convert("RGBA"))[::-1])
+        renderer.draw_image(context, self.x, bottom, pixels)
         context.restore()
 
 

@@ -22,6 +22,7 @@ from captioner.drawing.options import FIGURES, FigureOptions, check_size, check_
 from captioner.drawing.panels import Block, Masks, check_only, panels_of
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
+from captioner.option_fields import build_options
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -104,7 +105,7 @@ def overlay(
         ConfigError: An option or a caption is invalid, or no caption has a word of ``only``.
         ImageError: The photo cannot be read.
     """
-    wanted = FigureOptions(**options)
+    wanted = build_options(FigureOptions, options)
     given = list(captions) if isinstance(captions, Sequence) else [captions]
     original = open_image(photo)
     _check(given, labels, outlines, wanted, (original.height, original.width))

@@ -30,6 +30,7 @@ from captioner.drawing.maps import check_caption
 from captioner.drawing.options import PAGES, PageOptions, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
+from captioner.option_fields import build_options
 
 VIEWER_ASSETS = ("viewer.css", "zoom.js", "viewer.js")
 """Files of the viewer, which every page includes."""
@@ -92,7 +93,7 @@ def page(
         ImageError: The photo cannot be read.
     """
     several = captions if isinstance(captions, Sequence) else [captions]
-    wanted = PageOptions(**options)
+    wanted = build_options(PageOptions, options)
     return _page([Entry(photo, several, wanted.title, labels)], wanted)
 
 
@@ -107,7 +108,7 @@ def gallery(entries: Iterable[Entry], **options: Any) -> Page:
         ConfigError: An entry or option is invalid, or there are no entries.
         ImageError: A photo cannot be read.
     """
-    return _page(entries, PageOptions(**{"panel_size": 800} | options))
+    return _page(entries, build_options(PageOptions, {"panel_size": 800}, options))
 
 
 def _page(entries: Iterable[Entry], options: PageOptions) -> Page:

@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from captioner.drawing import overlay
+from captioner.drawing.figure import overlay
 from captioner.files import atomic_write
 from captioner.options import TrainConfig
 from captioner.training.validation import Sentence

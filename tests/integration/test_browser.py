@@ -21,8 +21,9 @@ from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
 from captioner.caption import END_NAME, Alternative, Caption, CropBox
-from captioner.drawing import Entry, attention_image, gallery, page
+from captioner.drawing.heatmap import attention_image
 from captioner.drawing.notebook import shown_photo, with_photo
+from captioner.drawing.pages import Entry, gallery, page
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,8 @@ from playwright.sync_api import Page as Tab
 from captioner import load
 from captioner.cli.caption_formats import WRITERS
 from captioner.data.images import open_image
-from captioner.drawing import Entry, attention_image, gallery, shared_scale
+from captioner.drawing.heatmap import attention_image, shared_scale
+from captioner.drawing.pages import Entry, gallery
 from captioner.serving.app import create_app
 from captioner.serving.keys import ApiKeys
 from captioner.serving.limits import Limits

@@ -26,7 +26,7 @@ from playwright.sync_api import expect
 from captioner import load
 from captioner.cli.main import OK, main
 from captioner.data.images import open_image
-from captioner.drawing import attention_image, shared_scale
+from captioner.drawing.heatmap import attention_image, shared_scale
 from captioner.errors import ConfigError
 from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
 from captioner.inference.folder import StoredModel, save_model

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner.caption import Caption
-from captioner.drawing import attention_map
+from captioner.drawing.heatmap import attention_map
 from captioner.errors import ConfigError
 from captioner.evaluation.masks import at_centres, region_coverage
 from captioner.geometry import Axis, Geometry

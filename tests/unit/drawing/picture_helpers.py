@@ -7,10 +7,27 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import Alternative, Caption, CropBox
-from captioner.drawing import attention_image, shared_scale
+from captioner.drawing.heatmap import attention_image, shared_scale
 
 WHOLE = CropBox()
 LUMA = np.array([0.299, 0.587, 0.114])
+
+UNUSUAL = [
+    "pneumonoultramicroscopicsilicovolcanoconiosis" * 3,
+    "猫が座っている",
+    "🐈",
+    "👩‍🚀",
+    "line\nbreak",
+    "nul\0l",
+    "\ud800",
+    "\uffff",
+    "",
+    " ",
+    "שלום",
+    "$\\frac{1}$",
+    "i" * 5000,
+]
+"""Words that a font, matplotlib's mathematics or XML may not like."""
 
 
 def flat(size: tuple[int, int], level: int = 128) -> Image.Image:
