@@ -7,16 +7,16 @@ Nothing is written before everything has been checked.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from captioner.data.coco import read_captions
 from captioner.data.images import image_size
 from captioner.data.importers import (
-    IMPORTERS,
     TABLES,
     UNSPLIT,
     USUAL,
@@ -25,6 +25,7 @@ from captioner.data.importers import (
     Splits,
     detect_layout,
     find_source,
+    import_captions,
 )
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
@@ -104,8 +105,7 @@ def prepare_dataset(
         raise ConfigError(
             f"{source} ({layout}) has no columns; leave out --file-column and --caption-column"
         )
-    read = IMPORTERS[layout]
-    splits = read(source, columns) if layout in TABLES else read(source)
+    splits = import_captions(source, layout, columns)
     if set(splits) == {UNSPLIT}:
         splits = split_randomly(splits[UNSPLIT], validation=validation, test=test, seed=seed)
     return write_coco(splits, folder, images=images, force=force, first_id=first_id)
@@ -205,62 +205,60 @@ def write_coco(
     files = {split: Path(folder, f"captions_{split}.json") for split in splits}
     if existing := [str(file) for file in files.values() if file.exists() and not force]:
         raise DataError(f"{existing[0]} exists; give another folder or --force")
-    _refuse_overlap(splits)
-    for split in {"train", "val", "test"} - splits.keys():
-        _refuse_leak(Path(folder, f"captions_{split}.json"), splits)
+    _refuse_overlap(splits, Path(folder))
     summary = ImportSummary()
     records = {s: _usable(photos, images, summary) for s, photos in splits.items()}
     if not any(records.values()):
         raise DataError(_nothing_left(summary, images))
-    _number(records, first_id)
-    next_id = 1
+    _number([image for kept in records.values() for image, _ in kept], first_id)
+    numbers = itertools.count(1)
     for split, kept in records.items():
         annotations = [
-            {"id": number, "image_id": image["id"], "caption": caption}
-            for number, (image, caption) in enumerate(
-                ((image, caption) for image, captions in kept for caption in captions), next_id
-            )
+            {"id": next(numbers), "image_id": image["id"], "caption": caption}
+            for image, captions in kept
+            for caption in captions
         ]
-        next_id += len(annotations)
         summary.photos[split], summary.captions[split] = len(kept), len(annotations)
         if kept:
-            _write_split(files[split], split, [image for image, _ in kept], annotations)
+            content = {
+                "info": {"description": f"{split} captions, imported by captioner"},
+                "licenses": [],
+                "images": [image for image, _ in kept],
+                "annotations": annotations,
+            }
+            try:
+                atomic_write(files[split], json.dumps(content) + "\n")
+            except OSError as error:
+                raise DataError(f"{files[split]}: cannot be written ({error.strerror})") from error
             summary.files[split] = files[split]
     return summary
 
 
-def _refuse_overlap(splits: Splits) -> None:
+def _refuse_overlap(splits: Splits, folder: Path) -> None:
+    """Refuse a photo that is in two splits, or in one that the folder already holds."""
     split_of: dict[str, str] = {}
     for split, photos in splits.items():
         for photo in photos:
-            other = split_of.setdefault(photo.file_name, split)
-            if other != split:
+            if (other := split_of.setdefault(photo.file_name, split)) != split:
                 raise DataError(f"{photo.file_name} is in two splits, {other} and {split}")
-
-
-def _refuse_leak(other: Path, splits: Splits) -> None:
-    """Refuse an existing split that holds some of these photos."""
-    try:
-        names, _ = read_captions([other])
-    except DataError:
-        return  # missing, or not captions
-    held = set(names.values())
-    shared = [p.file_name for photos in splits.values() for p in photos if p.file_name in held]
-    if shared:
-        raise DataError(
-            f"{other} exists and holds {len(shared)} of these photos ({_first_three(shared)}); "
-            "remove it, or give another folder"
-        )
-
-
-_Kept: TypeAlias = list[tuple[dict[str, Any], list[str]]]
+    for split in {"train", "val", "test"} - splits.keys():
+        file = folder / f"captions_{split}.json"
+        try:
+            names, _ = read_captions([file])
+        except DataError:
+            continue  # missing, or not captions
+        if shared := sorted(set(names.values()) & split_of.keys()):
+            raise DataError(
+                f"{file} exists and holds {len(shared)} of these photos ({_first_three(shared)}); "
+                "remove it, or give another folder"
+            )
 
 
 def _usable(
     photos: list[ImportedPhoto], images: str | Path | None, summary: ImportSummary
-) -> _Kept:
+) -> list[tuple[dict[str, Any], list[str]]]:
     """Image records (ids may be None) with captions; counts what is dropped in the summary."""
-    kept: _Kept = []
+    kept = []
     for photo in photos:
         captions = [caption.strip() for caption in photo.captions if caption.strip()]
         summary.empty_captions += len(photo.captions) - len(captions)
@@ -278,9 +276,8 @@ def _usable(
     return kept
 
 
-def _number(records: dict[str, _Kept], first: int) -> None:
-    """Give each image record a unique id over all splits."""
-    images = [image for kept in records.values() for image, _ in kept]
+def _number(images: list[dict[str, Any]], first: int) -> None:
+    """Give each image record a unique id."""
     names: dict[int, str] = {}
     for image in images:
         if image["id"] is not None:
@@ -290,26 +287,10 @@ def _number(records: dict[str, _Kept], first: int) -> None:
                     "give each photo its own"
                 )
             names[image["id"]] = image["file_name"]
-    following = max([first - 1, *names])
+    numbers = itertools.count(max([first - 1, *names]) + 1)
     for image in images:
         if image["id"] is None:
-            following += 1
-            image["id"] = following
-
-
-def _write_split(
-    file: Path, split: str, images: list[dict[str, Any]], annotations: list[dict[str, Any]]
-) -> None:
-    content = {
-        "info": {"description": f"{split} captions, imported by captioner"},
-        "licenses": [],
-        "images": images,
-        "annotations": annotations,
-    }
-    try:
-        atomic_write(file, json.dumps(content) + "\n")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be written ({error.strerror})") from error
+            image["id"] = next(numbers)
 
 
 def _nothing_left(summary: ImportSummary, images: str | Path | None) -> str:

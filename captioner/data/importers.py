@@ -9,8 +9,9 @@
     imagefolder Hugging Face's image folder with metadata.jsonl or metadata.csv   if it has them
     coco        COCO captions file                                                none
 
-Photos of a layout without splits are returned under ``"all"``. Importers return everything, empty
-captions included; `captioner.data.dataset` splits, filters and writes.
+Each layout has a reader of `Row`; `import_captions` joins the rows of a photo. Photos without a
+split are returned under ``"all"``. Everything is returned, empty captions included;
+`captioner.data.dataset` splits, filters and writes.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from captioner.data.coco import Fields, read_coco, read_json
 from captioner.errors import DataError
 
 UNSPLIT = "all"
-"""Split name for layouts without splits."""
+"""Split name for photos without a split."""
 
 
 @dataclass(frozen=True)
@@ -46,34 +47,95 @@ class ImportedPhoto:
 Splits: TypeAlias = dict[str, list[ImportedPhoto]]
 
 
-# --- Karpathy's splits ----------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Columns:
+    """Names of a table's columns; None: the usual names, in any case."""
+
+    file: str | None = None
+    caption: str | None = None
 
 
-def import_karpathy(path: str | Path) -> Splits:
-    """Read a dataset_*.json file of Karpathy and Fei-Fei (2015).
+USUAL = Columns()
+
+
+class Row(NamedTuple):
+    """A photo with some of its captions."""
+
+    where: str
+    """For messages, such as ``captions.csv:12``."""
+    file_name: str
+    captions: list[str]
+    split: str = UNSPLIT
+    image_id: int | None = None
+
+
+Reader: TypeAlias = Callable[[Path, Columns], Iterator[Row]]
+
+
+def import_captions(path: str | Path, layout: str, columns: Columns = USUAL) -> Splits:
+    """Read captions.
 
     Args:
-        path: JSON file.
+        path: File, or image folder.
+        layout: A key of `IMPORTERS`.
+        columns: Of a table (`TABLES`).
 
     Returns:
-        Photos of train (including COCO's ``restval``, as is usual), val and test; the id is
-        ``cocoid`` or else ``imgid``.
+        The photos by split.
 
     Raises:
-        DataError: The file is missing, not JSON, or of another form.
+        DataError: A file is missing or not of this layout, or a photo is in two splits.
     """
+    captions: dict[tuple[str, int | None], list[str]] = {}
+    split_of: dict[str, str] = {}
+    for row in IMPORTERS[layout](Path(path), columns):
+        name = row.file_name.strip()
+        if not name:
+            raise DataError(f"{row.where}: the file name is empty")
+        if (other := split_of.setdefault(name, row.split)) != row.split:
+            raise DataError(f"{row.where}: {name} is in two splits, {other} and {row.split}")
+        captions.setdefault((name, row.image_id), []).extend(row.captions)
     splits: Splits = {}
-    for where, image in _records(read_json(Path(path)), "images", str(path)):
-        name = _get(image, "filename", str, where)
-        if image.get("filepath"):
-            name = f"{_get(image, 'filepath', str, where)}/{name}"
-        split = _get(image, "split", str, where)
-        split = "train" if split == "restval" else split
-        sentences = [_get(s, "raw", str, at) for at, s in _records(image, "sentences", where)]
-        number = next((key for key in ("cocoid", "imgid") if image.get(key) is not None), None)
-        image_id = None if number is None else _get(image, number, int, where)
-        splits.setdefault(split, []).append(ImportedPhoto(name, tuple(sentences), image_id))
+    for (name, image_id), texts in captions.items():
+        photo = ImportedPhoto(name, tuple(texts), image_id)
+        splits.setdefault(split_of[name], []).append(photo)
     return splits
+
+
+# --- JSON files -----------------------------------------------------------------------------------
+
+_COCO_FIELDS: Fields = {
+    "images": {"id": (int,), "file_name": (str,)},
+    "annotations": {"image_id": (int,), "caption": (str,)},
+}
+
+
+def _read_coco(path: Path, _: Columns) -> Iterator[Row]:
+    data = read_coco(path, _COCO_FIELDS, "captions")
+    captions: dict[int, list[str]] = {image["id"]: [] for image in data["images"]}
+    for number, entry in enumerate(data["annotations"]):
+        if entry["image_id"] not in captions:
+            raise DataError(
+                f"{path}: annotations[{number}]: image_id {entry['image_id']} is not in the file"
+            )
+        captions[entry["image_id"]].append(entry["caption"])
+    for image in data["images"]:
+        yield Row(str(path), image["file_name"], captions[image["id"]], UNSPLIT, image["id"])
+
+
+def _read_karpathy(path: Path, _: Columns) -> Iterator[Row]:
+    """The splits of Karpathy and Fei-Fei (2015); ``restval`` is for training, as is usual."""
+    for number, image in enumerate(read_json(path).get("images") or [None]):
+        where = f"{path}: images[{number}]"
+        try:
+            name = "/".join(part for part in (image.get("filepath"), image["filename"]) if part)
+            texts = [str(sentence["raw"]) for sentence in image["sentences"]]
+            split = "train" if image["split"] == "restval" else str(image["split"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{where} is not an entry of Karpathy's ({error}); give his dataset_*.json"
+            ) from error
+        yield Row(where, name, texts, split, image.get("cocoid", image.get("imgid")))
 
 
 # --- Flickr8k -------------------------------------------------------------------------------------
@@ -87,61 +149,39 @@ _TOKEN_FILES = (".token.txt", ".token")
 _DUPLICATE = re.compile(r"(\.jpe?g)\.\d+$", re.IGNORECASE)
 
 
-def import_flickr8k(path: str | Path) -> Splits:
-    """Read Flickr8k as published; Flickr30k's .token file has the same format.
+def _read_flickr8k(path: Path, _: Columns) -> Iterator[Row]:
+    """Flickr8k as published; Flickr30k's .token file has the same format.
 
     Captions of a duplicate file (``2258277193_586949ec62.jpg.1``) are used only if its photo has
     none. If there are split lists, photos that are in none of them are left out.
-
-    Args:
-        path: Token file (``name.jpg#0<tab>caption``).
-
-    Returns:
-        Photos of the splits whose lists are beside the token file; without lists, all photos.
-
-    Raises:
-        DataError: A file is missing, or a line cannot be parsed.
     """
-    token_file = Path(path)
-    captions, duplicates = _read_tokens(token_file)
-    for name, texts in duplicates.items():
-        captions.setdefault(name, texts)
-    lists = {
-        split: token_file.with_name(name)
-        for split, name in _FLICKR8K_LISTS.items()
-        if token_file.with_name(name).is_file()
-    }
-    if not lists:
-        return {UNSPLIT: [ImportedPhoto(name, tuple(texts)) for name, texts in captions.items()]}
-    splits: Splits = {}
-    for split, file in lists.items():
-        names = [_DUPLICATE.sub(r"\1", line.strip()) for _, line in _lines(file)]
-        splits[split] = [
-            ImportedPhoto(name, tuple(captions.get(name, ()))) for name in dict.fromkeys(names)
-        ]
-    return splits
-
-
-def _read_tokens(path: Path) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Captions by photo: of the photos, and of their duplicate files."""
     captions: dict[str, list[str]] = {}
     duplicates: dict[str, list[str]] = {}
-    for number, line in _lines(path):
+    for where, line in _lines(path):
         key, tab, caption = line.partition("\t")
-        name, _, index = key.rpartition("#")
+        name, _hash, index = key.rpartition("#")
         if not tab or not name or not index.isdigit():
-            raise DataError(
-                f"{path}:{number}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}"
-            )
+            raise DataError(f"{where}: expected 'name.jpg#0<tab>caption', got {line[:40]!r}")
         photo = _DUPLICATE.sub(r"\1", name)
         (captions if photo == name else duplicates).setdefault(photo, []).append(caption)
-    return captions, duplicates
+    captions = captions | {k: v for k, v in duplicates.items() if k not in captions}
+    lists = {split: path.with_name(name) for split, name in _FLICKR8K_LISTS.items()}
+    lists = {split: file for split, file in lists.items() if file.is_file()}
+    if not lists:
+        yield from (Row(str(path), name, texts) for name, texts in captions.items())
+    for split, file in lists.items():
+        names = (_DUPLICATE.sub(r"\1", line.strip()) for _, line in _lines(file))
+        for name in dict.fromkeys(names):
+            yield Row(str(file), name, captions.get(name, []), split)
 
 
 # --- Tables ---------------------------------------------------------------------------------------
 
-_FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_name", "path")
-_CAPTION_COLUMNS = ("caption", "text", "sentence", "comment")
+_USUAL_NAMES = {
+    "file": ("file", "filename", "file_name", "image", "image_name", "path"),
+    "caption": ("caption", "text", "sentence", "comment"),
+}
+_SEPARATORS = "\t|;,"
 _SPLIT_NAMES = {
     **dict.fromkeys(("train", "training", "restval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
@@ -149,217 +189,129 @@ _SPLIT_NAMES = {
 }
 
 
-def import_kaggle(path: str | Path) -> Splits:
-    """Read Kaggle's captions.txt, where the caption is all that follows a line's first comma.
-
-    Args:
-        path: File with the header ``image,caption``; captions may be quoted.
-
-    Returns:
-        All photos, without splits.
-
-    Raises:
-        DataError: The file is missing, or a line cannot be parsed.
-    """
-    captions: dict[str, list[str]] = {}
-    lines = _lines(Path(path))
-    number, header = next(lines)
+def _read_kaggle(path: Path, _: Columns) -> Iterator[Row]:
+    """Kaggle's captions.txt, where the caption is all that follows a line's first comma."""
+    lines = _lines(path)
+    where, header = next(lines)
     if not _is_kaggle(header):
-        raise DataError(
-            f"{path}:{number}: expected the header 'image,caption', got {header[:40]!r}"
-        )
-    for number, line in lines:
+        raise DataError(f"{where}: expected the header 'image,caption', got {header[:40]!r}")
+    for where, line in lines:
         name, comma, caption = line.partition(",")
-        if not comma or not name.strip():
-            raise DataError(f"{path}:{number}: expected 'image,caption', got {line[:40]!r}")
-        captions.setdefault(name.strip(), []).append(_unquote(caption.strip()))
-    return {UNSPLIT: [ImportedPhoto(name, tuple(texts)) for name, texts in captions.items()]}
+        if not comma:
+            raise DataError(f"{where}: expected 'image,caption', got {line[:40]!r}")
+        yield Row(where, name, [_unquote(caption.strip())])
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of a table's columns; None: the usual names, in any case."""
+def _read_csv(path: Path, columns: Columns) -> Iterator[Row]:
+    """A table with one caption per row.
 
-    file: str | None = None
-    caption: str | None = None
-
-
-USUAL = Columns()
-
-
-def import_csv(path: str | Path, columns: Columns = USUAL) -> Splits:
-    """Read a table with one caption per row.
-
-    The separator is the first of tab, ``|``, ``;`` and ``,`` that splits the header into a file
-    column (file, filename, file_name, image, image_name, path) and a caption column (caption, text,
-    sentence, comment), or the columns that are given; a ``split`` column is optional. With comma
-    and semicolon, quotes work as in RFC 4180; with tab and ``|`` they matter only around a whole
-    field, as in Flickr30k's results.csv.
-
-    Args:
-        path: The table.
-        columns: Names of the columns.
-
-    Returns:
-        The photos by split; without a split column, all photos.
-
-    Raises:
-        DataError: The file or a column is missing, a row cannot be parsed, or a photo is in two
-            splits.
+    The separator is the first of tab, ``|``, ``;`` and ``,`` that splits the header into a file and
+    a caption column. With comma and semicolon, quotes work as in RFC 4180; with tab and ``|`` they
+    matter only around a whole field, as in Flickr30k's results.csv.
     """
     text = _read_text(path)
-    first = text.split("\n", 1)[0]
-    for separator in _SEPARATORS:
-        names = _header(first, separator)
-        found = _find_columns(names, columns)
-        if len(found) == 2:
-            break
-    else:
-        raise DataError(f"{path}:1: {_missing_columns(_widest_header(first), columns)}")
-    rows = []
-    for number, row in _rows(text, separator, len(names), path):
+    headers = {separator: _header(text, separator) for separator in _SEPARATORS}
+    fitting = [s for s, names in headers.items() if len(_find_columns(names, columns)) == 2]
+    if not fitting:
+        widest = max(headers.values(), key=len)
+        raise DataError(f"{path}:1: {_missing_columns(widest, columns)}")
+    separator = fitting[0]
+    names = headers[separator]
+    split_rows = _split_lines if separator in "\t|" else _parse_csv
+    for number, row in split_rows(text, separator, len(names), path):
         if len(row) != len(names):
             raise DataError(
                 f"{path}:{number}: {len(row)} fields, but the header has {len(names)};"
                 f" put quotes around a field that holds {separator!r}"
             )
-        split = row[names.index("split")] if "split" in names else None
-        rows.append((f"{path}:{number}", row[found["file"]], [row[found["caption"]]], split))
-    return _collect(rows)
+        yield _table_row(f"{path}:{number}", dict(zip(names, row, strict=True)), columns)
 
 
-def import_jsonl(path: str | Path, columns: Columns = USUAL) -> Splits:
-    """Read JSON Lines: one object per photo or caption, with the keys of `import_csv`'s columns.
-
-    The caption may be a list of captions.
-
-    Raises:
-        DataError: As `import_csv`.
-    """
-    rows = []
-    for number, line in _lines(Path(path)):
-        where = f"{path}:{number}"
+def _read_jsonl(path: Path, columns: Columns) -> Iterator[Row]:
+    """One object per photo or caption; the caption may be a list of captions."""
+    for where, line in _lines(path):
         try:
             record = json.loads(line)
         except ValueError as error:
             raise DataError(f"{where}: not JSON ({error})") from error
         if not isinstance(record, dict):
             raise DataError(f"{where}: not a JSON object")
-        keys = list(record)
-        found = _find_columns([key.strip().lower() for key in keys], columns)
-        if len(found) < 2:
-            raise DataError(f"{where}: {_missing_columns(keys, columns)}")
-        name, caption = (record[keys[found[kind]]] for kind in ("file", "caption"))
-        texts = caption if isinstance(caption, list) else [caption]
-        if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
-            raise DataError(f"{where}: file name and caption are not text")
-        split = record.get("split")
-        rows.append((where, name, texts, None if split is None else str(split)))
-    return _collect(rows)
+        yield _table_row(where, record, columns)
 
 
-def import_imagefolder(path: str | Path, columns: Columns = USUAL) -> Splits:
-    """Read an image folder of Hugging Face ``datasets``.
+def _table_row(where: str, record: dict[str, Any], columns: Columns) -> Row:
+    """A row of a table, from its values by column."""
+    keys = list(record)
+    found = _find_columns(keys, columns)
+    if len(found) < 2:
+        raise DataError(f"{where}: {_missing_columns(keys, columns)}")
+    name, caption = (record[keys[found[kind]]] for kind in ("file", "caption"))
+    texts = caption if isinstance(caption, list) else [caption]
+    if not isinstance(name, str) or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{where}: file name and caption are not text")
+    split = record.get("split")
+    if split is None:
+        return Row(where, name, texts)
+    known = _SPLIT_NAMES.get(str(split).strip().lower())
+    if known is None:
+        raise DataError(f"{where}: unknown split {split!r}; allowed: {', '.join(_SPLIT_NAMES)}")
+    return Row(where, name, texts, known)
 
-    Args:
-        path: Folder with ``metadata.jsonl`` or ``metadata.csv``, or with folders of splits (train,
-            validation, test) that hold one each.
-        columns: Names of the columns, usually ``file_name`` and ``text``.
 
-    Returns:
-        The photos by split, with paths relative to the folder; without split folders, all photos.
-
-    Raises:
-        DataError: As `import_csv`.
-    """
-    splits: Splits = {}
-    files = _metadata_files(Path(path))
+def _read_imagefolder(path: Path, columns: Columns) -> Iterator[Row]:
+    """An image folder of Hugging Face ``datasets``: its metadata, or that of its split folders."""
+    files = _metadata_files(path)
     if not files:
-        problem = (
-            "has no metadata.jsonl or metadata.csv"
-            if Path(path).is_dir()
-            else "cannot be read (No such folder)"
+        raise DataError(
+            f"{path}: cannot be read (No such folder with metadata.jsonl or metadata.csv); give an "
+            "image folder of Hugging Face datasets"
         )
-        raise DataError(f"{path}: {problem}; give an image folder of Hugging Face datasets")
     for file in files:
-        read = import_jsonl if file.suffix == ".jsonl" else import_csv
-        if file.parent == Path(path):
-            return read(file, columns)
+        read = _read_jsonl if file.suffix == ".jsonl" else _read_csv
         folder = file.parent.name
-        photos = [photo for found in read(file, columns).values() for photo in found]
-        splits.setdefault(_SPLIT_NAMES[folder.lower()], []).extend(
-            ImportedPhoto(f"{folder}/{photo.file_name}", photo.captions) for photo in photos
-        )
-    return splits
+        for row in read(file, columns):
+            if file.parent == path:
+                yield row
+            else:
+                split = _SPLIT_NAMES[folder.lower()]
+                yield row._replace(file_name=f"{folder}/{row.file_name}", split=split)
 
 
 def _metadata_files(folder: Path) -> list[Path]:
     """The metadata of an image folder: its own, or else that of its split folders."""
     if not folder.is_dir():
         return []
-    inside = [
-        one for one in sorted(folder.iterdir()) if one.is_dir() and one.name.lower() in _SPLIT_NAMES
-    ]
+    splits = [path for path in sorted(folder.iterdir()) if path.name.lower() in _SPLIT_NAMES]
+    names = ("metadata.jsonl", "metadata.csv")
     own, of_splits = (
-        [
-            each / name
-            for each in folders
-            for name in ("metadata.jsonl", "metadata.csv")
-            if (each / name).is_file()
-        ]
-        for folders in ([folder], inside)
+        [path / name for path in paths for name in names if (path / name).is_file()]
+        for paths in ([folder], splits)
     )
     return own[:1] or of_splits
 
 
-def _collect(rows: Iterable[tuple[str, str, list[str], str | None]]) -> Splits:
-    """The photos of a table's rows: location, file name, captions, and name of the split."""
-    captions: dict[str, list[str]] = {}
-    split_of: dict[str, str] = {}
-    for where, text, texts, given in rows:
-        name = text.strip()
-        if not name:
-            raise DataError(f"{where}: the file name is empty")
-        split = UNSPLIT if given is None else _split_name(given, where)
-        if split_of.setdefault(name, split) != split:
-            raise DataError(f"{where}: {name} is in two splits, {split_of[name]} and {split}")
-        captions.setdefault(name, []).extend(texts)
-    splits: Splits = {}
-    for name, texts in captions.items():
-        splits.setdefault(split_of[name], []).append(ImportedPhoto(name, tuple(texts)))
-    return splits
-
-
-_SEPARATORS = "\t|;,"
-
-
-def _header(line: str, separator: str) -> list[str]:
-    """Column names in lower case."""
+def _header(text: str, separator: str) -> list[str]:
+    """Column names in the first line, in lower case."""
+    line = text.split("\n", 1)[0]
     return [_unquote(name.strip()).strip().lower() for name in line.split(separator)]
-
-
-def _widest_header(line: str) -> list[str]:
-    """The column names with the separator that gives most of them."""
-    return max((_header(line, separator) for separator in _SEPARATORS), key=len)
 
 
 def _find_columns(names: Sequence[str], columns: Columns) -> dict[str, int]:
     """Index of the file and of the caption column, as far as they are there."""
+    lower = [name.strip().lower() for name in names]
     found = {}
-    for kind, given, usual in (
-        ("file", columns.file, _FILE_COLUMNS),
-        ("caption", columns.caption, _CAPTION_COLUMNS),
-    ):
+    for kind, usual in _USUAL_NAMES.items():
+        given = getattr(columns, kind)
         accepted = usual if given is None else (given.strip().lower(),)
-        if index := [names.index(name) for name in accepted if name in names]:
+        if index := [lower.index(name) for name in accepted if name in lower]:
             found[kind] = index[0]
     return found
 
 
 def _missing_columns(names: Sequence[str], columns: Columns) -> str:
     """Which columns are missing, which there are, and what to give."""
-    found = _find_columns([name.lower() for name in names], columns)
-    missing = [kind for kind in ("file", "caption") if kind not in found]
+    found = _find_columns(names, columns)
+    missing = [kind for kind in _USUAL_NAMES if kind not in found]
     wanted = " and ".join(
         f"no {kind} column" if (given := getattr(columns, kind)) is None else f"no column {given!r}"
         for kind in missing
@@ -368,20 +320,26 @@ def _missing_columns(names: Sequence[str], columns: Columns) -> str:
     return f"{wanted}; the columns are {', '.join(names)[:200]}: name the right one with {options}"
 
 
-def _rows(
-    text: str, separator: str, count: int, path: str | Path
+def _split_lines(
+    text: str, separator: str, count: int, path: Path
 ) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of every non-blank row after the header."""
-    if separator in "\t|":
-        for number, line in enumerate(text.split("\n")[1:], start=2):
-            row = [_unquote(cell.strip()) for cell in line.rstrip("\r").split(separator)]
-            # Flickr30k's results.csv has three columns, and lacks one '|' in one line.
-            lacks_one = separator == "|" and (count, len(row)) == (3, 2)
-            if lacks_one and (fields := re.match(r"(\d+)\s+(.*)", row[1])):
-                row[1:] = fields.groups()
-            if any(row):
-                yield number, row
-        return
+    """Line number and fields of every non-blank line after the header."""
+    del path
+    for number, line in enumerate(text.split("\n")[1:], start=2):
+        row = [_unquote(cell.strip()) for cell in line.rstrip("\r").split(separator)]
+        # Flickr30k's results.csv has three columns, and lacks one '|' in one line.
+        lacks_one = separator == "|" and (count, len(row)) == (3, 2)
+        if lacks_one and (fields := re.match(r"(\d+)\s+(.*)", row[1])):
+            row[1:] = fields.groups()
+        if any(row):
+            yield number, row
+
+
+def _parse_csv(
+    text: str, separator: str, count: int, path: Path
+) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of every non-blank record after the header."""
+    del count
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         next(reader)
@@ -399,77 +357,21 @@ def _unquote(text: str) -> str:
     return inner.replace('""', '"') if enclosed and '"' not in inner.replace('""', "") else text
 
 
-def _split_name(text: str, where: str) -> str:
-    name = _SPLIT_NAMES.get(text.strip().lower())
-    if name is None:
-        raise DataError(
-            f"{where}: unknown split {text.strip()!r}; allowed: {', '.join(_SPLIT_NAMES)}"
-        )
-    return name
-
-
-def _is_table(path: Path, header: str) -> bool:
-    """Whether a file has the usual columns, or at least the name of a table."""
-    known = any(len(_find_columns(_header(header, s), USUAL)) == 2 for s in _SEPARATORS)
-    return known or path.suffix.lower() in (".csv", ".tsv")
-
-
-def _is_kaggle(header: str) -> bool:
-    return header.strip().lower() == "image,caption"
-
-
-# --- COCO -----------------------------------------------------------------------------------------
-
-
-_FIELDS: Fields = {
-    "images": {"id": (int,), "file_name": (str,)},
-    "annotations": {"image_id": (int,), "caption": (str,)},
-}
-
-
-def import_coco(path: str | Path) -> Splits:
-    """Read a COCO captions file, for splitting it.
-
-    Args:
-        path: JSON file.
-
-    Returns:
-        All photos with their ids, without splits.
-
-    Raises:
-        DataError: The file is missing or not COCO captions.
-    """
-    data = read_coco(path, _FIELDS, "captions")
-    captions: dict[int, list[str]] = {image["id"]: [] for image in data["images"]}
-    for number, entry in enumerate(data["annotations"]):
-        if entry["image_id"] not in captions:
-            raise DataError(
-                f"{path}: annotations[{number}]: image_id {entry['image_id']} is not in the file"
-            )
-        captions[entry["image_id"]].append(entry["caption"])
-    return {
-        UNSPLIT: [
-            ImportedPhoto(image["file_name"], tuple(captions[image["id"]]), image["id"])
-            for image in data["images"]
-        ]
-    }
-
-
 # --- All layouts ----------------------------------------------------------------------------------
 
 TABLES = ("csv", "jsonl", "imagefolder")
-"""Layouts whose importers take `Columns` as well."""
+"""Layouts that have `Columns`."""
 
-IMPORTERS: dict[str, Callable[..., Splits]] = {
-    "karpathy": import_karpathy,
-    "flickr8k": import_flickr8k,
-    "kaggle": import_kaggle,
-    "csv": import_csv,
-    "jsonl": import_jsonl,
-    "imagefolder": import_imagefolder,
-    "coco": import_coco,
+IMPORTERS: dict[str, Reader] = {
+    "karpathy": _read_karpathy,
+    "flickr8k": _read_flickr8k,
+    "kaggle": _read_kaggle,
+    "csv": _read_csv,
+    "jsonl": _read_jsonl,
+    "imagefolder": _read_imagefolder,
+    "coco": _read_coco,
 }
-"""Importer by layout."""
+"""Reader by layout."""
 
 
 def find_source(path: str | Path, layout: str = "auto") -> Path:
@@ -505,18 +407,12 @@ def find_source(path: str | Path, layout: str = "auto") -> Path:
 
 
 def detect_layout(path: str | Path) -> str:
-    """Detect the layout of a file from its name and content.
-
-    Args:
-        path: The file.
-
-    Returns:
-        A key of `IMPORTERS`.
+    """Detect the layout of a file, a key of `IMPORTERS`, from its name and content.
 
     Raises:
         DataError: The layout is unknown, or the file cannot be read.
     """
-    layout = _layout_of_file(Path(path))
+    layout = _layout_of(Path(path))
     if layout is None:
         raise DataError(
             f"{path}: unknown layout; give a CSV or JSON Lines file with a file and a caption"
@@ -527,12 +423,12 @@ def detect_layout(path: str | Path) -> str:
     return layout
 
 
-def _layout_of_file(path: Path) -> str | None:
+def _layout_of(path: Path) -> str | None:
     if _metadata_files(path) or path.suffix.lower() == ".jsonl":
         return "imagefolder" if path.is_dir() else "jsonl"
     text = _read_text(path)
     if text.lstrip().startswith(("{", "[")):
-        data = read_json(Path(path))
+        data = read_json(path)
         images = data.get("images")
         first_image = images[0] if isinstance(images, list) and images else None
         if isinstance(first_image, dict) and "sentences" in first_image:
@@ -543,16 +439,18 @@ def _layout_of_file(path: Path) -> str | None:
         return "flickr8k"
     if _is_kaggle(first):
         return "kaggle"
-    return "csv" if _is_table(path, first) else None
+    known = any(len(_find_columns(_header(text, s), USUAL)) == 2 for s in _SEPARATORS)
+    return "csv" if known or path.suffix.lower() in (".csv", ".tsv") else None
 
 
-# --- Reading --------------------------------------------------------------------------------------
+def _is_kaggle(header: str) -> bool:
+    return header.strip().lower() == "image,caption"
 
 
-def _read_text(path: str | Path) -> str:
+def _read_text(path: Path) -> str:
     """The text of a UTF-8 file, with or without a byte order mark."""
     try:
-        content = Path(path).read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     try:
@@ -567,24 +465,8 @@ def _read_text(path: str | Path) -> str:
     return text
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Line number from 1 and text of every non-blank line."""
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Location and text of every non-blank line."""
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if line.strip():
-            yield number, line.rstrip("\r")
-
-
-def _records(data: dict[str, Any], key: str, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a list in a JSON object, each with its location for messages."""
-    for index, record in enumerate(_get(data, key, list, where)):
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: {key}[{index}] is not an object")
-        yield f"{where}: {key}[{index}]", record
-
-
-def _get(record: dict[str, Any], key: str, kind: type, where: str) -> Any:
-    value = record.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        problem = "has no" if value is None else f"has {value!r:.30} as"
-        raise DataError(f"{where} {problem} {key!r} ({kind.__name__})")
-    return value
+            yield f"{path}:{number}", line.rstrip("\r")

@@ -19,8 +19,7 @@ from captioner.data.importers import (
     ImportedPhoto,
     Splits,
     find_source,
-    import_coco,
-    import_flickr8k,
+    import_captions,
 )
 from captioner.errors import ConfigError, DataError
 
@@ -108,13 +107,13 @@ def test_pycocotools_reads_the_files(tmp_path: Path):
 def test_written_files_can_be_imported_again(tmp_path: Path):
     photos = [photo("a.jpg", "one", "two", image_id=7), photo("b.jpg", "three", image_id=2)]
     write_coco({UNSPLIT: photos}, tmp_path)
-    assert import_coco(tmp_path / "captions_all.json") == {UNSPLIT: photos}
+    assert import_captions(tmp_path / "captions_all.json", "coco") == {UNSPLIT: photos}
 
 
 def test_invalid_unicode_is_kept(tmp_path: Path):
     photos = [photo("\udcff.jpg", "a \ud83d dog"), photo("b.jpg"), photo("c.jpg")]
     write_coco(split_randomly(photos), tmp_path)
-    found = [p for file in tmp_path.iterdir() for p in import_coco(file)[UNSPLIT]]
+    found = [p for file in tmp_path.iterdir() for p in import_captions(file, "coco")[UNSPLIT]]
     assert {(p.file_name, p.captions) for p in found} == {(p.file_name, p.captions) for p in photos}
 
 
@@ -221,7 +220,7 @@ def test_an_existing_split_may_not_share_photos(tmp_path: Path):
 @real_data
 def test_flickr8k_as_published(tmp_path: Path):
     path = DATA / "flickr8k"
-    read = import_flickr8k(find_source(path))
+    read = import_captions(find_source(path), "flickr8k")
     few = {split: photos[:50] for split, photos in read.items()}
     summary = write_coco(few, tmp_path, images=path / "images")
     assert (summary.photos["train"], summary.missing_photos) == (50, [])
@@ -232,7 +231,9 @@ def test_flickr8k_as_published(tmp_path: Path):
 @pytest.mark.data
 @real_data
 def test_coco_as_published():
-    (photos,) = import_coco(DATA / "coco_mini" / "annotations" / "captions.json").values()
+    (photos,) = import_captions(
+        DATA / "coco_mini" / "annotations" / "captions.json", "coco"
+    ).values()
     splits = split_randomly(photos)
     sizes = {split: len(part) for split, part in splits.items()}
     assert sizes == {"train": 548, "val": 69, "test": 69}
