@@ -19,20 +19,18 @@ import math
 import sys
 import time
 from contextlib import nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
-from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.inference.captioner import Captioner
@@ -41,7 +39,7 @@ from captioner.inference.folder import CARD, StoredModel, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import Losses
 from captioner.training.checks import setting_warnings
-from captioner.training.objectives import EPOCH_SUMS, Task, build_objective, means
+from captioner.training.objectives import Task, build_objective
 from captioner.training.optim import (
     RunningAverage,
     average_models,
@@ -52,6 +50,7 @@ from captioner.training.optim import (
 from captioner.training.run import RunFolder, Stop, stop_signals
 from captioner.training.setup import Setup
 from captioner.training.state import Progress, TrainingState, resume_settings
+from captioner.training.sums import Sums, means
 from captioner.training.trackers import Trackers
 from captioner.training.validation import (
     Sentence,
@@ -128,7 +127,7 @@ class Trainer:
         self.objective = build_objective(
             config, setup.train, setup.stored, self.total_steps, teachers
         )
-        self._sums = torch.zeros(len(EPOCH_SUMS), dtype=torch.float64, device=self.device)
+        self.sums = Sums(self.device)
         self._clock = time.monotonic()
 
     @property
@@ -146,7 +145,7 @@ class Trainer:
         progress, config = self.progress, self.training
         ending = progress.ending(config)
         if ending and (not self._several() or self.folder.average.exists()):
-            self._write_card(replace=False)  # missing if it was killed just before its end
+            self._write_card()  # missing if it was killed just before its end
             self._print(f"already complete: {ending}")
             return progress
         trackers = Trackers(config.trackers, self.folder, active=self.main)
@@ -190,6 +189,12 @@ class Trainer:
         self._write_card(replace=True)
         return progress
 
+    def _write_card(self, *, replace: bool = False) -> None:
+        """Write the best model's card; ``replace`` one that is there."""
+        best = self.folder.best
+        if self.main and best.is_dir() and (replace or not (best / CARD).exists()):
+            write_card(best)
+
     def step(self, batch: Batch) -> None:
         """Take one optimizer step on this process's share of a batch.
 
@@ -223,7 +228,11 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         if average is not None:
             average.update_parameters(self.model)
-        self._add_sums(loss_sum, norm, {"words": float(count), **self.objective.sums()})
+        if norm is not None and scaler.is_enabled():
+            norm = norm.nan_to_num(0, 0, 0)  # an overflow is normal
+        counted = {"words": float(count), **self.objective.sums()}
+        step_sums = self.sums.step(loss_sum, norm if self.main else None, counted)
+        self.sums.values += accelerator.reduce(step_sums)
 
     def _tasks(self, part: Batch) -> list[Task]:
         images = upload(part.images, self.device)
@@ -236,17 +245,6 @@ class Trainer:
 
     # --- Sums and logs ---
 
-    def _add_sums(self, loss: Tensor, norm: Tensor | None, counted: dict[str, float]) -> None:
-        """Add a step to the sums on the device."""
-        values = torch.tensor([counted.get(name, 0.0) for name in EPOCH_SUMS], dtype=torch.float64)
-        step_sums = upload(values, self.device)
-        sums = dict(zip(EPOCH_SUMS, step_sums, strict=True))  # views
-        sums["loss"] += loss
-        if norm is not None and self.main:  # all processes have the same
-            overflow_is_normal = self.state.scaler.is_enabled()
-            sums["gradient_norm"] += norm.nan_to_num(0, 0, 0) if overflow_is_normal else norm
-        self._sums += self.accelerator.reduce(step_sums)
-
     def collect(self) -> None:
         """Move the sums from the device to the progress, and count the time.
 
@@ -254,8 +252,7 @@ class Trainer:
             CheckpointError: The loss or the gradient norm is not finite.
         """
         progress, now = self.progress, time.monotonic()
-        added = dict(zip(EPOCH_SUMS, self._sums.tolist(), strict=True))
-        self._sums.zero_()
+        added = self.sums.collect()
         scaler = self.state.scaler
         if scaler.is_enabled() and scaler.get_scale() < MIN_SCALE:
             added["gradient_norm"] = math.inf  # not only because the scale was too large
@@ -368,15 +365,11 @@ class Trainer:
                 "sampled_bad_endings": sums["bad_endings"] / sums["samples"],
                 "seconds_waiting_for_rewards": sums["waited"] / self.world,
                 "seconds_of_epoch": sums["seconds"],
-                "reward_signature": self._reward_signature,
+                "reward_signature": self.objective.signature(),
             }
         endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
         empty = sum(not sentence.caption.words for sentence in sentences) / len(sentences)
         return row | {**scores, "bad_endings": endings, "empty_captions": empty}
-
-    @cached_property
-    def _reward_signature(self) -> str:
-        return self.objective.signature()
 
     # --- Saving ---
 
@@ -411,17 +404,11 @@ class Trainer:
         stored, epoch = self._validated_model(), str(self.progress.epoch + 1)
         photos = {"train_photos": len(self.setup.train), "val_photos": len(self.setup.validated)}
         stored.info = {"training": row | photos}
-        stored.frequencies = self._frequencies
+        stored.frequencies = self.setup.frequencies
         if better:
             save_model(self.folder.best, stored)
         if epoch in self.progress.kept:
             save_model(self.folder.kept(epoch), stored)
-
-    @cached_property
-    def _frequencies(self) -> bytes:
-        """Document frequencies of the training captions, stored with the model."""
-        captions = {photo.image.image_id: photo.image.captions for photo in self.setup.train}
-        return DocumentFrequencies.from_references(captions).to_bytes()
 
     def _several(self) -> bool:
         """Whether there are kept models to average (a run resumed at its end may have none)."""
@@ -440,12 +427,6 @@ class Trainer:
                 f"average of epochs {', '.join(map(str, epochs))}: {describe_scores(scores)}, "
                 f"saved to {self.folder.average}"
             )
-
-    def _write_card(self, *, replace: bool) -> None:
-        """Write the best model's card; ``replace`` one that is there."""
-        best = self.folder.best
-        if self.main and best.is_dir() and (replace or not (best / CARD).exists()):
-            write_card(best)
 
 
 def start(setup: Setup, folder: Path, resume: bool) -> Progress:

@@ -9,7 +9,7 @@ Notation: B photos, R captions (or samples) per photo, T steps, C content words.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,21 +35,6 @@ from captioner.options import TrainConfig
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import FUNCTION_WORDS, PAD, SPECIAL_NAMES, Vocabulary
 from captioner.training.distillation import Teacher
-
-REWARD_SUMS = ("reward", "baseline", "samples", "bad_endings", "waited")
-"""Summed over an epoch of sampled captions: rewards, baselines, number of samples, number of bad
-endings, seconds spent waiting for rewards."""
-
-EPOCH_SUMS = ("loss", "words", "gradient_norm", *REWARD_SUMS)
-"""Summed over every epoch: cross-entropy (nats), words, gradient norms, and ``REWARD_SUMS``."""
-
-
-def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Mean loss of a word and, if there are samples, mean reward and baseline of a sample."""
-    found = {"loss": sums["loss"] / max(1, sums["words"])}
-    if sums["samples"]:
-        found |= {name: sums[name] / sums["samples"] for name in ("baseline", "reward")}
-    return found
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from captioner.search.search import Hypothesis, search
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import BAD_ENDINGS, END, PAD, Vocabulary
 from captioner.training.distillation import Teacher
-from captioner.training.objectives import REWARD_SUMS, Task, seen
+from captioner.training.objectives import Task, seen
+from captioner.training.sums import REWARD_SUMS
 
 
 class _Sampled(NamedTuple):

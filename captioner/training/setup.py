@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from captioner.data.batches import EncodedImage
 from captioner.data.coco import CaptionedImage
 from captioner.data.features import FeatureCache
 from captioner.errors import ConfigError, ModelError
+from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.weights import to_float16
@@ -62,6 +64,12 @@ class Setup:
     def validated(self) -> list[CaptionedImage]:
         """The validation photos that ``training.limit_val`` leaves, in order."""
         return first_of_styles(self.val, self.config.training.limit_val)
+
+    @cached_property
+    def frequencies(self) -> bytes:
+        """Document frequencies of the training captions, stored with the model."""
+        captions = {photo.image.image_id: photo.image.captions for photo in self.train}
+        return DocumentFrequencies.from_references(captions).to_bytes()
 
 
 def prepare(config: TrainConfig) -> Setup:

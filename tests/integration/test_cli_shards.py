@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 from captioner.cli import prepare_shards
-from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
+from captioner.cli.main import INTERRUPTED, OK, main
 from captioner.data.batches import EncodedImage
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import read_manifest
@@ -69,39 +65,6 @@ def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
     assert batches[0].images.shape == (2, 32, 32, 3)
 
 
-def test_settings_on_the_command_line_apply(tiny, config, tmp_path, capsys):
-    """Also with --config, whose settings they override."""
-    assert run(config, "-o", tmp_path / "one") == OK
-    assert run("--config", config, "-o", tmp_path / "same", "--training.seed", 3) == OK
-    assert run(config, "--training.seed", 4, "-o", tmp_path / "other") == OK
-    assert contents(tmp_path / "one") == contents(tmp_path / "same")
-    assert contents(tmp_path / "one") != contents(tmp_path / "other")
-    capsys.readouterr()
-    assert run(config, "--data.images", "[nowhere]", "-o", tmp_path / "none") == FAILED
-    assert "the image folder nowhere does not exist" in last_line(capsys)
-    assert not (tmp_path / "none").exists()
-
-
-def test_an_unreadable_photo_is_skipped(tiny, config, tmp_path, capsys):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for path in tiny.photos.iterdir():
-        (photos / path.name).write_bytes(path.read_bytes())
-    (photos / "2.png").unlink()
-    (photos / "2.png").symlink_to(photos / "gone.png")
-
-    out = tmp_path / "shards"
-    assert run(config, "--data.images", f"[{photos}]", "-o", out) == FAILED
-
-    printed = capsys.readouterr()
-    assert "3 photos in 1 shards" in printed.out
-    assert printed.err.count("2.png: cannot be read (No such file or directory); skipped") == 1
-    with tarfile.open(out / "shard-000000.tar") as tar:
-        assert sorted(name for name in tar.getnames() if name.endswith("png")) == [
-            f"{number:012d}.png" for number in (1, 3, 4)
-        ]
-
-
 def test_an_interrupted_run_can_be_continued(config, tmp_path, capsys, monkeypatch):
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert run(config, "-o", whole, "--photos-per-shard", 1) == OK
@@ -120,67 +83,3 @@ def test_an_interrupted_run_can_be_continued(config, tmp_path, capsys, monkeypat
     monkeypatch.setattr(prepare_shards, "tqdm", real)
     assert run(config, "-o", out, "--photos-per-shard", 1) == OK
     assert contents(out) == contents(whole)
-
-
-def test_finished_shards_are_replaced_only_with_force(config, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert run(config, "-o", out) == OK
-    before = contents(out)
-    capsys.readouterr()
-    assert run(config, "-o", out, "--training.seed", 5) == USAGE
-    assert last_line(capsys) == (
-        f"captioner: {out} already holds complete shards; give --force to replace them, or another"
-        " folder"
-    )
-    assert contents(out) == before
-    assert run(config, "-o", out, "--training.seed", 5, "--force") == OK
-    assert contents(out) != before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "output"),
-        (("-o", "x"), "data.val_annotations is empty"),
-        (("{config}",), "output"),
-        (("{config}", "-o", "x", "--photos-per-shard", "0"), "photos-per-shard is 0; give 1"),
-        (("{config}", "-o", "x", "--photos-per-shard", "many"), "give an integer"),
-        (
-            ("{config}", "-o", "x", "--data.workers", "-1"),
-            "data.workers is -1; give an integer >= 0",
-        ),
-        (("{config}", "-o", "{config}"), "is a file; give a folder"),
-        (("missing.yaml", "-o", "x"), "missing.yaml"),
-    ],
-)
-def test_errors_are_one_line(  # noqa: PLR0917
-    config, tmp_path, capsys, monkeypatch, arguments, message
-):
-    monkeypatch.chdir(tmp_path)
-    assert run(*(one.format(config=config) for one in arguments)) == USAGE
-    assert message in last_line(capsys)
-    assert not (tmp_path / "x").exists()
-
-
-def test_help_lists_the_settings_without_heavy_imports():
-    code = (
-        "import sys\n"
-        "from captioner.cli.main import main\n"
-        "try: main(['prepare', 'shards', '--help'])\n"
-        "except SystemExit: pass\n"
-        "print([m for m in ('torch', 'timm') if m in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
-    )
-    assert "--photos-per-shard" in done.stdout
-    assert "--data.images" in done.stdout
-    assert done.stderr.splitlines()[-1] == "[]"
-
-
-def test_the_manifest_is_plain_json(config, tmp_path):
-    assert run(config, "-o", tmp_path / "out") == OK
-    manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
-    [shard] = manifest["shards"]
-    assert manifest["version"] == 1
-    assert set(shard) == {"name", "photos", "bytes", "sha256"}

@@ -145,14 +145,6 @@ def test_a_dry_run_writes_nothing_and_counts_missing_photos(own, capsys) -> None
     assert sorted(own.folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("start", ["shipped", "shipped_model", "run"])
-def test_init_from_accepts_a_model_run_or_name(own, start) -> None:
-    (own.folder / "run").mkdir()
-    own.shipped.rename(own.folder / "run" / "best") if start == "run" else None
-    assert main(["train", *DATA, "--init-from", start, *SHORT, "--run-folder", "new"]) == OK
-    assert load_model("new/best").search.guard_endings
-
-
 def test_the_image_folder_of_hugging_face_needs_no_images_option(own, capsys) -> None:
     with Path("photos/metadata.jsonl").open("w") as file:
         for name, caption in own.rows:
@@ -160,13 +152,3 @@ def test_the_image_folder_of_hugging_face_needs_no_images_option(own, capsys) ->
     arguments = ["train", "configs/finetune.yaml", "--data", "photos", *SHORT, "--dry-run"]
     assert main(arguments) == OK
     assert "11 training photos, 1 validation photo," in capsys.readouterr().err
-
-
-def test_columns_are_found_by_name(own, capsys) -> None:
-    text = Path("captions.csv").read_text().replace("file,caption", "Bild;Text", 1)
-    Path("mine.csv").write_text(re.sub(r"(jpg),", r"\1;", text))
-    output = ["-o", "out", "--val", "0"]
-    assert main(["prepare", "dataset", "mine.csv", *output]) == FAILED
-    assert "no file column; the columns are bild, text: " in capsys.readouterr().err
-    assert main(["prepare", "dataset", "mine.csv", *output, "--file-column", "Bild"]) == OK
-    assert "train: 12 photos, 24 captions" in capsys.readouterr().out

@@ -17,7 +17,6 @@ from captioner.evaluation.cider import CiderD
 from captioner.evaluation.reward import CaptionReward
 from captioner.inference.folder import load_model, save_model
 from captioner.text.tokenizer import caption_tokens
-from captioner.training.setup import prepare
 
 pytestmark = pytest.mark.slow  # a model is trained
 
@@ -101,23 +100,6 @@ def test_captions_of_every_script_are_learned_verbatim(
         assert "".join(one["words"]).replace("␣", "") == one["text"].replace(" ", "")
 
 
-def test_scores_of_perfect_captions_are_perfect(
-    data: Path, model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    report = tmp_path / "report.json"
-    arguments = ["--annotations", str(data / "captions.json"), "--images", str(data / "photos")]
-    arguments += ["--model", str(model), "-o", str(report)]
-    assert main(["evaluate", *arguments]) == 0
-    found = json.loads(report.read_text(encoding="utf-8"))
-
-    assert found["metrics"]["Bleu_4"] == pytest.approx(1, abs=1e-6)
-    assert found["metrics"]["ROUGE_L"] == pytest.approx(1)
-    # CIDEr would be below 10 for captions without a distinctive n-gram.
-    assert found["metrics"]["CIDEr"] == pytest.approx(10)
-    assert "characters of scripts without spaces" in found["signature"]
-    assert found["statistics"]["length_max"] > 10
-
-
 def test_given_words_are_explained_and_drawn(
     data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,25 +149,6 @@ def test_the_tokenizer_is_saved_with_the_model(
     (tmp_path / "copy" / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"cannot read .*tokenizer.json .*copy the whole folder"):
         load_model(tmp_path / "copy")
-
-
-def test_fine_tuning_keeps_the_tokenizer(data: Path, model: Path) -> None:
-    from captioner.cli.train import read
-
-    options = ["--init-from", str(model), "--encoder.image_size", "32"]
-    config, _ = read([str(data / "config.yaml"), *options])
-    setup = prepare(config)
-    assert setup.config.data.tokenizer == "bpe"
-    assert setup.stored.vocabulary == load_model(model).vocabulary
-
-
-def test_words_are_refused_for_captions_without_spaces(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", str(data / "config.yaml"), "--run-folder", str(tmp_path / "run")]) != 0
-    assert "no spaces between words" in (message := capsys.readouterr().err)
-    assert "--data.tokenizer bpe" in message
-    assert not (tmp_path / "run").exists()
 
 
 def test_rewards_of_pieces_equal_those_of_their_text(model: Path) -> None:

@@ -20,7 +20,6 @@ from captioner.data.batches import (
     PhotoReader,
     collate,
     pad_captions,
-    sample_captions,
     training_loader,
 )
 from captioner.data.coco import CaptionedImage
@@ -136,24 +135,6 @@ def test_known_batch():
     assert items[1].captions == [[4, END], [5, 4, END], [END]]  # unchanged
 
 
-def test_captions_without_words():
-    batch = collate([Item(1, square(0), [[END]])])
-    assert batch.tokens.tolist() == [[[START, END]]]
-    assert batch.words == 1
-
-
-def test_photos_without_captions():
-    batch = collate([Item(1, square(0), []), Item(2, square(1), [])])
-    assert batch.tokens.tolist() == [[[PAD, PAD]], [[PAD, PAD]]]
-    assert batch.words == 0
-
-
-def test_captions_and_photos_of_equal_length_keep_their_order():
-    items = [Item(n, square(n), [[n, 9], [9, n]]) for n in (4, 5, 6)]
-    assert collate(items).image_ids == (4, 5, 6)
-    assert collate(items).tokens[:, :, 1].tolist() == [[4, 9], [5, 9], [6, 9]]
-
-
 def test_truncated_captions_have_no_end_token():
     tokens = pad_captions([[[4, 5], [6, END]], [[7, 8, 9, END]]])
     assert tokens.tolist() == [
@@ -172,19 +153,6 @@ def test_parts_make_up_the_whole_batch(size: int):
     assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
     assert sum((part.image_ids for part in parts), ()) == whole.image_ids
     assert sum(part.words for part in parts) == whole.words
-
-
-def test_a_photos_captions_do_not_depend_on_other_photos(items: list[EncodedImage]):
-    options = {"max_captions": 2, "horizontal_flip": True}
-
-    def sample(photos: list[EncodedImage], epoch: int) -> list[Any]:
-        return [sample_captions(photo, epoch, 3, **options) for photo in photos]
-
-    for epoch in range(9):
-        assert sample(items[::-1], epoch)[::-1] == sample(items, epoch)
-    for photo in items:
-        everything = sample_captions(photo, 0, 3, max_captions=9, horizontal_flip=False)
-        assert everything == (list(photo.tokens), False)
 
 
 # --- Order ---
@@ -224,13 +192,6 @@ def test_an_epoch_has_every_photo_once(size: int, batch_size: int, bucket: int):
     assert sorted(index for batch in batches for index in batch) == list(range(size))
     if bucket == 1:  # the incomplete batch comes last
         assert batches[: len(full)] == full
-
-
-def test_with_buckets_the_incomplete_batch_can_be_anywhere():
-    sampler, places = sampler_of(10, 4, bucket=2), set()
-    for sampler.epoch in range(30):
-        places.add([len(batch) for batch in indices(sampler)].index(2))
-    assert places == {0, 1, 2}
 
 
 @any_bucket
@@ -317,13 +278,6 @@ def test_a_bucket_is_sorted_and_batches_are_shuffled():
     assert len({tuple(order) for order in found}) > 3
 
 
-def test_photos_are_sorted_by_number_of_captions_then_by_lengths():
-    sampler = EpochSampler([[9, 2], [3, 3], [8, 2], [1], [], [2, 7, 1]], 2, 0, bucket=3)
-    assert {frozenset(batch) for batch in indices(sampler)} == {
-        frozenset(pair) for pair in ([4, 3], [2, 0], [1, 5])
-    }
-
-
 # --- Loading ---
 
 
@@ -342,21 +296,6 @@ def test_batches_do_not_depend_on_the_workers(make: Make, items: list[EncodedIma
         for one, other in zip(alone, others, strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
-
-
-def test_loading_keeps_the_global_random_state(make: Make, items: list[EncodedImage]):
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    list(training_loader(make(2, True), items, sampler_of(7, 3), workers=0))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_photos_come_with_their_own_captions(make: Make, items: list[EncodedImage]):
-    for batch in training_loader(make(), items, sampler_of(7, 3), workers=0):
-        for photo, captions, number in zip(*batch, strict=True):
-            assert {int(caption[1]) for caption in captions} <= {number + 10, PAD}
-            expected = make().preprocessing.pixels(Image.open(Path(items[number].image.path)))
-            assert torch.equal(photo, torch.from_numpy(np.array(expected)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,17 +80,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, plan, calls, partia
     assert sorted(contents_of(tmp_path / "f")) == [ROWS, CONTENTS]
 
 
-def test_a_run_interrupted_repeatedly_completes(tmp_path, plan) -> None:
-    fill(tmp_path / "whole", plan())
-    for _ in range(2):
-        with pytest.raises(Stop):
-            fill(tmp_path / "f", plan(), failing(3))
-
-    fill(tmp_path / "f", plan(), failing(3))
-
-    assert contents_of(tmp_path / "f") == contents_of(tmp_path / "whole")
-
-
 def test_force_resumes_and_replaces_complete_features(tmp_path, plan) -> None:
     with pytest.raises(Stop):
         fill(tmp_path / "f", plan(), failing(2), force=True)
@@ -112,14 +100,6 @@ def test_complete_features_are_not_encoded_again(tmp_path, plan) -> None:
     fill(tmp_path / "f", plan(), failing(0))
 
 
-def test_missing_rows_are_encoded_again(tmp_path, plan) -> None:
-    with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), failing(2))
-    (tmp_path / "f" / ROWS).unlink()
-
-    fill(tmp_path / "f", plan(), failing(ENCODINGS))
-
-
 def test_a_reader_keeps_its_open_rows(tmp_path, plan) -> None:
     cache = fill(tmp_path / "f", plan())
     expected = cache.read(rows_of(plan()))
@@ -130,13 +110,6 @@ def test_a_reader_keeps_its_open_rows(tmp_path, plan) -> None:
 
 
 # --- errors --------------------------------------------------------------------------------------
-
-
-def test_two_photos_of_one_id_are_refused(tmp_path, images, plan) -> None:
-    with pytest.raises(ConfigError, match=r"image id 10 is .*0\.png and .*1\.png"):
-        FeatureWriter(
-            tmp_path / "f", plan(images=[images[0], replace(images[1], image_id=10)], flipped=0)
-        )
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path, images, plan) -> None:
@@ -151,15 +124,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path, images, plan) -> None:
         FeatureWriter(tmp_path / "f", plan(images=images[:6]))
     with pytest.raises(ConfigError, match="is a file"):
         FeatureWriter(images[0].path, plan())
-
-
-def test_incomplete_features_of_another_fingerprint_are_refused(tmp_path, plan) -> None:
-    with pytest.raises(Stop):
-        fill(tmp_path / "f", plan(), failing(3))
-
-    with pytest.raises(ConfigError, match="dtype float32, not float16"):
-        FeatureWriter(tmp_path / "f", plan("float16"))
-    fill(tmp_path / "f", plan("float16"), force=True)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no locks")
@@ -178,18 +142,3 @@ def test_features_that_overflow_the_dtype_are_refused(tmp_path, plan) -> None:
         fill(tmp_path / "f", plan("float16"), lambda pixels: encode(pixels) * 1e6)
 
     fill(tmp_path / "g", plan("bfloat16"), lambda pixels: encode(pixels) * 1e6)
-
-
-def test_missing_bytes_shrink_as_rows_are_written(tmp_path, plan) -> None:
-    large = plan(flipped=0, feature_dim=12 * 1024)
-
-    def wide(pixels: Tensor) -> Tensor:
-        return encode(pixels).repeat(1, 1, 1024)
-
-    assert FeatureWriter(tmp_path / "f", large).missing_bytes == large.bytes
-    filling = FeatureWriter(tmp_path / "f", large).fill(wide, PREPROCESSING, BLOCK)
-    next(filling)
-    filling.close()
-
-    left = FeatureWriter(tmp_path / "f", large).missing_bytes
-    assert left == pytest.approx(large.bytes * 5 / 7, rel=0.05)

@@ -66,12 +66,6 @@ def test_karpathy_coco(tmp_path: Path):
     assert import_captions(file, "karpathy") == {"test": test, "train": train}
 
 
-def test_karpathy_flickr8k_numbers_by_imgid(tmp_path: Path):
-    image = {"filename": "1.jpg", "split": "val", "imgid": 0}
-    file = put(tmp_path / "dataset_flickr8k.json", karpathy(image))
-    assert import_captions(file, "karpathy") == {"val": [ImportedPhoto("1.jpg", ("A dog .",), 0)]}
-
-
 # --- Flickr8k ---
 
 TOKENS = (
@@ -173,11 +167,6 @@ def test_flickr30k_results(tmp_path: Path):
         "1.jpg": ('A "big , red" dog .', "Two dogs ."),
         "2199200615.jpg": ("A dog runs across the grass .",),
     }
-
-
-def test_a_caption_may_begin_with_a_number(tmp_path: Path):
-    file = put(tmp_path / "a.csv", "file|caption\na.jpg|2 dogs run .\n")
-    assert captions_of(import_captions(file, "csv")) == {"a.jpg": ("2 dogs run .",)}
 
 
 # --- COCO ---
@@ -357,17 +346,6 @@ def test_the_captions_file_of_a_folder(tmp_path: Path):
         find_source(tmp_path, "coco")
     published = put(tmp_path / "Flickr8k.token.txt", TOKENS)
     assert find_source(tmp_path) == published
-
-
-def test_captions_txt_with_another_header_is_csv(tmp_path: Path):
-    put(tmp_path / "captions.txt", "image_name,comment_number,comment\na.jpg,0,A dog .\n")
-    file = find_source(tmp_path)
-    assert detect_layout(file) == "csv"
-    assert captions_of(import_captions(file, "csv")) == {"a.jpg": ("A dog .",)}
-
-
-def test_a_token_file_is_detected_by_its_name(tmp_path: Path):
-    assert detect_layout(put(tmp_path / "my.token.txt", "no token line\n")) == "flickr8k"
 
 
 @pytest.mark.parametrize("content", ["some text", "{}", '{"images": [1]}', '{"images": {}}'])

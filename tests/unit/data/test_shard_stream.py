@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import logging
 import multiprocessing
 import re
-import tarfile
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 
 from captioner.data.augmentation import Augmentation
@@ -78,10 +73,6 @@ def photos(batch: list[Item]) -> list[int]:
     return [captions[0][0] for _, _, captions, _ in batch if captions]
 
 
-def order(stream: ShardStream) -> list[list[int]]:
-    return [photos(batch) for batch in stream]
-
-
 # --- Every photo once ---
 
 
@@ -120,29 +111,6 @@ def test_a_process_that_runs_out_yields_fillers(make: Make):
         assert (pixels.shape, pixels.dtype) == ((8, 8, 3), torch.uint8)
         assert not pixels.any()
         assert captions == []
-
-
-def test_the_order_depends_on_seed_and_epoch(make: Make):
-    orders = []
-    for seed, epoch in itertools.product((0, 1), (0, 1, 2)):
-        orders.append(order(make(seed=seed, epoch=epoch)))
-        assert order(make(seed=seed, epoch=epoch)) == orders[-1]
-    assert all(orders.count(one) == 1 for one in orders)
-
-
-def test_the_buffer_mixes_the_shards(make: Make):
-    """A buffer of one keeps shards apart; a larger one mixes them in a batch."""
-    where = {}
-    for shard in make().manifest.shards:
-        with tarfile.open(make().manifest.folder / shard.name) as tar:
-            where |= {int(name[:12]): shard.name for name in tar.getnames()}
-
-    def runs(buffer: int) -> int:
-        shards = [where[photo] for batch in order(make(buffer=buffer)) for photo in batch]
-        return len(list(itertools.groupby(shards)))
-
-    assert runs(1) == 8
-    assert runs(10) > 12
 
 
 def test_the_number_of_batches_is_known_in_advance(make: Make):
@@ -202,14 +170,6 @@ def single_process(make: Make, **settings: Any) -> list[tuple[list[Any], list[An
     return [(batch.images.tolist(), batch.tokens.tolist()) for batch in batches]
 
 
-def test_a_loader_yields_the_streams_batches(make: Make):
-    settings = {"epoch": 1, "start": 1}
-    assert loaded(make(**settings)) == single_process(make, **settings)
-    before = torch.get_rng_state()
-    [*_] = shard_loader(make())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize(("workers", "start"), [(1, 2), (2, 0), (2, 3)])
 def test_worker_processes_yield_the_same_batches(make: Make, workers: int, start: int):
     """Workers take turns until they are exhausted, at different times as shards differ in size."""
@@ -217,47 +177,7 @@ def test_worker_processes_yield_the_same_batches(make: Make, workers: int, start
     assert loaded(make(**settings)) == single_process(make, **settings)
 
 
-@pytest.mark.slow
-def test_three_worker_processes_at_many_starts(make: Make):
-    """With three workers, it matters which one is exhausted first."""
-    for start in range(0, 14, 2):
-        settings = {"workers": 3, "batch_size": 2, "start": start, "epoch": 2}
-        assert loaded(make(**settings)) == single_process(make, **settings)
-
-
 # --- Items ---
-
-
-def test_photos_come_with_their_own_captions(make: Make, images: list[CaptionedImage]):
-    by_id = {one.image_id: one for one in images}
-    known = encoded(images)
-    for batch in make(workers=2):
-        for _, pixels, captions, _ in batch:
-            number = captions[0][0]
-            assert captions == list(known[number].tokens)
-            photo = Image.open(by_id[number].path)
-            expected = Preprocessing(8, resize="squash").pixels(photo)
-            assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
-
-
-def sampled(make: Make, **settings: Any) -> dict[int, tuple[bool, list[list[int]]]]:
-    """Whether each photo is flipped, and its captions."""
-    return {
-        captions[0][0]: (bool(pixels[0, 0, 0] > pixels[0, -1, 0]), captions)
-        for batch in make(horizontal_flip=True, max_captions=2, **settings)
-        for _, pixels, captions, _ in batch
-        if captions
-    }
-
-
-def test_samples_depend_only_on_seed_epoch_and_photo(make: Make):
-    """And not on which process reads the photo, or when."""
-    first = sampled(make)
-    assert sampled(make, workers=4, buffer=1, batch_size=7) == first
-    halves = [sampled(make, rank=rank, world=2, workers=2) for rank in (0, 1)]
-    assert halves[0] | halves[1] == first
-    assert sampled(make, epoch=1) != first
-    assert sampled(make, seed=1) != first
 
 
 def test_photos_from_shards_are_augmented_like_files(make: Make, images: list[CaptionedImage]):
@@ -272,16 +192,6 @@ def test_photos_from_shards_are_augmented_like_files(make: Make, images: list[Ca
             assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
             changed += image.tobytes() != plain.tobytes()
     assert changed > PHOTOS // 2
-
-
-def test_half_are_flipped_and_captions_are_sampled(make: Make):
-    epochs = [sampled(make, epoch=epoch) for epoch in range(12)]
-    flips = sum(flipped for epoch in epochs for flipped, _ in epoch.values())
-    assert 0.35 < flips / (12 * PHOTOS) < 0.65
-    counts = Counter(words[1] for epoch in epochs for words in epoch[101][1])  # 101: 3 captions
-    assert set(counts) == {4, 5, 6}
-    assert counts.total() == 24
-    assert all(len({words[1] for words in epoch[101][1]}) == 2 for epoch in epochs)
 
 
 def test_a_damaged_photo_is_logged_and_skipped(
@@ -328,14 +238,6 @@ def test_a_shard_truncated_during_training(
     assert "\n" not in str(caught.value)
 
 
-def test_a_shard_removed_during_training(make: Make, folder: Path, tmp_path: Path):
-    out = copied(folder, tmp_path / "out")
-    manifest = read_manifest(out)
-    (out / "shard-000003.tar").unlink()
-    with pytest.raises(DataError, match=r"shard-000003\.tar is truncated or damaged"):
-        list(make(manifest))
-
-
 def test_a_workers_error_is_one_line_and_ends_all_workers(make: Make, folder: Path, tmp_path: Path):
     out = copied(folder, tmp_path / "out")
     manifest = read_manifest(out)
@@ -364,15 +266,6 @@ def test_photos_without_training_captions(make: Make, images: list[CaptionedImag
         list(stream)
 
 
-def test_photos_with_another_file_name(make: Make, images: list[CaptionedImage]):
-    """Another data set may use the same ids."""
-    stream = make()
-    own = encoded(images)
-    stream.items = {n: own[n + 1] for n in list(own)[:-1]} | {100 + PHOTOS - 1: own[100]}
-    with pytest.raises(DataError, match=r"the training captions have as a photo\.no"):
-        list(stream)
-
-
 def test_more_photos_than_captions(make: Make, images: list[CaptionedImage]):
     with pytest.raises(DataError, match="hold 23 photos, but the training captions 3"):
         ShardStream(
@@ -395,38 +288,3 @@ def test_more_photos_than_captions(make: Make, images: list[CaptionedImage]):
 def test_too_few_shards(make: Make, world: int, workers: int, message: str):
     with pytest.raises(ConfigError, match=re.escape(message)):
         make(world=world, workers=workers, batch_size=20)
-
-
-def test_bad_settings(make: Make):
-    with pytest.raises(ConfigError, match=r"batch_size is 2 for 3 processes; give 3 or more"):
-        make(world=3, batch_size=2)
-    with pytest.raises(ConfigError, match="buffer is 0 photos; give 1 or more"):
-        make(buffer=0)
-
-
-def test_a_loader_with_other_workers_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch):
-    class Info:
-        id, num_workers = 0, 3
-
-    monkeypatch.setattr("captioner.data.shard_stream.get_worker_info", Info)
-    with pytest.raises(ConfigError, match="has 2 workers, but the loader 3"):
-        next(iter(make(workers=2)))
-
-
-def test_a_shard_can_be_a_pipe(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Shards are read sequentially, without seeking."""
-    expected = order(make())
-    real = Path.open
-
-    class Pipe(io.BytesIO):
-        def seek(self, *_: int) -> int:
-            raise io.UnsupportedOperation("seek")
-
-        tell = seek
-
-    def open_as_pipe(path: Path, *given: Any, **settings: Any) -> Any:
-        with real(path, *given, **settings) as file:
-            return Pipe(file.read())
-
-    monkeypatch.setattr(Path, "open", open_as_pipe)
-    assert order(make()) == expected

@@ -55,17 +55,6 @@ def test_invalid_manifests(
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_manifest(tmp_path: Path):
-    with pytest.raises(DataError, match=r"shards\.json does not exist; give a folder"):
-        read_manifest(tmp_path)
-
-
-def test_a_truncated_manifest(folder: Path, tmp_path: Path):
-    (tmp_path / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:200])
-    with pytest.raises(DataError, match=r"shards\.json is not JSON"):
-        read_manifest(tmp_path)
-
-
 def test_a_missing_or_truncated_shard(folder: Path, tmp_path: Path):
     out = copied(folder, tmp_path / "out")
     content = (out / "shard-000003.tar").read_bytes()

@@ -134,20 +134,6 @@ def test_uses_of_a_photo_in_one_batch_are_independent(
 
 @each_kind
 @any_bucket
-def test_an_epoch_has_every_photo_once_and_epochs_differ(
-    make: Make, kind: str, bucket: int
-) -> None:
-    source, orders = make(kind, bucket=bucket), []
-    for epoch in (0, 1):
-        orders.append([i for batch in source.batches(epoch, 0) for i in batch.image_ids])
-        assert sorted(orders[-1]) == list(range(100, 100 + PHOTOS))
-    assert orders[0] != orders[1]
-    other = make(kind, bucket=bucket, seed=6)
-    assert [i for batch in other.batches(0, 0) for i in batch.image_ids] != orders[0]
-
-
-@each_kind
-@any_bucket
 @pytest.mark.parametrize("start", [1, 2, 3])
 def test_an_epoch_can_start_at_any_batch(make: Make, kind: str, bucket: int, start: int) -> None:
     whole = list(make(kind, bucket=bucket).batches(1, 0))
@@ -197,18 +183,6 @@ def test_processes_together_equal_one_process(
     assert len(filled) == (world == 4)
 
 
-def test_an_error_in_the_thread_reaches_the_loop(make: Make) -> None:
-    source = make("features")
-    ids = [batch.image_ids for batch in source.batches(0, 0)]
-    source.cache.broken = {ids[1][0]}
-
-    batches = source.batches(0, 0)
-
-    assert next(batches).image_ids == ids[0]
-    with pytest.raises(DataError, match=r"3\.png are damaged"):
-        next(batches)
-
-
 def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
     import threading
 
@@ -221,27 +195,6 @@ def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
 
 
 # --- Opening --------------- ---------------------------------------------------------------------
-
-
-def test_open_source_follows_the_config(photos: list[EncodedImage]) -> None:
-    config = TrainConfig(
-        data=DataConfig(max_captions=2, horizontal_flip=True, workers=0, bucket_batches=2),
-        training=TrainingConfig(batch_size=3, seed=8),
-    )
-
-    live = open_source(config, photos, PREPROCESSING, None, rank=1, world=2)
-    cached = open_source(config, photos, PREPROCESSING, Cache(photos), rank=1, world=2)  # type: ignore[arg-type]
-
-    assert isinstance(live, PhotoSource)
-    assert isinstance(cached, FeatureSource)
-    for source in (live, cached):
-        sampler = source.sampler
-        # Not 2: two batches are more than a quarter of the epoch.
-        assert (sampler.batch_size, sampler.seed, sampler.bucket) == (3, 8, 1)
-        assert (sampler.rank, sampler.world) == (1, 2)
-    for one, other in zip(live.batches(0, 0), cached.batches(0, 0), strict=True):
-        assert one.tokens.shape[1] <= 2
-        assert_same(one._replace(images=encode(one.images)), other)
 
 
 def test_augmentation_follows_the_config(photos: list[EncodedImage]) -> None:
@@ -261,15 +214,3 @@ def test_augmentation_follows_the_config(photos: list[EncodedImage]) -> None:
         assert batch.image_ids == other.image_ids
         assert torch.equal(batch.tokens, other.tokens)
         assert not any(map(torch.equal, batch.images, other.images))
-
-
-@pytest.mark.parametrize(("count", "bucket"), [(7, 1), (8, 1), (16, 2), (800, 64)])
-def test_a_bucket_is_a_quarter_of_the_epoch_at_most(
-    photos: list[EncodedImage], count: int, bucket: int
-) -> None:
-    config = TrainConfig(training=TrainingConfig(batch_size=2))
-
-    source = open_source(config, (photos * count)[:count], PREPROCESSING, None)
-
-    assert isinstance(source, PhotoSource)
-    assert source.sampler.bucket == bucket

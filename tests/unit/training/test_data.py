@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ImageError
 from captioner.text.vocabulary import END
-from captioner.training.data import read_data
 from captioner.training.setup import prepare
 
 
@@ -44,14 +43,6 @@ def test_the_karpathy_split_overrides_the_files(
     assert "red" not in setup.stored.vocabulary  # photo 1 is for validation
 
 
-def test_karpathy_split_of_one_file_has_every_caption_once(configure: Any, tmp_path: Path):
-    split_file = tmp_path / "dataset_coco.json"
-    images = [{"cocoid": number, "split": "val" if number > 6 else "train"} for number in range(9)]
-    split_file.write_text(json.dumps({"images": images}))
-    train, val = read_data(configure(data={"karpathy_split": str(split_file)}).data)
-    assert [len(image.captions) for image in [*train, *val]] == [1] * 8
-
-
 def test_captions_are_encoded_and_truncated(configure: Any):
     setup = prepare(configure(data={"max_words": 2}))  # captions have three words
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
@@ -61,19 +52,6 @@ def test_captions_are_encoded_and_truncated(configure: Any):
     setup = prepare(configure(data={"max_words": 3}))
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
     assert words == [["a", item.image.path.stem, "square", "<end>"] for item in setup.train]
-
-
-def test_rare_words_become_unknown(configure: Any):
-    setup = prepare(configure(data={"vocabulary_threshold": 2}))
-    assert setup.stored.vocabulary.words == ("a", "square")
-    assert setup.stored.vocabulary.decode(setup.train[0].tokens[0])[:3] == ["a", "<unk>", "square"]
-
-
-def test_settings_that_leave_no_data_are_refused(configure: Any):
-    with pytest.raises(ConfigError, match=r"val_annotations is empty"):
-        prepare(configure(data={"val_annotations": []}))
-    with pytest.raises(ConfigError, match=r"9 times .*vocabulary_threshold"):
-        prepare(configure(data={"vocabulary_threshold": 9}))
 
 
 # --- Validation photos ---

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_objectives import CAPTIONS, WORDS, batch_of, model_of, photos_of
-from torch import Tensor, nn
+from test_objectives import WORDS, batch_of, model_of, photos_of
+from torch import Tensor
 
-from captioner.cli.main import OK, main
 from captioner.data.batches import Batch
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import ConfigError
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.captioner import CaptionModel
 from captioner.model.losses import score_longest_first
 from captioner.options import DistillationConfig, SelfCriticalConfig, TrainConfig
 from captioner.search.ensemble import EnsembleStepper
-from captioner.text.subwords import Subwords
-from captioner.text.vocabulary import NEVER_GENERATED, PAD, Vocabulary
-from captioner.training.api import build_config
+from captioner.text.vocabulary import NEVER_GENERATED, PAD
 from captioner.training.distillation import Teacher
 from captioner.training.loop import Trainer, start
 from captioner.training.objectives import ReferenceCaptions, build_objective
 from captioner.training.run import RunFolder
 from captioner.training.self_critical import SelfCritical
 from captioner.training.setup import prepare
-
-TWO_FILES = {"train_annotations": ["a.json", "b.json"]}
 
 
 def teacher_of(
@@ -111,23 +104,6 @@ def test_targets_are_the_formula_of_the_search(
     assert found.all()  # every row is the target of a word
 
 
-def test_each_captions_file_has_its_own_guidance() -> None:
-    torch.manual_seed(3)
-    model, batch = model_of(WORDS), batch_of(photos_of(WORDS))
-    one, other, both = (
-        teacher_of(model, guidance, [], 2).targets(batch.images, batch.tokens, batch.image_ids)
-        for guidance in ([0.5, 0.0], [0.0, 0.5], [0.5])
-    )
-    neither = teacher_of(model, [0.0], [0.0]).targets(batch.images, batch.tokens, batch.image_ids)
-    differs = lambda a, b: (a - b).abs().amax(1) > 1e-6  # noqa: E731
-    first, second, every = (differs(x, neither) for x in (one, other, both))
-    assert first.any()
-    assert second.any()
-    assert not (first & second).any()
-    assert torch.equal(first | second, every)
-    assert torch.equal(one[first], both[first])
-
-
 def test_its_own_probabilities_give_no_gradient() -> None:
     """Without guidance the teacher is the model, which is then where the loss is smallest."""
     model, batch = model_of(WORDS), batch_of(photos_of(WORDS))
@@ -149,17 +125,6 @@ def gradient_norm(model: CaptionModel) -> float:
     return float(torch.stack(gradients).norm())
 
 
-def test_certain_targets_are_words() -> None:
-    """Equivalence: targets of probability 1 give the cross-entropy of the words."""
-    model, batch = model_of(WORDS), batch_of(photos_of(WORDS))
-    _, scored = score_longest_first(model.decoder, model.decoder.memory(batch.images), batch.tokens)
-    certain = nn.functional.one_hot(scored.targets, len(WORDS)).float()
-    soft = model(batch.images, batch.tokens, targets=certain)
-    hard = model(batch.images, batch.tokens)
-    for one, other in zip(soft, hard, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_the_model_learns_the_guided_probabilities() -> None:
     torch.manual_seed(5)
     model, batch = model_of(WORDS), batch_of(photos_of(WORDS))
@@ -179,18 +144,6 @@ def test_the_model_learns_the_guided_probabilities() -> None:
     assert divergences[-1] < 0.02 * divergences[0]
 
 
-def test_pieces_of_words_have_guidance_but_no_rare_words() -> None:
-    subwords = Subwords.train(CAPTIONS, 60, 2)
-    vocabulary = Vocabulary(subwords.pieces, (), subwords)
-    model, photos, batch = model_of(vocabulary), photos_of(WORDS), batch_of(photos_of(WORDS))
-    teacher = Teacher(DistillationConfig(guidance=[0.5]), [model], vocabulary, photos)
-    targets = teacher.targets(batch.images, batch.tokens, batch.image_ids)
-    assert targets.shape[1] == len(vocabulary)
-    torch.testing.assert_close(targets.sum(1), torch.ones(len(targets)))
-    with pytest.raises(ConfigError, match=r"rare_words.* pieces of words"):
-        Teacher(DistillationConfig(rare_words=[0.5]), [model], vocabulary, photos)
-
-
 def test_self_critical_training_has_the_same_targets() -> None:
     model, photos = model_of(WORDS), photos_of(WORDS)
     batch = batch_of(photos, filling=(12,))
@@ -203,29 +156,6 @@ def test_self_critical_training_has_the_same_targets() -> None:
         batch.images[kept], batch.tokens[kept], [batch.image_ids[number] for number in kept]
     )
     assert torch.equal(task.targets, expected)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"distillation": {"guidance": [0.3] * 3}}, r"guidance has 3 entries and .* 2 files"),
-        ({"data": {**TWO_FILES, "karpathy_split": "split.json"}}, r"karpathy.*single entry in"),
-        ({"distillation": {"guidance": ["a"]}}, r"guidance is \['a'\]; .* a number from 0 to 10"),
-        ({"distillation": {"rare_words": [0.3, 2]}}, r"rare_words is \[0\.3, 2\]; give .* 0 to 1"),
-        ({"init_from": None}, r"distillation needs a trained model .* give init_from"),
-        ({"training": {"label_smoothing": 0.1}}, r"label_smoothing is 0\.1, but distillation"),
-        ({"decoder": {"selection": "hard"}}, r"distillation cannot train decoder\.selection hard"),
-        ({"training": {"objective": "self_critical"}}, r"self_critical\.cross_entropy is 0"),
-    ],
-)
-def test_settings_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
-    given = {
-        "init_from": "shipped",
-        "data": TWO_FILES,
-        "distillation": {"guidance": [0.3, 0.0]},
-    }
-    with pytest.raises(ConfigError, match=message):
-        build_config(given | changes)
 
 
 @pytest.mark.parametrize("objective", ["cross_entropy", "self_critical"])
@@ -305,40 +235,3 @@ def test_models_that_cannot_teach(
     )
     with pytest.raises(ConfigError, match=message):
         prepare(config)
-
-
-@pytest.mark.slow
-def test_cached_features_are_those_of_the_models(
-    configure: Any, trained: Any, tmp_path: Path, capsys: Any
-) -> None:
-    """Two encoders with other random weights: one's features are not the other's."""
-    teacher, other = trained("first"), trained("other", training={"seed": 1})
-    features = str(tmp_path / "features")
-    (tmp_path / "config.json").write_text(json.dumps(asdict(configure(init_from=other))))
-    assert main(["prepare", "features", str(tmp_path / "config.json"), "-o", features]) == OK
-    data = {"features": features}
-    with pytest.raises(ConfigError, match=r"features are not those of the encoder of .*first"):
-        prepare(configure(init_from=other, data=data, distillation={"models": [teacher]}))
-    assert prepare(configure(init_from=other, data=data, distillation={"models": [other]})).teachers
-
-
-def test_a_teacher_that_is_missing_is_named_before_the_data_are_read(configure: Any) -> None:
-    data = {"train_annotations": ["none.json"]}
-    config = configure(init_from="shipped", data=data, distillation={"models": ["runs/none"]})
-
-    with pytest.raises(ConfigError, match=r"^distillation\.models: .*runs/none"):
-        prepare(config)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_needs_the_same_teachers(configure: Any, trained: Any) -> None:
-    """Another run has written its model to the folder since."""
-    first, second = trained("first"), trained("second", training={"seed": 1})
-    config = configure(init_from=first, distillation={"models": [second]})
-    folder = Path(config.run_folder)
-    start(prepare(config), folder, resume=False)
-    start(prepare(config), folder, resume=True)
-    shutil.rmtree(second)
-    shutil.copytree(first, second)
-    with pytest.raises(CheckpointError, match=r"trained with teachers \w+, but now it is \w+;"):
-        start(prepare(config), folder, resume=True)

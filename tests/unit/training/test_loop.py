@@ -23,7 +23,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CheckpointError, ImageError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.inference.folder import CARD, StoredModel
+from captioner.inference.folder import StoredModel
 from captioner.model.captioner import CaptionModel
 from captioner.options import TrainConfig
 from captioner.training.loop import MIN_SCALE, Interrupted, Trainer, start
@@ -241,16 +241,6 @@ def test_a_signal_during_validation_stops_after_it(
         train(configure(), tmp_path)
     assert (progress_of(tmp_path)["epoch"], progress_of(tmp_path)["step"]) == (1, 3)
     assert len(rows(tmp_path)) == 1
-
-
-def test_a_run_killed_at_its_end_gets_its_card_when_it_is_resumed(configure: Any, tmp_path: Path):
-    config = configure(training={"epochs": 1})
-    train(config, tmp_path)
-    card = tmp_path / "best" / CARD
-    whole = card.read_text()
-    card.unlink()
-    start(prepare(config), tmp_path, resume=True)
-    assert card.read_text() == whole
 
 
 def test_a_second_signal_stops_immediately(configure: Any, tmp_path: Path):
@@ -646,15 +636,3 @@ def test_an_infinite_gradient_stops_the_run_before_anything_is_saved(
     assert progress_of(tmp_path)["step"] == 1
     saved = load_file(tmp_path / "state.safetensors")
     assert all(tensor.isfinite().all() for tensor in saved.values())
-
-
-def test_other_captions_are_refused_on_resume(configure: Any, squares: Path, tmp_path: Path):
-    """The same number of photos and words, but with other token ids."""
-    train(configure(training={"epochs": 1}), tmp_path / "run")
-    content = json.loads((squares / "captions.json").read_text())
-    content["annotations"][0]["caption"] = "A red blue."  # blue now occurs twice
-    file = tmp_path / "edited.json"
-    file.write_text(json.dumps(content))
-    edited = configure(training={"epochs": 2}, data={"train_annotations": [str(file)]})
-    with pytest.raises(CheckpointError, match=r"captions \w+, but now it is \w+; use"):
-        train(edited, tmp_path / "run", resume=True)

@@ -10,12 +10,9 @@ import torch
 from test_objectives import WORDS, batch_of, model_of, photos_of
 
 from captioner.data.batches import EncodedImage
-from captioner.errors import ConfigError, DataError
+from captioner.errors import DataError
 from captioner.inference.folder import StoredModel
 from captioner.options import DecoderConfig, TrainConfig, TrainingConfig
-from captioner.text.subwords import Subwords
-from captioner.text.vocabulary import Vocabulary
-from captioner.training.api import build_config
 from captioner.training.objectives import WordsOfPhotos, build_objective
 
 CONTENT = ["dog", "runs", "grass", "man", "hat"]  # of WORDS; the others are function words
@@ -55,40 +52,10 @@ def test_names_of_object_classes_are_words_too() -> None:
     assert words_of([labelled("hat", 18, 41, "the hot dog")]) == [{"dog", "runs", "hat"}]
 
 
-def test_photos_without_captions_have_no_words() -> None:
-    photos = [labelled("hat"), photos_of(WORDS)[1]]
-
-    assert words_of(photos, filling=(10,))[0] == set()
-
-
 @pytest.mark.parametrize("label", [0, 12, 91, -1])  # 12 was left out of COCO
 def test_an_unknown_class_is_refused(label: int) -> None:
     with pytest.raises(DataError, match=f"x: label {label} is not the number of a COCO category"):
         WordsOfPhotos([labelled(label)], WORDS)
-
-
-def test_pieces_of_words_are_refused() -> None:
-    subwords = Subwords.train(["a dog runs"] * 5, 300, 1)
-    vocabulary = Vocabulary(subwords.pieces, (), subwords)
-
-    with pytest.raises(ConfigError, match="needs a model of whole words"):
-        WordsOfPhotos(photos_of(WORDS), vocabulary)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"decoder": {"attention": "fixed_at_start"}}, "fixed_at_start has none; give 0"),
-        (
-            {"init_from": "shipped", "training": {"objective": "self_critical"}},
-            "a term of objective cross_entropy; give 0 with self_critical",
-        ),
-    ],
-)
-def test_settings_that_exclude_it_are_refused(settings: dict[str, Any], message: str) -> None:
-    training = settings.get("training", {}) | {"photo_words": 1.0}
-    with pytest.raises(ConfigError, match=message):
-        build_config(settings | {"training": training})
 
 
 def test_the_objective_trains_it_beside_the_captions() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from captioner.errors import ConfigError, ModelError
+from captioner.errors import ConfigError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import UNKNOWN
 from captioner.training.setup import open_encoder, prepare
@@ -33,11 +33,6 @@ def test_decoder_settings_are_checked_before_the_data_are_read(
         prepare(configure(decoder=words, data={"train_annotations": [missing]}))
 
 
-def test_unknown_forced_words_fail_before_training(configure: Any):
-    with pytest.raises(ConfigError, match=r"forced_words contains xylophone, which the model does"):
-        prepare(configure(search={"forced_words": ["xylophone"]}))
-
-
 def test_initial_weights_depend_on_the_seed(configure: Any):
     def weights(seed: int) -> dict[str, torch.Tensor]:
         torch.rand(3)  # the state of the generator does not matter
@@ -46,24 +41,6 @@ def test_initial_weights_depend_on_the_seed(configure: Any):
     one, same, other = weights(1), weights(1), weights(2)
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["decoder.embedding.weight"], other["decoder.embedding.weight"])
-
-
-def test_mean_and_std_default_to_the_encoders(configure: Any):
-    stored = prepare(configure()).stored
-    assert stored.model.preprocessing.mean == stored.model.encoder.mean
-    stored = prepare(configure(encoder={"mean": [0, 0.5, 1], "std": [1, 2, 3]})).stored
-    assert stored.model.preprocessing.mean == (0, 0.5, 1)
-    assert stored.model.preprocessing.std == (1, 2, 3)
-    assert stored.model.preprocessing.image_size == 48
-
-
-def test_the_encoder_is_frozen_below_the_finetuned_stage(configure: Any):
-    encoder = prepare(configure()).stored.model.encoder
-    assert not any(p.requires_grad for p in encoder.parameters())
-    encoder = prepare(configure(encoder={"finetune_from": "layer4"})).stored.model.encoder
-    trainable = {name for name, p in encoder.backbone.named_parameters() if p.requires_grad}
-    assert trainable
-    assert all(name.startswith("layer4.") for name in trainable)
 
 
 # --- Second stage ---
@@ -139,22 +116,6 @@ def test_a_second_stage_with_location_attention_keeps_the_grid(configure: Any, t
     assert same_grid.model.grid == (2, 2)
     rows = same_grid.model.decoder.attention.scorer.place.weight
     assert torch.equal(rows, load_model(first).model.decoder.attention.scorer.place.weight)
-
-
-def test_a_second_stage_with_another_decoder_is_refused(configure: Any, first_stage: Path):
-    """The decoder comes with the model; other settings must not be ignored silently."""
-    other = configure(init_from=str(first_stage), decoder={"attention": "general"})
-
-    with pytest.raises(ConfigError, match=r"decoder.attention is 'general'.*has 'additive'"):
-        prepare(other)
-
-
-def test_self_critical_training_of_hard_attention_is_refused(configure: Any, tmp_path: Path):
-    """Detected after the model is loaded, since its decoder replaces the config's."""
-    first = stage_of(configure, tmp_path / "first", selection="hard")
-    config = configure(init_from=str(first), training={"objective": "self_critical"})
-    with pytest.raises(ConfigError, match=r"self_critical cannot train decoder.selection hard"):
-        prepare(config)
 
 
 def test_a_second_stage_at_another_image_size_resamples_position_embeddings(
@@ -245,17 +206,3 @@ def test_threshold_and_option_select_new_words(
     assert new_words(vocabulary_threshold=2) == ("cyan",)
     assert new_words(vocabulary_threshold=3) == ()
     assert new_words(extend_vocabulary=False) == ()
-
-
-@pytest.mark.parametrize("name", ["mean", "std"])
-def test_a_second_stage_keeps_mean_and_std(configure: Any, first_stage: Path, name: str):
-    held = list(getattr(load_model(first_stage).model.preprocessing, name))
-    prepare(configure(init_from=str(first_stage), encoder={name: held}))
-    other = configure(init_from=str(first_stage), encoder={name: [0.1, 0.2, 0.3]})
-    with pytest.raises(ConfigError, match=rf"encoder.{name} is .*0.3\], but .*first has"):
-        prepare(other)
-
-
-def test_a_missing_first_stage_is_refused(configure: Any, tmp_path: Path):
-    with pytest.raises(ModelError, match="does not exist"):
-        prepare(configure(init_from=str(tmp_path / "missing")))

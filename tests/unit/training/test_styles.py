@@ -14,11 +14,9 @@ from PIL import Image
 
 from captioner import load
 from captioner.cli.main import OK, main
-from captioner.data.batches import EpochSampler
 from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import load_model, save_model
-from captioner.options import DataConfig
 from captioner.text.vocabulary import START, Vocabulary
 from captioner.training.data import first_of_styles
 from captioner.training.loop import start
@@ -133,26 +131,6 @@ def test_fine_tuning_adds_a_style_that_starts_like_the_default(
         assert found.log_prob == pytest.approx(old[kept].log_prob, rel=1e-5)
 
 
-def test_styles_can_be_added_to_a_model_without_styles(configure: Any, tmp_path: Path) -> None:
-    start(prepare(configure(training={"epochs": 1})), tmp_path / "first", resume=False)
-    data = {"styles": ["mine"], "val_styles": ["mine"]}
-    config = configure(data=data, init_from=str(tmp_path / "first" / "best"))
-    assert prepare(config).stored.vocabulary.styles == ("mine",)
-    config.search = replace(config.search, style="shy")
-    with pytest.raises(ConfigError, match="no style 'shy'"):
-        prepare(config)
-
-
-def test_an_older_model_folder_has_one_style(stored_model: Any, tmp_path: Path) -> None:
-    save_model(tmp_path / "model", stored_model)
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    del config["styles"], config["search"]["style"]
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    found = load_model(tmp_path / "model")
-    assert found.vocabulary == stored_model.vocabulary
-    assert found.search == stored_model.search
-
-
 def test_a_data_set_can_be_repeated_within_an_epoch(two_styles: Any, configure: Any) -> None:
     photos = prepare(configure(data=two_styles | {"repeats": [1, 3]})).train
     ids = [photo.image.image_id for photo in photos]
@@ -202,47 +180,6 @@ def test_validation_is_limited_to_photos_of_every_style(count: int, expected: st
     for style in "ab":
         of_style = [photo for photo in photos if photo.style == style]
         assert [p for p in found if p.style == style] == of_style[: expected.count(style)]
-
-
-def test_photos_with_too_few_captions_are_skipped(
-    squares: Path, configure: Any, tmp_path: Path
-) -> None:
-    content = json.loads((squares / "captions.json").read_text())
-    content["annotations"].append({"id": 99, "image_id": 3, "caption": "Something blue."})
-    more = tmp_path / "more.json"
-    more.write_text(json.dumps(content))
-    data = {"train_annotations": [str(more)]}
-    [photo] = prepare(configure(data=data | {"min_captions": 2})).train
-    assert photo.image.image_id == 3
-    with pytest.raises(ConfigError, match=r"no training photo has 3 captions; lower"):
-        prepare(configure(data=data | {"min_captions": 3}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"styles": ["one"]}, "data.styles has 1 entries and data.train_annotations 2 files"),
-        ({"repeats": [2]}, "data.repeats has 1 entries"),
-        ({"repeats": [0, 1]}, "each entry an integer >= 1"),
-        ({"repeats": ["x", 1]}, "each entry an integer >= 1"),
-        ({"val_styles": ["plain", "shy"]}, "validate on styles that are trained on"),
-        ({"styles": ["", "loud"], "val_styles": []}, "empty name"),
-    ],
-)
-def test_inconsistent_settings_raise(
-    two_styles: Any, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        DataConfig(**two_styles | changes)
-
-
-def test_batches_group_photos_by_number_of_captions() -> None:
-    """A batch is as wide as its photo with the most captions; mixed batches are mostly padding."""
-    lengths = [[5] if number % 4 else [5, 6, 7, 8, 9] for number in range(128)]
-    sampler = EpochSampler(lengths, 8, seed=0, bucket=16)
-    counts = [{len(lengths[index]) for _, index in batch} for batch in sampler]
-    assert len(counts) == 16
-    assert all(len(found) == 1 for found in counts)
 
 
 @pytest.mark.slow

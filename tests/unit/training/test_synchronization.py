@@ -154,7 +154,7 @@ def test_computation_does_not_synchronize(device: SimulatedDevice):
 def move(trainer: Trainer, device: SimulatedDevice) -> None:
     """Move a trainer to the simulated device."""
     trainer.model.to(DEVICE)
-    trainer.device, trainer._sums = DEVICE, trainer._sums.to(DEVICE)
+    trainer.device, trainer.sums.values = DEVICE, trainer.sums.values.to(DEVICE)
     if trainer.state.average is not None:
         trainer.state.average.module.to(DEVICE)
     trainables = [p for p in trainer.model.parameters() if p.requires_grad]
