@@ -18,7 +18,7 @@ from pathlib import Path
 import fsspec
 from moto.server import ThreadedMotoServer
 
-from captioner.data.batches import EncodedImage
+from captioner.data.batches import EncodedImage, PhotoReader
 from captioner.data.coco import CaptionedImage
 from captioner.data.shard_stream import ShardStream
 from captioner.data.shard_writer import write_shards
@@ -69,9 +69,8 @@ def read(folder: str, images: list[CaptionedImage], image_size: int) -> float:
         stream = ShardStream(
             read_manifest(folder),
             items,
-            Preprocessing(image_size),
+            PhotoReader(Preprocessing(image_size), max_captions=1),
             batch_size=32,
-            max_captions=1,
         )
         assert sum(len(batch) for batch in stream) == len(images)
         os._exit(0)

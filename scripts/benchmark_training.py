@@ -45,7 +45,7 @@ from synthetic_captions import LENGTHS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from captioner.data.batches import EncodedImage, EpochSampler, pad_captions, sample_captions
+from captioner.data.batches import EncodedImage, EpochSampler, pad_captions
 from captioner.data.coco import CaptionedImage, read_captions
 from captioner.data.sources import PhotoSource, open_source
 from captioner.hardware import (
@@ -278,9 +278,7 @@ def padding_of_epochs(annotations: list[str], photos: int) -> None:
         source = open_source(config, images, Preprocessing(), None)
         assert isinstance(source, PhotoSource)
         chosen = [
-            [sample_captions(
-                images[i], 0, 0, max_captions=data.max_captions, horizontal_flip=False
-            )[0] for _, i in batch]
+            [source.reader.sample(images[i], 0)[0] for _, i in batch]
             for batch in source.sampler
         ]  # fmt: skip
         share = padding(*map(pad_captions, chosen))

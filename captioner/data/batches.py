@@ -12,6 +12,8 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,29 +85,15 @@ class EncodedImage:
         return f"{self.image.image_id} {self.repeat}" if self.repeat else str(self.image.image_id)
 
 
-def sample_captions(
-    photo: EncodedImage, epoch: int, seed: int, *, max_captions: int, horizontal_flip: bool
-) -> tuple[list[list[int]], bool]:
-    """Sample a photo's captions and flip for an epoch; depends only on seed, epoch and photo.
-
-    Returns:
-        At most ``max_captions`` captions, and whether to flip the photo.
-    """
-    rng = random.Random(f"{seed} {epoch} {photo.key}")
-    captions = list(photo.tokens)
-    if len(captions) > max_captions:
-        captions = rng.sample(captions, max_captions)
-    return captions, horizontal_flip and rng.random() < 0.5
-
-
 NO_AUGMENTATION = Augmentation()
 
 
 class PhotoReader(Dataset[Item]):
-    """Reads photos; captions, flip and augmentation vary by epoch.
+    """Makes items of photos; captions, flip and augmentation vary by epoch.
 
-    It holds no photos: the loader sends each to a worker when it is needed. A worker that is
-    spawned would otherwise start with a copy of all photos' captions, every epoch.
+    Every choice depends only on seed, epoch and photo. The reader holds no photos: the loader sends
+    each to a worker when it is needed. A worker that is spawned would otherwise start with a copy
+    of all photos' captions, every epoch.
     """
 
     def __init__(
@@ -123,28 +111,37 @@ class PhotoReader(Dataset[Item]):
         self.augmentation = augmentation
         self.seed = seed
 
+    def sample(self, photo: EncodedImage, epoch: int) -> tuple[list[list[int]], bool]:
+        """A photo's captions in an epoch, at most ``max_captions``, and whether to flip it."""
+        rng = random.Random(f"{self.seed} {epoch} {photo.key}")
+        captions = list(photo.tokens)
+        if len(captions) > self.max_captions:
+            captions = rng.sample(captions, self.max_captions)
+        return captions, self.horizontal_flip and rng.random() < 0.5
+
     def __getitem__(self, epoch_and_photo: tuple[int, EncodedImage]) -> Item:
         """A photo's item of an epoch; epoch -1: without captions."""
         epoch, photo = epoch_and_photo
-        captions, flipped = sample_captions(
-            photo,
-            epoch,
-            self.seed,
-            max_captions=self.max_captions,
-            horizontal_flip=self.horizontal_flip,
-        )
+        return self.item(photo, epoch, photo.image.path) or self.filler(photo.image.image_id)
+
+    def item(
+        self, photo: EncodedImage, epoch: int, source: Path | BytesIO, name: str | None = None
+    ) -> Item | None:
+        """The item of a photo, read from ``source``; None, with a warning, if that is damaged."""
+        captions, flipped = self.sample(photo, epoch)
         try:
-            image = open_image(photo.image.path)
-        except ImageError as error:
+            image = open_image(source, name=name)
+        except ImageError as error:  # one of thousands should not stop training
             warn_skipped(error)
-            image, captions = Image.new("RGB", (32, 32)), []
+            return None
         image = self.augmentation.augmented(image, seed=self.seed, epoch=epoch, key=photo.key)
-        return Item(
-            photo.image.image_id,
-            photo_tensor(self.preprocessing, image, flipped),
-            captions if epoch >= 0 else [],
-            photo.start,
-        )
+        pixels = photo_tensor(self.preprocessing, image, flipped)
+        return Item(photo.image.image_id, pixels, captions if epoch >= 0 else [], photo.start)
+
+    def filler(self, image_id: int = -1) -> Item:
+        """A black photo without captions, which adds nothing to the loss."""
+        black = Image.new("RGB", (32, 32))
+        return Item(image_id, photo_tensor(self.preprocessing, black, False), [])
 
 
 def without_text(photo: EncodedImage) -> EncodedImage:
@@ -159,7 +156,7 @@ def photo_tensor(preprocessing: Preprocessing, image: Image.Image, flipped: bool
 
 
 def warn_skipped(error: ImageError) -> None:
-    """Log a photo that cannot be read; one of thousands should not stop training."""
+    """Log a photo that cannot be read."""
     logging.getLogger(__name__).warning("%s; training continues without it", error)
 
 

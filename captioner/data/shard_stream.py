@@ -18,26 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from PIL import Image
 from torch.utils.data import IterableDataset, get_worker_info
 
-from captioner.data.augmentation import Augmentation
-from captioner.data.batches import (
-    NO_AUGMENTATION,
-    Batch,
-    EncodedImage,
-    Item,
-    collate,
-    load_ahead,
-    photo_tensor,
-    sample_captions,
-    warn_skipped,
-)
-from captioner.data.images import open_image
+from captioner.data.batches import Batch, EncodedImage, Item, PhotoReader, collate, load_ahead
 from captioner.data.shards import Manifest, Shard, ShardPhoto, read_shard
 from captioner.data.storage import join
-from captioner.errors import ConfigError, DataError, ImageError
-from captioner.model.preprocessing import Preprocessing
+from captioner.errors import ConfigError, DataError
 
 
 class ShardStream(IterableDataset[list[Item]]):
@@ -54,13 +40,9 @@ class ShardStream(IterableDataset[list[Item]]):
         self,
         manifest: Manifest,
         items: Mapping[int, EncodedImage],
-        preprocessing: Preprocessing,
+        reader: PhotoReader,
         *,
         batch_size: int,
-        max_captions: int,
-        horizontal_flip: bool = False,
-        augmentation: Augmentation = NO_AUGMENTATION,
-        seed: int = 0,
         rank: int = 0,
         world: int = 1,
         workers: int = 0,
@@ -71,19 +53,15 @@ class ShardStream(IterableDataset[list[Item]]):
         Args:
             manifest: From `read_manifest`.
             items: Encoded captions by image id; the captions in the shards are not used.
-            preprocessing: The model's preprocessing.
+            reader: Decodes the photos; its seed is that of shuffling too.
             batch_size: Photos per step, over all processes.
-            max_captions: Captions of a photo per step; of more, a sample is used.
-            horizontal_flip: Flip half of the photos.
-            augmentation: Further augmentation.
-            seed: Seed of shuffling and sampling.
             rank: Index of this process.
             world: Number of processes.
             workers: Worker processes of this process's loader; 0: none.
             buffer: Size of each worker's shuffle buffer (photos, not decoded).
 
         Raises:
-            ConfigError: There are fewer shards than workers, or the batch or buffer is too small.
+            ConfigError: There are fewer shards than workers, or the batch is too small.
             DataError: The shards hold more photos than ``items``.
         """
         streams = world * max(1, workers)
@@ -93,16 +71,12 @@ class ShardStream(IterableDataset[list[Item]]):
             raise ConfigError(
                 f"training.batch_size is {batch_size} for {world} processes; give {world} or more"
             )
-        if buffer < 1:
-            raise ConfigError(f"the shuffle buffer is {buffer} photos; give 1 or more")
         if manifest.photos > len(items):
             raise DataError(
                 f"the shards in {manifest.folder} hold {manifest.photos} photos, but the training "
                 f"captions {len(items)}; give the captions that the shards were made from"
             )
-        self.manifest, self.items, self.preprocessing = manifest, items, preprocessing
-        self.max_captions, self.horizontal_flip, self.seed = max_captions, horizontal_flip, seed
-        self.augmentation = augmentation
+        self.manifest, self.items, self.reader = manifest, items, reader
         self.batch_size, self.rank, self.world = batch_size, rank, world
         self.workers, self.buffer = workers, buffer
         self.epoch, self.start = 0, 0
@@ -143,7 +117,7 @@ class ShardStream(IterableDataset[list[Item]]):
     def _order(self, epoch: int) -> list[Shard]:
         """All shards in an epoch's order."""
         order = list(self.manifest.shards)
-        random.Random(f"{self.seed} {epoch} shards").shuffle(order)
+        random.Random(f"{self.reader.seed} {epoch} shards").shuffle(order)
         return order
 
     def _part(self, order: list[Shard], rank: int, worker: int) -> list[Shard]:
@@ -165,7 +139,7 @@ class ShardStream(IterableDataset[list[Item]]):
     def _batches(self, worker: int, total: int, skip: int) -> Iterator[list[Item]]:
         """One worker's batches from batch ``skip``."""
         position = self.rank + self.world * worker
-        rng = random.Random(f"{self.seed} {self.epoch} {position}")
+        rng = random.Random(f"{self.reader.seed} {self.epoch} {position}")
         photos = _shuffled(self._photos(worker), self.buffer, rng)
         made = 0
         while batch := list(islice(photos, self._share(self.rank))):
@@ -173,7 +147,7 @@ class ShardStream(IterableDataset[list[Item]]):
             if made > skip:
                 yield [self._item(photo) for photo in batch]
         for _ in range(max(made, skip), total):
-            yield [self._filler()]
+            yield [self.reader.filler()]
 
     def _photos(self, worker: int) -> Iterator[ShardPhoto]:
         for shard in self._part(self._order(self.epoch), self.rank, worker):
@@ -188,26 +162,8 @@ class ShardStream(IterableDataset[list[Item]]):
                 f"{photo.name} has image id {photo.image_id}, which the training captions "
                 f"{other}; give the captions that the shards were made from"
             )
-        captions, flipped = sample_captions(
-            known,
-            self.epoch,
-            self.seed,
-            max_captions=self.max_captions,
-            horizontal_flip=self.horizontal_flip,
-        )
-        try:
-            image = open_image(io.BytesIO(photo.data), name=photo.name)
-        except ImageError as error:
-            warn_skipped(error)
-            return self._filler()
-        image = self.augmentation.augmented(image, seed=self.seed, epoch=self.epoch, key=known.key)
-        pixels = photo_tensor(self.preprocessing, image, flipped)
-        return Item(photo.image_id, pixels, captions, known.start)
-
-    def _filler(self) -> Item:
-        """A black photo without captions."""
-        black = Image.new("RGB", (32, 32))
-        return Item(-1, photo_tensor(self.preprocessing, black, False), [])
+        source = io.BytesIO(photo.data)
+        return self.reader.item(known, self.epoch, source, photo.name) or self.reader.filler()
 
 
 def shard_loader(stream: ShardStream) -> Iterator[Batch]:

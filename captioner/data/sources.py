@@ -20,7 +20,6 @@ from captioner.data.batches import (
     Item,
     PhotoReader,
     collate,
-    sample_captions,
     training_loader,
     without_text,
 )
@@ -74,15 +73,11 @@ class FeatureSource:
     def __init__(
         self,
         cache: FeatureCache,
+        reader: PhotoReader,
         photos: Sequence[EncodedImage],
         sampler: EpochSampler,
-        *,
-        max_captions: int,
-        horizontal_flip: bool,
-        seed: int,
     ) -> None:
-        self.cache, self.photos, self.sampler = cache, photos, sampler
-        self.max_captions, self.horizontal_flip, self.seed = max_captions, horizontal_flip, seed
+        self.cache, self.reader, self.photos, self.sampler = cache, reader, photos, sampler
 
     def batches_in(self, epoch: int) -> int:
         """See ``Source``."""
@@ -99,13 +94,7 @@ class FeatureSource:
         items = []
         for epoch, index in indices:
             photo = self.photos[index]
-            captions, flipped = sample_captions(
-                photo,
-                epoch,
-                self.seed,
-                max_captions=self.max_captions,
-                horizontal_flip=self.horizontal_flip,
-            )
+            captions, flipped = self.reader.sample(photo, epoch)
             captions = captions if epoch >= 0 else []
             items.append(Item(photo.image.image_id, torch.tensor(flipped), captions, photo.start))
         batch = collate(items)
@@ -155,18 +144,20 @@ def open_source(
         ConfigError: There are too few shards for the processes.
     """
     data, seed, batch_size = config.data, config.training.seed, config.training.batch_size
-    augmentation = Augmentation(data.min_crop, data.color_jitter)
+    reader = PhotoReader(
+        preprocessing,
+        max_captions=data.max_captions,
+        horizontal_flip=data.horizontal_flip,
+        augmentation=Augmentation(data.min_crop, data.color_jitter),
+        seed=seed,
+    )
     if data.shards:
         return ShardSource(
             ShardStream(
                 read_manifest(data.shards),
                 {photo.image.image_id: without_text(photo) for photo in photos},
-                preprocessing,
+                reader,
                 batch_size=batch_size,
-                max_captions=data.max_captions,
-                horizontal_flip=data.horizontal_flip,
-                augmentation=augmentation,
-                seed=seed,
                 rank=rank,
                 world=world,
                 workers=data.workers,
@@ -183,19 +174,5 @@ def open_source(
         bucket=max(1, min(data.bucket_batches, quarter)),
     )
     if cache is not None:
-        return FeatureSource(
-            cache,
-            photos,
-            sampler,
-            max_captions=data.max_captions,
-            horizontal_flip=data.horizontal_flip,
-            seed=seed,
-        )
-    reader = PhotoReader(
-        preprocessing,
-        max_captions=data.max_captions,
-        horizontal_flip=data.horizontal_flip,
-        augmentation=augmentation,
-        seed=seed,
-    )
+        return FeatureSource(cache, reader, photos, sampler)
     return PhotoSource(reader, photos, sampler, data.workers)

@@ -16,7 +16,7 @@ import torch
 from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 
 from captioner.data.augmentation import Augmentation
-from captioner.data.batches import EncodedImage, Item
+from captioner.data.batches import EncodedImage, Item, PhotoReader
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
 from captioner.data.shard_stream import ShardStream, shard_loader
@@ -56,11 +56,13 @@ Make = Callable[..., ShardStream]
 def make(images: list[CaptionedImage], folder: Path) -> Make:
     def build(manifest: Manifest | None = None, **settings: Any) -> ShardStream:
         epoch, start = settings.pop("epoch", 0), settings.pop("start", 0)
+        ours = ("max_captions", "horizontal_flip", "augmentation", "seed")
+        reading = {"max_captions": 5} | {k: settings.pop(k) for k in ours if k in settings}
         stream = ShardStream(
             manifest or read_manifest(folder),
             encoded(images),
-            Preprocessing(8, resize="squash"),
-            **{"batch_size": 4, "max_captions": 5, "buffer": 5} | settings,
+            PhotoReader(Preprocessing(8, resize="squash"), **reading),
+            **{"batch_size": 4, "buffer": 5} | settings,
         )
         stream.epoch, stream.start = epoch, start
         return stream
@@ -268,9 +270,7 @@ def test_photos_without_training_captions(make: Make, images: list[CaptionedImag
 
 def test_more_photos_than_captions(make: Make, images: list[CaptionedImage]):
     with pytest.raises(DataError, match="hold 23 photos, but the training captions 3"):
-        ShardStream(
-            make().manifest, encoded(images[:3]), Preprocessing(8), batch_size=2, max_captions=5
-        )
+        ShardStream(make().manifest, encoded(images[:3]), make().reader, batch_size=2)
 
 
 # --- Settings ---

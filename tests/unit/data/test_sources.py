@@ -70,9 +70,10 @@ def make(photos: list[EncodedImage]) -> Make:
         lengths = [[len(words) for words in photo.tokens] for photo in photos]
         sampler = EpochSampler(lengths, 4, seed, rank, world, bucket=bucket)
         options: dict[str, Any] = {"max_captions": 3, "horizontal_flip": True, "seed": seed}
+        reader = PhotoReader(PREPROCESSING, **options)
         if kind == "photos":
-            return PhotoSource(PhotoReader(PREPROCESSING, **options), photos, sampler, workers=0)
-        return FeatureSource(Cache(photos), photos, sampler, **options)  # type: ignore[arg-type]
+            return PhotoSource(reader, photos, sampler, workers=0)
+        return FeatureSource(Cache(photos), reader, photos, sampler)  # type: ignore[arg-type]
 
     return build
 
@@ -98,7 +99,7 @@ def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> N
         for photos, features in pairs:
             assert_same(photos._replace(images=encode(photos.images)), features)
         unflipped = make("features", bucket=bucket)
-        unflipped.horizontal_flip = False
+        unflipped.reader.horizontal_flip = False
         turned += sum(
             not torch.equal(a, b)
             for (_, batch), plain in zip(pairs, unflipped.batches(epoch, 0), strict=True)
@@ -118,9 +119,9 @@ def test_uses_of_a_photo_in_one_batch_are_independent(
 
     def sampled(some: list[EncodedImage]) -> list[tuple[bytes, bytes]]:
         sampler = EpochSampler([[1]] * len(some), 9, 5)
-        source: Source = FeatureSource(Cache(some), some, sampler, **options)  # type: ignore[arg-type]
+        reader = PhotoReader(PREPROCESSING, **options)
+        source: Source = FeatureSource(Cache(some), reader, some, sampler)  # type: ignore[arg-type]
         if kind == "photos":
-            reader = PhotoReader(PREPROCESSING, **options)
             source = PhotoSource(reader, some, sampler, workers=0)
         [batch] = source.batches(0, 0)
         rows = zip(batch.images, batch.tokens, strict=True)
