@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -40,7 +39,7 @@ from captioner.data.features import (
     read_file,
 )
 from captioner.data.images import open_image
-from captioner.data.prefetch import read_ahead, reader_threads
+from captioner.data.prefetch import read_batches, reader_threads
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write, write_lock
 from captioner.model.preprocessing import Preprocessing
@@ -211,23 +210,14 @@ class FeatureWriter:
         self.complete = CONTENTS in names and held == header
         resumable = held == header and file_size(folder / ROWS) == self.plan.bytes
         self.records = records if resumable else []
-        if self.force or held == header:
+        temporary = (f".{CONTENTS}", f".{JOURNAL}")
+        others = sorted(name for name in names if not name.startswith(temporary))
+        if self.force or held == header or not others:
             return
-        ours = names & {ROWS, CONTENTS, JOURNAL}
-        others = sorted(
-            n for n in names - ours if not n.startswith((f".{CONTENTS}", f".{JOURNAL}"))
-        )
-        if held and held.get("version") == VERSION:
-            other = difference(held.get("key") or {}, header["key"])
-            problem = f"was made with {other}" if other else "holds features of other photos"
-        elif ours:
-            problem = "holds features of another version, or damaged ones"
-        elif others:
-            problem = f"holds other files (first: {others[0]})"
-        else:
-            return
-        effect = "replace them" if ours else "add the features to them"
-        raise ConfigError(f"{folder} {problem}; give another folder, or --force to {effect}")
+        other = difference((held or {}).get("key") or {}, header["key"])
+        problem = f"was made with {other}" if other else "holds features of other photos"
+        problem = problem if held else f"holds other files (first: {others[0]})"
+        raise ConfigError(f"{folder} {problem}; give another folder, or --force to write to it")
 
     def _begin(self) -> None:
         """Write a row file of the full size and a journal without incomplete lines."""
@@ -286,18 +276,13 @@ def encode_photos(
     Raises:
         DataError: Features overflow the dtype.
     """
-    photos = read_ahead(
-        partial(_read_photo, preprocessing),
-        paths,
-        ahead=batch_size + 1,
-        threads=reader_threads(),
-    )
-    start = 0
-    with closing(photos):
-        while batch := list(islice(photos, batch_size)):
-            names = paths[start : start + len(batch)]
-            yield _encode_block(batch, names, encode, flipped=flipped - start, dtype=dtype)
-            start += len(batch)
+    read, threads = partial(_read_photo, preprocessing), reader_threads()
+    with closing(read_batches(read, paths, batch_size, threads=threads)) as batches:
+        for number, batch in enumerate(batches):
+            photos = [photo for _, photo in batch if not isinstance(photo, ImageError)]
+            start = number * batch_size
+            names = paths[start : start + batch_size]
+            yield _encode_block(photos, names, encode, flipped=flipped - start, dtype=dtype)
 
 
 def _encode_block(
@@ -356,18 +341,15 @@ def _read_photo(preprocessing: Preprocessing, path: Path) -> _Photo:
 def _read_journal(folder: Path) -> tuple[dict[str, Any] | None, list[Record]]:
     """Header and records of an incomplete folder, without a line that was cut short."""
     try:
-        lines = (folder / JOURNAL).read_text(encoding="utf-8", errors="replace").splitlines(True)
-        header = json.loads(lines[0])
-    except (OSError, ValueError, IndexError):
+        text = (folder / JOURNAL).read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return None, []
-    if not isinstance(header, dict):
-        return None, []
-    records: list[Record] = []
-    for line in lines[1:]:
+    lines: list[Any] = []
+    for line in text.splitlines(keepends=True):
         try:
-            block = [Record(*record) for record in json.loads(line)]
-        except (ValueError, TypeError):
+            lines.append(json.loads(line if line.endswith("\n") else ""))
+        except ValueError:
             break
-        if line.endswith("\n"):
-            records += block
-    return header, records
+    if not lines or not isinstance(lines[0], dict):
+        return None, []
+    return lines[0], [Record(*record) for block in lines[1:] for record in block]

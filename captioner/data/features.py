@@ -124,7 +124,9 @@ class FeatureCache:
             begun = (folder / JOURNAL).exists()
             problem = "is incomplete; continue" if begun else "has no features; create them"
             raise DataError(f"{folder} {problem} with: {COMMAND} -o {folder}")
-        contents = _checked_contents(folder)
+        contents = read_contents(folder) or {}
+        if contents.get("version") != VERSION:
+            raise DataError(f"{folder / CONTENTS} is damaged; {_recreate(folder)}")
         if other := difference(contents["key"], fingerprint):
             raise DataError(f"{folder} was made with {other}; {_recreate(folder)}")
         count, regions, feature_dim = contents["shape"]
@@ -237,22 +239,6 @@ class FeatureCache:
                 f"{len(wrong)} of {len(images)} photos {problem} {self.folder} "
                 f"(first: {wrong[0].path}); {_recreate(self.folder)}"
             )
-
-
-def _checked_contents(folder: Path) -> dict[str, Any]:
-    contents = read_contents(folder) or {}
-    if contents.get("version", VERSION) != VERSION:
-        raise DataError(f"{folder} was made by another version of captioner; {_recreate(folder)}")
-    try:
-        rows, _, _ = contents["shape"]
-        photos = rows - contents["mirrored"]
-        complete = len(contents["photos"]) == len(contents["records"]) == photos
-        complete = complete and contents["key"]["dtype"] in DTYPES
-    except (KeyError, TypeError, ValueError):
-        complete = False
-    if not complete:
-        raise DataError(f"{folder / CONTENTS} is damaged; {_recreate(folder)}")
-    return contents
 
 
 def _recreate(folder: Path) -> str:

@@ -115,7 +115,7 @@ def test_a_reader_keeps_its_open_rows(tmp_path, plan) -> None:
 def test_a_folder_with_other_files_is_refused(tmp_path, images, plan) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"other files \(first: thesis\.tex\).*--force to add"):
+    with pytest.raises(ConfigError, match=r"other files \(first: thesis\.tex\).*--force"):
         FeatureWriter(tmp_path / "f", plan())
 
     fill(tmp_path / "f", plan(), force=True)
