@@ -38,7 +38,7 @@ _MODULES = {
     "overlay": "captioner.drawing.figure",
     "page": "captioner.drawing.pages",
     "register_encoder": "captioner.model.encoder",
-    "register_scorer": "captioner.model.attention",
+    "register_scorer": "captioner.model.build",
     "tokenize": "captioner.text.tokenizer",
     "train": "captioner.training.api",
 }
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     )
     from captioner.evaluation.api import evaluate
     from captioner.inference.captioner import Captioner, load
-    from captioner.model.attention import register_scorer
+    from captioner.model.build import register_scorer
     from captioner.model.encoder import register_encoder
     from captioner.options import FaithfulnessOptions, SearchOptions, TrainConfig
     from captioner.text.tokenizer import tokenize

@@ -35,7 +35,8 @@ from captioner.data.images import open_image
 from captioner.hardware import Precision, autocast, keep_freed_memory
 from captioner.inference.captioner import Captioner, load
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.build import build_decoder
+from captioner.model.decoder import Decoder
 from captioner.options import DecoderConfig, SearchOptions
 from captioner.search.search import search
 from captioner.text.vocabulary import END, PAD, START, UNKNOWN

@@ -57,10 +57,13 @@ from captioner.hardware import (
     pick_precision,
     product_type,
 )
-from captioner.model.decoder import BahdanauDecoder, build_decoder
+from captioner.model.build import build_decoder
+from captioner.model.decoder import BahdanauDecoder
 from captioner.model.encoder import build_encoder
-from captioner.model.kernels.packing import PackedLayout
-from captioner.model.losses import caption_losses, longest_first
+from captioner.model.kernels import compile_scores
+from captioner.model.kernels.additive import Switch
+from captioner.model.kernels.packing import Layout
+from captioner.model.losses import caption_losses
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DataConfig, DecoderConfig, TrainConfig, TrainingConfig
 from captioner.text.tokenizer import tokenize
@@ -214,7 +217,7 @@ def profiled(job: Callable[[], None]) -> str:
         total = products = scores = 0.0
         for event in profile.events():
             spent, outer = event.self_cpu_time_total, event
-            while outer is not None and "AdditiveScores" not in outer.name:
+            while outer is not None and "_Scores" not in outer.name:
                 outer = outer.cpu_parent
             total += spent
             scores += spent if outer is not None else 0
@@ -247,10 +250,9 @@ def padding(*batches: Tensor) -> float:
     """Share of the decoder's steps that is padding."""
     words = steps = 0
     for batch in batches:
-        tokens = longest_first(batch).sort_captions(batch)
-        real = tokens[..., 1:] != PAD
+        real = batch[..., 1:] != PAD
         words += int(real.sum())
-        steps += sum(PackedLayout.of(tokens[..., :-1].masked_fill(~real, PAD)).sizes)
+        steps += sum(Layout.of(real).sizes)
     return 1 - words / steps
 
 
@@ -318,7 +320,7 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
         return PEERS[name](getattr(options, name), options.sizes, features, tokens)
     precision, *changes = name.split()
     if "compiled" in changes:
-        decoder.compile_scores()
+        compile_scores(decoder.embedding.weight)
     model = Textbook(decoder) if name == "textbook" else None
     learned = list(model.trainable() if model else decoder.parameters())
     # One item per caption, as from a loader of (photo, caption) pairs.
@@ -326,6 +328,7 @@ def make_job(name: str, options: argparse.Namespace, device: torch.device) -> Ca
     optimizer = torch.optim.AdamW(learned, lr=1e-4, fused=True)
 
     def step() -> None:
+        Switch.compiled = "compiled" in changes
         if model is not None:
             loss = model(apart, tokens.flatten(0, 1).to(device))
         else:

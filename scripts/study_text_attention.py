@@ -25,13 +25,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from tqdm import tqdm
 
 from captioner.files import atomic_write
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.attention import SCORERS, WITHOUT_SCORER
-from captioner.model.text import TextEncoder, TextModel
+from captioner.model.attention import Memory
+from captioner.model.build import SCORERS, WITHOUT_SCORER, build_decoder
+from captioner.model.losses import Losses, caption_losses
 from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.search.search import Hypothesis, search
 from captioner.text.vocabulary import END, PAD, START, Vocabulary
@@ -107,10 +109,39 @@ def _padded(rows: list[list[int]]) -> Tensor:
     return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
 
 
+class TextModel(nn.Module):
+    """A bidirectional LSTM and one of our decoders, whose regions are words.
+
+        a_i = [forward h_i; backward h_i],   summary = [forward h_L; backward h_1]
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section 3.2. Deviation: LSTMs instead of GRUs.
+    """
+
+    def __init__(self, config: DecoderConfig, embed_dim: int = 64, hidden_dim: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(SOURCE), embed_dim)
+        self.lstm = nn.LSTM(embed_dim, hidden_dim, batch_first=True, bidirectional=True)
+        self.decoder = build_decoder(config, 2 * hidden_dim, len(TARGET), MOST_WORDS)
+
+    def memory(self, source: Tensor) -> Memory:
+        """Encode sources, words and then padding, (B, L), for the decoder."""
+        mask = source != PAD
+        packed = pack_padded_sequence(
+            self.embedding(source), mask.sum(dim=1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        states, (last, _) = self.lstm(packed)
+        features, _ = pad_packed_sequence(states, batch_first=True, total_length=source.shape[1])
+        summary = torch.cat([last[0], last[1]], dim=-1).unsqueeze(1)
+        return self.decoder.memory(features, mask, summary)
+
+    def forward(self, source: Tensor, target: Tensor) -> Losses:
+        """Losses of teacher-forced targets (B, R, T + 1), see ``caption_losses``."""
+        return caption_losses(self.decoder, self.memory(source), target)
+
+
 def build(attention: str, seed: int = 0) -> TextModel:
     """Build a model; models differ only in ``attention``."""
     torch.manual_seed(seed)
-    encoder = TextEncoder(len(SOURCE), embed_dim=64, hidden_dim=64)
     config = DecoderConfig(
         embed_dim=64,
         hidden_dim=128,  # the size of the annotations, so that dot needs no projection
@@ -118,7 +149,7 @@ def build(attention: str, seed: int = 0) -> TextModel:
         dropout=0.1,
         attention=attention,
     )
-    return TextModel(encoder, config, len(TARGET), MOST_WORDS)
+    return TextModel(config)
 
 
 def train(attention: str, steps: int, batch_size: int = 64) -> TextModel:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.folder import CONFIG
-from captioner.model.attention import SCORERS
+from captioner.model.build import SCORERS
 from captioner.model.captioner import CaptionModel
 from captioner.model.efficientnet_lite import lite_size
 from captioner.model.encoder import ENCODERS, Encoder

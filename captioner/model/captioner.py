@@ -13,18 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from captioner.geometry import Geometry
-from captioner.model.decoder import build_decoder
+from captioner.model.build import build_decoder
 from captioner.model.encoder import Encoder
-from captioner.model.losses import (
-    Advantages,
-    Losses,
-    PhotoWords,
-    caption_losses,
-    photo_words_loss,
-    policy_gradient_loss,
-)
+from captioner.model.losses import Losses, PhotoWords, caption_losses, photo_words_loss
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.regions import locate_regions
+from captioner.model.sampled_losses import Advantages, policy_gradient_loss
 from captioner.options import DecoderConfig
 
 

@@ -1,26 +1,17 @@
-"""LSTM decoders: Bahdanau order, Luong order, or no context.
+"""The LSTM decoder: writes a caption word by word, attending to the photo before each.
 
-Every decoder has one ``step``, shared by training, search and explanation, and one ``readout``.
 Given the previous word y and the previous state (h, c):
 
-    Bahdanau  attend with the previous hidden state, then run the LSTM
-        z, alpha = attend(h)
-        beta     = sigmoid(w_beta h + b_beta)      context gate
-        h, c     = LSTM([E y; beta z], h, c)
-        logits   = L_o tanh(E y + L_h h + L_z beta z)    deep output
+    z, alpha = attend(h)
+    beta     = sigmoid(w_beta h + b_beta)            context gate
+    h, c     = LSTM([E y; beta z], h, c)
+    logits   = L_o tanh(E y + L_h h + L_z beta z)    deep output
 
-    Luong     run the LSTM, then attend with the new hidden state
-        h, c     = LSTM([E y; f], h, c)            f: previous attentional vector (input feeding)
-        z, alpha = attend(h)
-        f        = tanh(W_z z + W_h h)             attentional vector
-        logits   = L_o f
-
-    Plain     the photo only sets the initial state (attention ``fixed_at_start``)
-        h, c     = LSTM(E y, h, c)
-        logits   = L_o tanh(E y + L_h h)
+There is one ``step``, shared by training, search and explanation, and one ``readout``. Other orders
+of these lines are in ``decoder_variants``; ``build.build_decoder`` chooses.
 
 Notation: B photos, R captions (or beams) per photo, T steps, V vocabulary, L regions, D feature
-size, N hidden size, E embedding size, P packed positions.
+size, N hidden size, E embedding size.
 """
 
 from __future__ import annotations
@@ -31,20 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError, first_line
 from captioner.hardware import upload
-from captioner.model.attention import (
-    Memory,
-    Sizes,
-    build_attention,
-    masked_mean,
-    widen,
-)
-from captioner.model.kernels.additive import AdditiveScores, warm_up_compiled_kernels
-from captioner.model.kernels.deferred import DeferredLinear, deferred_gradients
-from captioner.model.kernels.dropout import Dropout
-from captioner.model.kernels.packing import PackedLayout
+from captioner.model import kernels
+from captioner.model.attention import Attention, Memory, masked_mean, widen
+from captioner.model.kernels import StepLinear, WordGates
 from captioner.options import DecoderConfig
+from captioner.text.vocabulary import PAD
 
 
 class State(NamedTuple):
@@ -61,10 +44,6 @@ class State(NamedTuple):
         """Apply a function to every tensor."""
         return State(*(None if part is None else change(part) for part in self))  # type: ignore[arg-type]
 
-    def crop(self, photos: int, captions: int) -> State:
-        """Keep the first ``photos`` photos and the first ``captions`` captions of each."""
-        return self.map(lambda part: part[:photos, :captions])
-
 
 class Step(NamedTuple):
     """Result of one step."""
@@ -80,23 +59,8 @@ class Step(NamedTuple):
     """(B, R), the region chosen by hard attention."""
 
 
-class Packed(NamedTuple):
-    """Result of teacher forcing, in the order of a ``PackedLayout``."""
-
-    embedded: Tensor
-    """(P, E)."""
-    outputs: tuple[Tensor, ...]
-    """(P, ...) each."""
-    alphas: Tensor
-    """(P, L)."""
-    gates: Tensor
-    """(P,)."""
-    chosen: Tensor | None
-    """(P,)."""
-
-
 class Unrolled(NamedTuple):
-    """Result of teacher forcing, in the order of the tokens."""
+    """Result of teacher forcing."""
 
     embedded: Tensor
     """(B, R, T, E)."""
@@ -109,52 +73,27 @@ class Unrolled(NamedTuple):
     chosen: Tensor | None
     """(B, R, T)."""
 
-
-class WordGates:
-    """The gate inputs of words, computed when a word of their block first occurs.
-
-    Most captions need a tenth of the vocabulary. A block is always computed whole, so that a word's
-    values do not depend on the words that were looked up with it or before. On other devices than
-    the CPU all are computed at once, as finding those that are missing would wait for the device.
-    """
-
-    BLOCK = 64
-    """Words that are computed together."""
-
-    def __init__(self, embedding: nn.Embedding, layer: nn.Linear) -> None:
-        """Allocate the table.
-
-        Args:
-            embedding: (V, E); it must not change.
-            layer: Maps E to 4N; it must not change.
-        """
-        self.embedding, self.layer = embedding, layer
-        words = len(embedding.weight)
-        # Not touched until it is written, so that words that do not occur take no memory.
-        with torch.inference_mode(False):  # to be written in any mode
-            self.table = layer.weight.new_empty(words, layer.out_features, requires_grad=False)
-        self.missing = set(range(-(-words // self.BLOCK)))
-        if self.table.device.type != "cpu":
-            self._compute(range(words))
-
-    def look_up(self, tokens: Tensor) -> Tensor:
-        """The gate inputs of tokens: (...,) to (..., 4N)."""
-        if self.missing and self.table.device.type == "cpu":
-            blocks = {token // self.BLOCK for token in tokens.flatten().tolist()}
-            for block in blocks & self.missing:
-                first = block * self.BLOCK
-                self._compute(range(first, min(first + self.BLOCK, len(self.table))))
-                self.missing.discard(block)  # last: other threads may look up too
-        return nn.functional.embedding(tokens, self.table)
-
-    @torch.no_grad()
-    def _compute(self, words: range) -> None:
-        rows = slice(words.start, words.stop)
-        self.table[rows] = self.layer(self.embedding.weight[rows].to(self.layer.weight.dtype))
+    @classmethod
+    def of(
+        cls, embedded: Tensor, steps: Sequence[Step], stack: Callable[[list[Tensor]], Tensor]
+    ) -> Unrolled:
+        """Stack the results of T steps, (B, R, ...) each, to (B, R, T, ...)."""
+        outputs = zip(*(step.outputs for step in steps), strict=True)
+        chosen = [step.chosen for step in steps if step.chosen is not None]
+        return cls(
+            embedded,
+            tuple(stack(list(parts)) for parts in outputs),
+            stack([step.alphas for step in steps]),
+            stack([step.gate for step in steps]).squeeze(-1),
+            stack(chosen) if chosen else None,
+        )
 
 
 class Decoder(nn.Module):
     """Base class; subclasses implement ``add_layers``, ``step`` and ``readout``."""
+
+    GATES = 4
+    """Gates of the recurrence."""
 
     context_output: nn.Linear
     """Where the readout reads a context."""
@@ -162,44 +101,42 @@ class Decoder(nn.Module):
     def __init__(
         self,
         config: DecoderConfig,
+        attention: Attention,
         feature_dim: int,
         vocabulary_size: int,
-        regions: int,
         styles: int = 0,
     ) -> None:
-        """Create the layers.
+        """Create the layers; ``build.build_decoder`` creates the attention too.
 
         Args:
-            config: Sizes and attention mechanism.
+            config: Sizes.
+            attention: Of features (B, L, D), or of ``projection_dim`` features.
             feature_dim: D, the encoder's feature size.
             vocabulary_size: V.
-            regions: Maximum number of regions (L).
             styles: Number of additional start tokens; see ``Vocabulary.start``.
-
-        Raises:
-            ConfigError: Incompatible settings.
         """
         super().__init__()
-        hidden_dim = config.hidden_dim
-        self.projection = (
-            nn.Linear(feature_dim, config.projection_dim) if config.projection_dim else None
+        embed_dim, hidden_dim, projected = (
+            config.embed_dim,
+            config.hidden_dim,
+            config.projection_dim,
         )
-        self.feature_dim = config.projection_dim or feature_dim
-        sizes = Sizes(self.feature_dim, hidden_dim, config.attention_dim, regions)
-        self.attention = build_attention(config, sizes)
-        self.embedding = nn.Embedding(vocabulary_size + styles, config.embed_dim)
+        self.projection = nn.Linear(feature_dim, projected) if projected else None
+        self.feature_dim = projected or feature_dim
+        self.attention = attention
+        self.embedding = nn.Embedding(vocabulary_size + styles, embed_dim)
         self.init_hidden = nn.Linear(self.feature_dim, hidden_dim)
         self.init_cell = nn.Linear(self.feature_dim, hidden_dim)
-        # The word's contribution to the LSTM gates needs no state, so it has a layer of its own:
-        # training computes it for all steps in one product.
-        self.word_gates = nn.Linear(config.embed_dim, 4 * hidden_dim)
-        self.hidden_gates = DeferredLinear(hidden_dim, 4 * hidden_dim)
+        # The matrix of the gates in parts, as the word's needs no state: training computes it for
+        # all steps in one product.
+        self.word_gates = nn.Linear(embed_dim, self.GATES * hidden_dim)
+        self.hidden_gates = StepLinear(hidden_dim, self.GATES * hidden_dim)
         self.gate_norms, self.cell_norm = None, None
         if config.layer_norm:
-            self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(4))
+            self.gate_norms = nn.ModuleList(nn.LayerNorm(hidden_dim) for _ in range(self.GATES))
             self.cell_norm = nn.LayerNorm(hidden_dim)
         self.word_output = nn.Linear(self.readout_dim(config), vocabulary_size)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.cached_word_gates: WordGates | None = None
         self.add_layers(config)
         self.initialize()
@@ -220,7 +157,7 @@ class Decoder(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         nn.init.normal_(self.embedding.weight, std=0.5)
-        for gates in self.hidden_gates.weight.chunk(4):
+        for gates in self.hidden_gates.weight.chunk(self.GATES):
             nn.init.orthogonal_(gates)
         hidden_dim = self.hidden_gates.in_features
         with torch.no_grad():  # open forget gates (Jozefowicz et al. 2015)
@@ -228,23 +165,6 @@ class Decoder(nn.Module):
                 self.word_gates.bias[hidden_dim : 2 * hidden_dim] = 1.0
             else:  # a norm would cancel the bias in front of it
                 self.gate_norms[1].bias.fill_(1.0)  # type: ignore[operator]
-
-    def compile_scores(self) -> None:
-        """Compile additive scores with torch.compile, if this decoder uses them.
-
-        Raises:
-            ConfigError: Compilation fails, e.g. because there is no C++ compiler.
-        """
-        for module in self.modules():
-            if isinstance(module, AdditiveScores):
-                module.compiled = True
-                try:
-                    warm_up_compiled_kernels(self.embedding.weight)
-                except Exception as error:
-                    raise ConfigError(
-                        f"training.compile: torch.compile failed ({first_line(error):.120}); "
-                        "install a C++ compiler (on a GPU: triton), or turn it off"
-                    ) from error
 
     @torch.no_grad()
     def init_output_bias(self, counts: Tensor) -> None:
@@ -281,8 +201,7 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens of any shape (...,) to (..., E)."""
-        embedded: Tensor = self.dropout(self.embedding(tokens))
-        return embedded
+        return self.dropout(self.embedding(tokens))  # type: ignore[no-any-return]
 
     def cache_word_gates(self) -> None:
         """Keep the gate inputs of words, (V, 4N), for inference.
@@ -299,18 +218,26 @@ class Decoder(nn.Module):
             return embedded, self.cached_word_gates.look_up(tokens)
         return embedded, self.word_gates(embedded)
 
-    def lstm_cell(self, gates: Tensor, cell: Tensor) -> State:
-        """LSTM update from the summed gate inputs, (B, R, 4N), and the cell, (B, R, N).
+    def recur(self, inputs: Tensor, state: State) -> State:
+        """LSTM update.
 
-        Source: Hochreiter and Schmidhuber 1997 with forget gates; gates in torch's order i, f, g,
-        o. Layer norm: Ba et al. 2016 (arXiv:1607.06450), equations 20 to 22; deviation: the sum of
-        a gate's inputs is normalized, gate by gate, not each input separately.
+            i, f, g, o = inputs + W_h h
+            c = sigmoid(f) c + sigmoid(i) tanh(g)
+            h = sigmoid(o) tanh(c)
+
+        Source: Hochreiter and Schmidhuber 1997 with forget gates. Layer norm: Ba et al. 2016
+        (arXiv:1607.06450), equations 20 to 22; deviation: the sum of a gate's inputs is normalized,
+        gate by gate, not each input separately.
+
+        Args:
+            inputs: Gate inputs of word and context, (B, R, 4N).
+            state: (B, R, N) each.
         """
-        parts = list(widen(gates).chunk(4, dim=-1))
+        gates = widen(inputs + self.hidden_gates(state.hidden)).chunk(4, dim=-1)
         if self.gate_norms is not None:
-            parts = [norm(part) for norm, part in zip(self.gate_norms, parts, strict=True)]
-        i, f, g, o = parts
-        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+            gates = tuple(norm(gate) for norm, gate in zip(self.gate_norms, gates, strict=True))
+        i, f, g, o = gates
+        cell = torch.sigmoid(f) * state.cell + torch.sigmoid(i) * torch.tanh(g)
         normed = cell if self.cell_norm is None else self.cell_norm(cell)
         return State(torch.sigmoid(o) * torch.tanh(normed), cell)
 
@@ -345,62 +272,26 @@ class Decoder(nn.Module):
         logits: Tensor = self.word_output(self.dropout(torch.tanh(context)))
         return logits
 
-    def forward(self, memory: Memory, tokens: Tensor) -> Unrolled:
+    def forward(self, memory: Memory, tokens: Tensor, needed: Tensor | None = None) -> Unrolled:
         """Teacher forcing: every step gets the true previous word.
-
-        The caller applies ``readout``, so that it can skip padding. Positions that ``unroll``
-        skips are 0.
-
-        Args:
-            memory: The photos, (B, ...).
-            tokens: Start token, words, then padding, (B, R, T), on the CPU, see
-                ``PackedLayout``.
-        """
-        layout = PackedLayout.of(tokens.cpu())
-        packed = self.unroll(memory, upload(tokens, memory.summary.device), layout)
-        return Unrolled(
-            layout.unpack(packed.embedded),
-            tuple(layout.unpack(part) for part in packed.outputs),
-            layout.unpack(packed.alphas),
-            layout.unpack(packed.gates),
-            None if packed.chosen is None else layout.unpack(packed.chosen),
-        )
-
-    def unroll(self, memory: Memory, tokens: Tensor, layout: PackedLayout) -> Packed:
-        """Teacher forcing that skips most of the padding.
-
-        Each step runs on the photos and captions up to the last one with a word at that step. With
-        the longest captions and photos first, that skips nearly all padding. Embeddings and word
-        gates need no state and are computed in one product over all steps.
 
         Args:
             memory: The photos, (B, ...).
             tokens: Start token, words, then padding, (B, R, T).
-            layout: The layout of ``tokens``.
+            needed: (B, R, T), True at the positions whose results are read, on the CPU; None: all
+                but padding. What the others get is undefined.
         """
-        embedded = self.embed(tokens.flatten()[layout.indices(tokens.device)])  # (P, E)
-        state = self.start(memory, layout.captions)
-        steps = []
-        all_gates = self.word_gates(embedded).split(layout.sizes)
-        with deferred_gradients(self):
-            for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
-                if (photos, captions) != state.hidden.shape[:2]:  # else a copy going back
-                    state = state.crop(photos, captions)
-                    memory = memory.select(slice(photos))
-                steps.append(self.step(gates.view(photos, captions, -1), state, memory))
-                state = steps[-1].state
-
-        def packed(parts: Sequence[Tensor]) -> Tensor:
-            return torch.cat([part.flatten(0, 1) for part in parts])
-
-        chosen = [step.chosen for step in steps if step.chosen is not None]
-        return Packed(
-            embedded,
-            tuple(packed(parts) for parts in zip(*(step.outputs for step in steps), strict=True)),
-            packed([step.alphas for step in steps]),
-            packed([step.gate for step in steps]).squeeze(-1),
-            packed(chosen) if chosen else None,
-        )
+        if needed is None:
+            needed = tokens.cpu() != PAD
+        tokens = upload(tokens, memory.summary.device)
+        if kernels.enabled():
+            return kernels.unroll(self, memory, tokens, needed)
+        embedded = self.embed(tokens)
+        state, steps = self.start(memory, tokens.shape[1]), []
+        for word_gates in self.word_gates(embedded).unbind(dim=2):
+            steps.append(self.step(word_gates, state, memory))
+            state = steps[-1].state
+        return Unrolled.of(embedded, steps, lambda parts: torch.stack(parts, dim=2))
 
 
 class BahdanauDecoder(Decoder):
@@ -416,7 +307,7 @@ class BahdanauDecoder(Decoder):
         """See ``Decoder.add_layers``."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.gate = nn.Linear(hidden_dim, 1)
-        self.context_gates = DeferredLinear(self.feature_dim, 4 * hidden_dim)
+        self.context_gates = StepLinear(self.feature_dim, 4 * hidden_dim)
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)
 
@@ -425,8 +316,7 @@ class BahdanauDecoder(Decoder):
         attended = self.attention(state.hidden, memory)
         gate = torch.sigmoid(widen(self.gate(state.hidden)))  # (B, R, 1)
         context = gate.to(attended.context.dtype) * attended.context
-        gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
-        state = self.lstm_cell(gates, state.cell)
+        state = self.recur(word_gates + self.context_gates(context), state)
         return Step(state, (state.hidden, context), attended.alphas, gate, attended.chosen)
 
     def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
@@ -435,102 +325,3 @@ class BahdanauDecoder(Decoder):
         mixed = embedded + self.hidden_output(hidden) + self.context_output(context)
         logits: Tensor = self.word_output(self.dropout(torch.tanh(mixed)))
         return logits
-
-
-class LuongDecoder(Decoder):
-    """Run the LSTM, then attend with its new hidden state.
-
-    Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6; input feeding, section 3.3.
-    Deviation: one LSTM layer with its initial state computed from the summary; L_o has a bias;
-    dropout on the embedding and before L_o.
-    """
-
-    def readout_dim(self, config: DecoderConfig) -> int:
-        """That of the attentional vector."""
-        return config.hidden_dim
-
-    def add_layers(self, config: DecoderConfig) -> None:
-        """See ``Decoder.add_layers``."""
-        hidden_dim = config.hidden_dim
-        self.fed_gates = (
-            DeferredLinear(hidden_dim, 4 * hidden_dim) if config.input_feeding else None
-        )
-        self.hidden_output = DeferredLinear(hidden_dim, hidden_dim)
-        self.context_output = DeferredLinear(self.feature_dim, hidden_dim)
-
-    def start(self, memory: Memory, captions: int = 1) -> State:
-        """Initial state; the attentional vector before the first word is zero."""
-        state = super().start(memory, captions)
-        if self.fed_gates is None:
-            return state
-        return state._replace(fed=torch.zeros_like(state.hidden))
-
-    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: attentional vector (B, R, N)."""
-        gates = word_gates + self.hidden_gates(state.hidden)
-        if self.fed_gates is not None:
-            gates = gates + self.fed_gates(state.fed)
-        state = self.lstm_cell(gates, state.cell)
-        attended = self.attention(state.hidden, memory)
-        mixed = self.context_output(attended.context) + self.hidden_output(state.hidden)
-        attentional = torch.tanh(widen(mixed))  # (B, R, N)
-        if self.fed_gates is not None:
-            state = state._replace(fed=attentional)
-        gate = torch.ones_like(attentional[..., :1])  # this order has no gate: fully open
-        return Step(state, (attentional,), attended.alphas, gate, attended.chosen)
-
-    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Logits from the attentional vector alone, (..., N) to (..., V)."""
-        del embedded
-        (attentional,) = outputs
-        logits: Tensor = self.word_output(self.dropout(attentional))
-        return logits
-
-
-class PlainDecoder(Decoder):
-    """A language model initialized from the photo; no step uses a context.
-
-    Source: Sutskever et al. 2014 (arXiv:1409.3215) for texts, Vinyals et al. 2015
-    (arXiv:1411.4555) for photos. Deviation: the photo sets the initial state instead of being the
-    first input; the readout is that of ``BahdanauDecoder`` without the context.
-    """
-
-    def add_layers(self, config: DecoderConfig) -> None:
-        """See ``Decoder.add_layers``."""
-        self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
-
-    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
-        """See ``Decoder.step``; outputs: hidden state (B, R, N). Uniform map, closed gate."""
-        alphas = self.attention(state.hidden, memory).alphas
-        state = self.lstm_cell(word_gates + self.hidden_gates(state.hidden), state.cell)
-        gate = torch.zeros_like(state.hidden[..., :1])
-        return Step(state, (state.hidden,), alphas, gate, None)
-
-    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
-        """Word (..., E) and hidden state (..., N) to logits (..., V)."""
-        (hidden,) = outputs
-        logits: Tensor = self.word_output(
-            self.dropout(torch.tanh(embedded + self.hidden_output(hidden)))
-        )
-        return logits
-
-
-def build_decoder(
-    config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int, styles: int = 0
-) -> Decoder:
-    """Build the decoder that a config describes.
-
-    Args:
-        config: Sizes, attention mechanism, order of the step.
-        feature_dim: D.
-        vocabulary_size: V.
-        regions: Maximum number of regions (L).
-        styles: Number of additional start tokens; see ``Vocabulary.start``.
-
-    Raises:
-        ConfigError: Incompatible settings.
-    """
-    kind: type[Decoder] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}[config.order]
-    if config.attention == "fixed_at_start":
-        kind = PlainDecoder
-    return kind(config, feature_dim, vocabulary_size, regions, styles)

@@ -19,7 +19,7 @@ from captioner.errors import ConfigError
 from captioner.hardware import upload
 from captioner.model.attention import Memory
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import Order, ScoredCaptions, score_longest_first
+from captioner.model.losses import ScoredWords, score_words
 from captioner.options import DistillationConfig
 from captioner.search.ensemble import mean_probability
 from captioner.search.guidance import guide
@@ -79,16 +79,16 @@ class Teacher:
             image_ids: (B,).
         """
         memories = [_memory(model, images) for model in self.models]
-        order, scored, log_probs = self._score(memories, tokens)
+        scored, log_probs = self._score(memories, tokens)
         given = torch.tensor([self.options.get(image_id, (0.0, 0.0)) for image_id in image_ids])
         guidance, rare_words = (
-            scored.of_rows(order.sort_captions(of_photo[:, None].expand(tokens.shape[:2])))[:, None]
+            scored.of_rows(of_photo[:, None].expand(tokens.shape[:2]))[:, None]
             for of_photo in given.unbind(1)
         )
         if given[:, 0].any():
             rows = torch.zeros(len(images), dtype=torch.long, device=images.device)
             blanks = [blank.select(rows) for blank in self.blanks]
-            _, _, unseen = self._score(blanks, tokens)
+            _, unseen = self._score(blanks, tokens)
             guided = guide(log_probs, unseen, guidance, penalty=0.0)
             log_probs = torch.where(guidance > 0, guided, log_probs)
         return (log_probs + rare_words * self.rarity).softmax(dim=-1)
@@ -102,16 +102,14 @@ class Teacher:
             photos.append(_memory(model, upload(pixels, device)))
         return photos
 
-    def _score(
-        self, memories: Sequence[Memory], tokens: Tensor
-    ) -> tuple[Order, ScoredCaptions, Tensor]:
-        """Order and scores of one model, and the log-probabilities of all as a search has them."""
+    def _score(self, memories: Sequence[Memory], tokens: Tensor) -> tuple[ScoredWords, Tensor]:
+        """Scores of one model, and the log-probabilities of all as a search has them."""
         log_probs = []
         for model, memory in zip(self.models, memories, strict=True):
-            order, scored = score_longest_first(model.decoder, memory, tokens)
+            scored = score_words(model.decoder, memory, tokens)
             log_probs.append(scored.logits.log_softmax(-1).index_fill(1, self.never, -torch.inf))
         mean: Tensor = mean_probability(log_probs)
-        return order, scored, mean
+        return scored, mean
 
 
 def _memory(model: CaptionModel, images: Tensor) -> Memory:

@@ -22,15 +22,8 @@ from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import StoredModel
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import (
-    Advantages,
-    Losses,
-    PhotoWords,
-    caption_losses,
-    photo_words_loss,
-    policy_gradient_loss,
-    scheduled_inputs,
-)
+from captioner.model.losses import Losses, PhotoWords, caption_losses, photo_words_loss
+from captioner.model.sampled_losses import Advantages, policy_gradient_loss, scheduled_inputs
 from captioner.options import TrainConfig
 from captioner.text.tokenizer import tokenize
 from captioner.text.vocabulary import FUNCTION_WORDS, PAD, SPECIAL_NAMES, Vocabulary

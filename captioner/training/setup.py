@@ -21,7 +21,7 @@ from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.inference.engine import pixel_format
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.weights import to_float16
-from captioner.model.attention import check_attention
+from captioner.model.build import check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import Preprocessing

@@ -20,8 +20,7 @@ from captioner.cli import attend, calibrate, caption, evaluate, export, prepare,
 from captioner.evaluation.java import JAVA_METRICS
 from captioner.inference import captioner as api
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.attention import SCORERS
-from captioner.model.decoder import build_decoder
+from captioner.model.build import SCORERS, build_decoder
 from captioner.model.encoder import ENCODERS
 from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig

@@ -19,7 +19,8 @@ PACKAGE = '''
 import torch
 from torch import nn
 
-from captioner.model.attention import Scorer, dot_products, widen
+from captioner.model.attention import Scorer, widen
+from captioner.model.attention_variants import dot_products
 
 
 class Halves(Scorer):

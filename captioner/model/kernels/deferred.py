@@ -1,211 +1,173 @@
-"""Parts of a recurrence that compute a gradient once for all steps.
+"""Gradients of what all steps of a recurrence share, in one product over all steps.
 
-torch computes the gradient of what all steps share (a weight, the photos' features) at every step
-and adds it to the sum, which for a matrix of four million numbers takes longer than to multiply 160
-rows with it. Here each step's backward pass only keeps what the gradient is made of. When the last
-one is done, a single product over all steps gives the gradient.
+At every step torch computes the gradient of a shared factor (a weight, the photos' features) and
+adds it to the sum, which for a matrix of four million numbers takes longer than to multiply 160
+rows with it. Here the steps use the factor without its gradient and add zeros to their products.
+The zeros are one tensor that is split into the steps' rows; torch puts its gradient together, from
+which one product gives that of the factor:
+
+    y_t = x_t W^T + Z_t,   Z = 0           dL/dZ = [dL/dy_1; dL/dy_2; ...]
+                                           dL/dW = (dL/dZ)^T [x_1; x_2; ...]
+
+Notation: B photos, L regions, D feature size; b photos and r captions at a step, P positions (sums
+of b r over all steps).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from captioner.model.kernels.additive import SharedKeys
+from captioner.model.kernels.switch import enabled
 
-class Deferring(ABC):
-    """A module that is applied at every step; see `deferred_gradients`."""
-
-    @abstractmethod
-    def begin_steps(self) -> None:
-        """The next calls are the steps of one sequence."""
-
-    @abstractmethod
-    def end_steps(self) -> None:
-        """The sequence is complete. Drops what refers to the graph: a cycle is never freed."""
+Extents = Sequence[tuple[int, int]]
+"""The leading photos and captions, (b, r), that each step runs on."""
 
 
-@contextmanager
-def deferred_gradients(module: nn.Module) -> Iterator[None]:
-    """Within this context, the parts of a module are applied to the steps of one sequence.
-
-    What all steps share must be the same in all of them; later steps may use fewer photos, the
-    first ones.
-    """
-    learning = torch.is_grad_enabled() and module.training
-    parts = [part for part in module.modules() if isinstance(part, Deferring)] if learning else []
-    for part in parts:
-        part.begin_steps()
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.end_steps()
-
-
-def product_dtype(tensor: Tensor) -> torch.dtype:
-    """The type in which autocast multiplies a tensor."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-
-
-class DeferredLinear(nn.Linear, Deferring):
-    """A linear layer without bias whose weight is shared by all steps."""
+class StepLinear(nn.Linear):
+    """A linear layer without bias that is applied once per step."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
-        self._steps: _LinearSteps | None = None
-
-    def begin_steps(self) -> None:
-        """See `Deferring`."""
-        if self.weight.requires_grad:
-            self._steps = _LinearSteps(self.weight)
-
-    def end_steps(self) -> None:
-        """See `Deferring`."""
-        if self._steps is not None:
-            self._steps.weight = None
-        self._steps = None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """(..., in_features) to (..., out_features)."""
-        if self._steps is None:
+        """(b, r, in_features) to (b, r, out_features)."""
+        recurrence = _RECURRENCE.get()
+        if recurrence is None or not self.weight.requires_grad:
             return super().forward(input)
-        return self._steps.apply(input)
+        return recurrence.product(input, self.weight)
 
 
-class _LinearSteps:
-    """The inputs of a layer and the gradients of its outputs, by step."""
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Weights (b, r, L) and values (b, L, D), those of the first photos, to (b, r, D)."""
+    recurrence = _RECURRENCE.get()
+    if recurrence is None or not values.requires_grad:
+        return weights.to(values.dtype) @ values
+    return recurrence.weighted_sum(weights, values)
 
-    def __init__(self, weight: Tensor) -> None:
+
+def additive_scores(query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    """v^T tanh(k_i + q): (b, r, A), (b, L, A) and v (A,) to (b, r, L)."""
+    recurrence = _RECURRENCE.get()
+    if recurrence is None or not keys.requires_grad:
+        return torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)) @ energy
+    return recurrence.additive_scores(query, keys, energy)
+
+
+@contextmanager
+def deferred_gradients(decoder: nn.Module, extents: Extents) -> Iterator[None]:
+    """Within this context, the decoder is applied once per step to the rows of `extents`."""
+    learning = enabled() and torch.is_grad_enabled() and decoder.training
+    token = _RECURRENCE.set(_Recurrence(extents) if learning else None)
+    try:
+        yield
+    finally:
+        _RECURRENCE.reset(token)
+
+
+class _Recurrence:
+    """The shared factors met so far, by the place of their data."""
+
+    def __init__(self, extents: Extents) -> None:
+        self.extents = extents
+        self.factors: dict[int, _Factor] = {}
+        self.keys: dict[int, tuple[SharedKeys, Tensor]] = {}
+
+    def product(self, rows: Tensor, weight: Tensor) -> Tensor:
+        factor = self._factor(weight, _WeightGradient)
+        given = factor.read(rows.flatten(0, 1))
+        product = torch.addmm(next(factor.zeros), given, factor.tensor.t())
+        return product.view(*rows.shape[:2], -1)
+
+    def weighted_sum(self, weights: Tensor, values: Tensor) -> Tensor:
+        factor = self._factor(values, _ValuesGradient)  # at later steps, a slice of the first one's
+        zeros = next(factor.zeros).view(*weights.shape[:2], -1)
+        return torch.baddbmm(zeros, factor.read(weights), factor.tensor[: len(weights)])
+
+    def additive_scores(self, query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+        place = keys.data_ptr()
+        if place not in self.keys:
+            shared = SharedKeys(keys, energy)
+            self.keys[place] = shared, shared.collect(keys)
+        shared, collected = self.keys[place]
+        return shared.scores(query, collected, energy)
+
+    def _factor(self, tensor: Tensor, gradient: type[torch.autograd.Function]) -> _Factor:
+        place = tensor.data_ptr()
+        if place not in self.factors:
+            self.factors[place] = _Factor(tensor, gradient, self.extents)
+        return self.factors[place]
+
+
+class _Factor:
+    """A shared factor without its gradient, what it is multiplied with, and the zeros to add."""
+
+    def __init__(
+        self, tensor: Tensor, gradient: type[torch.autograd.Function], extents: Extents
+    ) -> None:
+        kind = tensor.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else tensor.dtype
+        self.tensor = tensor.detach().to(dtype)
         self.inputs: list[Tensor] = []
-        self.gradients: dict[int, Tensor] = {}
-        """By step rather than a list, so that a second backward pass replaces them."""
-        self.weight: Tensor | None = _CollectWeight.apply(weight, self, product_dtype(weight))
+        sizes = [photos * captions for photos, captions in extents]
+        zeros = gradient.apply(tensor, dtype, sum(sizes), self.inputs)
+        self.zeros = iter(zeros.split(sizes))
 
-    def apply(self, rows: Tensor) -> Tensor:
-        """One step's output."""
-        assert self.weight is not None  # within the context
-        self.inputs.append(rows.detach().to(self.weight.dtype))
-        output: Tensor = _Apply.apply(rows, self.weight, self, len(self.inputs) - 1)
-        return output
+    def read(self, given: Tensor) -> Tensor:
+        """A step's other factor, in the type of the product."""
+        given = given.to(self.tensor.dtype)
+        self.inputs.append(given.detach())
+        return given
 
 
-class _CollectWeight(torch.autograd.Function):
-    """The weight as it is; its gradient from all steps."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, steps: _LinearSteps, dtype: torch.dtype) -> Tensor:
-        ctx.steps, ctx.dtype = steps, weight.dtype
-        ctx.set_materialize_grads(False)
-        return weight.to(dtype) if weight.dtype != dtype else weight.view_as(weight)
+class _WeightGradient(torch.autograd.Function):
+    """Zeros for the products with a weight, (P, out); their gradient is the weight's."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *nothing: None) -> tuple[Tensor | None, None, None]:
-        del nothing
-        steps = ctx.steps
-        if not steps.gradients:
-            return None, None, None
-        rows = [steps.inputs[step].flatten(0, -2) for step in steps.gradients]
-        gradients = [gradient.flatten(0, -2) for gradient in steps.gradients.values()]
-        steps.gradients.clear()
-        product = torch.cat(gradients).t().mm(torch.cat(rows))
-        return product.to(ctx.dtype), None, None
-
-
-class _Apply(torch.autograd.Function):
-    """One step: a product whose backward pass leaves out the weight."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, steps: _LinearSteps, step: int) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.steps, ctx.step, ctx.dtype = steps, step, rows.dtype
-        return rows.to(weight.dtype) @ weight.t()
+    def forward(
+        ctx: Any, weight: Tensor, dtype: torch.dtype, positions: int, inputs: list[Tensor]
+    ) -> Tensor:
+        ctx.inputs, ctx.dtype = inputs, weight.dtype
+        return weight.new_zeros((), dtype=dtype).expand(positions, len(weight))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (weight,), (gradient,) = ctx.saved_tensors, gradients
-        gradient = gradient.to(weight.dtype)
-        ctx.steps.gradients[ctx.step] = gradient
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None
-        return (gradient @ weight).to(ctx.dtype), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
+        return gradient.t().mm(torch.cat(ctx.inputs)).to(ctx.dtype), None, None, None
 
 
-class DeferredWeightedSum(nn.Module, Deferring):
-    """Weighted sums of values that are shared by all steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._within = False
-        self._steps: _SumSteps | None = None
-
-    def begin_steps(self) -> None:
-        """See `Deferring`."""
-        self._within = True
-
-    def end_steps(self) -> None:
-        """See `Deferring`."""
-        if self._steps is not None:
-            self._steps.values = None
-        self._within, self._steps = False, None
-
-    def forward(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Weights (B, R, L) and values (B, L, D) to (B, R, D)."""
-        if not (self._within and values.requires_grad):
-            return weights.to(values.dtype) @ values
-        if self._steps is None:
-            self._steps = _SumSteps(values)
-        return self._steps.apply(weights)
-
-
-class _SumSteps:
-    """The weights and the gradients of the sums, by step."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.weights: list[Tensor] = []
-        self.gradients: dict[int, Tensor] = {}
-        """By step, as those of `_LinearSteps`."""
-        self.values: Tensor | None = _CollectValues.apply(values, self, product_dtype(values))
-
-    def apply(self, weights: Tensor) -> Tensor:
-        """One step's sums."""
-        assert self.values is not None  # within the context
-        self.weights.append(weights.detach().to(self.values.dtype))
-        sums: Tensor = _Weigh.apply(weights, self.values, self, len(self.weights) - 1)
-        return sums
-
-
-class _CollectValues(torch.autograd.Function):
-    """The values as they are; their gradient from all steps."""
+class _ValuesGradient(torch.autograd.Function):
+    """Zeros for the weighted sums of values, (P, D); their gradient is the values'."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, steps: _SumSteps, dtype: torch.dtype) -> Tensor:
-        ctx.steps, ctx.dtype, ctx.photos = steps, values.dtype, len(values)
-        ctx.set_materialize_grads(False)
-        return values.to(dtype) if values.dtype != dtype else values.view_as(values)
+    def forward(
+        ctx: Any, values: Tensor, dtype: torch.dtype, positions: int, weights: list[Tensor]
+    ) -> Tensor:
+        ctx.weights, ctx.dtype, ctx.photos = weights, values.dtype, len(values)
+        return values.new_zeros((), dtype=dtype).expand(positions, values.shape[-1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *nothing: None) -> tuple[Tensor | None, None, None]:
-        del nothing
-        steps = ctx.steps
-        if not steps.gradients:
-            return None, None, None
-        weights = _side_by_side([steps.weights[step] for step in steps.gradients], ctx.photos)
-        gradients = _side_by_side(list(steps.gradients.values()), ctx.photos)
-        steps.gradients.clear()
-        return torch.bmm(weights.transpose(1, 2), gradients).to(ctx.dtype), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        gradient: Tensor = gradients[0]
+        sizes: list[torch.Size] = [weights.shape[:2] for weights in ctx.weights]
+        steps = torch.split(gradient, [size.numel() for size in sizes])
+        sums = [step.view(*size, -1) for step, size in zip(steps, sizes, strict=True)]
+        weights = _side_by_side(ctx.weights, ctx.photos).transpose(1, 2)
+        product = torch.bmm(weights, _side_by_side(sums, ctx.photos))
+        return product.to(ctx.dtype), None, None, None
 
 
-def _side_by_side(steps: list[Tensor], photos: int) -> Tensor:
+def _side_by_side(steps: Sequence[Tensor], photos: int) -> Tensor:
     """(b, r, n) of each step to (photos, sum of r, n), with zeros for photos a step left out."""
     rows = sum(step.shape[1] for step in steps)
     whole = steps[0].new_zeros(photos, rows, steps[0].shape[2])
@@ -216,22 +178,4 @@ def _side_by_side(steps: list[Tensor], photos: int) -> Tensor:
     return whole
 
 
-class _Weigh(torch.autograd.Function):
-    """One step: weighted sums whose backward pass leaves out the values."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, values: Tensor, steps: _SumSteps, step: int) -> Tensor:
-        ctx.save_for_backward(values)
-        ctx.steps, ctx.step, ctx.dtype = steps, step, weights.dtype
-        return steps.weights[step] @ values[: len(weights)]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (values,), (gradient,) = ctx.saved_tensors, gradients
-        gradient = gradient.to(values.dtype)
-        ctx.steps.gradients[ctx.step] = gradient
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None
-        for_weights = gradient @ values[: len(gradient)].transpose(1, 2)
-        return for_weights.to(ctx.dtype), None, None, None
+_RECURRENCE: ContextVar[_Recurrence | None] = ContextVar("recurrence", default=None)

@@ -1,63 +1,111 @@
-"""Packed teacher forcing: which captions each step runs on, so that most padding is skipped.
+"""Teacher forcing that skips most of the padding.
 
-Notation: B photos, R captions per photo, T steps, P positions over all steps together.
+Photos with the longest captions come first, and so do the longest captions of each photo. Each step
+then runs on the photos and captions up to the last one with a word at that step. Embeddings and
+word gates need no state and are computed in one product over all steps.
+
+It saves half of the steps of captions that are not sorted by length, as in self-critical training
+and when gradients of single words are taken; `plain_formulas` does without.
+
+Notation: B photos, R captions per photo, T steps; b photos and r captions at a step, P packed
+positions (all steps together, the first step's first).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from captioner.hardware import upload
-from captioner.text.vocabulary import PAD
+from captioner.model.kernels.deferred import deferred_gradients
+
+if TYPE_CHECKING:
+    from captioner.model.attention import Memory
+    from captioner.model.decoder import Decoder, State, Step, Unrolled
 
 
-class PackedLayout(NamedTuple):
-    """The photos and captions that each step of teacher forcing runs on.
+class Layout(NamedTuple):
+    """Which photos and captions each step runs on; on the CPU: nothing waits for a device."""
 
-    It is computed from tokens on the CPU, so that nothing waits for a device. The P packed
-    positions are ordered by step: first all those of step 0, then those of step 1, ...
-    """
-
-    photos: int
-    """B."""
-    captions: int
-    """R."""
+    photos: Tensor
+    """Photos by their longest caption, (B,)."""
+    captions: Tensor
+    """The captions of each of these photos by length, (B, R)."""
     extents: tuple[tuple[int, int], ...]
-    """For each of T steps the number of leading photos and captions it runs on, at least (1, 1)."""
+    """For each of T steps the number of photos and captions it runs on, at least (1, 1)."""
 
     @classmethod
-    def of(cls, tokens: Tensor) -> PackedLayout:
-        """The layout of tokens (B, R, T) on the CPU."""
-        real = tokens != PAD
-        needed = real.flip(2).cummax(dim=2).values.flip(2)  # a later word needs the earlier steps
+    def of(cls, needed: Tensor) -> Layout:
+        """The layout for the positions (B, R, T) whose results are read."""
+        running = needed.flip(2).cummax(dim=2).values.flip(2)  # a later word needs earlier steps
+        lengths = running.sum(dim=2)  # (B, R)
+        photos = lengths.amax(dim=1).argsort(descending=True, stable=True)
+        captions = lengths.argsort(dim=1, descending=True, stable=True)[photos]
+        running = running[photos.unsqueeze(1), captions]  # (B, R, T), longest first
 
         def last(used: Tensor) -> list[int]:  # (n, T) to T numbers
             counts = torch.arange(1, len(used) + 1).unsqueeze(1)
             return (counts * used).amax(dim=0).clamp(min=1).tolist()
 
-        extents = zip(last(needed.any(dim=1)), last(needed.any(dim=0)), strict=True)
-        return cls(tokens.shape[0], tokens.shape[1], tuple(extents))
+        extents = zip(last(running.any(dim=1)), last(running.any(dim=0)), strict=True)
+        return cls(photos, captions, tuple(extents))
 
     @property
     def sizes(self) -> list[int]:
         """Positions of each step: T numbers whose sum is P."""
         return [photos * captions for photos, captions in self.extents]
 
-    def indices(self, device: torch.device | None = None) -> Tensor:
-        """Index of each packed position in a flattened (B, R, T) tensor, (P,)."""
-        steps = len(self.extents)
-        every = torch.arange(self.photos * self.captions * steps).view(
-            self.photos, self.captions, steps
-        )
-        parts = [every[:b, :r, t].flatten() for t, (b, r) in enumerate(self.extents)]
-        return upload(torch.cat(parts), device)
+    def places(self) -> Tensor:
+        """Index of each packed position in the flattened (B, R, T), (P,)."""
+        captions, steps = self.captions.shape[1], len(self.extents)
+        first = (self.photos.unsqueeze(1) * captions + self.captions) * steps  # (B, R)
+        return torch.cat([first[:b, :r].flatten() + t for t, (b, r) in enumerate(self.extents)])
 
-    def unpack(self, packed: Tensor) -> Tensor:
-        """(P, ...) to (B, R, T, ...), with zeros at positions that were skipped."""
-        whole = packed.new_zeros(
-            self.photos * self.captions * len(self.extents), *packed.shape[1:]
-        ).index_copy(0, self.indices(packed.device), packed)
-        return whole.view(self.photos, self.captions, len(self.extents), *packed.shape[1:])
+    def sort(self, memory: Memory) -> Memory:
+        """The photos in this order."""
+        if torch.equal(self.photos, torch.arange(len(self.photos))):  # as the loader may have them
+            return memory
+        return memory.select(upload(self.photos, memory.summary.device))
+
+
+def unroll(decoder: Decoder, memory: Memory, tokens: Tensor, needed: Tensor) -> Unrolled:
+    """What ``Decoder.forward`` returns, with zeros at the positions that are skipped.
+
+    Args:
+        decoder: In its mode.
+        memory: The photos, (B, ...).
+        tokens: (B, R, T), on the device.
+        needed: (B, R, T), True at the positions whose results are read; on the CPU.
+    """
+    from captioner.model.decoder import Unrolled
+
+    layout = Layout.of(needed)
+    places = upload(layout.places(), tokens.device)
+    embedded = decoder.embed(tokens.flatten()[places])  # (P, E)
+    memory = layout.sort(memory)
+    state = decoder.start(memory, tokens.shape[1])
+    steps: list[Step] = []
+    all_gates = decoder.word_gates(embedded).split(layout.sizes)
+    with deferred_gradients(decoder, layout.extents):
+        for gates, (photos, captions) in zip(all_gates, layout.extents, strict=True):
+            if (photos, captions) != state.hidden.shape[:2]:  # else a copy going back
+                state = _first(state, photos, captions)
+                memory = memory.select(slice(photos))
+            steps.append(decoder.step(gates.view(photos, captions, -1), state, memory))
+            state = steps[-1].state
+
+    def unpack(packed: Tensor) -> Tensor:  # (P, ...) to (B, R, T, ...)
+        whole = packed.new_zeros(tokens.numel(), *packed.shape[1:])
+        return whole.index_copy(0, places, packed).view(*tokens.shape, *packed.shape[1:])
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        return unpack(torch.cat([part.flatten(0, 1) for part in parts]))
+
+    return Unrolled.of(unpack(embedded), steps, join)
+
+
+def _first(state: State, photos: int, captions: int) -> State:
+    return state.map(lambda part: part[:photos, :captions])

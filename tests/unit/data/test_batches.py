@@ -23,7 +23,7 @@ from captioner.data.batches import (
     training_loader,
 )
 from captioner.data.coco import CaptionedImage
-from captioner.model.kernels.packing import PackedLayout
+from captioner.model.kernels.packing import Layout
 from captioner.model.preprocessing import Preprocessing
 from captioner.text.vocabulary import END, PAD, START
 
@@ -254,7 +254,7 @@ def padding_fraction(lengths: list[list[int]], bucket: int) -> float:
     for batch in indices(EpochSampler(lengths, 8, 0, bucket=bucket)):
         captions = [[[4] * words + [END] for words in lengths[n]] for n in batch]
         tokens = collate([Item(0, square(0), of_photo) for of_photo in captions]).tokens
-        run += sum(PackedLayout.of(tokens[..., :-1].masked_fill(tokens[..., 1:] == PAD, PAD)).sizes)
+        run += sum(Layout.of(tokens[..., 1:] != PAD).sizes)
         real += int((tokens[..., 1:] != PAD).sum())
     return 1 - real / run
 

@@ -22,7 +22,8 @@ from table_stepper import (
 from torch import Tensor
 
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.build import build_decoder
+from captioner.model.decoder import Decoder
 from captioner.options import DecoderConfig, SearchOptions
 from captioner.search.ensemble import EnsembleStepper, mean_probability
 from captioner.search.search import Advance, Hypothesis, search

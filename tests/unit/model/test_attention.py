@@ -16,10 +16,14 @@ from torch.func import functional_call
 from captioner.errors import ConfigError
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import (
-    PHOTO_QUERIES,
-    SCORERS,
     AdditiveScorer,
     Attention,
+    Scorer,
+    Sizes,
+    masked_mean,
+    sample_index,
+)
+from captioner.model.attention_variants import (
     ConcatScorer,
     DotScorer,
     FixedVector,
@@ -27,14 +31,14 @@ from captioner.model.attention import (
     LocationScorer,
     MultiHeadAttention,
     ScaledDotScorer,
-    Scorer,
-    Sizes,
-    build_attention,
-    masked_mean,
-    register_scorer,
-    sample_index,
 )
-from captioner.model.decoder import build_decoder
+from captioner.model.build import (
+    PHOTO_QUERIES,
+    SCORERS,
+    build_attention,
+    build_decoder,
+    register_scorer,
+)
 from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, SearchOptions, TrainingConfig
 from captioner.search.search import search

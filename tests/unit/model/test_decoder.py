@@ -12,16 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from captioner.model.attention import masked_mean
-from captioner.model.decoder import (
-    BahdanauDecoder,
-    Decoder,
-    LuongDecoder,
-    PlainDecoder,
-    WordGates,
-    build_decoder,
-)
-from captioner.model.kernels.packing import PackedLayout
-from captioner.model.losses import caption_losses, longest_first
+from captioner.model.build import build_decoder
+from captioner.model.decoder import BahdanauDecoder, Decoder, State
+from captioner.model.decoder_variants import LuongDecoder, PlainDecoder
+from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, PAD, START
 
@@ -279,47 +273,6 @@ def test_teacher_forcing_equals_step_by_step(decoder, features, tokens) -> None:
     assert unrolled.chosen is None
 
 
-# Unsorted photos and captions; one photo without captions, and one caption of a single word.
-LENGTHS = [[1, 4, 0], [0, 0, 0], [5, 2, 3], [0, 0, 2]]
-
-
-@pytest.mark.parametrize("longest_first", [True, False])
-def test_skipping_padding_does_not_change_real_words(decoder, longest_first: bool) -> None:
-    lengths = torch.tensor(LENGTHS)
-    if longest_first:
-        lengths = lengths.sort(dim=1, descending=True).values
-        lengths = lengths[lengths[:, 0].argsort(descending=True)]
-    photos, captions, steps = *lengths.shape, int(lengths.max())
-    features = torch.randn(photos, L, D)
-    real = torch.arange(steps) < lengths.unsqueeze(-1)
-    tokens = torch.randint(1, V, (photos, captions, steps)) * real
-    rows = []
-    decoder.hidden_gates.register_forward_pre_hook(
-        lambda _, args: rows.append(args[0].shape[0] * args[0].shape[1])
-    )
-
-    unrolled = decoder(decoder.memory(features), tokens)
-    computed = sum(rows)
-    logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
-
-    assert unrolled.alphas.shape == (photos, captions, steps, L)
-    for photo in range(photos):
-        for caption in range(captions):
-            count = int(lengths[photo, caption])
-            if count == 0:
-                continue
-            words = tokens[photo : photo + 1, caption : caption + 1, :count]
-            expected = step_by_step(decoder, features[photo : photo + 1], words)
-            at = (photo, caption, slice(count))
-            torch.testing.assert_close(logits[at], expected.logits[0, 0])
-            torch.testing.assert_close(unrolled.alphas[at], expected.alphas[0, 0])
-            torch.testing.assert_close(unrolled.gates[at], expected.gates[0, 0, :, 0])
-    assert int(real.sum()) <= computed < photos * captions * steps
-    if longest_first:  # skipped positions are 0
-        assert not unrolled.alphas[-1].any()
-        assert not any(part[-1].any() for part in unrolled.outputs)
-
-
 def test_padding_between_words_is_an_ordinary_step(decoder, features, tokens) -> None:
     # Padding in the last caption and the last photo: later words still need those steps.
     tokens[:, -1, 1] = tokens[-1, :, 0] = PAD
@@ -369,70 +322,6 @@ def gradients(decoder: Decoder, features: Tensor, tokens: Tensor) -> list[Tensor
     decoder.zero_grad()
     losses.objective(TrainingConfig(attention_penalty=0.5)).backward()
     return [*(part.detach() for part in losses), *(p.grad for p in decoder.parameters())]
-
-
-# --- The layout of teacher forcing ---------------------------------------------------------------
-
-# Captions of three words and of one in photo 0, of none and of two in photo 1.
-KNOWN = torch.tensor([[[1, 5, 6, 0], [1, 0, 0, 0]], [[0, 0, 0, 0], [1, 5, 0, 0]]])
-
-
-def test_layout_of_a_known_batch() -> None:
-    layout = PackedLayout.of(KNOWN)
-
-    # The number of photos and captions with words at each step; at least 1.
-    assert layout.extents == ((2, 2), (2, 2), (1, 1), (1, 1))
-    assert layout.sizes == [4, 4, 1, 1]
-    assert layout.indices().tolist() == [0, 4, 8, 12, 1, 5, 9, 13, 2, 3]
-    there = KNOWN.flatten()[layout.indices()]
-    assert torch.equal(layout.unpack(there), KNOWN)
-    assert layout.unpack(torch.ones(10, 3)).sum().item() == 30
-    assert not layout.unpack(torch.ones(10, 3))[1, :, 2:].any()
-
-
-def test_sorting_reduces_a_known_batch() -> None:
-    tokens = torch.zeros(2, 2, 9, dtype=torch.long)
-    for (photo, caption), words in {(0, 0): 2, (0, 1): 5, (1, 0): 4, (1, 1): 7}.items():
-        tokens[photo, caption, :words] = 4
-
-    sorted_tokens = longest_first(tokens).sort_captions(tokens)
-
-    assert (sorted_tokens != PAD).sum(-1).tolist() == [[7, 4], [5, 2]]  # 18 words
-    assert PackedLayout.of(tokens).sizes == [4, 4, 4, 4, 4, 4, 4, 1, 1]
-    assert PackedLayout.of(sorted_tokens).sizes == [4, 4, 4, 4, 2, 1, 1, 1, 1]
-
-
-def test_layout_covers_every_word_and_all_steps_before_it() -> None:
-    for seed in range(20):
-        torch.manual_seed(seed)
-        lengths = torch.randint(0, 6, (3, 4))
-        tokens = (torch.arange(6) < lengths.unsqueeze(-1)).long()
-        layout = PackedLayout.of(tokens)
-
-        places = layout.indices()
-
-        assert len(places) == len(set(places.tolist())) == sum(layout.sizes)
-        assert torch.equal(layout.unpack(tokens.flatten()[places]), tokens)
-        assert len(layout.extents) == 6
-        for (b, r), (c, s) in zip(layout.extents, layout.extents[1:], strict=False):
-            assert b >= c >= 1  # a step never covers more than the one before
-            assert r >= s >= 1
-
-
-def test_packed_outputs_equal_unpacked_ones(decoder, features, tokens) -> None:
-    tokens[0, 0, 2:] = tokens[-1, 1:] = PAD
-    memory, layout = decoder.memory(features), PackedLayout.of(tokens)
-    steps = step_by_step(decoder, features, tokens)
-
-    packed = decoder.unroll(memory, tokens, layout)
-
-    places = layout.indices()
-    logits = decoder.readout(packed.embedded, *packed.outputs)
-    torch.testing.assert_close(logits, steps.logits.flatten(0, 2)[places])
-    torch.testing.assert_close(packed.alphas, steps.alphas.flatten(0, 2)[places])
-    torch.testing.assert_close(packed.gates, steps.gates.flatten()[places])
-    for part in (packed.embedded, *packed.outputs, packed.alphas, packed.gates):
-        assert len(part) == sum(layout.sizes)
 
 
 # --- Properties of the orders --------------------------------------------------------------------
@@ -637,9 +526,10 @@ def test_initial_output_follows_word_frequencies(kind) -> None:
 def test_norms_make_gates_invariant_to_input_scale(features) -> None:
     """Inputs a thousand times as large give the same outputs."""
     decoder = build("bahdanau, norms")
-    gates, cell = 10 * torch.randn(B, R, 4 * N), torch.randn(B, R, N)
+    inputs, cell = 10 * torch.randn(B, R, 4 * N), torch.randn(B, R, N)
+    state = State(torch.zeros(B, R, N), cell)
 
-    once, again = decoder.lstm_cell(gates, cell), decoder.lstm_cell(1000 * gates + 7, cell)
+    once, again = decoder.recur(inputs, state), decoder.recur(1000 * inputs + 7, state)
 
     torch.testing.assert_close(again.hidden, once.hidden, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(again.cell, once.cell, rtol=1e-3, atol=1e-4)
@@ -660,50 +550,3 @@ def test_a_decoder_with_norms_memorizes_captions(order: str, features) -> None:
     assert (losses.cross_entropy / losses.words).item() < 0.05
     norms = [name for name, _ in decoder.named_parameters() if "norm" in name]
     assert len(norms) == 2 * 5
-
-
-# --- cached gate inputs ---
-
-
-@pytest.fixture
-def cached() -> WordGates:
-    """Of two blocks and a half, in a layer whose values are all different."""
-    torch.manual_seed(0)
-    words = 2 * WordGates.BLOCK + WordGates.BLOCK // 2
-    return WordGates(nn.Embedding(words, 6), nn.Linear(6, 8))
-
-
-def test_looked_up_gates_are_the_layers_own(cached) -> None:
-    last = len(cached.table) - 1
-    tokens = torch.tensor([[[3, WordGates.BLOCK], [last, 3]]])
-
-    with torch.inference_mode():
-        found = cached.look_up(tokens)
-
-    torch.testing.assert_close(found, cached.layer(cached.embedding(tokens)).detach())
-    assert not cached.missing
-
-
-def test_only_blocks_of_words_that_occur_are_computed(cached) -> None:
-    cached.table.fill_(torch.nan)
-    cached.look_up(torch.tensor([WordGates.BLOCK + 1]))
-
-    computed = ~cached.table.isnan().any(dim=1)
-    assert computed.nonzero().flatten().tolist() == [*range(WordGates.BLOCK, 2 * WordGates.BLOCK)]
-    assert cached.missing == {0, 2}
-
-
-def test_gates_do_not_depend_on_the_words_looked_up_before(cached) -> None:
-    tokens = torch.arange(len(cached.table))
-    again = WordGates(cached.embedding, cached.layer)
-    together = cached.look_up(tokens)
-    apart = torch.cat([again.look_up(token) for token in tokens.flip(0).split(1)]).flip(0)
-    assert torch.equal(together, apart)
-
-
-def test_gates_cached_in_inference_mode_are_completed_outside_of_it() -> None:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        cached = WordGates(nn.Embedding(130, 6), nn.Linear(6, 8))
-        cached.look_up(torch.tensor([0]))
-    assert torch.isfinite(cached.look_up(torch.tensor([129]))).all()

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from captioner.inference.engine import ATTENTION_METHODS, as_map
 from captioner.model import explanations
-from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.build import build_decoder
+from captioner.model.decoder import Decoder
 from captioner.model.explanations import (
     WordScorer,
     grad_cam,

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from captioner.model.attention import Memory
-from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.build import build_decoder
+from captioner.model.decoder import Decoder
 from captioner.model.losses import (
     Losses,
     attention_penalty,
     caption_losses,
-    longest_first,
     map_entropy,
-    policy_gradient_loss,
-    scheduled_inputs,
     score_function,
 )
+from captioner.model.sampled_losses import policy_gradient_loss, scheduled_inputs
 from captioner.options import DecoderConfig, TrainingConfig
 from captioner.text.vocabulary import END, NEVER_GENERATED, PAD, START, UNKNOWN
 
@@ -585,19 +584,3 @@ def test_advantages_are_computed_after_the_forward_pass() -> None:
     policy_gradient_loss(decoder, decoder.memory(photos), SENTENCES, weights)
 
     assert calls == ["scored", "advantages"]
-
-
-def test_longest_first_on_a_known_batch() -> None:
-    tokens = torch.tensor(
-        [[[1, 4, 2, 0], [1, 2, 0, 0]], [[0] * 4] * 2, [[1, 2, 0, 0], [1, 5, 5, 2]]]
-    )
-
-    order = longest_first(tokens)
-
-    assert order.photos.tolist() == [2, 0, 1]
-    assert order.captions.tolist() == [[0, 1], [0, 1], [1, 0]]
-    assert order.sort_captions(tokens).tolist() == [
-        [[1, 5, 5, 2], [1, 2, 0, 0]],
-        [[1, 4, 2, 0], [1, 2, 0, 0]],
-        [[0] * 4] * 2,
-    ]

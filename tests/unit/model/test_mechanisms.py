@@ -15,15 +15,11 @@ from toy_encoder import PatchEncoder
 from captioner.errors import ConfigError
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.inference.stepper import DecoderStepper
-from captioner.model.attention import (
-    SCORERS,
-    WITHOUT_SCORER,
-    Memory,
-    OneMap,
-    check_attention,
-)
+from captioner.model.attention import Memory
+from captioner.model.attention_variants import OneMap
+from captioner.model.build import SCORERS, WITHOUT_SCORER, build_decoder, check_attention
 from captioner.model.captioner import CaptionModel
-from captioner.model.decoder import Decoder, Unrolled, build_decoder
+from captioner.model.decoder import Decoder, Unrolled
 from captioner.model.losses import Losses, caption_losses
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, SearchOptions, TrainingConfig

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from captioner import register_encoder, register_scorer
 from captioner.errors import CaptionerError, ConfigError
-from captioner.model.attention import SCORERS, Scorer
+from captioner.model.attention import Scorer
+from captioner.model.build import SCORERS
 from captioner.model.encoder import ENCODERS, Encoder
 from captioner.model.registry import Registry, what_is_missing
 
@@ -158,7 +159,7 @@ def test_errors_for_missing_entries_name_the_remedy(record: dict[str, str], expe
 
 
 def test_an_unknown_scorer_lists_the_registered_ones() -> None:
-    from captioner.model.attention import check_attention
+    from captioner.model.build import check_attention
     from captioner.options import DecoderConfig
 
     register_scorer("mine", MyScorer)

@@ -19,7 +19,7 @@ from captioner.errors import ConfigError
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import score_longest_first
+from captioner.model.losses import score_words
 from captioner.options import DistillationConfig, SelfCriticalConfig, TrainConfig
 from captioner.search.ensemble import EnsembleStepper
 from captioner.text.vocabulary import NEVER_GENERATED, PAD
@@ -51,7 +51,7 @@ def teacher_of(
 def real_rows(model: CaptionModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Targets without padding, and the model's logits of the same rows."""
     memory = model.decoder.memory(batch.images)
-    _, scored = score_longest_first(model.decoder.eval(), memory, batch.tokens)
+    scored = score_words(model.decoder.eval(), memory, batch.tokens)
     real = scored.targets != PAD
     return targets[real], scored.logits[real]
 

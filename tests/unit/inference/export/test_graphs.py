@@ -30,7 +30,8 @@ from captioner.inference.folder import (
     fingerprint,
     save_model,
 )
-from captioner.model.attention import SCORERS, WITHOUT_SCORER, Scorer, check_attention
+from captioner.model.attention import Scorer
+from captioner.model.build import SCORERS, WITHOUT_SCORER, check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing

@@ -1,0 +1,163 @@
+"""Builds the attention and the decoder that a config describes.
+
+decoder.attention   additive, concat, dot, general, location, scaled_dot (a Scorer each), a
+                    registered scorer, multi_head, or no attention: fixed, fixed_at_start
+decoder.query       hidden (the hidden state); self, mean (features of the photo)
+decoder.selection   soft (weighted mean), hard (one sampled region)
+decoder.order       bahdanau (attend, then the LSTM), luong (the LSTM, then attend)
+"""
+
+from __future__ import annotations
+
+from captioner.errors import ConfigError
+from captioner.model.attention import (
+    AdditiveScorer,
+    Attention,
+    HardAttention,
+    Scorer,
+    Sizes,
+    SoftAttention,
+)
+from captioner.model.attention_variants import (
+    ConcatScorer,
+    DotScorer,
+    FixedVector,
+    GeneralScorer,
+    LocationScorer,
+    MultiHeadAttention,
+    PhotoAttention,
+    ScaledDotScorer,
+)
+from captioner.model.decoder import BahdanauDecoder, Decoder
+from captioner.model.decoder_variants import LuongDecoder, PlainDecoder
+from captioner.model.registry import Registry
+from captioner.options import DecoderConfig
+
+WITHOUT_SCORER = ("multi_head", "fixed", "fixed_at_start")
+"""Values of ``decoder.attention`` that are not in ``SCORERS``."""
+
+PHOTO_QUERIES = ("additive", "dot", "general")
+"""Scorers that support ``decoder.query`` self and mean."""
+
+SCORERS: Registry[type[Scorer]] = Registry(
+    "scorer",
+    {
+        "additive": AdditiveScorer,
+        "concat": ConcatScorer,
+        "dot": DotScorer,
+        "general": GeneralScorer,
+        "location": LocationScorer,
+        "scaled_dot": ScaledDotScorer,
+    },
+)
+"""Scorers by their ``decoder.attention`` value."""
+
+
+def register_scorer(name: str, scorer: type[Scorer]) -> None:
+    """Add a scorer as a value of ``decoder.attention``, in this process.
+
+    A package that other people install declares an entry point of the group ``captioner.scorers``
+    instead, which the command line finds too; see docs/attention.md.
+
+    Args:
+        name: Value of ``decoder.attention``.
+        scorer: A subclass of `Scorer`.
+
+    Raises:
+        ConfigError: The name is taken, or it is not a subclass.
+    """
+    _check_scorer(name, scorer)
+    if name in WITHOUT_SCORER:
+        raise ConfigError(f"scorer {name!r} is built in; choose another name")
+    SCORERS.register(name, scorer)
+
+
+def _check_scorer(name: str, scorer: object) -> None:
+    if not (isinstance(scorer, type) and issubclass(scorer, Scorer)):
+        raise ConfigError(
+            f"scorer {name!r} is {scorer!r:.60}; give a subclass of "
+            "captioner.model.attention.Scorer"
+        )
+
+
+def build_attention(config: DecoderConfig, sizes: Sizes) -> Attention:
+    """Build the attention that a config describes.
+
+    Raises:
+        ConfigError: Incompatible settings.
+    """
+    check_attention(config)
+    if config.attention == "multi_head":
+        return MultiHeadAttention(sizes, config.heads)
+    if config.attention in ("fixed", "fixed_at_start"):
+        return FixedVector()
+    if config.query != "hidden":
+        sizes = sizes._replace(query=sizes.features)
+    scorer_class = SCORERS[config.attention]
+    _check_scorer(config.attention, scorer_class)  # of an entry point
+    if scorer_class.equal_sizes and sizes.features != sizes.query:
+        raise ConfigError(
+            f"decoder.attention {config.attention!r} needs features ({sizes.features}) and hidden "
+            f"state ({sizes.query}) of the same size; set decoder.projection_dim to {sizes.query}, "
+            "or use 'general'"
+        )
+    scorer = scorer_class(sizes)
+    if config.query != "hidden":
+        return PhotoAttention(scorer, config.query)
+    return HardAttention(scorer) if config.selection == "hard" else SoftAttention(scorer)
+
+
+def check_attention(config: DecoderConfig) -> None:
+    """Check that the attention settings are known and compatible.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    name = config.attention
+    if name not in WITHOUT_SCORER and name not in SCORERS:
+        allowed = ", ".join([*SCORERS, *WITHOUT_SCORER])
+        raise ConfigError(
+            f"unknown decoder.attention {name!r}; use one of {allowed}, or register it (see "
+            "docs/attention.md)"
+        )
+    if name == "multi_head" and config.attention_dim % config.heads:
+        raise ConfigError(
+            f"decoder.attention_dim {config.attention_dim} is not divisible by decoder.heads "
+            f"{config.heads}; use a multiple of {config.heads}"
+        )
+    if config.query != "hidden" and name not in PHOTO_QUERIES:
+        raise ConfigError(
+            f"decoder.query {config.query!r} does not support decoder.attention {name!r}; "
+            f"use query 'hidden', or attention {', '.join(PHOTO_QUERIES)}"
+        )
+    if config.selection == "hard" and (config.query != "hidden" or name not in SCORERS):
+        raise ConfigError(
+            f"decoder.selection 'hard' does not support decoder.attention {name!r} with "
+            f"decoder.query {config.query!r}; use query 'hidden' and attention "
+            f"{', '.join(SCORERS)}"
+        )
+
+
+def build_decoder(
+    config: DecoderConfig, feature_dim: int, vocabulary_size: int, regions: int, styles: int = 0
+) -> Decoder:
+    """Build the decoder that a config describes.
+
+    Args:
+        config: Sizes, attention mechanism, order of the step.
+        feature_dim: D.
+        vocabulary_size: V.
+        regions: Maximum number of regions (L).
+        styles: Number of additional start tokens; see ``Vocabulary.start``.
+
+    Raises:
+        ConfigError: Incompatible settings.
+    """
+    kind: type[Decoder] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}[config.order]
+    if config.attention == "fixed_at_start":
+        kind = PlainDecoder
+    sizes = Sizes(
+        config.projection_dim or feature_dim, config.hidden_dim, config.attention_dim, regions
+    )
+    attention = build_attention(config, sizes)
+    return kind(config, attention, feature_dim, vocabulary_size, styles)

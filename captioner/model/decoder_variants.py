@@ -1,0 +1,99 @@
+"""Decoders of another order than Bahdanau's.
+
+    Luong     run the LSTM, then attend with the new hidden state
+        h, c     = LSTM([E y; f], h, c)            f: previous attentional vector (input feeding)
+        z, alpha = attend(h)
+        f        = tanh(W_z z + W_h h)             attentional vector
+        logits   = L_o f
+
+    Plain     the photo only sets the initial state (attention ``fixed_at_start``)
+        h, c     = LSTM(E y, h, c)
+        logits   = L_o tanh(E y + L_h h)
+
+Notation: as in ``decoder``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from captioner.model.attention import Memory, widen
+from captioner.model.decoder import Decoder, State, Step
+from captioner.model.kernels import StepLinear
+from captioner.options import DecoderConfig
+
+
+class LuongDecoder(Decoder):
+    """Run the LSTM, then attend with its new hidden state.
+
+    Source: Luong et al. 2015 (arXiv:1508.04025), equations 5 and 6; input feeding, section 3.3.
+    Deviation: one LSTM layer with its initial state computed from the summary; L_o has a bias;
+    dropout on the embedding and before L_o.
+    """
+
+    def readout_dim(self, config: DecoderConfig) -> int:
+        """That of the attentional vector."""
+        return config.hidden_dim
+
+    def add_layers(self, config: DecoderConfig) -> None:
+        """See ``Decoder.add_layers``."""
+        hidden_dim = config.hidden_dim
+        self.fed_gates = StepLinear(hidden_dim, 4 * hidden_dim) if config.input_feeding else None
+        self.hidden_output = StepLinear(hidden_dim, hidden_dim)
+        self.context_output = StepLinear(self.feature_dim, hidden_dim)
+
+    def start(self, memory: Memory, captions: int = 1) -> State:
+        """Initial state; the attentional vector before the first word is zero."""
+        state = super().start(memory, captions)
+        if self.fed_gates is None:
+            return state
+        return state._replace(fed=torch.zeros_like(state.hidden))
+
+    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+        """See ``Decoder.step``; outputs: attentional vector (B, R, N)."""
+        if self.fed_gates is not None:
+            word_gates = word_gates + self.fed_gates(state.fed)
+        state = self.recur(word_gates, state)
+        attended = self.attention(state.hidden, memory)
+        mixed = self.context_output(attended.context) + self.hidden_output(state.hidden)
+        attentional = torch.tanh(widen(mixed))  # (B, R, N)
+        if self.fed_gates is not None:
+            state = state._replace(fed=attentional)
+        gate = torch.ones_like(attentional[..., :1])  # this order has no gate: fully open
+        return Step(state, (attentional,), attended.alphas, gate, attended.chosen)
+
+    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
+        """Logits from the attentional vector alone, (..., N) to (..., V)."""
+        del embedded
+        (attentional,) = outputs
+        logits: Tensor = self.word_output(self.dropout(attentional))
+        return logits
+
+
+class PlainDecoder(Decoder):
+    """A language model initialized from the photo; no step uses a context.
+
+    Source: Sutskever et al. 2014 (arXiv:1409.3215) for texts, Vinyals et al. 2015
+    (arXiv:1411.4555) for photos. Deviation: the photo sets the initial state instead of being the
+    first input; the readout is that of ``BahdanauDecoder`` without the context.
+    """
+
+    def add_layers(self, config: DecoderConfig) -> None:
+        """See ``Decoder.add_layers``."""
+        self.hidden_output = nn.Linear(config.hidden_dim, config.embed_dim)
+
+    def step(self, word_gates: Tensor, state: State, memory: Memory) -> Step:
+        """See ``Decoder.step``; outputs: hidden state (B, R, N). Uniform map, closed gate."""
+        alphas = self.attention(state.hidden, memory).alphas
+        state = self.recur(word_gates, state)
+        gate = torch.zeros_like(state.hidden[..., :1])
+        return Step(state, (state.hidden,), alphas, gate, None)
+
+    def readout(self, embedded: Tensor, *outputs: Tensor) -> Tensor:
+        """Word (..., E) and hidden state (..., N) to logits (..., V)."""
+        (hidden,) = outputs
+        logits: Tensor = self.word_output(
+            self.dropout(torch.tanh(embedded + self.hidden_output(hidden)))
+        )
+        return logits

@@ -1,0 +1,25 @@
+"""One switch for all that is only fast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_ENABLED = ContextVar("kernels", default=os.environ.get("CAPTIONER_KERNELS", "1") != "0")
+
+
+def enabled() -> bool:
+    """Whether kernels run; otherwise the plain formulas beside them do."""
+    return _ENABLED.get()
+
+
+@contextmanager
+def plain_formulas() -> Iterator[None]:
+    """Run the plain formulas in this context, as with ``CAPTIONER_KERNELS=0``."""
+    before = _ENABLED.set(False)
+    try:
+        yield
+    finally:
+        _ENABLED.reset(before)

@@ -1,0 +1,99 @@
+"""Losses of words that the model has sampled: self-critical training and scheduled sampling.
+
+Notation: B photos, R captions per photo, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from captioner.hardware import upload
+from captioner.model.attention import Memory, sample_index, widen
+from captioner.model.decoder import Decoder
+from captioner.model.losses import Losses, score_words, with_attention_losses
+from captioner.text.vocabulary import NEVER_GENERATED, PAD
+
+Advantages: TypeAlias = Callable[[], Tensor]
+"""Returns the advantage of each caption, (B, R), on the CPU. Called only after the forward pass has
+been queued, so that the rewards can be computed in the meantime."""
+
+
+def policy_gradient_loss(
+    decoder: Decoder, memory: Memory, tokens: Tensor, advantages: Advantages
+) -> Losses:
+    """Surrogate loss for captions sampled from the model: its gradient is the policy gradient.
+
+        - sum over captions of advantage * log p(caption)
+
+    It replaces ``Losses.cross_entropy``. As in sampling, dropout is off and tokens that
+    are never generated have probability 0; attention still trains in the decoder's mode.
+
+    Args:
+        decoder: See ``caption_losses``.
+        memory: The photos, (B, ...).
+        tokens: Sampled captions, (B, R, T + 1); see ``caption_losses``.
+        advantages: Returns the advantages, (B, R).
+    """
+    with _without_dropout(decoder):
+        scored = score_words(decoder, memory, tokens)
+    never = upload(torch.tensor(NEVER_GENERATED), scored.logits.device)
+    nats = nn.functional.cross_entropy(
+        scored.logits.index_fill(1, never, torch.finfo(scored.logits.dtype).min),
+        scored.targets,
+        reduction="none",
+        ignore_index=PAD,
+    )
+    weighted = nats * scored.of_rows(advantages())
+    return with_attention_losses(decoder, scored, weighted.sum())
+
+
+@contextmanager
+def _without_dropout(decoder: Decoder) -> Iterator[None]:
+    training = decoder.dropout.training
+    decoder.dropout.eval()
+    try:
+        yield
+    finally:
+        decoder.dropout.train(training)
+
+
+@torch.no_grad()
+def scheduled_inputs(decoder: Decoder, memory: Memory, tokens: Tensor, share: float) -> Tensor:
+    """Scheduled sampling: true captions with some words replaced by the model's own samples.
+
+    With probability ``share`` an input word is sampled from the model's distribution given the
+    inputs before it. No gradient passes through the samples.
+
+    Source: Bengio et al. 2015 (arXiv:1506.03099). Deviation: words are sampled in a separate pass
+    without dropout, so that the training pass can still process all words in one product.
+
+    Args:
+        decoder: Its training mode is restored afterwards.
+        memory: The photos, (B, ...).
+        tokens: (B, R, T + 1), see ``caption_losses``; on the CPU.
+        share: 0 to 1.
+
+    Returns:
+        Inputs (B, R, T), on the device; the start token is never replaced.
+    """
+    training, device = decoder.training, memory.summary.device
+    decoder.eval()
+    inputs = upload(tokens[..., :-1].clone(), device)
+    replaced = (torch.rand(inputs.shape, device=device) < share) & (inputs != PAD)
+    never = upload(torch.tensor(NEVER_GENERATED), device)
+    state = decoder.start(memory, inputs.shape[1])
+    for t in range(inputs.shape[2] - 1):
+        embedded, word_gates = decoder.embed_with_gates(inputs[..., t])
+        step = decoder.step(word_gates, state, memory)
+        state = step.state
+        logits = widen(decoder.readout(embedded, *step.outputs))
+        probabilities = logits.index_fill(2, never, -torch.inf).softmax(dim=-1)
+        sampled = sample_index(probabilities)
+        inputs[..., t + 1] = torch.where(replaced[..., t + 1], sampled, inputs[..., t + 1])
+    decoder.train(training)
+    return inputs
