@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from captioner.geometry import Geometry
 from captioner.model.build import build_decoder
 from captioner.model.encoder import Encoder
-from captioner.model.losses import Losses, PhotoWords, caption_losses, photo_words_loss
+from captioner.model.losses import Losses, caption_losses
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.regions import locate_regions
-from captioner.model.sampled_losses import Advantages, policy_gradient_loss
 from captioner.options import DecoderConfig
 
 
@@ -74,64 +73,17 @@ class CaptionModel(nn.Module):
             if torch.is_autocast_enabled(kind)
             else next(self.decoder.parameters()).dtype
         )
-        return self.finish_encoding(features)
-
-    def finish_encoding(self, features: Tensor) -> Tensor:
-        """Run cached features (B, L', D') through the rest of the encoder, to (B, L, D)."""
         if self.features_stage is None or features.shape[-1] == self.feature_dim:
             return features  # the output already; no stage's input is as wide
         return self.encoder.run_from(features, self.features_stage)[0]
 
-    def forward(
-        self,
-        images: Tensor,
-        tokens: Tensor,
-        label_smoothing: float = 0.0,
-        *,
-        inputs: Tensor | None = None,
-        targets: Tensor | None = None,
-        advantages: Advantages | None = None,
-        photo_words: PhotoWords | None = None,
-    ) -> Losses:
-        """Losses of teacher-forced captions: one call, as distributed training needs.
+    def forward(self, images: Tensor, tokens: Tensor, label_smoothing: float = 0.0) -> Losses:
+        """Losses of teacher-forced captions.
 
         Args:
-            images: Pixels (B, H, W, 3), uint8, or features (B, L, D).
+            images: Pixels (B, H, W, 3), uint8, or cached features.
             tokens: (B, R, T + 1), see ``caption_losses``.
             label_smoothing: See ``caption_losses``.
-            inputs: See ``caption_losses``.
-            targets: See ``caption_losses``.
-            advantages: Compute ``policy_gradient_loss`` instead; None: ``caption_losses``.
-            photo_words: Compute ``photo_words_loss`` too.
         """
-        features = self.to_features(images)
-        if advantages is not None:
-            memory = self.decoder.memory(features)
-            return policy_gradient_loss(self.decoder, memory, tokens, advantages)
-        return self.losses(
-            features,
-            tokens,
-            label_smoothing,
-            inputs=inputs,
-            targets=targets,
-            photo_words=photo_words,
-        )
-
-    def losses(
-        self,
-        features: Tensor,
-        tokens: Tensor,
-        label_smoothing: float = 0.0,
-        *,
-        inputs: Tensor | None = None,
-        targets: Tensor | None = None,
-        photo_words: PhotoWords | None = None,
-    ) -> Losses:
-        """``caption_losses``, and ``photo_words_loss`` if asked, from features (B, L, D)."""
-        memory = self.decoder.memory(features)
-        losses = caption_losses(
-            self.decoder, memory, tokens, label_smoothing, inputs=inputs, targets=targets
-        )
-        if photo_words is None:
-            return losses
-        return losses._replace(photo_words=photo_words_loss(self.decoder, memory, photo_words))
+        memory = self.decoder.memory(self.to_features(images))
+        return caption_losses(self.decoder, memory, tokens, label_smoothing)

@@ -73,37 +73,34 @@ def deferred_gradients(decoder: nn.Module, extents: Extents) -> Iterator[None]:
 
 
 class _Recurrence:
-    """The shared factors met so far, by the place of their data."""
+    """The shared factors met so far: weights, and the only values and keys there are."""
 
     def __init__(self, extents: Extents) -> None:
         self.extents = extents
-        self.factors: dict[int, _Factor] = {}
-        self.keys: dict[int, tuple[SharedKeys, Tensor]] = {}
+        self.weights: dict[Tensor, _Factor] = {}
+        self.values: _Factor | None = None
+        self.keys: tuple[SharedKeys, Tensor] | None = None
 
     def product(self, rows: Tensor, weight: Tensor) -> Tensor:
-        factor = self._factor(weight, _WeightGradient)
+        if weight not in self.weights:
+            self.weights[weight] = _Factor(weight, _WeightGradient, self.extents)
+        factor = self.weights[weight]
         given = factor.read(rows.flatten(0, 1))
         product = torch.addmm(next(factor.zeros), given, factor.tensor.t())
         return product.view(*rows.shape[:2], -1)
 
     def weighted_sum(self, weights: Tensor, values: Tensor) -> Tensor:
-        factor = self._factor(values, _ValuesGradient)  # at later steps, a slice of the first one's
-        zeros = next(factor.zeros).view(*weights.shape[:2], -1)
-        return torch.baddbmm(zeros, factor.read(weights), factor.tensor[: len(weights)])
+        if self.values is None:  # later steps have the first photos of the first step
+            self.values = _Factor(values, _ValuesGradient, self.extents)
+        zeros = next(self.values.zeros).view(*weights.shape[:2], -1)
+        return torch.baddbmm(zeros, self.values.read(weights), self.values.tensor[: len(weights)])
 
     def additive_scores(self, query: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-        place = keys.data_ptr()
-        if place not in self.keys:
+        if self.keys is None:
             shared = SharedKeys(keys, energy)
-            self.keys[place] = shared, shared.collect(keys)
-        shared, collected = self.keys[place]
+            self.keys = shared, shared.collect(keys)
+        shared, collected = self.keys
         return shared.scores(query, collected, energy)
-
-    def _factor(self, tensor: Tensor, gradient: type[torch.autograd.Function]) -> _Factor:
-        place = tensor.data_ptr()
-        if place not in self.factors:
-            self.factors[place] = _Factor(tensor, gradient, self.extents)
-        return self.factors[place]
 
 
 class _Factor:

@@ -111,7 +111,7 @@ def test_its_own_probabilities_give_no_gradient() -> None:
     with torch.no_grad():  # never generated, so not part of the targets
         model.decoder.word_output.bias[list(NEVER_GENERATED)] = -1e4
     (task,) = objective.tasks(model, batch, batch.images, 0)
-    losses = model(task.images, task.tokens, targets=task.targets)
+    losses = task.losses(model, 0.0)
     losses.cross_entropy.backward()
     (plain,) = ReferenceCaptions(0.0, 1).tasks(model, batch, batch.images, 0)
     norm = gradient_norm(model)
@@ -133,7 +133,7 @@ def test_the_model_learns_the_guided_probabilities() -> None:
     divergences = []
     for step in range(300):
         (task,) = objective.tasks(model, batch, batch.images, step)
-        model(task.images, task.tokens, targets=task.targets).cross_entropy.backward()
+        task.losses(model, 0.0).cross_entropy.backward()
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():

@@ -162,9 +162,7 @@ class Enumeration:
         """The training loss if these sentences are sampled."""
         self.sampled = sampled
         [task] = self.objective.tasks(self.model, self.batch, self.images, 0)
-        losses = self.model(
-            self.images, task.tokens, inputs=task.inputs, advantages=task.advantages
-        )
+        losses = task.losses(self.model, 0.0)
         return losses.cross_entropy
 
     def gradient(self, value: Tensor) -> Tensor:
@@ -253,7 +251,7 @@ def test_training_finds_the_sentence_with_the_highest_reward() -> None:
     means = []
     for step in range(40):
         [task] = objective.tasks(model, batch, batch.images, step)
-        losses = model(batch.images, task.tokens, advantages=task.advantages)
+        losses = task.losses(model, 0.0)
         optimizer.zero_grad()
         losses.cross_entropy.backward()
         optimizer.step()
@@ -357,7 +355,7 @@ def test_dropout_is_off_in_the_training_pass() -> None:
     [task] = objective_of(photos).tasks(model, batch, batch.images, 0)
 
     def gradient() -> Tensor:
-        losses = model(batch.images, task.tokens, advantages=task.advantages)
+        losses = task.losses(model, 0.0)
         return torch.autograd.grad(losses.cross_entropy, model.decoder.embedding.weight)[0]
 
     with_dropout = gradient()
@@ -379,7 +377,7 @@ def test_a_photo_without_captions_adds_nothing() -> None:
         objective, words, gradient = objective_of(photos), 0, 0
         for batch in batches:
             [task] = objective.tasks(model, batch, batch.images.double(), 0)
-            losses = model(batch.images.double(), task.tokens, advantages=task.advantages)
+            losses = task.losses(model, 0.0)
             gradient += torch.autograd.grad(
                 losses.cross_entropy, model.decoder.word_output.weight, allow_unused=True
             )[0]
