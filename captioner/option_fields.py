@@ -118,13 +118,16 @@ class OptionField:
     @property
     def allowed(self) -> str:
         """The allowed values in words, for messages."""
+        return f"a list, each entry {self.allowed_entry}" if self.is_list else self.allowed_entry
+
+    @property
+    def allowed_entry(self) -> str:
+        """The allowed entries of a list in words; the allowed values if it is none."""
         if self.choices:
-            one = either(self.choices)
-        elif self.kind in (int, float):
-            one = allowed_numbers(self.kind, self.bounds)
-        else:
-            one = {bool: "true or false", str: "text"}.get(self.kind, "settings by name")
-        return f"a list, each entry {one}" if self.is_list else one
+            return either(self.choices)
+        if self.kind in (int, float):
+            return allowed_numbers(self.kind, self.bounds)
+        return {bool: "true or false", str: "text"}.get(self.kind, "settings by name")
 
 
 _ABSTRACT: dict[Any, Any] = {int: Integral, float: Real, bool: bool, str: str}

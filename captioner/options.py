@@ -56,7 +56,7 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """Where and how precisely the model runs."""
 
@@ -73,7 +73,7 @@ class DeviceOptions:
         check_options(self)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelOptions(DeviceOptions):
     """The model that captions."""
 

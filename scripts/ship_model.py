@@ -28,8 +28,7 @@ from typing import Any
 
 from export_shipped import export_shipped
 
-from captioner.cli.calibrate import main as calibrate
-from captioner.cli.evaluate import main as evaluate
+from captioner.cli.evaluate import calibrate, evaluate
 from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.java import find_java

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from captioner.errors import ConfigError
 from captioner.option_fields import OptionField, build_options, option_fields, similar
+from captioner.options import SearchOptions
 
 Options = TypeVar("Options")
 HELP = ("-h", "--help")
@@ -43,8 +45,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         command: str,
         usage: str,
         options: type[Options],
-        more: type | None = None,
-        *,
+        *more: type,
         shown: Sequence[str] = (),
     ) -> None:
         """Add an option for each field.
@@ -53,8 +54,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             command: Its name, such as ``prepare shards``.
             usage: What follows the name in the first line of the help.
             options: The command's options.
-            more: Options whose defaults are not those of the dataclass, because a model or a config
-                file sets them. Sections become ``--section.option``.
+            *more: Options of which only those given are returned, because a model or a config file
+                has the others. Sections become ``--section.option``.
             shown: Options of sections that the help shows without ``--help SECTION``.
         """
         super().__init__(
@@ -74,8 +75,8 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         self._sections: list[str] = []
         self._add(options)
         self._own = [*self.fields]
-        if more is not None:
-            self._add(more, changes=True)
+        for added in more:
+            self._add(added, changes=added is SearchOptions)
         help_ = self.add_argument(*HELP, action="store_true", help="Show this help and exit.")
         self._groups[""].actions.append(help_)
 
@@ -119,16 +120,16 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         for field in fields:
             if dataclasses.is_dataclass(field.type):
                 self._sections.append(field.name)
-                self._add(field.type, field.name, changes=True)  # type: ignore[arg-type]
+                self._add(field.type, field.name)  # type: ignore[arg-type]
                 continue
             group = section
             if not (section or with_sections or field.owner is self._options):
                 group = field.owner.__name__
             if group not in self._groups:
                 title = _docstring(field.owner).partition(". ")[0].removesuffix(".")
-                model = " (defaults: see captioner info)" if changes else ""
-                title = f"{_flag(section)[2:]}: {title}" if section else title + model
-                self._groups[group] = _Group(title, defaults=bool(section) or not changes)
+                model = " (defaults: those of the model; see captioner info)" if changes else ""
+                title = f"{flag(section)[2:]}: {title}" if section else title + model
+                self._groups[group] = _Group(title, defaults=not changes)
             name = f"{section}.{field.name}" if section else field.name
             self._groups[group].actions.append(self._add_field(name, field, changes=changes))
 
@@ -150,7 +151,7 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
         else:
             settings |= {"type": _reader(field), "metavar": _placeholder(field)}
             settings["action"] = _Extend if field.is_list else "store"
-        return self.add_argument(*(field.shown.flags or (_flag(name),)), help="", **settings)
+        return self.add_argument(*(field.shown.flags or (flag(name),)), help="", **settings)
 
     def _refuse(self, typed: str) -> NoReturn:
         """Raise an error for an unknown option."""
@@ -240,7 +241,7 @@ class _Formatter(argparse.HelpFormatter):
 
         def spelled(mention: re.Match[str]) -> str:
             names = (f"{section}.{mention[0]}", mention[0])
-            return next((_flag(name) for name in names if name in self.names), mention[0])
+            return next((flag(name) for name in names if name in self.names), mention[0])
 
         text = super()._expand_help(action)
         return re.sub(r"(?<![-\w./])[a-z]+(?:[_.][a-z]+)+(?![\w/])", spelled, text)
@@ -260,7 +261,8 @@ def _dashed(argument: str) -> str:
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else argument
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """An option as the command line spells it: ``--beam-size``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -299,7 +301,7 @@ def _reader(field: OptionField, *, entry: bool = False) -> Callable[[str], Any]:
         except (ValueError, KeyError):
             good = False
         if not good:
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {field.allowed_entry}")
         return value
 
     return read
@@ -310,12 +312,37 @@ _KINDS: dict[Any, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
-def _entries(field: OptionField, text: str) -> Iterator[str]:
+def _entries(field: OptionField, text: str) -> list[str]:
     """The entries of ``[a, b]``, or the text alone; words may be separated by commas or spaces."""
-    if text.startswith("[") and text.endswith("]"):
-        import yaml
-
-        return map(str, yaml.safe_load(text))
     if field.type == tuple[str, ...]:
-        return iter(text.replace(",", " ").split())
-    return iter([text])
+        return text.strip(" []").replace(",", " ").split()
+    if text.startswith("[") and text.endswith("]"):
+        return [part.strip(" \"'") for part in text[1:-1].split(",") if part.strip()]
+    return [text]
+
+
+def model_folders(models: Sequence[str]) -> list[str | Path]:
+    """The models of ``--model``: those given, or the shipped one."""
+    from captioner.inference.folder import SHIPPED_MODEL
+
+    return [*models] or [SHIPPED_MODEL]
+
+
+def checked_search(models: Sequence[str], given: Mapping[str, Any]) -> SearchOptions:
+    """Return the model's search options with those of the command line.
+
+    Reads the model's config only, so that an error does not have to wait for torch and the model.
+
+    Raises:
+        ConfigError: An option is out of range, two contradict each other, or the model does not
+            know a style or a forced word.
+        ModelError: The model folder cannot be read.
+    """
+    from captioner.inference.folder import read_search
+    from captioner.search.words import encode_search_words
+
+    own, vocabulary = read_search(model_folders(models)[0])
+    search = own.changed(**given)
+    encode_search_words(search, vocabulary)
+    vocabulary.start(search.style)
+    return search

@@ -5,20 +5,21 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from captioner.caption import END_NAME
-from captioner.cli.attend_options import check_count, check_kind, methods, parser, targets
-from captioner.cli.main import FAILED, OK, flag
-from captioner.cli.options import (
-    check_batch_size,
-    checked_search,
-    refuse_overwrite,
-    require_parent,
-    search_changes,
-    warn,
+from captioner.cli.arguments import checked_search, flag
+from captioner.cli.attend_options import (
+    AttendOptions,
+    attend_parser,
+    check_count,
+    check_kind,
+    targets,
 )
+from captioner.cli.main import FAILED, OK
+from captioner.cli.outputs import refuse_overwrite, require_parent, warn
 from captioner.cli.photos import STDIN, Photos, find_photos, missing
 from captioner.data.progress import photo_bar
 from captioner.drawing.animation import animate
@@ -59,20 +60,21 @@ class _Savable(Protocol):
     def save(self, path: str | Path) -> None: ...
 
 
-def main(argv: Sequence[str]) -> int:
+def attend(argv: Sequence[str]) -> int:
     """Draw all photos; report those that failed."""
-    options = parser().parse(argv)
-    check_batch_size(options.batch_size)
-    search = search_changes(options)
+    options, search = attend_parser().parse(argv)
     searched = [name for name in search if name != "style"]
     if searched and options.words:
         raise ConfigError(
             f"--words gives the caption, so there is no search; omit {flag(searched[0])}"
         )
-    checked_search(options)
+    checked_search(options.model, search)
     photos = find_photos(options)
     failures = photos.failures
     jobs = _jobs(photos, options) if photos.paths else []
+    if jobs and options.alternatives is None:
+        page = jobs[0][1].suffix.lower() in PAGES
+        options = replace(options, alternatives=5 if page else 0)
     failures += sum(missing(photo) for photo, _ in jobs)
     jobs = [(photo, path) for photo, path in jobs if photo == STDIN or photo.exists()]
     if jobs:
@@ -81,27 +83,27 @@ def main(argv: Sequence[str]) -> int:
     return FAILED if failures else OK
 
 
-def _attend(jobs: Sequence[tuple[Path, Path]], options: Any, search: dict[str, Any]) -> int:
+def _attend(
+    jobs: Sequence[tuple[Path, Path]], options: AttendOptions, search: dict[str, Any]
+) -> int:
     """Draw photos into their output files; return the number of failures."""
     instances = _instances(options.instances)
     models = _models(options)
     for model in models:
-        for method in methods(options):
+        for method in options.methods:
             model.check_method(method)
     check_count(models[0], jobs[0][1].suffix.lower(), options, search)
     captioned = _captioned(models, [photo for photo, _ in jobs], options, search)
     return _draw(captioned, [path for _, path in jobs], instances, options)
 
 
-def _jobs(photos: Photos, options: Any) -> list[tuple[Path, Path]]:
+def _jobs(photos: Photos, options: AttendOptions) -> list[tuple[Path, Path]]:
     """Check the options; return each photo with its output file."""
     paths = list(dict.fromkeys(photos.paths))
     output = None if options.output is None else Path(options.output)
     outputs = targets(paths, output, options.format, photos.subfolders)
     suffix = outputs[0].suffix.lower()  # the same for all
     check_kind(suffix, options)
-    if options.alternatives is None:
-        options.alternatives = 5 if suffix in PAGES else 0
     given = {photo.resolve() for photo in paths}
     for path in dict.fromkeys(outputs):
         if path.resolve() in given:
@@ -116,7 +118,9 @@ def _jobs(photos: Photos, options: Any) -> list[tuple[Path, Path]]:
     return jobs
 
 
-def _without_existing(jobs: Sequence[tuple[Path, Path]], options: Any) -> list[tuple[Path, Path]]:
+def _without_existing(
+    jobs: Sequence[tuple[Path, Path]], options: AttendOptions
+) -> list[tuple[Path, Path]]:
     """Leave out the photos whose output exists. Outputs are written atomically: it is complete."""
     if options.force:
         raise ConfigError("--skip-existing and --force contradict each other; give one of them")
@@ -135,7 +139,7 @@ def _draw(
     captioned: Iterator[_Captioned | ImageError],
     outputs: Sequence[Path],
     instances: Instances | None,
-    options: Any,
+    options: AttendOptions,
 ) -> int:
     """Draw a file per photo, or all on one page; return the number of failures."""
     failures, saved = 0, 0
@@ -194,7 +198,7 @@ class _Together:
             again = one.photo if one.name == STDIN else one.name
             self._gathered.append(one._replace(photo=again))
 
-    def save(self, path: Path, options: Any) -> None:
+    def save(self, path: Path, options: AttendOptions) -> None:
         made = self._archive if self._archive is not None else _gallery(self._gathered, options)
         made.save(path)
 
@@ -214,7 +218,7 @@ def _try_save(
     return True
 
 
-def _print_how_to_continue(saved: int, count: int, options: Any) -> None:
+def _print_how_to_continue(saved: int, count: int, options: AttendOptions) -> None:
     # With --force, older outputs exist for the other photos too.
     hint = "" if options.force else "; to continue, run the same command with --skip-existing"
     warn(f"{saved} of {count} photos are finished{hint}")
@@ -223,17 +227,21 @@ def _print_how_to_continue(saved: int, count: int, options: Any) -> None:
 # --- captions ------------------------------------------------------------------------------------
 
 
-def _models(options: Any) -> list[Captioner]:
+def _models(options: AttendOptions) -> list[Captioner]:
     """Load the model (or ensemble) and those to compare it with."""
     from captioner.inference.captioner import load
 
-    given = {"device": options.device, "precision": options.precision}
-    compared = (load(folder, **given) for folder in options.compare or [])
-    return [load(*options.model, **given), *compared]
+    def loaded(*folders: str) -> Captioner:
+        return load(*folders, device=options.device, precision=options.precision)
+
+    return [loaded(*options.model), *map(loaded, options.compare)]
 
 
 def _captioned(
-    models: Sequence[Captioner], photos: Sequence[Path], options: Any, search: dict[str, Any]
+    models: Sequence[Captioner],
+    photos: Sequence[Path],
+    options: AttendOptions,
+    search: dict[str, Any],
 ) -> Iterator[_Captioned | ImageError]:
     """Every photo with its captions, or the error."""
     size = 1 if options.words else min(options.batch_size, DECODED)
@@ -276,21 +284,24 @@ def _open(photo: Path, image_size: int) -> _Opened | ImageError:
 
 
 def _captions(
-    models: Sequence[Captioner], images: Sequence[Image], options: Any, search: dict[str, Any]
+    models: Sequence[Captioner],
+    images: Sequence[Image],
+    options: AttendOptions,
+    search: dict[str, Any],
 ) -> Iterator[list[Caption]]:
     """The captions of every image by all models: those found, or the given words.
 
     Each is repeated for every method.
     """
     prepared = [[model.prepare(image) for image in images] for model in models]
-    others = options.alternatives
+    others = options.alternatives or 0
     if options.words:
         for photo in zip(*prepared, strict=True):
             yield [
                 caption
                 for text in options.words
                 for model, one in zip(models, photo, strict=True)
-                for method in methods(options)
+                for method in options.methods
                 for caption in model.explain_batch(
                     [one],
                     [model.stored.vocabulary.known_words(text)],
@@ -303,13 +314,13 @@ def _captions(
     found = [
         model.caption_batch(photos, model.options(**search), alternatives=others, method=method)
         for model, photos in zip(models, prepared, strict=True)
-        for method in methods(options)
+        for method in options.methods
     ]
     for captions in zip(*found, strict=True):
         yield [caption for of_model in captions for caption in of_model]
 
 
-def _model_names(options: Any) -> list[str]:
+def _model_names(options: AttendOptions) -> list[str]:
     """Names of the compared models: their folders."""
     if not options.compare:
         return []
@@ -317,9 +328,9 @@ def _model_names(options: Any) -> list[str]:
     return [first, *options.compare]
 
 
-def _labels(options: Any, count: int) -> list[str]:
+def _labels(options: AttendOptions, count: int) -> list[str]:
     """A name for each caption: its model's, its method's, or both; attention alone has none."""
-    used = methods(options)
+    used = options.methods
     titles = [METHOD_TITLES[method] for method in used] if used != ["attention"] else []
     names = _model_names(options)
     if names and titles:
@@ -327,8 +338,8 @@ def _labels(options: Any, count: int) -> list[str]:
     return names or (titles * count if len(titles) == 1 else titles)
 
 
-def _print_captions(one: _Captioned, options: Any) -> None:
-    names, step = _model_names(options), len(methods(options))
+def _print_captions(one: _Captioned, options: AttendOptions) -> None:
+    names, step = _model_names(options), len(options.methods)
     for number, caption in enumerate(one.captions[::step]):  # once, not for every method
         label = f" ({names[number]})" if names else ""
         print(f"{one.name}: {caption.text}{label}", flush=True)
@@ -343,19 +354,19 @@ def _print_captions(one: _Captioned, options: Any) -> None:
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def _drawer(suffix: str, options: Any) -> Callable[[_Captioned, Any], _Savable]:
+def _drawer(suffix: str, options: AttendOptions) -> Callable[[_Captioned, Any], _Savable]:
     """Return the function that draws a photo in this format."""
     style = _style(options)
 
     def figure(one: _Captioned, outlines: Any) -> _Savable:
-        chosen = {"combine": options.combine} if options.combine else {}
+        chosen: dict[str, Any] = {"combine": options.combine} if options.combine else {}
         return overlay(
             one.photo,
             one.captions,
             labels=one.labels,
             only=options.only or (),
             coverage=options.coverage,
-            alternatives=options.alternatives,
+            alternatives=options.alternatives or 0,
             outlines=outlines,
             columns=options.columns,
             **chosen,
@@ -365,7 +376,7 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Captioned, Any], _Savable]:
     def animation(one: _Captioned, outlines: Any) -> _Savable:
         del outlines
         pace = options.seconds_per_word
-        given = {} if pace is None else {"seconds_per_word": pace}
+        given: dict[str, Any] = {} if pace is None else {"seconds_per_word": pace}
         return animate(one.photo, one.captions[0], **given, **style)
 
     def one_page(one: _Captioned, outlines: Any) -> _Savable:
@@ -383,7 +394,7 @@ def _drawer(suffix: str, options: Any) -> Callable[[_Captioned, Any], _Savable]:
     return next(draw for suffixes, draw in formats.items() if suffix in suffixes)
 
 
-def _gallery(captioned: Sequence[_Captioned], options: Any) -> _Savable:
+def _gallery(captioned: Sequence[_Captioned], options: AttendOptions) -> _Savable:
     """Create one page with all photos."""
     entries = [
         Entry(one.photo, one.captions, title, one.labels)
@@ -402,10 +413,10 @@ def _titles(captioned: Sequence[_Captioned]) -> list[str]:
     ]
 
 
-def _style(options: Any) -> dict[str, Any]:
+def _style(options: AttendOptions) -> dict[str, Any]:
     """Arguments that all formats share; each has its own defaults."""
     style: dict[str, Any] = {"smooth": not options.blocks, "colormap": options.colormap}
-    given = {name: options[name] for name in ("panel_size", "theme")}
+    given = {name: getattr(options, name) for name in ("panel_size", "theme")}
     return style | {name: value for name, value in given.items() if value is not None}
 
 

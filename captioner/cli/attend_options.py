@@ -1,22 +1,23 @@
-"""Options of ``captioner attend`` and checks of their combinations."""
+"""Options of ``captioner attend``: checks of their combinations, and the output files."""
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from captioner.cli.main import flag
-from captioner.cli.options import add_model_options, add_search_options
-from captioner.cli.parser import Parser, new_parser
-from captioner.cli.photos import PICTURE_MARK, STDIN, add_photo_options
+from annotated_types import Ge, Gt, Interval
+
+from captioner.cli.arguments import Parser, flag
+from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions
 from captioner.drawing.animation import check_ending as check_animation
 from captioner.drawing.options import ANIMATIONS, ARCHIVES, FIGURES, PAGES
 from captioner.errors import ConfigError
-from captioner.options import ExplanationMethod, check_method
+from captioner.option_fields import File, ModelName, Shown
+from captioner.options import ExplanationMethod, ModelOptions, SearchOptions
 
 if TYPE_CHECKING:
     from captioner.inference.captioner import Captioner
@@ -26,115 +27,82 @@ _ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")
 _NOT_ANIMATIONS = ("alternatives", "compare")
 _ONLY_ANIMATIONS = ("seconds_per_word",)
 _NOT_ARCHIVES = ("blocks", "panel_size", "theme")
-_LEAST = {"panel_size": 0, "columns": 1, "alternatives": 0}
-_MOST_ALTERNATIVES = 50  # a page lists them below each other
 
 
-@functools.cache
-def parser() -> Parser:
+@dataclass(frozen=True, kw_only=True)
+class ShownCaptions:
+    """Captions."""
+
+    words: list[str] = field(default_factory=list)
+    """Show the attention for your own caption; repeat for several."""
+    compare: list[ModelName] = field(default_factory=list)
+    """Another model to show beside --model, on the same scale; repeat for several."""
+    method: list[ExplanationMethod] = field(default_factory=list)
+    """How the maps are computed: attention (default), attention_gate (the attention that reached
+    the word), gradient_input, grad_cam or occlusion (the effect of each region on the word's
+    log-probability); repeat to show several side by side."""
+    alternatives: Annotated[int, Interval(ge=0, le=50)] | None = None
+    """Number of most probable words to show per position (default: pages 5, figures 0)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions:
+    """Drawing."""
+
+    only: list[Annotated[str, Shown("WORDS")]] = field(default_factory=list)
+    """Figures: show only this word (dog, or 3 for the third), or one map for several words ("brown
+    dog" or 2-4); repeat for several maps."""
+    combine: Literal["mean", "max"] | None = None
+    """Figures: how --only combines the maps of several words (default: mean)."""
+    coverage: bool = False
+    """Figures: add the mean map of all words."""
+    instances: File | None = None
+    """Figures: COCO instances file; outlines the objects that the words name. Photos are matched by
+    file name."""
+    panel_size: Annotated[int, Ge(0)] | None = None
+    """Maximum longer side of each photo (pixels); 0: no limit. Photos are never enlarged (default:
+    figures 640, animations 480, pages 1280, or 800 with several photos)."""
+    seconds_per_word: Annotated[float, Gt(0)] | None = None
+    """Animations: duration of a word, transition included (default: 1)."""
+    columns: Annotated[int, Ge(1)] | None = None
+    """Figures: panels per row."""
+    blocks: bool = False
+    """Show the grid cells without smoothing."""
+    colormap: str = "inferno"
+    """inferno, viridis, cividis, gray, ..."""
+    theme: Literal["light", "dark"] | None = None
+    """Background (default: light; pages follow the system's setting)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendOptions(ModelOptions, DrawingOptions, ShownCaptions, PhotoOptions):
+    """Show where the model looked for each word.
+
+    As a figure (.png, .jpg, .svg, .pdf), an animation (.gif, .webp, .mp4), an interactive page
+    (.html) or arrays (.npz). Prints the captions, and with --words their log-probabilities (nats).
+    """
+
+    output: Annotated[str, Shown("OUT", ("-o", "--output"))] | None = None
+    """Output file; for several photos a page (.html), an archive (.npz), or a folder for one file
+    per photo (default: NAME_attention.png beside each photo)."""
+    format: str | None = None
+    """Format of one file per photo, without -o or in a folder: png (default), svg, gif, html,
+    ..."""
+    force: bool = False
+    """Overwrite existing files."""
+    skip_existing: bool = False
+    """Leave out photos whose output exists; continues an interrupted run."""
+
+    @property
+    def methods(self) -> list[ExplanationMethod]:
+        """The methods that draw each caption, without duplicates."""
+        return list(dict.fromkeys(self.method or ["attention"]))
+
+
+def attend_parser() -> Parser[AttendOptions]:
     """Options of ``attend``."""
-    new = new_parser(
-        "attend",
-        "Show where the model looked for each word, as a figure (.png, .jpg, .svg, .pdf), an "
-        "animation (.gif, .webp, .mp4), an interactive page (.html) or arrays (.npz). Prints the "
-        "captions, and with --words their log-probabilities (nats).",
-        "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|OUT.npz|FOLDER] [options]",
-    )
-    add_photo_options(new)
-    new.add_argument(
-        "-o",
-        "--output",
-        help="output file; for several photos a page (.html), an archive (.npz), or a folder for "
-        f"one file per photo (default: NAME{PICTURE_MARK}.png beside each photo)",
-    )
-    new.add_argument(
-        "--format",
-        help="format of one file per photo, without -o or in a folder: png (default), svg, gif, "
-        "html, ...",
-    )
-    new.add_argument("--force", action="store_true", help="overwrite existing files")
-    new.add_argument(
-        "--skip-existing",
-        action="store_true",
-        help="leave out photos whose output exists; continues an interrupted run",
-    )
-    captions = new.add_argument_group("captions")
-    captions.add_argument(
-        "--words",
-        action="append",
-        help="show the attention for your own caption; repeat for several",
-    )
-    captions.add_argument(
-        "--compare",
-        action="append",
-        help="another model to show beside --model, on the same scale; repeat for several",
-    )
-    captions.add_argument(
-        "--method",
-        action="append",
-        metavar="NAME",
-        help="how the maps are computed: attention (default), attention_gate (the attention that "
-        "reached the word), gradient_input, grad_cam or occlusion (the effect of each region on "
-        "the word's log-probability); repeat to show several side by side",
-    )
-    captions.add_argument(
-        "--alternatives",
-        type=int | None,
-        default=None,
-        help="number of most probable words to show per position (default: pages 5, figures 0)",
-    )
-    _add_drawing_options(new)
-    add_search_options(new)
-    add_model_options(new)
-    return new
-
-
-def _add_drawing_options(new: Parser) -> None:
-    drawn = new.add_argument_group("drawing")
-    drawn.add_argument(
-        "--only",
-        action="append",
-        help="figures: show only this word (dog, or 3 for the third), or one map for several words "
-        '("brown dog" or 2-4); repeat for several maps',
-    )
-    drawn.add_argument(
-        "--combine",
-        choices=["mean", "max"],
-        default=None,
-        help="figures: how --only combines the maps of several words (default: mean)",
-    )
-    drawn.add_argument(
-        "--coverage", action="store_true", help="figures: add the mean map of all words"
-    )
-    drawn.add_argument(
-        "--instances",
-        help="figures: COCO instances file; outlines the objects that the words name. Photos are "
-        "matched by file name",
-    )
-    drawn.add_argument(
-        "--panel-size",
-        type=int | None,
-        default=None,
-        help="maximum longer side of each photo (pixels); 0: no limit. Photos are never enlarged "
-        "(default: figures 640, animations 480, pages 1280, or 800 with several photos)",
-    )
-    drawn.add_argument(
-        "--seconds-per-word",
-        type=float | None,
-        default=None,
-        help="animations: duration of a word, transition included (default: 1)",
-    )
-    drawn.add_argument("--columns", type=int | None, default=None, help="figures: panels per row")
-    drawn.add_argument(
-        "--blocks", action="store_true", help="show the grid cells without smoothing"
-    )
-    drawn.add_argument("--colormap", default="inferno", help="inferno, viridis, cividis, gray, ...")
-    drawn.add_argument(
-        "--theme",
-        choices=["light", "dark"],
-        default=None,
-        help="background (default: light; pages follow the system's setting)",
-    )
+    usage = "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|OUT.npz|FOLDER] [options]"
+    return Parser("attend", usage, AttendOptions, SearchOptions)
 
 
 def targets(
@@ -199,24 +167,15 @@ def _check_ending(suffix: str) -> None:
         check_animation(f"animation{suffix}")  # .mp4 needs a library
 
 
-def check_kind(suffix: str, options: Any) -> None:
+def check_kind(suffix: str, options: AttendOptions) -> None:
     """Reject options that the output format does not have, instead of ignoring them."""
-    for name, least in _LEAST.items():
-        if options[name] is not None and options[name] < least:
-            raise ConfigError(f"{flag(name)} is {options[name]}; give an integer >= {least}")
-    if (options.alternatives or 0) > _MOST_ALTERNATIVES:
-        raise ConfigError(
-            f"--alternatives is {options.alternatives}; give at most {_MOST_ALTERNATIVES}"
-        )
     kind, lacking = _lacking(suffix)
-    wrong = [flag(name) for name in lacking if options[name]]
+    wrong = [flag(name) for name in lacking if getattr(options, name)]
     if wrong:
         raise ConfigError(f"{', '.join(wrong)}: not supported for {kind} ({suffix}); leave it out")
-    for method in methods(options):
-        check_method(method)
-    if suffix in ANIMATIONS and len(methods(options)) > 1:
+    if suffix in ANIMATIONS and len(options.methods) > 1:
         raise ConfigError(
-            f"an animation shows one method, not {len(methods(options))}; give one --method, or "
+            f"an animation shows one method, not {len(options.methods)}; give one --method, or "
             "use a figure or a page"
         )
     if options.combine and not options.only:
@@ -235,12 +194,9 @@ def _lacking(suffix: str) -> tuple[str, tuple[str, ...]]:
     return "a page", (*_ONLY_FIGURES, *_ONLY_ANIMATIONS)
 
 
-def methods(options: Any) -> list[ExplanationMethod]:
-    """The methods that draw each caption, without duplicates."""
-    return list(dict.fromkeys(options.method or ["attention"]))
-
-
-def check_count(model: Captioner, suffix: str, options: Any, search: dict[str, Any]) -> None:
+def check_count(
+    model: Captioner, suffix: str, options: AttendOptions, search: dict[str, Any]
+) -> None:
     """Check that there is only one caption where only one can be shown."""
     count = len(options.words) if options.words else model.options(**search).num_captions
     if options.compare and count > 1:
@@ -248,7 +204,7 @@ def check_count(model: Captioner, suffix: str, options: Any, search: dict[str, A
             f"--compare shows one caption per model, not {count}; give --num-captions 1 or one "
             "--words"
         )
-    if len(methods(options)) > 1 and count > 1:
+    if len(options.methods) > 1 and count > 1:
         raise ConfigError(
             f"several --method show one caption, not {count}; give --num-captions 1 or one --words"
         )

@@ -3,235 +3,159 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from captioner.cli.caption_formats import WRITERS, Entry, choose_format, entry
-from captioner.cli.caption_journal import Journal, Plan, journal_path, open_journal, unfinished
-from captioner.cli.caption_ray import ENGINE, OPTIONS
-from captioner.cli.caption_ray import run as run_on_ray
-from captioner.cli.caption_sidecars import Store, check_photos, choose_store
-from captioner.cli.main import FAILED, OK, flag
-from captioner.cli.options import (
-    add_model_options,
-    add_search_options,
-    check_batch_size,
-    checked_search,
-    output,
-    refuse_overwrite,
-    warn,
-)
-from captioner.cli.parser import Parser, new_parser
-from captioner.cli.photos import STDIN, add_photo_options, find_photos, missing
-from captioner.cli.ray_options import add_ray_options, check_ray_options
+from annotated_types import Interval
+
+from captioner.cli import ray
+from captioner.cli.arguments import Parser, checked_search, flag, model_folders
+from captioner.cli.formats import WRITERS, Entry, choose_format, entry
+from captioner.cli.journal import Journal, journal_path, open_journal, unfinished
+from captioner.cli.main import FAILED, OK
+from captioner.cli.outputs import output, refuse_overwrite, warn
+from captioner.cli.photos import STDIN, PhotoOptions, find_photos, missing
+from captioner.cli.sidecars import SidecarOptions, Store, check_photos, choose_store
 from captioner.data.progress import photo_bar
 from captioner.errors import ConfigError, DataError
-from captioner.options import SearchOptions
+from captioner.option_fields import File, Shown
+from captioner.options import ModelOptions, SearchOptions
 
 Named = tuple[Path, str | int]
 """A photo and its name in the output: the given path, or the image id in COCO results."""
 
 
-@functools.cache
-def parser() -> Parser:
+@dataclass(frozen=True, kw_only=True)
+class CaptionOptions(ray.CaptionRayOptions, ModelOptions, SidecarOptions, PhotoOptions):
+    """Caption photos, folders of photos, or a photo from standard input (-)."""
+
+    output: Annotated[str, Shown("FILE", ("-o", "--output"))] | None = None
+    """Output file; its extension selects the format: .txt, .json, .jsonl, .csv; with --engine ray a
+    folder (default: standard output, which is also -)."""
+    format: Literal["text", "json", "jsonl", "csv", "coco", "parquet"] | None = None
+    """Output format (default: by the extension, or text; --engine ray: jsonl or parquet)."""
+    annotations: File | None = None
+    """COCO annotations file that maps file names to image ids, for --format coco."""
+    min_confidence: Annotated[float, Interval(ge=0, le=1), Shown("P")] | None = None
+    """Mark captions with a confidence below P (0 to 1) as unsure; requires a calibrated model (the
+    shipped model is)."""
+    resume: bool = False
+    """Continue an interrupted run with the same -o FILE."""
+    force: bool = False
+    """Overwrite existing output."""
+
+
+def caption_parser() -> Parser[CaptionOptions]:
     """Options of ``caption``."""
-    new = new_parser(
-        "caption",
-        "Caption photos, folders of photos, or a photo from standard input (-).",
-        "PHOTO|FOLDER|-... [options]",
-    )
-    add_photo_options(new)
-    new.add_argument(
-        "--annotations",
-        metavar="FILE",
-        help="COCO annotations file that maps file names to image ids, for --format coco",
-    )
-    written = new.add_argument_group("output")
-    written.add_argument(
-        "-o",
-        "--output",
-        help="output file; its extension selects the format: .txt, .json, .jsonl, .csv; with "
-        "--engine ray a folder (default: standard output, which is also -)",
-    )
-    written.add_argument(
-        "--format",
-        choices=[*WRITERS, "parquet"],
-        help="output format (default: by the extension, or text; --engine ray: jsonl or parquet)",
-    )
-    written.add_argument(
-        "--min-confidence",
-        type=float,
-        metavar="P",
-        help="mark captions with a confidence below P (0 to 1) as unsure; requires a "
-        "calibrated model (the shipped model is)",
-    )
-    written.add_argument(
-        "--resume", action="store_true", help="continue an interrupted run with the same -o FILE"
-    )
-    written.add_argument("--force", action="store_true", help="overwrite existing output")
-    beside = new.add_argument_group("sidecar files and metadata")
-    beside.add_argument(
-        "--sidecar",
-        choices=["txt", "xmp"],
-        help="write each caption beside its photo: photo.txt, or the description in photo.xmp",
-    )
-    beside.add_argument(
-        "--embed",
-        metavar="FOLDER",
-        help="copy the photos (JPEG, PNG) to this folder with the caption as their description "
-        "(XMP, IPTC)",
-    )
-    beside.add_argument(
-        "--in-place", action="store_true", help="embed the description in the photos themselves"
-    )
-    beside.add_argument(
-        "--skip-existing", action="store_true", help="skip photos that already have such a caption"
-    )
-    add_search_options(new)
-    add_model_options(new)
-    add_ray_options(new, ENGINE, OPTIONS)
-    return new
+    return Parser("caption", "PHOTO|FOLDER|-... [options]", CaptionOptions, SearchOptions)
 
 
-def main(argv: Sequence[str]) -> int:
+def caption(argv: Sequence[str]) -> int:
     """Caption all photos; report those that failed."""
-    options = parser().parse(argv)
-    if options.engine == "ray":
-        return _main_on_ray(options, argv)
-    check_ray_options(options, OPTIONS)
-    if options.format == "parquet":
-        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
-    store = choose_store(options)
-    target = _check(options)
-    search = checked_search(options)
-    _check_count(options, search)
-    _check_confidence(options, search)
-    if options.resume and _is_complete(target, options):
-        warn(f"{target} is complete, there is nothing to resume; --force captions the photos again")
-        return OK
-
-    photos = find_photos(options)
-    named, failures = _names(photos.paths, options)
-    failures += photos.failures
-    found = [(photo, name) for photo, name in named if not missing(photo)]
-    failures += len(named) - len(found)
-    named = found
-    if failures and not named:
-        photos.report_skipped()
-        return FAILED
-
+    options, given = caption_parser().parse(argv)
+    on_ray = ray.check_engine(options)
+    store = None if on_ray else choose_store(options)
+    if not on_ray:
+        options = _checked(options)
+    search = checked_search(options.model, given)
     run = _Run(options, search, argv)
     with _terminate_as_interrupt():
+        if on_ray:
+            return ray.caption(options, search, run.command("--resume"))
+        _check_search(options, search)
+        return _caption(run, options, store)
+
+
+def _caption(run: _Run, options: CaptionOptions, store: Store | None) -> int:
+    target = None if options.output is None else Path(options.output)
+    resumed = options.resume and not options.force
+    if resumed and target and target.exists() and not journal_path(target).exists():
+        warn(f"{target} is complete, there is nothing to resume; --force captions the photos again")
+        return OK
+    photos = find_photos(options)
+    named, unnamed = _names(photos.paths, options)
+    found = [(photo, name) for photo, name in named if not missing(photo)]
+    failures = photos.failures + unnamed + len(named) - len(found)
+    if found or not failures:
         if store is not None:
-            failures += run.keep(store, [photo for photo, _ in named])
-        elif target is not None and _can_resume(target, options):
-            failures += run.write(target, named)
-        else:
-            failed: list[Entry] = []
+            failures += run.keep(store, [photo for photo, _ in found])
+        elif target and "-" not in options.photos and (target.is_file() or not target.exists()):
+            failures += run.write(target, found)
+        else:  # a pipe or a device, or a photo from one: cannot be continued
             with output(target) as file:
-                WRITERS[options.format](file, _succeeded(run.entries(named), failed, report=True))
-            failures += len(failed)
+                failures += run.print(file, run.entries(found))
     photos.report_skipped()
     return FAILED if failures else OK
 
 
-def _main_on_ray(options: Any, argv: Sequence[str]) -> int:
-    search = checked_search(options)
-    again = _Run(options, search, argv).command("--resume")
-    with _terminate_as_interrupt():
-        return run_on_ray(options, search, again)
+# --- checks of options ---------------------------------------------------------------------------
 
 
-def _check(options: Any) -> Path | None:
-    """Check options that contradict each other; return the output file."""
+def _checked(options: CaptionOptions) -> CaptionOptions:
+    """Check options that contradict each other; fill in the format."""
+    if options.format == "parquet":
+        raise ConfigError("--format parquet is for --engine ray; add it, or give another format")
     target = None if options.output in (None, "-") else Path(options.output)
     if target is not None and (target.is_dir() or str(options.output).endswith("/")):
         raise ConfigError(
             f"--output is {options.output}, a folder; give a file, such as "
             f"{target / 'captions.csv'}"
         )
-    options.format = choose_format(options.format, target)
-    if options.annotations and options.format != "coco":
-        raise ConfigError(f"--annotations is for --format coco, not {options.format}; leave it out")
-    check_batch_size(options.batch_size)
+    kind: Any = choose_format(options.format, target)
+    if options.annotations and kind != "coco":
+        raise ConfigError(f"--annotations is for --format coco, not {kind}; leave it out")
     if options.resume and target is None:
         raise ConfigError("--resume continues with an output file; give -o FILE too")
     if options.resume and "-" in options.photos:
         raise ConfigError("--resume cannot read standard input (-) again; give files")
-    if target is None:
-        return None
-    refuse_overwrite(target, options.force or options.resume)  # open_journal checks it then
-    kept = 0 if options.resume or options.force else unfinished(target)
-    if kept:
-        raise ConfigError(
-            f"{journal_path(target)} has {kept} photos of an interrupted run; give --resume to "
-            "continue it, or --force to start over"
-        )
-    return target
+    if target is not None:
+        refuse_overwrite(target, options.force or options.resume)  # open_journal checks it then
+        kept = 0 if options.resume or options.force else unfinished(target)
+        if kept:
+            raise ConfigError(
+                f"{journal_path(target)} has {kept} photos of an interrupted run; give --resume to "
+                "continue it, or --force to start over"
+            )
+    return replace(options, format=kind, output=None if target is None else options.output)
 
 
-def _single_captions(options: Any) -> str | None:
-    """The option that has room for one caption per photo only, if there is one."""
-    beside = [flag(name) for name in ("sidecar", "embed", "in_place") if options[name]]
-    return next(iter(beside), "--format coco" if options.format == "coco" else None)
-
-
-def _check_count(options: Any, search: SearchOptions) -> None:
-    """Check that there is one caption where there is room for one only."""
-    where = _single_captions(options)
-    if where is not None and search.num_captions > 1:
-        raise ConfigError(f"{where} has one caption per photo; give --num-captions 1")
-
-
-def _check_confidence(options: Any, search: SearchOptions) -> None:
-    """Check that captions will have a confidence, if it is needed."""
-    given = options.min_confidence
-    if given is None:
+def _check_search(options: CaptionOptions, search: SearchOptions) -> None:
+    """Check that there is room for all captions, and that they have a confidence if needed."""
+    beside = [flag(name) for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
+    beside += ["--format coco"] if options.format == "coco" else []
+    if beside and search.num_captions > 1:
+        raise ConfigError(f"{beside[0]} has one caption per photo; give --num-captions 1")
+    if options.min_confidence is None:
         return
-    if not 0 <= given <= 1:
-        raise ConfigError(f"--min-confidence is {given:g}; give a number from 0 to 1")
-    where = _single_captions(options)
-    if where is not None:
+    if beside:
         raise ConfigError(
-            f"--min-confidence marks captions in text, JSON and CSV, not {where}; leave one out"
+            f"--min-confidence marks captions in text, JSON and CSV, not {beside[0]}; leave one out"
         )
     from captioner.inference.confidence import no_confidence, read_calibrator
-    from captioner.inference.folder import SHIPPED_MODEL, find_model, read_search
+    from captioner.inference.folder import find_model, read_search
 
-    folders = options.model or [SHIPPED_MODEL]
-    if len(folders) > 1:
+    if len(options.model) > 1:
         raise ConfigError("--min-confidence needs a single --model; an ensemble is not calibrated")
-    folder = find_model(folders[0])
+    folder = find_model(model_folders(options.model)[0])
     styles = read_search(folder)[1].styles
     if reason := no_confidence(read_calibrator(folder), search, styles):
         raise ConfigError(f"--min-confidence: {reason}")
 
 
-def _is_complete(target: Path | None, options: Any) -> bool:
-    return (
-        target is not None
-        and target.exists()
-        and not journal_path(target).exists()
-        and not options.force
-    )
-
-
-def _can_resume(target: Path, options: Any) -> bool:
-    """Whether an interrupted run can be continued: not into a pipe or a device, nor from one."""
-    return "-" not in options.photos and (target.is_file() or not target.exists())
+# --- captions ------------------------------------------------------------------------------------
 
 
 class _Run:
     """One call of the command: its options, and where its captions go."""
 
-    def __init__(self, options: Any, search: SearchOptions, argv: Sequence[str]) -> None:
+    def __init__(self, options: CaptionOptions, search: SearchOptions, argv: Sequence[str]) -> None:
         self.options, self.search, self.argv = options, search, argv
 
     def entries(self, named: Sequence[Named], finished: int = 0) -> Iterator[Entry]:
@@ -257,47 +181,67 @@ class _Run:
             else:
                 yield {"image": name, "error": str(result.error)}
 
+    def print(self, file: Any, entries: Iterable[Entry], *, report: bool = True) -> int:
+        """Write the captions in the chosen format, and the errors to standard error.
+
+        Returns:
+            The number of photos that failed.
+        """
+        failed = 0
+
+        def succeeded() -> Iterator[Entry]:
+            nonlocal failed
+            for one in entries:
+                if "error" in one:
+                    failed += 1
+                    if report:
+                        warn(one["error"])
+                else:
+                    yield one
+
+        WRITERS[str(self.options.format)](file, succeeded())
+        return failed
+
     def write(self, target: Path, named: Sequence[Named]) -> int:
         """Write an output file; after an interruption, keep what is finished.
 
         Returns:
             The number of photos that failed.
         """
-        options = self.options
-        plan = Plan(self._settings(), [p for p, _ in named], options.batch_size, options.force)
-        failed: list[Entry] = []
+        options, photos = self.options, [photo for photo, _ in named]
         with (
-            open_journal(target, plan, resume=options.resume) as journal,
-            self._resume_hint(journal, target),
+            open_journal(
+                target, self._settings(), photos, resume=options.resume, force=options.force
+            ) as journal,
+            self._resume_hint(journal, target, len(named)),
         ):
-            for one in journal.entries():
-                _report(one)  # again, so that every run names all that failed
+            for one in journal.entries():  # again, so that every run names all that failed
+                if "error" in one:
+                    warn(one["error"])
             for one in self.entries(named[journal.finished :], journal.finished):
-                _report(one)
+                if "error" in one:
+                    warn(one["error"])
                 journal.add(one)
             with output(target) as file:
-                WRITERS[options.format](file, _succeeded(journal.entries(), failed))
-        return len(failed)
+                return self.print(file, journal.entries(), report=False)
 
     def _settings(self) -> dict[str, Any]:
         """All that the captions depend on, besides the photos; by the name for messages."""
-        from captioner.inference.folder import SHIPPED_MODEL, fingerprint
+        from captioner.inference.folder import fingerprint
         from captioner.version import __version__
 
         options = self.options
+        given = dataclasses.asdict(self.search)
+        given |= {name: getattr(options, name) for name in _SETTINGS}
         return {
-            "--format": options.format,
-            "--annotations": options.annotations,
-            "--min-confidence": options.min_confidence,
-            "--model": [fingerprint(folder) for folder in options.model or [SHIPPED_MODEL]],
+            **{flag(name): value for name, value in given.items()},
+            "--model": [fingerprint(folder) for folder in model_folders(options.model)],
             **_library(options),
-            "--batch-size": options.batch_size,
-            **{flag(name): value for name, value in dataclasses.asdict(self.search).items()},
             "captioner's version": __version__,
         }
 
     @contextmanager
-    def _resume_hint(self, journal: Journal, target: Path) -> Iterator[None]:
+    def _resume_hint(self, journal: Journal, target: Path, total: int) -> Iterator[None]:
         """After an interruption or error, print the command that continues."""
         try:
             yield
@@ -305,7 +249,7 @@ class _Run:
             if journal.saved:
                 again = ", with the same names" if self.options.from_file == "-" else ""
                 warn(
-                    f"{journal.saved} of {journal.total} photos are finished and kept in "
+                    f"{journal.saved} of {total} photos are finished and kept in "
                     f"{journal_path(target)}; to continue{again}, run:\n  "
                     f"{self.command('--resume')}"
                 )
@@ -326,7 +270,6 @@ class _Run:
         needed = [photo for b in batches if not existing.issuperset(b) for photo in b]
         if existing:
             warn(f"{len(existing)} of {len(usable)} photos already have a caption; skipped")
-        failed: list[Entry] = []
         written = 0
 
         def kept() -> Iterator[Entry]:
@@ -340,7 +283,7 @@ class _Run:
                 yield stored
 
         try:
-            WRITERS[self.options.format](sys.stdout, _succeeded(kept(), failed, report=True))
+            failed = self.print(sys.stdout, kept())
         except KeyboardInterrupt:
             if written and not self.options.force:
                 warn(
@@ -348,12 +291,15 @@ class _Run:
                     f"{self.command('--skip-existing')}"
                 )
             raise
-        return len(photos) - len(usable) + len(failed)
+        return len(photos) - len(usable) + failed
 
     def command(self, option: str) -> str:
         """The command that was run, with one more option."""
         more = [] if option in self.argv else [option]
         return shlex.join(["captioner", "caption", *self.argv, *more])
+
+
+_SETTINGS = ("format", "annotations", "min_confidence", "batch_size")
 
 
 def _stored(store: Store, photo: Path, one: Entry) -> Entry:
@@ -365,25 +311,6 @@ def _stored(store: Store, photo: Path, one: Entry) -> Entry:
     except OSError as error:
         return {"image": str(photo), "error": f"{store.target(photo)}: {error.strerror or error}"}
     return one
-
-
-def _report(one: Entry) -> None:
-    """Print the error of a photo that failed."""
-    if "error" in one:
-        warn(one["error"])
-
-
-def _succeeded(
-    entries: Iterable[Entry], failed: list[Entry], *, report: bool = False
-) -> Iterator[Entry]:
-    """Yield the entries with captions; collect, and on request print, those with an error."""
-    for one in entries:
-        if "error" not in one:
-            yield one
-            continue
-        failed.append(one)
-        if report:
-            _report(one)
 
 
 @contextmanager
@@ -404,12 +331,35 @@ def _terminate_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-def _names(photos: Iterable[Path], options: Any) -> tuple[list[Named], int]:
+def _library(options: CaptionOptions) -> dict[str, Any]:
+    """What the model runs with, by the name for messages; torch only if the model needs it."""
+    from captioner.inference.folder import is_exported
+
+    if is_exported(model_folders(options.model)[0]):
+        from importlib.metadata import version
+
+        given = {"--device": options.device, "--precision": options.precision}
+        return {**given, "onnxruntime's version": version("onnxruntime")}
+    import torch
+
+    from captioner.hardware import pick_device, pick_precision
+
+    device = pick_device(options.device)
+    return {
+        "--device": device.type,
+        "--precision": pick_precision(options.precision, device),
+        "torch's version": torch.__version__,
+    }
+
+
+# --- image ids -----------------------------------------------------------------------------------
+
+
+def _names(photos: Iterable[Path], options: CaptionOptions) -> tuple[list[Named], int]:
     """Return each photo with its name in the output, and the number of photos without one."""
     if options.format != "coco":
         return [(photo, str(photo)) for photo in photos], 0
     find = _image_ids(options.annotations)
-    named: list[Named] = []
     owners: dict[int, Path] = {}
     unknown = 0
     for photo in photos:
@@ -424,8 +374,7 @@ def _names(photos: Iterable[Path], options: Any) -> tuple[list[Named], int]:
             )
         else:
             owners[image_id] = photo
-            named.append((photo, image_id))
-    return named, unknown
+    return [(photo, image_id) for image_id, photo in owners.items()], unknown
 
 
 def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
@@ -446,24 +395,3 @@ def _image_ids(annotations: str | None) -> Callable[[Path], int | None]:
         return int(match[1]) if match else None
 
     return digits
-
-
-def _library(options: Any) -> dict[str, Any]:
-    """What the model runs with, by the name for messages; torch only if the model needs it."""
-    from captioner.inference.folder import SHIPPED_MODEL, is_exported
-
-    if is_exported((options.model or [SHIPPED_MODEL])[0]):
-        from importlib.metadata import version
-
-        given = {"--device": options.device, "--precision": options.precision}
-        return {**given, "onnxruntime's version": version("onnxruntime")}
-    import torch
-
-    from captioner.hardware import pick_device, pick_precision
-
-    device = pick_device(options.device)
-    return {
-        "--device": device.type,
-        "--precision": pick_precision(options.precision, device),
-        "torch's version": torch.__version__,
-    }

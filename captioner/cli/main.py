@@ -1,7 +1,8 @@
 """The ``captioner`` command: finds the subcommand, runs it, turns errors into one line.
 
-A subcommand is a module of this folder with ``main(argv) -> exit code``. It is imported only when
-needed, so that ``captioner --help`` is fast.
+A subcommand NAME is a function ``NAME(argv) -> exit code`` of a module of this folder; beside it,
+``NAME_parser()`` returns its parser. The module is imported only when needed, so that ``captioner
+--help`` is fast.
 
 Exit codes: 0 success, 1 some inputs failed (each is reported, the others are processed), 2 usage
 error, 130 interrupted.
@@ -18,6 +19,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 COMMANDS = {
     "caption": "caption photos and folders of photos",
@@ -32,11 +35,10 @@ COMMANDS = {
     "push": "upload a model with its card to the Hugging Face hub",
 }
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+MODULES = {"calibrate": "evaluate", "export": "models", "info": "models", "push": "models"}
+"""The modules that are not named for their command."""
 
-NO_WINDOWS = (
-    "Windows is not supported: it is not tested, and files are written without locks; use WSL"
-)
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _set_up_output()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names that the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return OK if arguments else USAGE
@@ -64,18 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(command, arguments[1:])
 
 
-def _set_up_output() -> None:
-    """Print file names that the terminal cannot show as escapes, and UTF-8 on Windows.
+def module_of(command: str) -> ModuleType:
+    """The module of a subcommand."""
+    return importlib.import_module(f"captioner.cli.{MODULES.get(command, command)}")
 
-    Windows would write to pipes and files in its own code page (cp1252), which lacks most letters.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-            if sys.platform == "win32":
-                stream.reconfigure(encoding="utf-8")
-    if sys.platform == "win32":
-        print(f"captioner: {NO_WINDOWS}", file=sys.stderr)
+
+def parser_of(command: str) -> Any:
+    """The parser of a subcommand, such as ``caption`` or ``prepare shards``."""
+    name, _, kind = command.partition(" ")
+    return getattr(module_of(name), f"{kind or name}_parser")()
 
 
 def _suggestion(arguments: list[str]) -> str:
@@ -102,8 +103,7 @@ def _run(command: str, arguments: list[str]) -> int:
                 warnings.simplefilter("ignore")  # meant for developers, not for users
             if not any(word.partition("=")[0] in ("-h", "--help") for word in arguments):
                 require_extra(command)
-            module = importlib.import_module(f"captioner.cli.{command}")
-            code: int = module.main(arguments)
+            code: int = getattr(module_of(command), command)(arguments)
             sys.stdout.flush()
             return code
     except BrokenPipeError:  # e.g. `captioner ... | head`
@@ -117,7 +117,9 @@ def _run(command: str, arguments: list[str]) -> int:
         if isinstance(error, OSError):
             where = f"{error.filename}: " if error.filename else ""
             return _fail(f"{where}{error.strerror or error}", FAILED)
-        message = error.spelled(flag) if isinstance(error, OptionError) else str(error)
+        message = str(error)
+        if isinstance(error, OptionError):
+            message = error.spelled(lambda name: f"--{name.replace('_', '-')}")
         return _fail(message, USAGE if isinstance(error, ConfigError) else FAILED)
     except Exception as error:
         # Ctrl-C inside `threading.Condition.wait` may end in a RuntimeError about its lock.
@@ -131,11 +133,6 @@ def _was_interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def flag(name: str) -> str:
-    """An option as the command line spells it: ``--beam-size``."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _fail(message: str, code: int) -> int:

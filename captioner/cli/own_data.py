@@ -8,86 +8,59 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated
 
-from captioner.cli.main import flag
-from captioner.cli.parser import Parser
-from captioner.cli.prepare_dataset import add_column_options
+from captioner.cli.arguments import flag
 from captioner.data.dataset import ImportSummary, prepare_dataset
 from captioner.data.importers import Columns, detect_layout, find_source
 from captioner.errors import ConfigError, DataError
 from captioner.files import atomic_write
+from captioner.option_fields import Folder, Shown
 from captioner.options import TrainConfig
 
 FOLDER = "data"
 """Folder of the prepared captions in the run folder."""
 
-VALIDATION = 0.1
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions:
+    """Columns of a CSV or JSON Lines file."""
+
+    file_column: Annotated[str, Shown("NAME")] | None = None
+    """Column with the file names, relative to the folder with the photos (default: file, filename,
+    file_name, image, image_name or path)."""
+    caption_column: Annotated[str, Shown("NAME")] | None = None
+    """Column with the captions (default: caption, text, sentence or comment)."""
+
+    @property
+    def columns(self) -> Columns:
+        """The columns, for importers."""
+        return Columns(self.file_column, self.caption_column)
 
 
-class OwnData(NamedTuple):
-    """Captions to prepare before training."""
+@dataclass(frozen=True, kw_only=True)
+class OwnDataOptions(ColumnOptions):
+    """Your own captions, to prepare and train on."""
 
-    captions: str
-    """File or folder."""
-    images: str | None
-    """Folder with the photos; None: that of the captions."""
-    columns: Columns
-    validation: float
-    """Fraction of the photos, if the captions have no splits."""
+    captions: Annotated[str, Shown("FILE", ("--data",))] | None = None
+    """A CSV or JSON Lines file with the columns file and caption, or another source of captioner
+    prepare dataset."""
+    images: Folder | None = None
+    """Folder with the photos of --data (default: the folder that the captions are in)."""
+    val: float = 0.1
+    """Fraction of the photos of --data for validation, if it has no splits."""
 
-
-def add_own_data_options(parser: Parser) -> None:
-    """``--data`` (``--captions`` for the parser), ``--images`` and how to read them."""
-    captions: Any = parser.add_argument(
-        "--captions",
-        metavar="FILE",
-        help="your captions, to prepare and train on: a CSV or JSON Lines file with the columns "
-        "file and caption, or another source of captioner prepare dataset",
-    )
-    captions.shown_as = ["--data"]  # as it is documented, in help and suggestions
-    parser.add_argument(
-        "--images",
-        metavar="FOLDER",
-        help="folder with the photos of --data (default: the folder that the captions are in)",
-    )
-    add_column_options(parser)
-    parser.add_argument(
-        "--val",
-        type=float,
-        default=VALIDATION,
-        help="fraction of the photos of --data for validation, if it has no splits",
-    )
-
-
-def spell_captions(argv: Sequence[str]) -> list[str]:
-    """Spell ``--data FILE`` as ``--captions``: the parser has settings named ``--data.*``."""
-    return [
-        f"--captions{argument.removeprefix('--data')}"
-        if argument.partition("=")[0] == "--data"
-        else argument
-        for argument in argv
-    ]
-
-
-def own_data(own: dict[str, Any]) -> OwnData | None:
-    """The command's own options that describe captions, if there are any.
-
-    Raises:
-        ConfigError: Options for captions were given without them.
-    """
-    columns = Columns(own["file_column"], own["caption_column"])
-    if own["captions"] is not None:
-        return OwnData(own["captions"], own["images"], columns, own["val"])
-    given = ("images", "file_column", "caption_column")
-    if stray := [name for name in given if own[name] is not None]:
-        also = "; for prepared captions, give --data.images" if stray[0] == "images" else ""
-        raise ConfigError(f"{flag(stray[0])} needs captions; give --data CAPTIONS{also}")
-    return None
+    def __post_init__(self) -> None:
+        if self.captions is not None:
+            return
+        for name in ("images", "file_column", "caption_column"):
+            if getattr(self, name) is not None:
+                also = "; for prepared captions, give --data.images" if name == "images" else ""
+                raise ConfigError(f"{flag(name)} needs captions; give --data CAPTIONS{also}")
 
 
 def check_config_file(path: str) -> None:
@@ -120,13 +93,13 @@ def check_config_file(path: str) -> None:
 
 @contextmanager
 def prepared(
-    config: TrainConfig, data: OwnData | None, *, resume: bool, write: bool, quiet: bool
+    config: TrainConfig, data: OwnDataOptions, *, resume: bool, write: bool, quiet: bool
 ) -> Iterator[TrainConfig]:
     """Prepare captions for the run, and return the config that reads them.
 
     Args:
         config: Settings of the run.
-        data: What to prepare; None: nothing.
+        data: What to prepare.
         resume: Continue a run; its captions must be the same.
         write: Write into the run folder; otherwise the files exist only within the context.
         quiet: Do not print what was prepared and what was left out.
@@ -134,48 +107,43 @@ def prepared(
     Raises:
         CaptionerError: The captions cannot be prepared, or are not those of the resumed run.
     """
-    if data is None:
+    if data.captions is None:
         yield config
         return
+    if not Path(data.captions).exists():
+        raise DataError(f"{data.captions} does not exist; give the file with the captions")
+    source = find_source(data.captions)
+    images = data.images or (source if source.is_dir() else source.parent)
     with tempfile.TemporaryDirectory(prefix="captioner-") as folder:
-        source = _source(data)
-        images = data.images or (source if source.is_dir() else source.parent)
         summary = prepare_dataset(
-            source, folder, columns=data.columns, images=images, validation=data.validation
+            source, folder, columns=data.columns, images=images, validation=data.val
         )
-        files = _needed(summary, data)
+        train, val = _needed(summary, data.captions)
         if not quiet:
-            print(
-                "\n".join(f"{data.captions}: {line}" for line in str(summary).splitlines()),
-                file=sys.stderr,
-            )
+            for line in str(summary).splitlines():
+                print(f"{data.captions}: {line}", file=sys.stderr)
         if write:
-            files = [_stored(file, Path(config.run_folder, FOLDER), resume) for file in files]
+            target = Path(config.run_folder, FOLDER)
+            train, val = (_stored(file, target, resume) for file in (train, val))
         of_run = replace(
             config.data,
-            train_annotations=[str(files[0])],
-            val_annotations=[str(files[1])],
+            train_annotations=[str(train)],
+            val_annotations=[str(val)],
             images=[str(images)],
             karpathy_split=None,
         )
         yield replace(config, data=of_run)
 
 
-def _source(data: OwnData) -> Path:
-    if not Path(data.captions).exists():
-        raise DataError(f"{data.captions} does not exist; give the file with the captions")
-    return find_source(data.captions)
-
-
-def _needed(summary: ImportSummary, data: OwnData) -> list[Path]:
+def _needed(summary: ImportSummary, captions: str) -> tuple[Path, Path]:
     """The files of the training and validation captions."""
     for split, what in (("train", "training"), ("val", "validation")):
         if split not in summary.files:
             raise DataError(
-                f"{data.captions} has no {what} photos; give --val a fraction of the photos such "
-                f"as {VALIDATION}, or a column split with train and val"
+                f"{captions} has no {what} photos; give --val a fraction of the photos such as "
+                "0.1, or a column split with train and val"
             )
-    return [summary.files["train"], summary.files["val"]]
+    return summary.files["train"], summary.files["val"]
 
 
 def _stored(file: Path, folder: Path, resume: bool) -> Path:

@@ -10,32 +10,30 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from captioner.cli.options import warn
-from captioner.cli.parser import Parser
+from captioner.cli.outputs import warn
 from captioner.data.folders import Skipped, find_images, natural
 from captioner.data.formats import format_by_name
 from captioner.errors import ConfigError, DataError, ImageError, counted
+from captioner.option_fields import File, Shown
 
 STDIN = Path("-")
 """The photo from standard input."""
 
 
-def add_photo_options(parser: Parser) -> None:
-    """Photos, ``--from-file``, ``--recursive``."""
-    parser.add_argument(
-        "photos",
-        nargs="*",
-        help="files, folders, quoted patterns such as 'photos/*.jpg' (** includes subfolders), or "
-        "- for a photo from standard input",
-    )
-    parser.add_argument(
-        "--from-file",
-        help="file with the names of photos and folders, one per line or separated by NUL; - for "
-        "standard input. Relative names start at the current folder",
-    )
-    parser.add_argument("--recursive", action="store_true", help="search subfolders too")
+@dataclass(frozen=True, kw_only=True)
+class PhotoOptions:
+    """The photos."""
+
+    photos: Annotated[list[str], Shown(positional=True)] = field(default_factory=list)
+    """Files, folders, quoted patterns such as 'photos/*.jpg' (** includes subfolders), or - for a
+    photo from standard input."""
+    from_file: File | None = None
+    """File with the names of photos and folders, one per line or separated by NUL; - for standard
+    input. Relative names start at the current folder."""
+    recursive: bool = False
+    """Search subfolders too."""
 
 
 @dataclass
@@ -83,14 +81,14 @@ class Photos:
             yield f"{counted(skipped.links, 'link')} to folders"
 
 
-def find_photos(options: Any) -> Photos:
-    """Find the photos of a command with `add_photo_options`; print a warning for each problem.
+def find_photos(options: PhotoOptions) -> Photos:
+    """Find the photos of a command; print a warning for each problem.
 
     Raises:
         ConfigError: There are no arguments, standard input is given twice, or the list of names
             cannot be read.
     """
-    given: list[str] = options.photos
+    given = options.photos
     if not given and options.from_file is None:
         raise ConfigError("no photos; give files, folders, - or --from-file")
     if given.count("-") > 1:

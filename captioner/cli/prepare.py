@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
+import difflib
+import sys
 from collections.abc import Sequence
-from types import ModuleType
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from captioner.cli.main import OK
-from captioner.cli.parser import Parser, similar_names
-from captioner.errors import ConfigError, either
+from captioner.cli.arguments import Parser
+from captioner.cli.main import FAILED, INTERRUPTED, OK
+from captioner.cli.outputs import refuse_overwrite, warn
+from captioner.cli.own_data import ColumnOptions
+from captioner.cli.ray import RayOptions, check_engine, chosen_workers
+from captioner.cli.train import ConfigOptions
+from captioner.data.importers import IMPORTERS
+from captioner.errors import ConfigError, counted, either
+from captioner.option_fields import Folder, Shown
+from captioner.options import Positive, TrainConfig
+
+if TYPE_CHECKING:
+    from captioner.data.feature_writer import FeaturePlan, FeatureWriter, Progress
 
 KINDS = {
     "dataset": "convert captions from other formats to COCO",
@@ -16,16 +29,13 @@ KINDS = {
     "features": "compute the features of a frozen encoder once for all epochs",
     "shards": "pack training photos into tar files for streaming",
 }
-"""Each is a module ``captioner.cli.prepare_KIND`` with ``parser()`` and ``run(options)``."""
+"""Each is a function ``KIND(argv) -> exit code``."""
+
+OutputFolder = Annotated[str, Shown("FOLDER", ("-o", "--output"))]
+CONFIG_USAGE = "[CONFIG.yaml] -o FOLDER [options]"
 
 
-def parser(what: str = "dataset") -> Parser:
-    """Options of ``captioner prepare WHAT``."""
-    made: Parser = _module(what).parser()
-    return made
-
-
-def main(argv: Sequence[str]) -> int:
+def prepare(argv: Sequence[str]) -> int:
     """Run the kind of preparation that the first argument names."""
     if argv and argv[0] in ("-h", "--help"):
         print("Prepare data for training and evaluation.\n")
@@ -35,17 +45,305 @@ def main(argv: Sequence[str]) -> int:
         return OK
     if not argv or argv[0] not in KINDS:
         problem = f"Unknown command {argv[0]!r}" if argv else "Missing command"
-        similar = similar_names(argv[0], KINDS)[:1] if argv else []
-        hint = (
-            f". Did you mean `captioner prepare {similar[0]}`?"
-            if similar
-            else f"; give captioner prepare {either(KINDS)}"
+        close = difflib.get_close_matches(argv[0], KINDS, 1) if argv else []
+        hint = f". Did you mean `captioner prepare {close[0]}`?" if close else ""
+        raise ConfigError(problem + (hint or f"; give captioner prepare {either(KINDS)}"))
+    code: int = globals()[argv[0]](argv[1:])
+    return code
+
+
+# --- captions of other formats -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(ColumnOptions):
+    """Convert captions from another format to COCO captions files.
+
+    One per split: captions_train.json, captions_val.json, captions_test.json.
+    """
+
+    source: Annotated[str, Shown(positional=True)]
+    """File or folder with the captions."""
+    output: OutputFolder
+    """Folder for the COCO files."""
+    layout: str = "auto"
+    """Format of the source; auto detects it."""
+    images: Folder | None = None
+    """Folder with the photos, to leave out captions of missing photos and to record the sizes of
+    the others."""
+    val: float = 0.1
+    """Fraction of photos for validation, if the source has no splits."""
+    test: float = 0.0
+    """Fraction of photos for testing, if the source has no splits."""
+    seed: int = 0
+    """Random seed of the split."""
+    first_id: int = 1
+    """First image id for photos without ids; files that are trained on together must not share
+    ids."""
+    force: bool = False
+    """Overwrite existing files."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("auto", *IMPORTERS):
+            raise ConfigError(f"--layout is {self.layout}; give {either(['auto', *IMPORTERS])}")
+
+
+def dataset_parser() -> Parser[DatasetOptions]:
+    """Options of ``prepare dataset``."""
+    usage = "SOURCE -o FOLDER [--images FOLDER] [--val 0.1 --test 0.1]"
+    return Parser("prepare dataset", usage, DatasetOptions)
+
+
+def dataset(argv: Sequence[str]) -> int:
+    """Convert and print a summary."""
+    options, _ = dataset_parser().parse(argv)
+    from captioner.data.dataset import prepare_dataset
+
+    summary = prepare_dataset(
+        options.source,
+        options.output,
+        layout=options.layout,
+        columns=options.columns,
+        images=options.images or None,
+        validation=options.val,
+        test=options.test,
+        seed=options.seed,
+        first_id=options.first_id,
+        force=options.force,
+    )
+    print(summary)
+    return OK
+
+
+# --- document frequencies ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrequenciesOptions:
+    """Count the photos whose captions contain each n-gram of 1 to 4 words.
+
+    With these document frequencies (captioner evaluate --frequencies), the CIDEr-D score of a
+    caption does not depend on the photos that are scored with it.
+    """
+
+    annotations: Annotated[list[str], Shown(positional=True)]
+    """COCO captions file(s) of the training set."""
+    output: Annotated[str, Shown("FILE|FOLDER", ("-o", "--output"))]
+    """Output file, or model or run folder to add it to."""
+    force: bool = False
+    """Overwrite the output file."""
+
+
+def frequencies_parser() -> Parser[FrequenciesOptions]:
+    """Options of ``prepare frequencies``."""
+    usage = "CAPTIONS.json... -o FILE.json.gz|MODEL_FOLDER"
+    return Parser("prepare frequencies", usage, FrequenciesOptions)
+
+
+def frequencies(argv: Sequence[str]) -> int:
+    """Count n-grams and write them."""
+    options, _ = frequencies_parser().parse(argv)
+    from captioner.data.coco import read_captions
+    from captioner.evaluation.frequencies import DocumentFrequencies
+    from captioner.files import FREQUENCIES
+    from captioner.inference.folder import find_model
+
+    target = Path(options.output)
+    if target.is_dir():
+        target = find_model(target) / FREQUENCIES
+    elif options.output.endswith("/"):
+        raise ConfigError(
+            f"{options.output} does not exist; give an existing model folder, or a file name"
         )
-        raise ConfigError(problem + hint)
-    module = _module(argv[0])
-    done: int = module.run(module.parser().parse(argv[1:]))
-    return done
+    refuse_overwrite(target, options.force)
+    _, references = read_captions(options.annotations, renumber=True)
+    found = DocumentFrequencies.from_references(references)
+    found.save(target)
+    print(f"{target}: {len(found.counts)} n-grams of {found.documents} photos")
+    return OK
 
 
-def _module(kind: str) -> ModuleType:
-    return importlib.import_module(f"captioner.cli.prepare_{kind}")
+# --- shards --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsOptions(ConfigOptions):
+    """Pack the training photos of a config and their captions into tar files.
+
+    Training streams these (WebDataset format) sequentially, which is faster on network storage.
+    After an interruption, run the same command again to continue.
+    """
+
+    output: OutputFolder
+    """Folder for the tar files."""
+    photos_per_shard: int = 1000
+    """Photos per tar file; training needs at least one file per worker and process."""
+    force: bool = False
+    """Replace existing shards."""
+
+
+def shards_parser() -> Parser[ShardsOptions]:
+    """Options of ``prepare shards``: every field of ``TrainConfig`` and its own."""
+    shown = ["data.images", "data.train_annotations", "training.seed"]
+    return Parser("prepare shards", CONFIG_USAGE, ShardsOptions, TrainConfig, shown=shown)
+
+
+def shards(argv: Sequence[str]) -> int:
+    """Write the shards, and print the photos that were skipped."""
+    options, given = shards_parser().parse(argv)
+    config = options.read(given)
+    from tqdm import tqdm
+
+    from captioner.data.shard_writer import write_shards
+    from captioner.training.data import read_data
+
+    images, _ = read_data(replace(config.data, shards=None))
+    bar = tqdm(
+        total=len(images), desc="writing shards", unit="photo", smoothing=0.05, dynamic_ncols=True
+    )
+    try:
+        with bar:
+            written = write_shards(
+                images,
+                Path(options.output),
+                photos_per_shard=options.photos_per_shard,
+                seed=config.training.seed,
+                force=options.force,
+                progress=bar.update,
+            )
+    except KeyboardInterrupt:
+        again = "the same command without --force" if options.force else "the same command"
+        warn(f"interrupted, complete shards are kept; run {again} to continue")
+        return INTERRUPTED
+    for problem in written.skipped:
+        warn(problem)
+    manifest = written.manifest
+    gigabytes = sum(shard.size for shard in manifest.shards) / 1e9
+    print(
+        f"{options.output}: {manifest.photos} photos in {len(manifest.shards)} shards, "
+        f"{gigabytes:.2f} GB"
+    )
+    return FAILED if written.skipped else OK
+
+
+# --- features ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesOptions(RayOptions, ConfigOptions):
+    """Compute the features of a frozen encoder, or of its frozen stages, once for all epochs.
+
+    After an interruption, run the same command again to continue.
+    """
+
+    output: OutputFolder
+    """Folder for the features."""
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    """Storage type; float32 takes twice the space."""
+    batch_size: Positive = 32
+    """Number of photos per batch."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps, ..."""
+    force: bool = False
+    """Replace existing features."""
+
+
+def features_parser() -> Parser[FeaturesOptions]:
+    """Options of ``prepare features``: every field of ``TrainConfig`` and its own."""
+    shown = [
+        "data.images", "data.train_annotations", "data.val_annotations", "data.horizontal_flip",
+        "encoder.name", "encoder.weights", "encoder.image_size", "encoder.finetune_from",
+    ]  # fmt: skip
+    return Parser("prepare features", CONFIG_USAGE, FeaturesOptions, TrainConfig, shown=shown)
+
+
+def features(argv: Sequence[str]) -> int:
+    """Encode the photos that are missing."""
+    options, given = features_parser().parse(argv)
+    config = options.read(given)
+    folder, device = Path(options.output), options.device
+    on_ray = check_engine(options)
+    if on_ray and device == "auto" and not options.worker_gpus:
+        device = "cpu"  # not a GPU of others
+
+    from captioner.data.feature_writer import FeatureWriter
+    from captioner.training.cache import check_disk_space, plan_features
+
+    job = plan_features(config, dtype=options.dtype, device=device)
+    writer = FeatureWriter(folder, job.plan, force=options.force)
+    if writer.complete and not options.force:
+        return _report(folder, job.plan)
+    _print_size(folder, job.plan)
+    check_disk_space(writer)
+    try:
+        if on_ray:
+            _fill_on_ray(writer, config, options, device)
+        else:
+            encoder = job.encoder
+            _fill(writer, writer.fill(encoder.encode, encoder.preprocessing, options.batch_size))
+    except KeyboardInterrupt:
+        warn("interrupted; run the same command again to continue")
+        return INTERRUPTED
+    except OSError as error:  # without a file name when the disk is full
+        error.filename = error.filename or str(folder)
+        raise
+    return _report(folder, job.plan)
+
+
+def _print_size(folder: Path, plan: FeaturePlan) -> None:
+    photos = counted(len(plan.images), "photo")
+    flipped = f" and {plan.flipped} flipped" if plan.flipped else ""
+    print(
+        f"{photos}{flipped}, each {plan.grid[0]} x {plan.grid[1]} regions of "
+        f"{plan.feature_dim} {plan.fingerprint['dtype']}: {plan.bytes:,} bytes in {folder}",
+        file=sys.stderr,
+    )
+
+
+def _fill_on_ray(
+    writer: FeatureWriter, config: TrainConfig, options: FeaturesOptions, device: str
+) -> None:
+    from captioner.bulk.actors import cluster
+    from captioner.bulk.features import ray_blocks
+
+    workers = chosen_workers(options)
+    blocks = ray_blocks(
+        writer,
+        config,
+        device=device,
+        batch_size=options.batch_size,
+        part_photos=options.part_photos or 256,
+        workers=workers,
+    )
+    with cluster(options.ray_address, workers):
+        _fill(writer, writer.write(blocks))
+
+
+def _fill(writer: FeatureWriter, written: Progress) -> None:
+    """Write blocks with a progress bar."""
+    from tqdm import tqdm
+
+    bar = tqdm(
+        total=len(writer.plan.images),
+        initial=len(writer.records),
+        desc="encoding",
+        unit="photo",
+        dynamic_ncols=True,
+    )
+    with bar:
+        for count, errors in written:
+            for error in errors:
+                warn(f"{error}; skipped")
+            bar.update(count)
+
+
+def _report(folder: Path, plan: FeaturePlan) -> int:
+    """Open the folder as training will, and print what it holds."""
+    from captioner.data.features import FeatureCache
+
+    cache = FeatureCache.open(folder, plan.fingerprint)
+    cache.check(plan.images)
+    missing = [image for image in plan.images if not cache.has(image.image_id)]
+    skipped = f"; {len(missing)} skipped (first: {missing[0].path})" if missing else ""
+    print(f"{folder}: features of {len(plan.images) - len(missing)} photos{skipped}")
+    return FAILED if missing else OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import ipaddress
 import logging
 import re
@@ -12,16 +11,19 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from captioner.cli.main import OK, flag
-from captioner.cli.options import add_model_options
-from captioner.cli.parser import Parser, new_parser
+from annotated_types import Interval
+
+from captioner.cli.arguments import Parser
+from captioner.cli.main import OK
 from captioner.errors import CaptionerError, ConfigError
 from captioner.hardware import keep_freed_memory
 from captioner.inference.folder import SHIPPED, find_model, fingerprint
-from captioner.option_fields import option_fields
+from captioner.option_fields import File, Shown, option_fields
+from captioner.options import ModelOptions
 from captioner.serving.limits import Limits
 
 if TYPE_CHECKING:
@@ -33,79 +35,47 @@ if TYPE_CHECKING:
 logger = logging.getLogger("captioner.serving")
 
 
-@functools.cache
-def parser() -> Parser:
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(Limits, ModelOptions):
+    """Run a web page for captioning and an HTTP API.
+
+    The API is POST /v1/captions, documented in /openapi.json. Photos and texts are never written to
+    disk or logged.
+    """
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 127.0.0.1 accepts connections from this machine only, 0.0.0.0 from
+    anywhere."""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 8000
+    """Port to listen on; 0: any free port."""
+    allow_host: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
+    """Additional Host header to accept, such as a proxy's name or the service's in Docker Compose;
+    others are refused, except for /healthz, /readyz and /metrics; repeat for several."""
+    allow_origin: list[Annotated[str, Shown("ORIGIN")]] = field(default_factory=list)
+    """Origin of a web page that may use this server (CORS), e.g. https://app.example.org; * for
+    every page; repeat for several."""
+    root_path: Annotated[str, Shown("PATH")] = ""
+    """Prefix under which a proxy publishes this server, e.g. /captioner."""
+    trust_proxy: list[Annotated[str, Shown("ADDRESS")]] = field(default_factory=list)
+    """Address or network of a proxy whose X-Forwarded-For is logged as the client's address, e.g.
+    127.0.0.1 or 172.16.0.0/12; repeat for several."""
+    api_key_file: File | None = None
+    """Require an API key for captions; the file has one per line, NAME KEY, and # starts a comment;
+    SIGHUP reloads it."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of the log on stderr; json: one object per line."""
+
+
+def serve_parser() -> Parser[ServeOptions]:
     """Options of ``serve``."""
-    new = new_parser(
-        "serve",
-        "Run a web page for captioning and an HTTP API (POST /v1/captions, documented in "
-        "/openapi.json). Photos and texts are never written to disk or logged.",
-        "[options]",
-    )
-    new.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 127.0.0.1 accepts connections from this machine only, 0.0.0.0 "
-        "from anywhere",
-    )
-    new.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any free port")
-    new.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="additional Host header to accept, such as a proxy's name or the service's in Docker "
-        "Compose; others are refused, except for /healthz, /readyz and /metrics; repeat for "
-        "several",
-    )
-    new.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin of a web page that may use this server (CORS), e.g. https://app.example.org; "
-        "* for every page; repeat for several",
-    )
-    new.add_argument(
-        "--root-path",
-        default="",
-        metavar="PATH",
-        help="prefix under which a proxy publishes this server, e.g. /captioner",
-    )
-    new.add_argument(
-        "--trust-proxy",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="address or network of a proxy whose X-Forwarded-For is logged as the client's "
-        "address, e.g. 127.0.0.1 or 172.16.0.0/12; repeat for several",
-    )
-    new.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="require an API key for captions; the file has one per line, NAME KEY, and # starts a "
-        "comment; SIGHUP reloads it",
-    )
-    new.add_argument(
-        "--log-format",
-        choices=["text", "json"],
-        default="text",
-        help="format of the log on stderr; json: one object per line",
-    )
-    limits = new.add_argument_group("limits")
-    for name, field in option_fields(Limits).items():
-        limits.add_argument(flag(name), type=field.type, default=field.default, help=field.help)
-    add_model_options(new)
-    return new
+    return Parser("serve", "[options]", ServeOptions)
 
 
-def main(argv: Sequence[str]) -> int:
+def serve(argv: Sequence[str]) -> int:
     """Serve until interrupted."""
-    options = parser().parse(argv)
-    if not 0 <= options.port <= 65535:
-        raise ConfigError(f"--port is {options.port}; give 1 to 65535, or 0 for any free port")
+    options, _ = serve_parser().parse(argv)
     keep_freed_memory(threads=True)  # the model runs in a thread
-    limits = Limits(**{name: options[name] for name in option_fields(Limits)})
+    limits = Limits(**{name: getattr(options, name) for name in option_fields(Limits)})
     with closing(_listen(options.host, options.port)) as listener:  # before the model is loaded
         from PIL import Image
 
@@ -126,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def _access(options: Any, limits: Limits) -> dict[str, Any]:
+def _access(options: ServeOptions, limits: Limits) -> dict[str, Any]:
     """Who may use the server, as arguments of ``create_app``.
 
     Raises:

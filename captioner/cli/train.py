@@ -2,113 +2,106 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
+from captioner.cli.arguments import Parser
 from captioner.cli.main import FAILED, INTERRUPTED, OK
-from captioner.cli.own_data import (
-    OwnData,
-    add_own_data_options,
-    own_data,
-    prepared,
-    spell_captions,
-)
-from captioner.cli.train_options import (
-    TrainParser,
-    add_settings,
-    new_train_parser,
-    parse_with_model,
-    read_train_config,
-)
-from captioner.errors import counted
+from captioner.cli.own_data import OwnDataOptions, check_config_file, prepared
+from captioner.errors import ConfigError, counted
+from captioner.option_fields import File, Shown
 from captioner.options import TrainConfig
-from captioner.training.api import check_run_folder, why_useless
+from captioner.training.api import build_config, check_run_folder, why_useless
 
 if TYPE_CHECKING:  # importing torch takes a second
     from captioner.training.setup import Setup
     from captioner.training.state import Progress
 
-SHOWN = (
-    "run_folder",
-    "init_from",
-    "data.images",
-    "data.train_annotations",
-    "data.val_annotations",
-    "encoder.weights",
-    "encoder.image_size",
-    "training.epochs",
-    "training.batch_size",
-    "training.lr",
-    "search.beam_size",
-)
-"""The settings that a first run may need; ``--help SECTION`` shows the others."""
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
+    """The training config."""
+
+    settings: Annotated[str, Shown("CONFIG.yaml", positional=True)] | None = None
+    """YAML file with settings, which options override."""
+    config: File | None = None
+    """The same as an option."""
+    print_config: bool = False
+    """Print all settings as YAML, options included, and exit."""
+
+    def read(self, given: dict[str, Any]) -> TrainConfig:
+        """Read the settings, with those given on the command line; print them if requested.
+
+        Raises:
+            ConfigError: The file is not a config, or a setting is unknown or invalid.
+        """
+        if self.settings and self.config:
+            raise ConfigError(f"unexpected argument {self.settings}; give one config file")
+        if path := self.settings or self.config:
+            check_config_file(path)
+        config = build_config(path, **given)
+        if self.print_config:
+            import yaml
+
+            print(yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False), end="")
+            sys.exit(OK)
+        return config
 
 
-@functools.cache
-def parser() -> TrainParser:
+def _plain(settings: Any) -> Any:
+    """Settings as YAML has them: tuples as lists."""
+    if isinstance(settings, dict):
+        return {name: _plain(value) for name, value in settings.items()}
+    return list(settings) if isinstance(settings, tuple) else settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(OwnDataOptions, ConfigOptions):
+    """Train a model. Settings come from the config file; options override them."""
+
+    dry_run: bool = False
+    """Check settings, data and disk space, run a few steps, estimate time and memory, and write
+    nothing."""
+    resume: bool = False
+    """Continue the run in the run folder, or start one if there is none."""
+    force: bool = False
+    """Start over and replace the run in the run folder."""
+
+
+def train_parser() -> Parser[TrainOptions]:
     """Options of ``train``: every field of ``TrainConfig`` and its own."""
-    new = new_train_parser(
-        "train",
-        "Train a model. Settings come from the config file; options override them.",
-        "[CONFIG.yaml] [options]",
-    )
-    new.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check settings, data and disk space, run a few steps, estimate time and memory, and "
-        "write nothing",
-    )
-    new.add_argument(
-        "--resume",
-        nargs="?",
-        const="auto",
-        choices=["auto"],
-        metavar="auto",
-        help="continue the run in the run folder, or start one if there is none",
-    )
-    new.add_argument(
-        "--force", action="store_true", help="start over and replace the run in the run folder"
-    )
-    add_own_data_options(new)
-    add_settings(new, SHOWN)
-    return new
+    shown = [
+        "data.images", "data.train_annotations", "data.val_annotations", "encoder.weights",
+        "encoder.image_size", "training.epochs", "training.batch_size", "training.lr",
+        "search.beam_size",
+    ]  # fmt: skip
+    usage = "[CONFIG.yaml] [options]"
+    return Parser("train", usage, TrainOptions, TrainConfig, shown=shown)
 
 
-class TrainFlags(NamedTuple):
-    """Options of the command that are not part of the config."""
-
-    resume: bool
-    force: bool
-    dry_run: bool
-    data: OwnData | None = None
-
-
-def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainFlags]:
+def read(argv: Sequence[str]) -> tuple[TrainConfig, TrainOptions]:
     """Parse the command line."""
-    new = parser()
-    config, own = read_train_config(new, parse_with_model(new, spell_captions(argv)))
-    flags = TrainFlags(own["resume"] is not None, own["force"], own["dry_run"], own_data(own))
-    return config, flags
+    options, given = train_parser().parse(argv)
+    return options.read(given), options
 
 
-def main(argv: Sequence[str]) -> int:
+def train(argv: Sequence[str]) -> int:
     """Train to the end, or until interrupted; fails if the best model captions nothing."""
-    config, flags = read(argv)
+    config, options = read(argv)
     folder = Path(config.run_folder)
-    resume = check_run_folder(folder, resume=flags.resume, force=flags.force or flags.dry_run)
+    resume = check_run_folder(folder, resume=options.resume, force=options.force or options.dry_run)
     main_process = os.environ.get("RANK", "0") == "0"  # set by torchrun; only one process prints
-    write = main_process and not flags.dry_run
-    with prepared(
-        config, flags.data, resume=resume, write=write, quiet=not main_process
-    ) as complete:
-        return _train(complete, flags, resume=resume, main_process=main_process)
+    write = main_process and not options.dry_run
+    with prepared(config, options, resume=resume, write=write, quiet=not main_process) as complete:
+        return _train(complete, options, resume=resume, main_process=main_process)
 
 
-def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process: bool) -> int:
+def _train(config: TrainConfig, options: TrainOptions, *, resume: bool, main_process: bool) -> int:
     from captioner.training.loop import Interrupted, start
     from captioner.training.setup import prepare
 
@@ -121,7 +114,7 @@ def _train(config: TrainConfig, flags: TrainFlags, *, resume: bool, main_process
             f"{len(setup.stored.vocabulary)} words, run folder {folder}",
             file=sys.stderr,
         )
-    if flags.dry_run:
+    if options.dry_run:
         from captioner.training.checks import dry_run
 
         found = dry_run(setup, folder)

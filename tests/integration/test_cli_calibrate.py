@@ -302,7 +302,6 @@ def test_a_model_that_is_not_calibrated(own, caption) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--min-confidence", "1.5"], "--min-confidence is 1.5; give a number from 0 to 1"),
         (["--temperature", "0.7"], "the model is calibrated for temperature 0.0; leave out temp"),
         (["--beam-size", "1"], "the model is calibrated for beam_size 2; leave out beam_size"),
         (["--banned-words", "dog"], "the model is calibrated for banned_words none"),

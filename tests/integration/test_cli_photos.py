@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from mutated_photos import mutated_photos
-from PIL import Image
 
 from captioner.cli import attend as attend_module
 from captioner.cli.main import FAILED, INTERRUPTED, OK, USAGE, main
@@ -74,20 +73,6 @@ def test_files_that_are_not_photos_are_counted(folder, caption, capsys):
     ]
 
 
-def test_many_extensions_are_summarized(folder, caption, capsys):
-    for letter in "abcdefghi":
-        (folder / "holiday" / f"1.{letter}{letter}").touch()
-    (folder / "holiday" / "README").touch()
-
-    assert caption("holiday") == OK
-
-    (note,) = captioned(capsys)[1]
-    assert note.endswith(
-        "skipped 10 files that are not photos (1 without extension, 1 .aa, 1 .bb, 1 .cc, 1 .dd, "
-        "1 .ee, 4 others)"
-    )
-
-
 @pytest.mark.parametrize("command", ["caption", "attend"])
 def test_photos_that_cannot_be_decoded_make_the_command_fail(
     command, folder, request, monkeypatch, capsys
@@ -107,30 +92,6 @@ def test_photos_that_cannot_be_decoded_make_the_command_fail(
         "captioner: skipped 3 photos (2 .nef, 1 .cr2): camera RAW is not supported; export it as "
         "JPEG with your photo software",
     ]
-
-
-def test_a_folder_with_only_camera_raw_is_an_error(folder, caption, capsys):
-    (folder / "raw").mkdir()
-    (folder / "raw" / "1.cr3").write_bytes(b"x")
-
-    assert caption("raw") == FAILED
-
-    photos, notes = captioned(capsys)
-    assert photos == []
-    assert notes[0].startswith("captioner: raw: no photos in this folder (JPEG, PNG, ")
-    assert "skipped 1 photo (1 .cr3): camera RAW" in notes[1]
-
-
-def test_heic_is_found_and_captioned(folder, caption, capsys):
-    pillow_heif = pytest.importorskip("pillow_heif")
-    with Image.open(folder / "holiday" / "1.png") as photo:
-        pillow_heif.from_pillow(photo).save(folder / "holiday" / "5.heic")
-
-    assert caption("holiday") == OK
-
-    photos, notes = captioned(capsys)
-    assert photos == [*(f"holiday/{n}.png" for n in (1, 2, 3, 4)), "holiday/5.heic"]
-    assert notes == []
 
 
 def test_every_mutated_photo_is_captioned_or_named(folder, caption, capsys):
@@ -177,16 +138,6 @@ def test_a_list_of_names(written, folder, caption, monkeypatch, capsys):
     feed(monkeypatch, written)
     assert caption("holiday/3.png", "--from-file", "-") == OK
     assert captioned(capsys)[0] == ["holiday/3.png", "holiday/2.png", "holiday/1.png"]
-
-
-def test_lists_may_contain_folders_and_names_that_are_not_utf_8(folder, caption, capsys):
-    odd = " odd\u2028name [1] *.png"
-    shutil.copy(folder / "holiday" / "1.png", folder / odd)
-    (folder / "list.txt").write_text(f"{odd}\nholiday\n", encoding="utf-8")
-
-    assert caption("--from-file", "list.txt") == OK
-
-    assert captioned(capsys) == ([odd, *(f"holiday/{n}.png" for n in (1, 2, 3, 4))], [])
 
 
 def test_invalid_names_in_a_list_are_reported_with_their_line(folder, caption, capsys):
@@ -251,23 +202,6 @@ def test_quoted_patterns_are_expanded(folder, caption, capsys):
     assert note == "captioner: holiday/*.jpg: no file matches this pattern; check it and the folder"
 
 
-def test_a_file_may_be_named_like_a_pattern(folder, caption, capsys):
-    shutil.copy(folder / "holiday" / "1.png", folder / "a[1].png")
-
-    assert caption("a[1].png") == OK
-
-    assert captioned(capsys)[0] == ["a[1].png"]
-
-
-@pytest.mark.parametrize("command", ["caption", "attend"])
-def test_urls_are_refused_as_in_python(command, folder, request, capsys):
-    assert request.getfixturevalue(command)("https://a.b/c.jpg?x=1") == FAILED
-
-    assert captioned(capsys)[1] == [
-        "captioner: https://a.b/c.jpg?x=1: is a URL; download the image and give the file"
-    ]
-
-
 # --- attend: where pictures go -------------------------------------------------------------------
 
 
@@ -282,14 +216,6 @@ def test_pictures_are_saved_beside_their_photos(folder, attend, capsys):
     assert "holiday/1_attention.png exists; give --force" in captioned(capsys)[1][0]
     assert attend("holiday/1.png", "--force", "--format", "html") == OK
     assert pictures(folder) == ["holiday/1_attention.html", "holiday/1_attention.png"]
-
-
-def test_the_picture_of_standard_input_is_saved_in_the_current_folder(folder, attend, monkeypatch):
-    feed(monkeypatch, (folder / "holiday" / "1.png").read_bytes())
-
-    assert attend("-") == OK
-
-    assert pictures(folder) == ["stdin_attention.png"]
 
 
 def test_pictures_are_not_photos(folder, attend, caption, capsys):
@@ -352,18 +278,3 @@ def test_an_interrupted_run_is_continued(folder, attend, monkeypatch, capsys):
     )  # nothing to do, so no model is loaded
     assert attend("holiday", "-o", "out", "--skip-existing") == OK
     assert captioned(capsys) == ([], ["captioner: 4 of 4 photos already have a picture; skipped"])
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--skip-existing", "--force"], ["--skip-existing and --force"]),
-        (["--skip-existing", "-o", "all.html"], ["one file per photo", "all.html"]),
-        (["-o", "out", "--format", "docx"], [".docx"]),
-    ],
-)
-def test_contradictions_of_outputs(given, words, folder, attend, capsys):
-    assert attend("holiday", *given) == USAGE
-
-    (line,) = captioned(capsys)[1]
-    assert all(word in line for word in words), line

@@ -5,9 +5,7 @@ tests/unit/decoding tests their effects; these tests check that the options are 
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +16,7 @@ from PIL import Image
 
 from captioner import load, overlay
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.options import SearchOptions
 from captioner.text.tokenizer import tokenize
-from captioner.text.vocabulary import BAD_ENDINGS
 
 
 def run(*arguments: object) -> int:
@@ -56,9 +52,7 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
 # --- words ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "given", ["man, runs", "man,runs", "man runs", "[man, runs]", "[man,runs]", "runs, man"]
-)
+@pytest.mark.parametrize("given", ["man,runs", "[runs, man]"])
 def test_spellings_of_a_word_list_are_equivalent(given: str, caption) -> None:
     found = caption("--forced-words", given)
 
@@ -67,59 +61,7 @@ def test_spellings_of_a_word_list_are_equivalent(given: str, caption) -> None:
     assert found != caption()
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("on", {"on"}),
-        ("[on, dog]", {"on", "dog"}),
-        ("[dog, on]", {"on", "dog"}),
-        ("[man, 's]", {"man", "'s"}),
-        ("man, 's", {"man", "'s"}),
-        ("['s]", {"'s"}),
-    ],
-)
-def test_word_lists_are_not_parsed_as_yaml(given: str, words: set[str], caption) -> None:
-    """In YAML, ``on`` is true and ``'`` starts a quoted string."""
-    assert all(words <= set(found) for found in caption("--forced-words", given))
-    assert not any(words & set(found) for found in caption("--banned-words", given))
-
-
-@pytest.mark.parametrize("given", ["", "[]", " "])
-def test_empty_word_lists_have_no_effect(given: str, caption) -> None:
-    assert caption("--forced-words", given, "--banned-words", given) == caption()
-
-
-def test_banned_words_do_not_occur(caption) -> None:
-    default = {word for words in caption() for word in words}
-    banned = sorted(default)[0]
-
-    assert default
-    assert not any(banned in words for words in caption("--banned-words", banned))
-
-
-@pytest.mark.parametrize("given", ["[dog", "dog]", "[dog, [hat]]", "[dog: hat]", "[", "{dog}"])
-def test_unbalanced_brackets_are_ignored_or_an_error(given: str, tiny, capsys) -> None:
-    command = ("caption", tiny.photos / "1.png", "--model", tiny.model, "--forced-words", given)
-
-    code = run(*command)
-
-    out, err = capsys.readouterr()
-    assert (code, len(out.splitlines()), len(err.splitlines())) in {(OK, 1, 0), (USAGE, 0, 1)}
-    assert "forced-words" in err or "dog" not in given or "dog" in tokenize(out)
-
-
 # --- rules ---------------------------------------------------------------------------------------
-
-
-def test_guard_endings(caption) -> None:
-    wide = ("--beam-size", 8, "--num-captions", 8, "--min-length", 4, "--max-length", 5)
-
-    guarded = caption("--guard-endings", *wide)
-    free = caption("--no-guard-endings", *wide)
-
-    assert free == caption(*wide)
-    assert any(words[-1] in BAD_ENDINGS for words in free)
-    assert not any(words[-1] in BAD_ENDINGS for words in guarded)
 
 
 def test_a_models_guard_endings_can_be_disabled(caption, make_model, tmp_path) -> None:
@@ -129,17 +71,7 @@ def test_a_models_guard_endings_can_be_disabled(caption, make_model, tmp_path) -
     assert caption("--no-guard-endings", model=guarded) == caption()
 
 
-def test_block_ngrams(caption) -> None:
-    for words in caption("--block-ngrams", 1, "--min-length", 4):
-        assert len(set(words)) == len(words) >= 4
-
-
 # --- sampling ------------------------------------------------------------------------------------
-
-
-def test_sampling_from_one_word_is_greedy(caption) -> None:
-    assert caption("--temperature", 1, "--top-k", 1) == caption("--beam-size", 1)
-    assert caption("--temperature", 5, "--top-p", 1e-9) == caption("--beam-size", 1)
 
 
 def test_samples_depend_on_the_seed(caption) -> None:
@@ -162,18 +94,6 @@ def test_beam_size_overrides_a_models_sampling(caption, make_model, tmp_path) ->
 # --- groups and several models -------------------------------------------------------------------
 
 
-def test_beam_groups_give_different_captions(caption) -> None:
-    wide = ("--beam-size", 4, "--num-captions", 4)
-
-    groups = caption(*wide, "--beam-groups", 4, "--diversity", 50)
-
-    first_words = [
-        {words[0] if words else "" for words in groups[n : n + 4]} for n in (0, 4, 8, 12)
-    ]
-    assert all(len(words) == 4 for words in first_words)
-    assert caption(*wide, "--beam-groups", 1) == caption(*wide)
-
-
 def test_an_ensemble_gives_the_same_captions_as_in_python(tiny, caption) -> None:
     ensemble = load(tiny.model, tiny.twin, precision="fp32")
 
@@ -186,14 +106,6 @@ def test_an_ensemble_gives_the_same_captions_as_in_python(tiny, caption) -> None
     ]
     assert found == expected
     assert caption("--model", tiny.model) == caption()  # a single model
-
-
-def test_different_vocabularies_are_one_line(tiny, capsys) -> None:
-    models = ("--model", tiny.model, "--model", tiny.stranger)
-
-    assert run("caption", tiny.photos, *models) == USAGE
-
-    assert "vocabularies of model 1 and model 2 differ" in only_line(capsys)
 
 
 # --- pictures ------------------------------------------------------------------------------------
@@ -249,29 +161,11 @@ def test_attend_refuses_search_options_with_given_words(search, tiny, tmp_path, 
 # --- contradictions ------------------------------------------------------------------------------
 
 CONTRADICTIONS = [
-    (["--beam-size", "0"], ["beam-size", "1"]),
-    (["--beam-size", "2.5"], ["beam", "2.5"]),
-    (["--temperature", "-1"], ["temperature", "a finite number >= 0"]),
-    (["--temperature", "inf"], ["temperature", "inf"]),
-    (["--temperature", "nan"], ["temperature", "nan"]),
     (["--temperature", "1", "--beam-size", "2"], ["temperature", "beam-size"]),
     (["--temperature", "1", "--top-p", "0"], ["top-p", "0"]),
-    (["--temperature", "1", "--seed", "-1"], ["seed", "-1"]),
-    (["--temperature", "1", "--beam-groups", "2"], ["temperature", "beam-groups"]),
     (["--diversity", "2"], ["diversity", "beam-groups"]),
-    (["--seed", "3"], ["seed", "temperature"]),
-    (["--top-k", "3"], ["top-k", "temperature"]),
-    (["--top-p", "0.5"], ["top-p", "temperature"]),
-    (["--beam-size", "4", "--beam-groups", "3"], ["beam-groups", "4"]),
-    (["--beam-size", "2", "--beam-groups", "2", "--forced-words", "dog"],
-     ["beam-groups", "forced-words"]),
-    (["--temperature", "1", "--forced-words", "dog"], ["temperature", "forced-words"]),
-    (["--forced-words", "dog", "--banned-words", "hat, dog"], ["dog", "forced", "banned"]),
     (["--forced-words", "unicorn"], ["forced-words", "unicorn"]),
     (["--banned-words", "!"], ["banned-words", "'!'", "not a word"]),
-    (["--min-length", "6", "--max-length", "6"], ["min-length", "max-length"]),
-    (["--num-captions", "3", "--beam-size", "2"], ["num-captions", "beam-size"]),
-    (["--guard-endings", "maybe"], ["maybe"]),
     (["--block-ngrams", "1", "--min-length", "12", "--max-length", "20"], ["block-ngrams"]),
 ]  # fmt: skip
 
@@ -291,32 +185,3 @@ def test_contradictions_are_one_line_naming_the_options(
         for word in named:
             assert word in line
         assert list(tmp_path.iterdir()) == []
-
-
-def test_coco_results_need_one_caption_per_photo(tiny, capsys) -> None:
-    several = ("--temperature", 1, "--num-captions", 2)
-
-    assert run("caption", tiny.photos, "--format", "coco", *several) == USAGE
-
-    assert "--num-captions 1" in only_line(capsys)
-
-
-@pytest.mark.parametrize("command", ["caption", "attend", "evaluate"])
-def test_help_lists_every_search_option(command: str, capsys) -> None:
-    with pytest.raises(SystemExit) as left:
-        run(command, "--help")
-    assert left.value.code == 0
-    out = capsys.readouterr().out.replace("_", "-")
-    for field in dataclasses.fields(SearchOptions):
-        assert f"--{field.name.replace('_', '-')}" in out
-    assert "--no-guard-endings" in out
-
-
-def test_samples_have_log_probabilities(tiny, capsys) -> None:
-    sampling = ("--temperature", 1, "--num-captions", 5, "--format", "json")
-
-    assert run("caption", tiny.photos / "1.png", "--model", tiny.model, *sampling) == OK
-
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert len(entry["captions"]) == 5
-    assert all(-math.inf < caption["log_prob"] < 0 for caption in entry["captions"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tqdm
 import yaml
 
-from captioner.cli import prepare_shards
 from captioner.cli.main import INTERRUPTED, OK, main
 from captioner.data.batches import EncodedImage, PhotoReader
 from captioner.data.shard_stream import ShardStream, shard_loader
@@ -69,7 +69,7 @@ def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
 def test_an_interrupted_run_can_be_continued(config, tmp_path, capsys, monkeypatch):
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert run(config, "-o", whole, "--photos-per-shard", 1) == OK
-    real = prepare_shards.tqdm
+    real = tqdm.tqdm
 
     class Stopping(real):  # type: ignore[misc, valid-type]
         def update(self, n: float = 1) -> None:
@@ -77,10 +77,10 @@ def test_an_interrupted_run_can_be_continued(config, tmp_path, capsys, monkeypat
             if self.n == 3:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_shards, "tqdm", Stopping)
+    monkeypatch.setattr(tqdm, "tqdm", Stopping)
     assert run(config, "-o", out, "--photos-per-shard", 1) == INTERRUPTED
     assert "run the same command to continue" in last_line(capsys)
     assert sorted(contents(out)) == ["shard-000000.tar", "shard-000001.tar"]
-    monkeypatch.setattr(prepare_shards, "tqdm", real)
+    monkeypatch.setattr(tqdm, "tqdm", real)
     assert run(config, "-o", out, "--photos-per-shard", 1) == OK
     assert contents(out) == contents(whole)

@@ -76,12 +76,12 @@ def test_resuming_a_finished_run_repeats_its_result(
     longer = ("--training.epochs", "15", "--training.patience", "0")
     assert train(*longer) == OK
     found = capsys.readouterr().out
-    assert train(*longer, "--resume", "auto") == OK
+    assert train(*longer, "--resume") == OK
     out, err = capsys.readouterr()
     assert out == found  # names the best model again
     assert err.splitlines()[-1] == (
         "already complete: 15 of 15 epochs; to continue, give a larger --training.epochs"
     )
-    assert train(*longer, "--training.epochs", "16", "--resume", "auto") == OK
+    assert train(*longer, "--training.epochs", "16", "--resume") == OK
     assert "already complete" not in capsys.readouterr().err
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 16

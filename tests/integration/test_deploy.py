@@ -221,12 +221,12 @@ def test_grace_periods_exceed_the_server_s():
 def test_containers_start_a_valid_command_without_root(name):
     import json
 
-    from captioner.cli import serve as command
+    from captioner.cli.main import parser_of
 
     text = (DEPLOY / name).read_text()
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, flags=re.M)[0])
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    command.parser().parse([*entry[2:], *compose["services"]["captioner"]["command"]])
+    parser_of("serve").parse([*entry[2:], *compose["services"]["captioner"]["command"]])
     assert "USER 10001" in text
     assert "HEALTHCHECK" in text
     [build] = re.findall(r"docker build -f (\S+)", text)

@@ -207,7 +207,7 @@ def test_two_processes_can_be_stopped_and_resumed(config: Path, tmp_path: Path) 
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     run(2, script, json.dumps(both))  # one launch, since launching is slow
-    run(2, "-m", "captioner", "train", *train, stopped, "--resume", "auto")
+    run(2, "-m", "captioner", "train", *train, stopped, "--resume")
     ones, twos = (load_file(folder / "state.safetensors") for folder in (straight, stopped))
     assert ones.keys() == twos.keys()
     assert not [name for name in ones if not torch.equal(ones[name], twos[name])]

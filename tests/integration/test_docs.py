@@ -16,7 +16,8 @@ import yaml
 
 import captioner
 from captioner.caption import Caption
-from captioner.cli import attend, calibrate, caption, evaluate, export, prepare, serve, train
+from captioner.cli import train
+from captioner.cli.main import parser_of
 from captioner.evaluation.java import JAVA_METRICS
 from captioner.inference import captioner as api
 from captioner.inference.stepper import DecoderStepper
@@ -48,20 +49,13 @@ def test_commands_are_valid(page, monkeypatch) -> None:
     shell = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL))
     shell = re.sub(r"^[A-Z_]+=\S+ ", "", shell, flags=re.MULTILINE)  # environment variables
     lines = [shlex.split(line, comments=True) for line in shell.replace("\\\n", " ").splitlines()]
-    parsers = {
-        "train": train.read,
-        "attend": lambda arguments: attend.parser().parse(arguments),
-        "caption": lambda arguments: caption.parser().parse(arguments),
-        "calibrate": lambda arguments: calibrate.parser().parse(arguments),
-        "evaluate": lambda arguments: evaluate.parser().parse(arguments),
-        "export": lambda arguments: export.parser().parse(arguments),
-        "serve": lambda arguments: serve.parser().parse(arguments),
-        "prepare": lambda arguments: prepare.parser(arguments[0]).parse(arguments[1:]),
-    }
     assert lines
     for program, what, *arguments in filter(None, lines):
-        if program == "captioner":
-            parsers[what](arguments)
+        if program == "captioner" and what == "train":
+            train.read(arguments)
+        elif program == "captioner":
+            kind = [arguments.pop(0)] if what == "prepare" else []
+            parser_of(" ".join([what, *kind])).parse(arguments)
         elif program not in ("curl", "mkdir", "unzip"):  # downloads
             script = ROOT / (what if program == "python" else program)
             assert script.is_file(), script

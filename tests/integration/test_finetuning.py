@@ -87,7 +87,7 @@ def test_data_and_images_prepare_and_train(own, capsys) -> None:
     assert settings["search"]["guard_endings"] is True
     assert settings["search"]["beam_size"] == 4
 
-    again = [*arguments, "--run-folder", "run", "--resume", "auto"]
+    again = [*arguments, "--run-folder", "run", "--resume"]
     assert main(again) == OK
     Path("captions.csv").write_text("file,caption\n1.jpg,a hat\n2.jpg,a dog\n")
     capsys.readouterr()
@@ -100,8 +100,7 @@ def test_given_options_override_the_models(own) -> None:
         ["--data=captions.csv", "--init-from", "shipped", "--search.beam_size", "5"]
     )
     assert (config.search.beam_size, config.search.guard_endings) == (5, True)
-    assert flags.data is not None
-    assert flags.data.captions == "captions.csv"
+    assert flags.captions == "captions.csv"
     config, _ = train.read([])
     assert (config.search.beam_size, config.search.guard_endings) == (3, False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import re
 import shlex
@@ -12,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from captioner.cli.main import COMMANDS, OK, main
+from captioner.cli.main import COMMANDS, OK, main, parser_of
+from captioner.cli.train import read
 from captioner.inference.folder import SHIPPED_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -66,13 +66,11 @@ def test_commands_are_valid(line, tmp_path, monkeypatch, capsys):
     if command in ("caption", "attend"):
         assert main([command, *arguments]) == OK
     elif command == "prepare":
-        importlib.import_module("captioner.cli.prepare").parser(arguments[0]).parse(arguments[1:])
+        parser_of(f"prepare {arguments[0]}").parse(arguments[1:])
     elif command == "train":
-        module = importlib.import_module("captioner.cli.train")
-        module.read(arguments)
+        read(arguments)
     else:
-        module = importlib.import_module(f"captioner.cli.{command}")
-        module.parser().parse(arguments)
+        parser_of(command).parse(arguments)
 
 
 def test_python_example_runs(tmp_path, monkeypatch, capsys):

@@ -89,7 +89,7 @@ def test_resumed_training_on_coco_mini_gives_the_same_model(coco_mini, tmp_path)
     assert not (twin / "best").exists()
 
     resumed = subprocess.run(
-        [*_command(twin, coco_mini), "--resume", "auto"],
+        [*_command(twin, coco_mini), "--resume"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert resumed.returncode == 0, resumed.stderr

@@ -1,51 +1,103 @@
-"""``captioner caption --engine ray``: photos by the million, on one machine or many."""
+"""``--engine ray`` of ``captioner caption`` and ``prepare features``: photos by the million."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from captioner.cli.main import FAILED, OK, flag
-from captioner.cli.options import warn
+from annotated_types import Interval
+
+from captioner.cli.arguments import flag, model_folders
+from captioner.cli.main import FAILED, OK
+from captioner.cli.outputs import warn
 from captioner.cli.photos import read_names
-from captioner.cli.ray_options import check_ray_options, chosen_workers
 from captioner.errors import ConfigError, counted
-from captioner.options import SearchOptions
+from captioner.extras import require_extra
+from captioner.option_fields import Shown, option_fields
+from captioner.options import Positive, SearchOptions
 
 if TYPE_CHECKING:
+    from captioner.bulk.actors import Workers
     from captioner.bulk.job import Output
+    from captioner.cli.caption import CaptionOptions
 
 PART_PHOTOS = 1000
 FORMATS = ("jsonl", "parquet")
-ENGINE = (
-    "ray: caption on a Ray cluster, or with several processes of this machine. Reads photos, "
-    "folders, Parquet files, WebDataset tars and object storage (s3://...), and writes numbered "
-    "parts to the folder -o"
-)
-"""Help of ``--engine``."""
-OPTIONS: dict[str, tuple[Any, str]] = {
-    "part_photos": (
-        int,
-        f"photos per part; a tar file is always one part (default: {PART_PHOTOS})",
-    ),
-    "image_column": (
-        str,
-        "Parquet column that contains the photos as bytes, paths or URLs (default: detected)",
-    ),
-    "key_column": (
-        str,
-        "Parquet column that contains the photos' names for the output (default: the path, or file "
-        "and row number)",
-    ),
-}
-"""Options for this engine only, besides those of `captioner.cli.ray_options`."""
 _NOT_YET = ("annotations", "sidecar", "embed", "in_place", "skip_existing", "min_confidence")
 """Options for the plain command only."""
 
+Share = Annotated[float, Interval(ge=0, lt=math.inf)]
 
-def run(options: Any, search: SearchOptions, again: str) -> int:
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """Millions of photos."""
+
+    engine: Literal["plain", "ray"] = "plain"
+    """ray: run on a Ray cluster, or with several processes of this machine. Captioning then reads
+    photos, folders, Parquet files, WebDataset tars and object storage (s3://...), and writes
+    numbered parts to the folder -o; features are those of the plain engine, read from a shared
+    disk."""
+    part_photos: Positive | None = None
+    """Photos per part (default: 1000, of features 256); a tar file is always one part, and parts of
+    features are whole batches."""
+    workers: Positive | None = None
+    """Number of processes (default: as many as fit)."""
+    worker_cpus: Share | None = None
+    """CPUs per worker (default: 1)."""
+    worker_gpus: Share | None = None
+    """GPUs per worker; 0.5: two workers share one (default: 0)."""
+    ray_address: Annotated[str, Shown("HOST:PORT")] | None = None
+    """Cluster to join, or auto (default: RAY_ADDRESS, or this machine)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionRayOptions(RayOptions):
+    """Parquet files of photos (--engine ray)."""
+
+    image_column: str | None = None
+    """Parquet column that contains the photos as bytes, paths or URLs (default: detected)."""
+    key_column: str | None = None
+    """Parquet column that contains the photos' names for the output (default: the path, or file and
+    row number)."""
+
+
+def check_engine(options: RayOptions) -> bool:
+    """Whether the engine is ray; check the options that only it has.
+
+    Raises:
+        ConfigError: They were given to the other engine, contradict each other, or Ray is not
+            installed.
+    """
+    if options.engine == "plain":
+        for name in option_fields(CaptionRayOptions).keys() - {"engine"}:
+            if getattr(options, name, None) is not None:
+                raise ConfigError(
+                    f"{flag(name)} is for --engine ray; add it, or leave this option out"
+                )
+        return False
+    if options.worker_cpus == 0 and not options.worker_gpus:
+        raise ConfigError("--worker-cpus is 0; give 1 or more, or --worker-gpus")
+    require_extra("ray", "--engine ray")
+    return True
+
+
+def chosen_workers(options: RayOptions) -> Workers:
+    """The workers that the options describe."""
+    from captioner.bulk.actors import Workers
+
+    cpus = options.worker_cpus
+    return Workers(options.workers, 1 if cpus is None else cpus, options.worker_gpus or 0)
+
+
+# --- captions ------------------------------------------------------------------------------------
+
+
+def caption(options: CaptionOptions, search: SearchOptions, again: str) -> int:
     """Caption all parts that are missing; print how many photos failed.
 
     Args:
@@ -53,18 +105,18 @@ def run(options: Any, search: SearchOptions, again: str) -> int:
         search: Search options.
         again: The command that continues after an interruption.
     """
-    _check(options)
+    kind = _checked_format(options)
     from captioner.bulk.inputs import Columns, divide
     from captioner.bulk.job import DONE, Output, open_job
 
-    output = Output(options.output, options.format)
+    output = Output(str(options.output), kind)
     if options.resume and (done := output.read(DONE)) is not None and not options.force:
         warn(f"{options.output} is complete; --force captions the photos again")
         return FAILED if json.loads(done)["failed"] else OK
-    size = PART_PHOTOS if options.part_photos is None else options.part_photos
+    size = options.part_photos or PART_PHOTOS
     columns = Columns(options.image_column, options.key_column)
     parts = divide(_inputs(options), size=size, recursive=options.recursive, columns=columns)
-    settings = _settings(options, search, size)
+    settings = _settings(options, search) | {"--format": kind, "--part-photos": size}
     with open_job(output, parts, settings, resume=options.resume, force=options.force) as job:
         try:
             counts = _caption(job, options, search)
@@ -76,22 +128,21 @@ def run(options: Any, search: SearchOptions, again: str) -> int:
     return _report(totals, output)
 
 
-def _check(options: Any) -> None:
-    """Check options that contradict each other; fill in defaults."""
-    check_ray_options(options, OPTIONS)
+def _checked_format(options: CaptionOptions) -> str:
+    """Check options that contradict each other; return the format."""
     for name in _NOT_YET:
-        if options[name]:
+        if getattr(options, name):
             raise ConfigError(f"{flag(name)} cannot be combined with --engine ray")
     if options.output in (None, "-"):
         raise ConfigError("--engine ray writes a folder of parts; give -o FOLDER")
-    if Path(options.output).suffix.lower() in (".jsonl", ".json", ".csv", ".txt", ".parquet"):
+    if Path(str(options.output)).suffix.lower() in (".jsonl", ".json", ".csv", ".txt", ".parquet"):
         raise ConfigError(f"--engine ray writes a folder of parts; -o {options.output} is a file")
-    options.format = options.format or "jsonl"
-    if options.format not in FORMATS:
+    if options.format not in (None, *FORMATS):
         raise ConfigError(f"--engine ray writes {' or '.join(FORMATS)}, not {options.format}")
+    return options.format or "jsonl"
 
 
-def _inputs(options: Any) -> list[str]:
+def _inputs(options: CaptionOptions) -> list[str]:
     listed = [] if options.from_file is None else read_names(options.from_file)
     given = [*options.photos, *(name for _, name in listed)]
     if not given:
@@ -104,15 +155,13 @@ def _inputs(options: Any) -> list[str]:
     return given
 
 
-def _settings(options: Any, search: SearchOptions, size: int) -> dict[str, Any]:
+def _settings(options: CaptionOptions, search: SearchOptions) -> dict[str, Any]:
     """All that the captions depend on, besides the photos; by the name for messages."""
-    from captioner.inference.folder import SHIPPED_MODEL, fingerprint
+    from captioner.inference.folder import fingerprint
     from captioner.version import __version__
 
     return {
-        "--format": options.format,
-        "--part-photos": size,
-        "--model": [fingerprint(folder) for folder in options.model or [SHIPPED_MODEL]],
+        "--model": [fingerprint(folder) for folder in model_folders(options.model)],
         "--device": options.device,
         "--precision": options.precision,
         "--batch-size": options.batch_size,
@@ -121,7 +170,9 @@ def _settings(options: Any, search: SearchOptions, size: int) -> dict[str, Any]:
     }
 
 
-def _caption(job: Any, options: Any, search: SearchOptions) -> dict[int, tuple[int, int]]:
+def _caption(
+    job: Any, options: CaptionOptions, search: SearchOptions
+) -> dict[int, tuple[int, int]]:
     """Caption the missing parts with a progress bar; return the counts of each."""
     if not job.missing:
         return {}

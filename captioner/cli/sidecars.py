@@ -7,11 +7,12 @@ already has a caption is an error, or is skipped with ``--skip-existing``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from captioner.cli.main import flag
-from captioner.cli.options import require_parent, warn
+from captioner.cli.arguments import flag
+from captioner.cli.outputs import require_parent, warn
 from captioner.data.metadata.embedding import (
     HEAD,
     can_embed,
@@ -21,6 +22,25 @@ from captioner.data.metadata.embedding import (
 from captioner.data.metadata.xmp import read_description, set_description
 from captioner.errors import ConfigError, DataError, first_of
 from captioner.files import atomic_write
+from captioner.option_fields import Folder
+
+if TYPE_CHECKING:
+    from captioner.cli.caption import CaptionOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidecarOptions:
+    """Sidecar files and metadata."""
+
+    sidecar: Literal["txt", "xmp"] | None = None
+    """Write each caption beside its photo: photo.txt, or the description in photo.xmp."""
+    embed: Folder | None = None
+    """Copy the photos (JPEG, PNG) to this folder with the caption as their description (XMP,
+    IPTC)."""
+    in_place: bool = False
+    """Embed the description in the photos themselves."""
+    skip_existing: bool = False
+    """Skip photos that already have such a caption."""
 
 
 class Store(Protocol):
@@ -136,13 +156,13 @@ def _named(path: Path, function: Callable[..., Any], *values: Any) -> Any:
         raise DataError(f"{path}: {error}") from error
 
 
-def choose_store(options: Any) -> Store | None:
+def choose_store(options: CaptionOptions) -> Store | None:
     """Return where captions are kept, or None if they are only printed or written to one file.
 
     Raises:
         ConfigError: The options contradict each other.
     """
-    given = [name for name in ("sidecar", "embed", "in_place") if options[name]]
+    given = [name for name in ("sidecar", "embed", "in_place") if getattr(options, name)]
     if not given:
         if options.skip_existing:
             raise ConfigError(
@@ -150,7 +170,7 @@ def choose_store(options: Any) -> Store | None:
                 "continue with an output file"
             )
         return None
-    given += [name for name in ("output", "resume", "annotations") if options[name]]
+    given += [name for name in ("output", "resume", "annotations") if getattr(options, name)]
     if len(given) > 1:
         one, other = map(flag, given[:2])
         hint = "; use --skip-existing to continue" if "resume" in given else ""
@@ -165,7 +185,7 @@ def choose_store(options: Any) -> Store | None:
 
 
 def check_photos(
-    store: Store, photos: Sequence[Path], options: Any
+    store: Store, photos: Sequence[Path], options: CaptionOptions
 ) -> tuple[list[Path], set[Path]]:
     """Check every photo before a model is loaded; warn about those that cannot be written to.
 

@@ -1,0 +1,352 @@
+"""``captioner info``, ``export`` and ``push``: what a model is, as ONNX graphs, on the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from captioner.cli.arguments import Parser
+from captioner.cli.main import OK
+from captioner.cli.outputs import require_parent
+from captioner.data.folders import find_images
+from captioner.errors import ConfigError
+from captioner.option_fields import File, ModelName, Shown
+
+if TYPE_CHECKING:
+    from captioner.inference.confidence import Calibrator
+
+# --- info ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoOptions:
+    """Show a model's architecture, preprocessing, search options, training data and scores."""
+
+    model: ModelName | None = None
+    """Model or run folder, or hf:user/name[@revision] of the Hugging Face hub (default: the shipped
+    model)."""
+    format: Literal["text", "json"] = "text"
+    """Output format."""
+
+
+def info_parser() -> Parser[InfoOptions]:
+    """Options of ``info``."""
+    return Parser("info", "[--model MODEL] [--format text|json]", InfoOptions)
+
+
+def info(argv: Sequence[str]) -> int:
+    """Print the facts, then the model card if there is one."""
+    options, _ = info_parser().parse(argv)
+
+    from captioner.inference.card import readable
+    from captioner.inference.folder import (
+        CARD,
+        SHIPPED_MODEL,
+        find_model,
+        read_config,
+        weight_files,
+    )
+
+    folder = find_model(options.model or SHIPPED_MODEL)
+    config = read_config(folder)
+    size = sum((folder / name).stat().st_size for name in weight_files(config))
+    facts = {"folder": str(folder), "size_mb": round(size / 1e6, 1)}
+    facts |= _facts(folder, config)
+    if options.format == "json":
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return OK
+    for name, value in facts.items():
+        for line in _lines(name, value):
+            print(line)
+    card = folder / CARD
+    if card.is_file():
+        print("\n" + readable(card.read_text(encoding="utf-8", errors="replace")))
+    return OK
+
+
+def _facts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a model, whether it is exported or not."""
+    from captioner.inference.folder import EXPORTED, Graphs, load_model
+
+    stored = load_model(folder)
+    network = stored.network
+    facts: dict[str, Any] = {}
+    if isinstance(network, Graphs):
+        facts["exported"] = {name: config[EXPORTED][name] for name in ("opset", "precision")}
+    facts |= {"encoder": config["encoder"]["name"], "grid": list(network.grid)}
+    if not isinstance(network, Graphs):
+        parts = {"encoder": network.encoder, "decoder": network.decoder}
+        facts["parameters"] = {
+            name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()
+        }
+    return {
+        **facts,
+        "preprocessing": dataclasses.asdict(network.preprocessing),
+        "decoder": dataclasses.asdict(stored.decoder),
+        "search": dataclasses.asdict(stored.search),
+        "vocabulary": len(stored.vocabulary),
+        "tokenizer": stored.vocabulary.tokenizer,
+        "styles": list(stored.vocabulary.styles),
+        **stored.info,
+        "confidence": _confidence(stored.calibrator),
+    }
+
+
+def _confidence(calibrator: Calibrator | None) -> Any:
+    return "not calibrated" if calibrator is None else dict(calibrator.report)
+
+
+def _lines(name: str, value: Any) -> Iterator[str]:
+    """Format a fact as text, with nested dictionaries on lines of their own."""
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        for part in value:
+            yield from _lines(name, part)
+        return
+    parts = value if isinstance(value, dict) else {"": value}
+    plain = {key: part for key, part in parts.items() if not isinstance(part, dict)}
+    texts = [f"{key} {_text(part)}".strip() for key, part in plain.items() if not _empty(part)]
+    if texts:
+        label = _LABELS.get(name, name.replace("_", " "))
+        yield f"{label:<22} " + ", ".join(texts)
+    for key, part in parts.items():
+        if isinstance(part, dict):
+            yield from _lines(f"{name} {key}", part)
+
+
+_LABELS = {"size_mb": "size (MB)", "vocabulary": "vocabulary (words)"}
+
+
+def _empty(value: Any) -> bool:
+    """Whether a value means that nothing was set, such as no style."""
+    return value is None or value in ("", (), [])
+
+
+def _text(value: Any) -> str:
+    """A value as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < _SMALL else f"{round(value, 4):g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, list | tuple):
+        return str(value)
+    if all(isinstance(part, float) for part in value) and len(value) == 2:
+        return f"({_text(value[0])} to {_text(value[1])})"  # an interval
+    kinds = {type(part) for part in value}
+    separator = {int: " x ", str: ", "}.get(kinds.pop(), " ") if len(kinds) == 1 else " "
+    return separator.join(map(_text, value))
+
+
+_SMALL = 0.001
+"""Numbers below this keep four digits; others are rounded to four decimals."""
+
+
+# --- export --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Export a model to ONNX.
+
+    captioner caption, attend, serve and evaluate run the folder with ONNX Runtime, without torch;
+    other programs can run it too (docs/export.md). With --web: as a static site that captions
+    photos in the browser (docs/browser.md).
+    """
+
+    model: Annotated[str, Shown("MODEL", positional=True)] | None = None
+    """Model or run folder (default: the shipped model); with --web also an exported folder."""
+    output: Annotated[str, Shown("FOLDER", ("-o", "--output"))]
+    """Folder to write."""
+    force: bool = False
+    """Replace an existing folder."""
+    int8: bool = False
+    """Write 8-bit graphs: a quarter of the size of float32 ones and faster; captions differ
+    slightly; needs --calibration."""
+    calibration: list[Annotated[str, Shown("PHOTOS")]] = field(default_factory=list)
+    """A few hundred photos (files or folders) to choose the ranges of --int8 with, similar to those
+    you will caption, but none that you evaluate on; repeat for several."""
+    web: bool = False
+    """Write a static site that captions photos in the browser; combine with --int8 for a site small
+    enough for phones."""
+    onnxruntime_web: Annotated[str, Shown("SOURCE")] | None = None
+    """Tarball or folder of the npm package onnxruntime-web for --web, without a network (default:
+    downloaded once)."""
+
+
+def export_parser() -> Parser[ExportOptions]:
+    """Options of ``export``."""
+    usage = "[MODEL] -o FOLDER [--int8 --calibration PHOTOS] [--web]"
+    return Parser("export", usage, ExportOptions)
+
+
+def export(argv: Sequence[str]) -> int:
+    """Export, check against the model, and print what was written."""
+    options, _ = export_parser().parse(argv)
+    output = Path(options.output)
+    require_parent(output)
+    if output.exists() and not options.force:
+        raise ConfigError(f"{output} exists; give --force to replace it, or another name")
+
+    photos = find_images(options.calibration, recursive=True)
+    if options.int8 != bool(photos):
+        raise ConfigError(
+            "--int8 and --calibration go together; give a few hundred photos of your own: "
+            "--int8 --calibration FOLDER"
+        )
+    if options.onnxruntime_web is not None and not options.web:
+        raise ConfigError("--onnxruntime-web is for --web; give both, or neither")
+
+    from captioner.inference.folder import SHIPPED_MODEL, read_config
+
+    model = options.model or SHIPPED_MODEL
+    config = read_config(model)  # a wrong folder fails before torch is imported
+    if options.web:
+        _write_site(model, config, output, photos, options.onnxruntime_web)
+    else:
+        _export(model, output, photos)
+    return OK
+
+
+def _export(
+    model: str | Path, output: Path, photos: Sequence[Path], *, list_files: bool = True
+) -> None:
+    from captioner.inference.export.folder import export as write
+
+    written = write(model, output, photos)
+    for name, size in written.sizes.items() if list_files else ():
+        print(f"{output / name}  {size:.1f} MB")
+    print(f"float32: log-probabilities differ from torch's by at most {written.difference:.1g}")
+    if written.equal is not None:
+        equal, count = written.equal
+        print(f"int8: the same caption as float32 for {equal} of {count} calibration photos")
+
+
+def _write_site(
+    model: str | Path,
+    config: Mapping[str, Any],
+    output: Path,
+    photos: Sequence[Path],
+    source: str | None,
+) -> None:
+    """Write the site of a model, which is exported first if necessary."""
+    from captioner.inference.folder import EXPORTED
+    from captioner.options import SearchOptions
+    from captioner.serving.site.onnxruntime_web import runtime_files
+    from captioner.serving.site.writer import check_search, write_site
+
+    if EXPORTED in config and photos:
+        raise ConfigError(
+            f"{model} is exported already; give the model folder it was exported from with --int8, "
+            "or leave out --int8 and --calibration"
+        )
+    check_search(SearchOptions(**config["search"]))
+    runtime = runtime_files(source)  # before minutes of work
+    with tempfile.TemporaryDirectory() as temporary:
+        exported = Path(model)
+        if EXPORTED not in config:
+            exported = Path(temporary) / "exported"
+            _export(model, exported, photos, list_files=False)
+        site = write_site(exported, output, runtime)
+    print(f"{output}  {site.files} files; the first visit loads {site.first_load:.1f} MB")
+    print(f"the GPU, if the reader chooses it: {site.gpu:.1f} MB more")
+    print(f"to try it: python -m http.server --directory {shlex.quote(str(output))}")
+
+
+# --- push ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardArguments:
+    """Card (unless README.md in the model folder was edited)."""
+
+    license: str | None = None
+    """License of the model as the hub spells it: apache-2.0."""
+    dataset: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
+    """Name of the training data on the hub; repeat for several."""
+    report: list[File] = field(default_factory=list)
+    """Report of captioner evaluate -o: scores with intervals; repeat for several data sets."""
+    picture: Annotated[str, Shown("PHOTO")] | None = None
+    """Photo to publish in the card with its attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions(CardArguments):
+    """Upload a model with its card to the Hugging Face hub.
+
+    No photos or paths are uploaded; the model holds words and n-gram counts of the training
+    captions. Log in first (hf auth login), or set HF_TOKEN.
+    """
+
+    model: Annotated[str, Shown(positional=True)]
+    """Model or run folder, or: shipped."""
+    target: Annotated[str, Shown(positional=True)]
+    """Repository, created if necessary: hf:user/name[@branch]."""
+    dry_run: bool = False
+    """Print the files and the card, and connect to nothing."""
+    private: bool = False
+    """Let only yourself see a new repository (default: your account's setting)."""
+    message: str = "Upload a captioner model"
+    """Message of the commit."""
+
+
+def push_parser() -> Parser[PushOptions]:
+    """Options of ``push``."""
+    return Parser("push", "MODEL|RUN hf:user/name [--private] [--dry-run] [options]", PushOptions)
+
+
+def push(argv: Sequence[str]) -> int:
+    """Upload, or list what would be uploaded."""
+    options, _ = push_parser().parse(argv)
+
+    from captioner.inference import hub
+    from captioner.inference.card import CardOptions
+    from captioner.inference.folder import find_model, read_config
+    from captioner.inference.sharing import files_to_push
+    from captioner.inference.sharing import push as upload
+
+    if hub.is_hub_name(options.model):
+        raise ConfigError(f"{options.model} is on the hub already; give a model or run folder")
+    if not hub.is_hub_name(options.target):
+        raise ConfigError(f"the target is {options.target!r}; give hf:user/name")
+    target = hub.parse(options.target)
+    folder = find_model(options.model)
+    read_config(folder)  # before the model is loaded for a picture
+    picture = _picture(folder, options.picture)
+    card = CardOptions(options.license, options.dataset, options.report)
+    files = files_to_push(folder, target.repo, card, picture)
+    if options.dry_run:
+        _print_plan(target, files, options)
+        return OK
+    address = upload(files, target, message=options.message, private=options.private or None)
+    print(address)
+    return OK
+
+
+def _picture(folder: Path, photo: str | None) -> Any:
+    if photo is None:
+        return None
+    from captioner.inference.captioner import card_picture, load
+
+    return card_picture(load(folder, precision="fp32"), photo)
+
+
+def _print_plan(target: Any, files: dict[str, bytes | Path], options: PushOptions) -> None:
+    """Print every file with its size, then the card."""
+    from captioner.inference.folder import CARD
+
+    contents = {
+        name: content if isinstance(content, bytes) else content.read_bytes()
+        for name, content in files.items()
+    }
+    kind = "private " if options.private else ""
+    print(f"would upload to the {kind}repository {target} ({options.message}):")
+    for name, content in contents.items():
+        print(f"  {len(content):>11,} bytes  {name}")
+    print(f"\n{CARD}:\n\n{contents[CARD].decode()}", end="")

@@ -1,0 +1,168 @@
+"""The command line that is generated from the options: equal to Python, help, one-line errors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from captioner.cli import train
+from captioner.cli.arguments import Parser, flag
+from captioner.cli.main import COMMANDS, OK, USAGE, main, parser_of
+from captioner.cli.prepare import KINDS
+from captioner.errors import ConfigError
+from captioner.option_fields import OptionField
+
+NAMES = [name for name in COMMANDS if name != "prepare"] + [f"prepare {kind}" for kind in KINDS]
+EXAMPLES: dict[Any, tuple[str, Any]] = {
+    bool: ("true", True), int: ("7", 7), float: ("0.5", 0.5), str: ("text", "text"),
+}  # fmt: skip
+
+
+def typed(name: str, field: OptionField) -> tuple[list[str], Any]:
+    """Arguments that set an option, and its value in Python."""
+    spelled = [] if field.shown.positional else [(field.shown.flags or (flag(name),))[-1]]
+    if field.type is bool and "." not in name:
+        return spelled, True
+    text, value = EXAMPLES.get(field.kind, (None, None))
+    if field.choices:
+        text = value = field.choices[-1]
+    if not field.allows([value] if field.is_list else value):
+        text, value = "64", 64
+    return [*spelled, str(text)], [value] if field.is_list else value
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_every_option_can_be_given(command, monkeypatch) -> None:
+    """Parsed one by one, each option arrives with the value that was typed, and no other does."""
+    parser: Parser[Any] = parser_of(command)
+    monkeypatch.setattr("captioner.cli.arguments.build_options", lambda kind, given: given)
+    required = [
+        part for name, f in parser.fields.items() if f.required for part in typed(name, f)[0]
+    ]
+    for name, field in parser.fields.items():
+        arguments, value = typed(name, field)
+        own, more = parser.parse(required if field.required else [*required, *arguments])
+        section, _, last = name.rpartition(".")
+        given = own | (more.get(section, {}) if section else more)
+        if not field.required:
+            assert given[last] == value, name
+        underscored = [argument.replace("-", "_", 9) for argument in arguments]
+        if arguments[0].startswith("--") and not field.required:
+            assert parser.parse([*required, f"--{underscored[0][2:]}", *arguments[1:]])
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_help_shows_every_option_as_it_is_typed(command, capsys) -> None:
+    parser = parser_of(command)
+    with pytest.raises(SystemExit) as left:
+        parser.parse(["--help", "all"])
+    text = capsys.readouterr().out
+
+    assert left.value.code == 0
+    assert text.startswith(f"usage: captioner {command} ")
+    assert not re.search(r"default: (None|False|\[|\()", text)
+    for name, field in parser.fields.items():
+        shown = field.shown.value or name
+        spelled = shown if field.shown.positional else (field.shown.flags or (flag(name),))[-1]
+        assert spelled in text, name
+    for option in re.findall(r"--[\w.-]+", text):
+        assert "_" not in option, option
+
+
+def test_help_of_training_shows_sections_one_by_one(capsys) -> None:
+    def help_of(*arguments: str) -> str:
+        with pytest.raises(SystemExit):
+            train.read(arguments)
+        return capsys.readouterr().out
+
+    overview, section = help_of("--help"), help_of("config.yaml", "--help", "self-critical")
+    assert "--data.images FOLDER" in overview
+    assert "--training.clip-norm" not in overview
+    assert re.search(r"^  self-critical  ", overview, re.MULTILINE)
+    assert "--self-critical.samples N" in section
+    assert "usage" not in section
+
+
+ERRORS = [
+    ("caption a.jpg --beam 3", "unknown option --beam; did you mean --beam-"),
+    ("train --epochs 3", "unknown option --epochs; did you mean --training.epochs?"),
+    ("caption a.jpg --beam-size 0", "--beam-size: '0' is not allowed; give an integer >= 1"),
+    ("caption a.jpg --beam-size", "--beam-size: expected one argument"),
+    ("caption a.jpg --format xml", "--format: 'xml' is not allowed; give text, json, jsonl, csv"),
+    ("caption a.jpg --num-captions 9", "--num-captions is 9; give at most --beam-size"),
+    ("caption", "no photos; give files, folders, - or --from-file"),
+    ("train --training.compile perhaps", "--training.compile: 'perhaps' is not allowed; give true"),
+    ("train a.yaml b.yaml", "unexpected argument 'b.yaml'"),
+    ("prepare dataset", "the following arguments are required: -o/--output"),
+    ("prepare datset", "Unknown command 'datset'. Did you mean `captioner prepare dataset`?"),
+    ("capton a.jpg", "Unknown command 'capton'. Did you mean `captioner caption`?"),
+    ("photo.jpg", "Did you mean `captioner caption photo.jpg`?"),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), ERRORS)
+def test_usage_errors_are_one_line_that_names_the_option(line, expected, capsys) -> None:
+    assert main(line.split()) == USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert expected in err
+    assert err.startswith("captioner: ")
+    assert err.count("\n") == 1
+
+
+def test_photos_and_options_may_be_mixed() -> None:
+    line = ["a.jpg", "--force", "b.jpg", "--no-guard-endings", "-o", "x_y.txt", "--", "--beam", "-"]
+    options, search = parser_of("caption").parse(line)
+
+    assert options.photos == ["a.jpg", "b.jpg", "--beam", "-"]
+    assert (options.force, options.output, search) == (True, "x_y.txt", {"guard_endings": False})
+
+
+def test_lists_of_settings_replace_those_of_the_file(tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("data: {images: [a, b]}\ntraining: {epochs: 3, lr: 5e-4}")
+    for given, expected in (
+        ([], ["a", "b"]),
+        (["--data.images", "c"], ["c"]),
+        (["--data.images", "c: d", "--data.images=[e, f]"], ["c: d", "e", "f"]),
+        (["--data.images", "[]"], []),
+    ):
+        for line in ([str(path), *given], [*given, "--config", str(path)]):
+            config, _ = train.read(line)
+            assert config.data.images == expected
+            assert (config.training.epochs, config.training.lr) == (3, 5e-4)
+    config, _ = train.read(["--encoder.mean", "null", "--search.forced-words", "dog, cat"])
+    assert (config.encoder.mean, config.search.forced_words) == (None, ("dog", "cat"))
+
+
+def test_print_config_is_a_config_file(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        train.read(["--training.lr", "1", "--search.forced-words", "dog", "--print-config"])
+    printed = capsys.readouterr().out
+    (tmp_path / "again.yaml").write_text(printed)
+
+    assert yaml.safe_load(printed)["training"]["lr"] == 1.0
+    assert train.read([str(tmp_path / "again.yaml")])[0].search.forced_words == ("dog",)
+
+
+def test_help_needs_no_heavy_packages() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\n"
+        "from captioner.cli.main import main, parser_of\n"
+        f"for name in {NAMES!r}: parser_of(name).format_help()\n"
+        "print([m for m in ('torch', 'onnxruntime', 'timm', 'fastapi') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_options_are_refused_with_their_parser() -> None:
+    with pytest.raises(ConfigError, match=r"\(see captioner info --help\)$"):
+        parser_of("info").parse(["--modle", "x"])
+    assert main(["--help"]) == OK
