@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import uvicorn
 from browsing import drawn, out_of_order, violations
-from captioner.cli.caption_formats import WRITERS
 from PIL import Image
 from playwright.sync_api import Locator, Response, Route, expect
 from playwright.sync_api import Page as Tab
 
 from captioner import load
+from captioner.cli.formats import WRITERS
 from captioner.data.images import open_image
 from captioner.drawing.heatmap import attention_image, shared_scale
 from captioner.drawing.pages import Entry, gallery
