@@ -37,7 +37,7 @@ _MODULES = {
     "load": "captioner.inference.captioner",
     "overlay": "captioner.drawing.figure",
     "page": "captioner.drawing.pages",
-    "register_encoder": "captioner.model.encoder",
+    "register_encoder": "captioner.model.backbones",
     "register_scorer": "captioner.model.build",
     "tokenize": "captioner.text.tokenizer",
     "train": "captioner.training.api",
@@ -89,8 +89,8 @@ if TYPE_CHECKING:
     )
     from captioner.evaluation.api import evaluate
     from captioner.inference.captioner import Captioner, load
+    from captioner.model.backbones import register_encoder
     from captioner.model.build import register_scorer
-    from captioner.model.encoder import register_encoder
     from captioner.options import FaithfulnessOptions, SearchOptions, TrainConfig
     from captioner.text.tokenizer import tokenize
     from captioner.training.api import train

@@ -14,10 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from captioner.errors import ConfigError, ModelError
 from captioner.inference.folder import CONFIG
+from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
 from captioner.model.captioner import CaptionModel
 from captioner.model.efficientnet_lite import lite_size
-from captioner.model.encoder import ENCODERS, Encoder
+from captioner.model.encoder import Encoder
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.registry import Registry, what_is_missing
 from captioner.options import DecoderConfig

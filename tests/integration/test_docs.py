@@ -21,8 +21,8 @@ from captioner.cli.main import parser_of
 from captioner.evaluation.java import JAVA_METRICS
 from captioner.inference import captioner as api
 from captioner.inference.stepper import DecoderStepper
+from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS, build_decoder
-from captioner.model.encoder import ENCODERS
 from captioner.model.losses import caption_losses
 from captioner.options import DecoderConfig, SearchOptions, SelfCriticalConfig, TrainingConfig
 from captioner.search.search import search

@@ -12,6 +12,8 @@ from captioner.model.kernels.deferred import (
     deferred_gradients,
     weighted_sum,
 )
+from captioner.model.kernels.depthwise import depthwise_convolution
+from captioner.model.kernels.fused import can_fuse, fused_convolution
 from captioner.model.kernels.packing import unroll
 from captioner.model.kernels.switch import enabled, plain_formulas
 from captioner.model.kernels.word_gates import WordGates
@@ -20,9 +22,12 @@ __all__ = [
     "StepLinear",
     "WordGates",
     "additive_scores",
+    "can_fuse",
     "compile_scores",
     "deferred_gradients",
+    "depthwise_convolution",
     "enabled",
+    "fused_convolution",
     "plain_formulas",
     "unroll",
     "weighted_sum",

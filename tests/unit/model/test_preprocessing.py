@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from captioner.caption import CropBox
-from captioner.model.efficientnet_lite import PACKAGES_MEAN, PACKAGES_STD
 from captioner.model.preprocessing import Preprocessing
+from captioner.model.weights import PACKAGES_MEAN, PACKAGES_STD
 
 
 def test_efficientnet_lite_normalization():

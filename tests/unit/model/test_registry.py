@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from captioner import register_encoder, register_scorer
 from captioner.errors import CaptionerError, ConfigError
 from captioner.model.attention import Scorer
+from captioner.model.backbones import ENCODERS
 from captioner.model.build import SCORERS
-from captioner.model.encoder import ENCODERS, Encoder
+from captioner.model.encoder import Encoder
 from captioner.model.registry import Registry, what_is_missing
 
 

@@ -1,0 +1,259 @@
+"""Networks for encoders: torchvision's, timm's, EfficientNet-Lite and registered ones.
+
+Each is cut before its global pooling; of a transformer, the tokens after its final norm are used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError, first_line
+from captioner.model.efficientnet_lite import TIMM_MEAN, TIMM_STD, EfficientNetLite, lite_size
+from captioner.model.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from captioner.model.registry import Registry
+from captioner.model.weights import download_errors, fill
+
+Triple = tuple[float, float, float]
+
+ENCODERS: Registry[Callable[..., nn.Module]] = Registry("encoder")
+"""Registered encoders by their ``encoder.name``; torchvision's and timm's are not listed."""
+
+
+def register_encoder(name: str, build: Callable[..., nn.Module]) -> None:
+    """Add an encoder as a value of ``encoder.name``, in this process.
+
+    A package that other people install declares an entry point of the group ``captioner.encoders``
+    instead, which the command line finds too; see docs/python.md.
+
+    Args:
+        name: Value of ``encoder.name``.
+        build: Called with ``pretrained`` (bool); returns a module that turns normalized photos
+            (B, 3, H, W) into a grid (B, D, Gh, Gw) or, for a square grid, tokens (B, L, D). Its
+            attributes ``mean`` and ``std``, if any, are the channel means and standard deviations
+            that photos are normalized with; default: ImageNet's.
+
+    Raises:
+        ConfigError: The name is taken, or ``build`` cannot be called.
+    """
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ConfigError(
+            f"encoder {name!r} is a {type(build).__name__}; give a function or class that builds "
+            "the module"
+        )
+    if _is_torchvision(name):
+        raise ConfigError(f"encoder {name!r} is torchvision's; choose another name")
+    ENCODERS.register(name, build)
+
+
+class Backbone(NamedTuple):
+    """A network without its pooling."""
+
+    network: nn.Module
+    run: Callable[[Any, Tensor], Any] = nn.Module.__call__
+    """Network and photos (B, 3, H, W) to a grid (B, D, Gh, Gw) or tokens (B, prefix + L, D)."""
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
+    sized: bool = False
+    """Whether the network belongs to one image size, such as by its position embeddings."""
+
+
+def open_backbone(name: str, pretrained: bool, image_size: int | None) -> Backbone:
+    """Build a network; see ``Encoder``."""
+    size = lite_size(name)
+    if size is not None:
+        return _lite(size, pretrained)
+    if name.startswith("timm/"):
+        return _timm(name.removeprefix("timm/"), pretrained, image_size)
+    if name in ENCODERS and not _is_torchvision(name):
+        return _registered(name, pretrained)
+    return _torchvision(name, pretrained, image_size)
+
+
+@contextmanager
+def size_errors(name: str, size: int | None) -> Iterator[None]:
+    """Raise ConfigError if an encoder rejects an image size (pixels)."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        if size is None:
+            raise
+        raise ConfigError(
+            f"encoder {name} does not support {size} x {size} pixels: {first_line(error)}"
+        ) from error
+
+
+def _lite(size: int, pretrained: bool) -> Backbone:
+    network = EfficientNetLite(size)
+    if pretrained:
+        original = _timm(f"tf_efficientnet_lite{size}", pretrained, None).network
+        network.load_state_dict(original.state_dict())
+    return Backbone(network, mean=TIMM_MEAN, std=TIMM_STD)
+
+
+def _registered(name: str, pretrained: bool) -> Backbone:
+    network = ENCODERS[name](pretrained=pretrained)
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"encoder {name!r} returned {network!r:.60}; it must return a torch.nn.Module"
+        )
+    mean, std = getattr(network, "mean", IMAGENET_MEAN), getattr(network, "std", IMAGENET_STD)
+    return Backbone(network, mean=tuple(mean), std=tuple(std))
+
+
+# --- timm ----------------------------------------------------------------------------------------
+
+
+def _timm(name: str, pretrained: bool, image_size: int | None) -> Backbone:
+    try:
+        import timm
+        from timm.data.config import resolve_data_config
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"encoder timm/{name} needs timm; run: pip install 'captioner[train]'"
+        ) from error
+
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), 5)
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise ConfigError(f"encoder.name 'timm/{name}' is not a timm model{hint}")
+    sized = bool(getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False))
+    size: dict[str, Any] = {"img_size": image_size} if sized and image_size else {}
+
+    def create(**options: Any) -> nn.Module:
+        model: nn.Module = timm.create_model(
+            name, pretrained=pretrained, num_classes=0, **size, **options
+        )
+        return model
+
+    with size_errors(f"timm/{name}", image_size), download_errors(name, pretrained):
+        try:
+            network = create(global_pool="")
+        except AssertionError:  # its pooling cannot be left out; it is not run
+            network = create()
+        if pretrained and hasattr(network, "fc_norm"):
+            # Without pooling, the norm has another name, and timm drops its weights.
+            fill(network, create().state_dict(), name)
+    trained = resolve_data_config({}, model=network)
+    for head in ("head", "head_dist"):  # after the grid: a classifier's norm, never run
+        if hasattr(network, head):
+            setattr(network, head, nn.Identity())
+    mean, std = tuple(trained["mean"]), tuple(trained["std"])
+    return Backbone(network, _forward_features, mean, std, sized)
+
+
+def _forward_features(network: Any, images: Tensor) -> Any:
+    return network.forward_features(images)
+
+
+# --- torchvision ---------------------------------------------------------------------------------
+
+
+def _is_torchvision(name: str) -> bool:
+    from torchvision import models
+
+    return name in models.list_models(module=models)
+
+
+def _torchvision(name: str, pretrained: bool, image_size: int | None) -> Backbone:
+    from torchvision import models
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    allowed = models.list_models(module=models)
+    if name not in allowed:
+        raise ConfigError(
+            f"encoder.name {name!r} is not a torchvision classification model; use one of "
+            f"{', '.join(allowed[:6])}, ..., timm/NAME or a registered encoder"
+        )
+    known = models.get_model_weights(name).DEFAULT
+    trained = known.transforms()
+    mean, std = tuple(trained.mean), tuple(trained.std)
+    inception = name in ("googlenet", "inception_v3")
+    # Their initialization takes seconds.
+    options = {"init_weights": False} if inception and not pretrained else {}
+    with download_errors(name, pretrained):
+        weights = known if pretrained else None
+        network = models.get_model(name, weights=weights, **options).eval()
+    if inception:  # transform_input, set for weights only, converts from ImageNet's mean
+        network.transform_input = False
+        mean = std = (0.5, 0.5, 0.5)
+    if isinstance(network, models.VisionTransformer):
+        network.heads = nn.Sequential()
+        if image_size not in (None, network.image_size):
+            with size_errors(name, image_size):
+                _resize(network, image_size)
+        return Backbone(network, _patches, mean, std, sized=True)
+    node = _last_grid_node(network, name)
+    cut = create_feature_extractor(
+        network, return_nodes={node: "features"}, suppress_diff_warning=True
+    )
+    return Backbone(cut, _features, mean, std)
+
+
+def _features(network: Any, images: Tensor) -> Any:
+    return network(images)["features"]
+
+
+def _patches(network: Any, images: Tensor) -> Tensor:
+    """The patches of a vision transformer after its final norm, (B, L, D)."""
+    patches = network._process_input(images)
+    prefix = network.class_token.expand(len(images), -1, -1)
+    tokens: Tensor = network.encoder(torch.cat([prefix, patches], dim=1))
+    return tokens[:, prefix.shape[1] :]
+
+
+def _resize(network: Any, size: int) -> None:
+    """Resample a vision transformer's position embeddings for another image size (pixels)."""
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
+    patch = network.patch_size
+    if size % patch:
+        raise ValueError(f"not a multiple of its patches of {patch} pixels")
+    state = interpolate_embeddings(size, patch, network.state_dict())
+    network.encoder.pos_embedding = nn.Parameter(state["encoder.pos_embedding"])
+    network.image_size, network.seq_length = size, (size // patch) ** 2 + 1
+
+
+def _last_grid_node(model: nn.Module, name: str) -> str:
+    """The node of a torchvision model that holds the feature grid: the input of global pooling.
+
+    A max pooling just before it (VGG) is skipped too: Xu et al. 2015 attend over its input.
+    """
+    import torchvision
+    from torch import fx
+    from torchvision.models.feature_extraction import NodePathTracer
+
+    # The same leaves as in ``create_feature_extractor``, so that node names agree.
+    operations = vars(torchvision.ops).values()
+    tracer = NodePathTracer(
+        autowrap_modules=(math, torchvision.ops),
+        leaf_modules=[o for o in operations if isinstance(o, type) and issubclass(o, nn.Module)],
+    )
+    graph = tracer.trace(model)
+    modules = dict(model.named_modules())
+
+    def is_module(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> bool:
+        return node.op == "call_module" and isinstance(modules[str(node.target)], kinds)
+
+    def pools(node: fx.Node) -> bool:
+        if is_module(node, (nn.AdaptiveAvgPool2d,)):
+            return True
+        if node.op == "call_function":
+            return node.target is nn.functional.adaptive_avg_pool2d
+        return node.op == "call_method" and node.target == "mean"
+
+    pooling = [node for node in graph.nodes if pools(node)]
+    if not pooling:
+        raise ConfigError(f"encoder.name {name!r} has no feature grid; use another model")
+    node = pooling[-1].args[0]
+    assert isinstance(node, fx.Node)
+    if is_module(node, (nn.MaxPool2d,)):
+        node = node.args[0]
+        assert isinstance(node, fx.Node)
+    return str(tracer.node_to_qualname[node])

@@ -1,0 +1,172 @@
+"""Stages of an encoder: fine-tuning from one on, and running an EfficientNet-Lite in two parts.
+
+Features of the frozen part can be cached. Notation: that of ``encoder``; L', D': a stage's input.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError
+from captioner.model.efficientnet_lite import EfficientNetLite
+
+
+class StagedEncoder(nn.Module):
+    """Base class of `Encoder`."""
+
+    name: str
+    backbone: nn.Module
+
+    def as_grid(self, features: Any) -> tuple[Tensor, tuple[int, int]]:
+        """See `Encoder`."""
+        raise NotImplementedError
+
+    def stages(self) -> list[str]:
+        """Names accepted by ``finetune_from``, first layers first."""
+        names: list[str] = []
+        for parameter, _ in self.backbone.named_parameters():
+            parts = parameter.split(".")
+            for depth in (1, 2):
+                name = ".".join(parts[:depth])
+                if len(parts) > depth and name not in names:
+                    names.append(name)
+        return names
+
+    def finetune_from(
+        self, stage: str | None, image_size: int, *, freeze_depthwise: bool = False
+    ) -> None:
+        """Make the parameters from ``stage`` on trainable and freeze the others.
+
+        Layers after the grid, which some backbones have, stay frozen: they get no gradient, which
+        distributed training would wait for.
+
+        Args:
+            stage: One of ``stages()``; None freezes everything.
+            image_size: Height and width of a supported photo (pixels).
+            freeze_depthwise: Keep depthwise convolutions and their norms frozen.
+
+        Raises:
+            ConfigError: There is no such stage, or it comes after the grid.
+        """
+        self.requires_grad_(False)
+        if stage is None:
+            return
+        learning: list[nn.Parameter] = []
+        for name, parameter in self.backbone.named_parameters():
+            if learning or name == stage or name.startswith(f"{stage}."):
+                parameter.requires_grad_(True)
+                learning.append(parameter)
+        if not learning:
+            raise ConfigError(
+                f"encoder.finetune_from {stage!r} is not a stage of {self.name}; "
+                f"use one of {', '.join(self.stages())}"
+            )
+        photo = torch.zeros(1, 3, image_size, image_size, device=learning[0].device)
+        total = self(photo)[0].sum()
+        if not total.requires_grad:
+            raise ConfigError(
+                f"encoder.finetune_from {stage!r} comes after the feature grid of {self.name} and "
+                "cannot be trained; use an earlier stage"
+            )
+        for parameter, gradient in zip(
+            learning, torch.autograd.grad(total, learning, allow_unused=True), strict=True
+        ):
+            parameter.requires_grad_(gradient is not None)
+        if freeze_depthwise:
+            before: nn.Module = self
+            for module in self.modules():  # a norm follows its convolution
+                if _is_depthwise(module) or (
+                    isinstance(module, nn.BatchNorm2d) and _is_depthwise(before)
+                ):
+                    module.requires_grad_(False)
+                before = module
+
+    def run_until(self, images: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
+        """Encode photos up to a stage, e.g. through the frozen part of the encoder.
+
+        Args:
+            images: Normalized photos, (B, 3, H, W).
+            stage: ``blocks.N`` of EfficientNet-Lite.
+
+        Returns:
+            The stage's input as rows (B, L', D'), and its grid.
+
+        Raises:
+            ConfigError: The encoder cannot be split at this stage.
+        """
+        backbone, number = self._split(stage)
+        return self.as_grid(backbone.run_until(images, number))
+
+    def run_from(self, features: Tensor, stage: str) -> tuple[Tensor, tuple[int, int]]:
+        """Run the rest of the encoder on the output of ``run_until``; square photos only.
+
+        Args:
+            features: (B, L', D').
+            stage: The stage given to ``run_until``.
+
+        Returns:
+            The features (B, L, D) and the grid (Gh, Gw).
+        """
+        backbone, number = self._split(stage)
+        side = math.isqrt(features.shape[1])
+        maps = features.view(len(features), side, side, -1).permute(
+            0, 3, 1, 2
+        )  # channels last already
+        return self.as_grid(backbone.run_from(maps, number))
+
+    def state_until(self, stage: str) -> dict[str, Tensor]:
+        """The entries of ``state_dict()`` that ``run_until`` depends on."""
+        _, number = self._split(stage)
+        blocks = [f"backbone.blocks.{n}." for n in range(number)]
+        before = ("backbone.conv_stem.", "backbone.bn1.", *blocks)
+        return {name: value for name, value in self.state_dict().items() if name.startswith(before)}
+
+    def _split(self, stage: str) -> tuple[EfficientNetLite, int]:
+        match, backbone = re.fullmatch(r"blocks\.(\d)", stage), self.backbone
+        if match and isinstance(backbone, EfficientNetLite):
+            number = int(match[1])
+            if number < len(backbone.blocks):
+                return backbone, number
+        raise ConfigError(
+            f"encoder {self.name} cannot be split at {stage!r}; cached features of a partly "
+            "trained encoder need EfficientNet-Lite and one of blocks.0 to blocks.6; or train "
+            "without data.features"
+        )
+
+    def fold_norms(self) -> None:
+        """Fold EfficientNet-Lite's batch norms into its convolutions; a no-op for other encoders.
+
+        For inference only: the weights can no longer be saved, cached or trained.
+        """
+        if isinstance(self.backbone, EfficientNetLite):
+            self.backbone.fold_norms()
+
+    def recompute(self) -> None:
+        """Keep fewer activations for the backward pass; call it after `finetune_from`.
+
+        Raises:
+            ConfigError: The encoder is not EfficientNet-Lite.
+        """
+        if not isinstance(self.backbone, EfficientNetLite):
+            raise ConfigError(
+                f"encoder.recompute needs an EfficientNet-Lite, not {self.name}; set "
+                "training.micro_batch instead, which saves memory with any encoder"
+            )
+        self.backbone.recompute()
+
+    def optimize_for_cpu(self) -> None:
+        """Run EfficientNet-Lite faster and in less memory on a CPU, after `fold_norms`.
+
+        A no-op for other encoders. The weights must keep their type and device.
+        """
+        if isinstance(self.backbone, EfficientNetLite):
+            self.backbone.optimize_for_cpu()
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels

