@@ -18,8 +18,8 @@ from captioner.data.images import Photo, open_image
 from captioner.drawing.document import base64_uri, encoded
 from captioner.drawing.frames import Scene, Shot, plan_shots
 from captioner.drawing.heatmap import fit_photo
-from captioner.drawing.maps import check_caption
 from captioner.drawing.options import ANIMATIONS, AnimationOptions, check_size, check_suffix
+from captioner.drawing.words import check_caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options
@@ -88,19 +88,13 @@ class Animation:
         return [int(length) for length in np.diff(whole, prepend=0)]
 
     def _webp(self) -> bytes:
-        images = (image for image, _ in self._distinct_frames())
-        first = next(images)
-        durations = self._durations(1)
-        return _encode_loop(first, "WEBP", durations, append_images=images, quality=85, method=2)
+        frames = (image for image, _ in self._distinct_frames())
+        return _encode_loop("WEBP", frames, self._durations(1), quality=85, method=2)
 
     def _gif(self) -> bytes:
-        durations = self._durations(10)  # GIF counts in 1/100 s
-        palette = self._palette()
-        indexed = _index_frames(self._distinct_frames(), palette)
-        first = next(indexed)
-        return _encode_loop(
-            first, "GIF", durations, append_images=indexed, optimize=True, disposal=1
-        )
+        durations, palette = self._durations(10), self._palette()  # GIF counts in 1/100 s
+        frames = _index_frames(self._distinct_frames(), palette)
+        return _encode_loop("GIF", frames, durations, optimize=True, disposal=1)
 
     def _palette(self) -> Image.Image:
         """One palette for all frames, so that static colours do not flicker."""
@@ -200,8 +194,12 @@ def _index_frames(
         yield frame
 
 
-def _encode_loop(image: Image.Image, kind: str, durations: list[int], **options: Any) -> bytes:
-    return encoded(image, kind, save_all=True, loop=0, duration=durations, **options)
+def _encode_loop(
+    kind: str, frames: Iterator[Image.Image], durations: list[int], **options: Any
+) -> bytes:
+    first = next(frames)
+    given = {"save_all": True, "append_images": frames, "loop": 0, "duration": durations}
+    return encoded(first, kind, **given, **options)
 
 
 def _import_pyav() -> Any:

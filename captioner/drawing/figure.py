@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from PIL import Image
 
 from captioner.caption import Caption
@@ -17,9 +16,9 @@ from captioner.data.images import Photo, open_image
 from captioner.drawing.document import encoded
 from captioner.drawing.heatmap import fit_photo
 from captioner.drawing.layout import FigureLayout
-from captioner.drawing.maps import check_caption
 from captioner.drawing.options import FIGURES, FigureOptions, check_size, check_suffix
 from captioner.drawing.panels import Block, Masks, check_only, panels_of
+from captioner.drawing.words import check_caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options
@@ -107,9 +106,8 @@ def overlay(
     """
     wanted = build_options(FigureOptions, options)
     given = list(captions) if isinstance(captions, Sequence) else [captions]
-    original = open_image(photo)
-    _check(given, labels, outlines, wanted, (original.height, original.width))
-    resized = fit_photo(original, wanted.panel_size)
+    _check(given, labels, outlines, wanted)
+    resized = fit_photo(open_image(photo), wanted.panel_size)
     blocks = [
         Block(
             caption,
@@ -144,13 +142,10 @@ def _check(
     labels: Sequence[str],
     outlines: Sequence[Masks],
     options: FigureOptions,
-    shape: tuple[int, int],
 ) -> None:
-    """Raise ConfigError if the arguments do not fit together; the photo's shape is (H, W)."""
+    """Raise ConfigError if the arguments do not fit together."""
     if not captions:
         raise ConfigError("captions is empty; pass at least one caption")
-    if isinstance(labels, str):
-        raise ConfigError("labels must be a list with one label per caption, not a string")
     for name, values in (("labels", labels), ("outlines", outlines)):
         if values and len(values) != len(captions):
             raise ConfigError(f"{len(values)} {name} for {len(captions)} captions; pass one each")
@@ -164,12 +159,3 @@ def _check(
                 f"alternatives={options.alternatives})"
             )
     check_only(captions, options.only)
-    for caption, masks in zip(captions, outlines, strict=False):
-        for position, several in masks.items():
-            if not 0 <= position < len(caption.words):
-                raise ConfigError(
-                    f"outlines has position {position}, but the caption has "
-                    f"{len(caption.words)} words; positions count from 0"
-                )
-            if any(np.shape(mask) != shape for mask in several):
-                raise ConfigError(f"a mask of outlines must have the photo's shape {shape}")

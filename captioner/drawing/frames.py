@@ -17,7 +17,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
 from captioner.caption import Caption
@@ -29,7 +28,6 @@ from captioner.drawing.heatmap import (
     scale_gates,
     shared_scale,
 )
-from captioner.drawing.maps import ease, interpolate, mean_map
 from captioner.drawing.options import AnimationOptions
 
 _TRANSITION = 0.55  # of a word's time: the map moves, then it rests
@@ -64,6 +62,11 @@ def plan_shots(words: int, seconds_per_word: float, rate: int) -> list[Shot]:
     return shots
 
 
+def ease(part: float) -> float:
+    """Smoothstep, 3 t^2 - 2 t^3: slow at both ends of 0 to 1."""
+    return part * part * (3.0 - 2.0 * part)
+
+
 class Scene:
     """Draws the frames of an animation on a fixed layout."""
 
@@ -71,6 +74,9 @@ class Scene:
         self.photo, self.caption, self.options = photo, caption, options
         self.theme = style.THEMES[options.theme]
         self.sentence = caption.text or "no words"
+        alphas = caption.alphas
+        self.maps = [*alphas, alphas.mean(axis=0)] if caption.words else []
+        """The map of each word, and the mean of all."""
         self.scale = shared_scale(caption.alphas, scale_gates(caption))
         self.inner = max(photo.width, _MIN_WIDTH)
         self.text = max(13, min(22, round(self.inner / 26)))
@@ -116,19 +122,15 @@ class Scene:
         return frame
 
     def _panel(self, shot: Shot) -> Image.Image:
+        before, after = self.maps[max(shot.word - 1, 0)], self.maps[shot.word]
         return attention_image(
             self.photo,
-            interpolate(self._map(max(shot.word - 1, 0)), self._map(shot.word), shot.part),
+            before + ease(shot.part) * (after - before),
             scale_max=self.scale,
             regions=self.caption.regions,
             smooth=self.options.smooth,
             colormap=self.options.colormap,
         )
-
-    def _map(self, word: int) -> NDArray[np.float32]:
-        """A word's map; after the last word, the mean of all."""
-        alphas = np.asarray(self.caption.alphas, dtype=np.float32)
-        return alphas[word] if word < len(alphas) else mean_map(alphas)
 
     def _sentence(self, frame: Image.Image, current: int) -> None:
         """The words so far, the current one highlighted."""

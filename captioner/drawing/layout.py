@@ -27,7 +27,7 @@ _PRINT_WIDTH, _PRINT_TEXT = 7 * 72, 5.2  # points: two columns of a paper, small
 _READABLE = 0.0135  # text size / figure width: 6.8 points at a width of 7 inches
 
 
-@dataclass(frozen=True)
+@dataclass
 class FigureLayout:
     """Arrangement and lengths of a figure, in pixels."""
 
@@ -86,6 +86,18 @@ class FigureLayout:
         printed = _PRINT_WIDTH * self.small / self.width
         return aspect + 0.8 * empty + 0.5 * max(0.0, _PRINT_TEXT - printed)
 
+    def __post_init__(self) -> None:
+        em = self.em
+        self.small = em(0.82)  # text size of numbers and notes
+        self.line = round(1.4 * self.small)  # height of an alternative
+        self.title = em(2.8)  # height of the title above a panel
+        self.below = em(0.35) + self.alternatives * self.line if self.alternatives else 0
+        self.cell_height = self.title + self.panel[1] + self.below
+        self.gap, self.block_gap, self.margin = em(0.9), em(2.4), em(1.2)
+        self.block_width = self.columns * (self.cell_width + self.gap) - self.gap
+        self.inner = self.across * (self.block_width + self.block_gap) - self.block_gap
+        self.width = self.inner + 2 * self.margin
+
     def em(self, factor: float) -> int:
         """A multiple of the text size in whole pixels."""
         return round(factor * self.text)
@@ -104,58 +116,3 @@ class FigureLayout:
     def min_height(self) -> int:
         """Height of the panels, without headers and legend."""
         return sum(self.rows(band) for band in self.bands) * (self.title + self.panel[1])
-
-    @property
-    def small(self) -> int:
-        """Text size of numbers and notes."""
-        return self.em(0.82)
-
-    @property
-    def title(self) -> int:
-        """Height of the title above a panel."""
-        return self.em(2.8)
-
-    @property
-    def line(self) -> int:
-        """Height of an alternative."""
-        return round(1.4 * self.small)
-
-    @property
-    def below(self) -> int:
-        """Height of the alternatives below a panel."""
-        return self.em(0.35) + self.alternatives * self.line if self.alternatives else 0
-
-    @property
-    def cell_height(self) -> int:
-        """Height of a panel with its title and alternatives."""
-        return self.title + self.panel[1] + self.below
-
-    @property
-    def gap(self) -> int:
-        """Distance between panels."""
-        return self.em(0.9)
-
-    @property
-    def block_gap(self) -> int:
-        """Distance between blocks."""
-        return self.em(2.4)
-
-    @property
-    def margin(self) -> int:
-        """Margin of the figure."""
-        return self.em(1.2)
-
-    @property
-    def block_width(self) -> int:
-        """Width of a block."""
-        return self.columns * (self.cell_width + self.gap) - self.gap
-
-    @property
-    def inner(self) -> int:
-        """Width between the margins."""
-        return self.across * (self.block_width + self.block_gap) - self.block_gap
-
-    @property
-    def width(self) -> int:
-        """Width of the figure."""
-        return self.inner + 2 * self.margin

@@ -6,6 +6,7 @@ which shows the attention of the word that is hovered, tapped or selected by arr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ from captioner.drawing.document import (
     with_policy,
 )
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
-from captioner.drawing.maps import check_caption
 from captioner.drawing.options import PAGES, PageOptions, check_suffix
+from captioner.drawing.words import check_caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options
@@ -128,10 +129,18 @@ def _page(entries: Iterable[Entry], options: PageOptions) -> Page:
     if not items:
         raise ConfigError("a page needs at least one photo")
     heading = options.title or (data[0]["title"] if len(data) == 1 else f"{len(data)} photos")
-    shown = embedded({"entries": data, "look": look}, "captioner-data")
     only_attention = all(c.get("method") is None for entry in data for c in entry["captions"])
-    body = _body(heading, items, shown, FOOTERS[0 if only_attention else 1])
-    return Page(with_policy(_document(heading or "captioner", body, options.theme)))
+    parts = {
+        "kind": "single" if len(items) == 1 else "many",
+        "title": escaped(heading or "captioner"),
+        "items": "\n".join(items),
+        "data": embedded({"entries": data, "look": look}, "captioner-data"),
+        "footer": FOOTERS[0 if only_attention else 1],
+    }
+    template = _template(options.theme)
+    if not heading:
+        template = template.replace("<h1>@@title@@</h1>\n", "")
+    return Page(re.sub(r"@@(\w+)@@", lambda mark: parts[mark[1]], template))
 
 
 def gallery_template() -> str:
@@ -141,18 +150,17 @@ def gallery_template() -> str:
     stand for what ``gallery`` puts there, and the name of each of ``VIEWER_ASSETS`` for its text,
     which the browser already has.
     """
-    body = _body("@@title@@", ["@@items@@"], "@@data@@", "@@footer@@")
-    html = with_policy(_document("@@title@@", body, "auto"))
-    html = html.replace('<main class="single">', '<main class="@@kind@@">')
+    html = _template("auto")
     for name in VIEWER_ASSETS:
         html = html.replace(asset(name), f"@@{name}@@")
     return html
 
 
-def _document(title: str, body: str, theme: ThemeName) -> str:
+def _template(theme: ThemeName) -> str:
     styles = [*viewer_styles(), asset("page.css")]
     scripts = [*viewer_scripts(), asset("page.js")]
-    return document(title, body, styles=styles, scripts=scripts, theme=theme)
+    body = asset("page.html").rstrip("\n")
+    return with_policy(document("@@title@@", body, styles=styles, scripts=scripts, theme=theme))
 
 
 def viewer_styles() -> list[str]:
@@ -183,34 +191,6 @@ weight of the photo for the word. Attention does not explain why the model chose
 The gate β is the weight of the photo for the word.""",
 )
 """Below the captions of a page with attention only, and of one with other methods."""
-
-
-def _body(title: str, items: Sequence[str], data: str, footer: str) -> str:
-    kind = "single" if len(items) == 1 else "many"
-    heading = f"<h1>{escaped(title)}</h1>" if title else ""
-    return f"""<body>
-<main class="{kind}">
-{heading}
-<div class="toolbar">
-<input type="search" placeholder="Search captions" aria-label="Search captions">
-<output class="quiet"></output>
-</div>
-<section class="photo-view" aria-label="Attention viewer" hidden>
-<nav aria-label="Photos">
-<button type="button" class="back">All photos</button>
-<button type="button" class="previous" aria-label="previous photo">‹</button>
-<button type="button" class="next" aria-label="next photo">›</button>
-<h2></h2>
-</nav>
-<div class="container"></div>
-</section>
-<ol class="gallery">
-{chr(10).join(items)}
-</ol>
-<footer>{footer}</footer>
-</main>
-{data}
-</body>"""
 
 
 def _check(entry: Entry, number: int) -> None:

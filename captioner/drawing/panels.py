@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.caption import Alternative, Caption
-from captioner.drawing.maps import combine_maps, find, mean_map
 from captioner.drawing.options import FigureOptions
+from captioner.drawing.words import find
 from captioner.errors import ConfigError
 
 Masks = Mapping[int, Sequence[NDArray[np.bool_]]]
@@ -47,27 +47,30 @@ def panels_of(caption: Caption, masks: Masks, options: FigureOptions) -> list[Pa
     """The photo, all or the selected words, and on request the whole caption."""
     words, count = caption.words, len(caption.words)
     panels = [Panel("photo", "", (), None, [m for at in sorted(masks) for m in masks[at]])]
-    chosen = _find_all(caption, options.only) if options.only else [(i,) for i in range(count)]
-    for positions in chosen:
+    shown = _find_all(caption, options.only) if options.only else [(i,) for i in range(count)]
+    for positions in shown:
         single = len(positions) == 1
         title = " ".join(words[i] for i in positions)
         if caption.pieces and not single:
             title = "".join(caption.pieces[i] for i in positions).strip()
-        kind = "mean" if options.combine == "mean" else "greatest"
+        chosen = caption.alphas[list(positions)]
+        kind, alpha = "mean", chosen.mean(axis=0)
+        if options.combine == "max":  # not renormalized: regions keep the colour of the word's map
+            kind, alpha = "greatest", chosen.max(axis=0)
         others = caption.alternatives[positions[0]] if single and options.alternatives else ()
         panels.append(
             Panel(
                 title,
                 "" if single else f"{kind} of {len(positions)} words",
                 positions,
-                combine_maps(caption.alphas, positions, options.combine),
+                alpha,
                 [mask for i in positions for mask in masks.get(i, ())],
                 others[: options.alternatives],
             )
         )
     if options.coverage and words:
         title = f"all {count} words" if count > 1 else "all 1 word"
-        panels.append(Panel(title, "mean", tuple(range(count)), mean_map(caption.alphas), []))
+        panels.append(Panel(title, "mean", tuple(range(count)), caption.alphas.mean(axis=0), []))
     return panels
 
 

@@ -29,9 +29,8 @@ from PIL import Image, ImageSequence
 
 from captioner.caption import CropBox
 from captioner.drawing.animation import Animation, animate
-from captioner.drawing.frames import Shot, plan_shots
+from captioner.drawing.frames import Shot, ease, plan_shots
 from captioner.drawing.heatmap import attention_image, shared_scale
-from captioner.drawing.maps import interpolate
 from captioner.errors import ConfigError
 
 GRID, CELLS = (3, 5), [(0, 4), (2, 0), (1, 2)]
@@ -66,7 +65,8 @@ def test_every_frame_interpolates_between_two_words_maps() -> None:
     shots = [shot for shot in plan_shots(3, 0.4, 15) for _ in range(shot.frames)]
     assert len(frames) == len(shots) == round(animation.duration * 15)
     for frame, shot in zip(frames, shots, strict=True):
-        alpha = interpolate(ends[max(shot.word - 1, 0)], ends[shot.word], shot.part)
+        start, end = ends[max(shot.word - 1, 0)], ends[shot.word]
+        alpha = start + ease(shot.part) * (end - start)
         expected = attention_image(photo, alpha, scale_max=scale, regions=caption.regions)
         assert panel_of(frame, photo.size).tobytes() == expected.tobytes()
         assert (frame.mode, frame.size) == ("RGB", animation.size)

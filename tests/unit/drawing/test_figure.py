@@ -551,9 +551,6 @@ def test_the_inputs_are_not_changed() -> None:
     np.testing.assert_array_equal(caption.alphas, alphas)
 
 
-MASK = np.zeros((30, 40), dtype=bool)
-
-
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
@@ -566,10 +563,7 @@ MASK = np.zeros((30, 40), dtype=bool)
         ({}, {"panel_size": -1}, "panel_size is -1; give an integer >= 0"),
         ({}, {"colour": "red"}, "unknown setting colour"),
         ({}, {"labels": ["a", "b"]}, "2 labels for 1 captions"),
-        ({}, {"labels": "a"}, "labels must be a list"),
         ({}, {"outlines": [{}, {}]}, "2 outlines for 1 captions"),
-        ({}, {"outlines": [{2: [MASK]}]}, "outlines has position 2, but the caption has 2 words"),
-        ({}, {"outlines": [{0: [MASK.T]}]}, r"must have the photo's shape \(30, 40\)"),
     ],
 )
 def test_errors(changes: dict[str, Any], options: dict[str, Any], message: str) -> None:

@@ -1,7 +1,4 @@
-"""Find words in a caption and combine their attention maps. Arrays and words only.
-
-Notation: T words, a grid of Gh x Gw regions. Positions count from 0; in user input, from 1.
-"""
+"""Words of a caption: found by what a user typed; positions count from 0, for users from 1."""
 
 from __future__ import annotations
 
@@ -9,10 +6,8 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from captioner.caption import Caption
-from captioner.drawing.options import Combine
 from captioner.errors import ConfigError
 from captioner.text.tokenizer import normalize, tokenize
 
@@ -88,60 +83,6 @@ def check_caption(caption: Caption) -> None:
     if not np.isfinite(caption.alphas).all():
         raise ConfigError("alphas contain NaN or infinity and cannot be drawn")
     for name in ("log_probs", "gates", "pieces", "alternatives"):
-        values = getattr(caption, name)
-        if len(values) != count and not (name in ("pieces", "alternatives") and not values):
-            raise ConfigError(f"a caption of {count} words has {len(values)} {name}")
-
-
-def combine_maps(
-    alphas: NDArray[np.float32], positions: Sequence[int], how: Combine = "mean"
-) -> NDArray[np.float32]:
-    """Combine the maps of several words into one.
-
-    Args:
-        alphas: Attention of a caption, (T, Gh, Gw).
-        positions: Positions of the words, counted from 0; at least one.
-        how: ``mean``, which sums to 1 again, or ``max`` per region, which is not renormalized:
-            regions keep the colour of the word's own map.
-
-    Returns:
-        (Gh, Gw).
-    """
-    chosen = np.asarray(alphas, dtype=np.float32)[list(positions)]
-    result: NDArray[np.float32] = chosen.mean(axis=0) if how == "mean" else chosen.max(axis=0)
-    return result
-
-
-def mean_map(alphas: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Mean of all words' maps: the coverage of the caption divided by T.
-
-    Coverage itself sums to T and could not share a colour scale with the maps of words.
-
-    Args:
-        alphas: Attention of a caption, (T, Gh, Gw), T at least 1.
-
-    Returns:
-        (Gh, Gw).
-    """
-    return combine_maps(alphas, range(len(alphas)))
-
-
-def interpolate(
-    start: NDArray[np.float32], end: NDArray[np.float32], part: float
-) -> NDArray[np.float32]:
-    """Interpolate between two maps with ``ease``; the sum stays 1 if both sum to 1.
-
-    Args:
-        start: (Gh, Gw) at ``part`` 0.
-        end: (Gh, Gw) at ``part`` 1.
-        part: Elapsed share of the time, 0 to 1.
-    """
-    eased = np.float32(ease(part))
-    mixed: NDArray[np.float32] = (np.float32(1.0) - eased) * start + eased * end
-    return mixed
-
-
-def ease(part: float) -> float:
-    """Smoothstep, 3 t^2 - 2 t^3: slow at both ends. ``part`` is clipped to 0 to 1."""
-    part = min(max(part, 0.0), 1.0)
-    return part * part * (3.0 - 2.0 * part)
+        length = len(getattr(caption, name))
+        if length != count and (length or name in ("log_probs", "gates")):
+            raise ConfigError(f"a caption of {count} words has {length} {name}")
