@@ -18,8 +18,13 @@ from captioner.data.images import Photo, open_image
 from captioner.drawing.document import base64_uri, encoded
 from captioner.drawing.frames import Scene, Shot, plan_shots
 from captioner.drawing.heatmap import fit_photo
-from captioner.drawing.options import ANIMATIONS, AnimationOptions, check_size, check_suffix
-from captioner.drawing.words import check_caption
+from captioner.drawing.options import (
+    ANIMATIONS,
+    AnimationOptions,
+    check_caption,
+    check_size,
+    check_suffix,
+)
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options

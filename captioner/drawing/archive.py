@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from captioner.caption import Caption
 from captioner.data.images import open_image
-from captioner.drawing.options import ARCHIVES, check_suffix
-from captioner.drawing.words import check_caption
+from captioner.drawing.options import ARCHIVES, check_caption, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 

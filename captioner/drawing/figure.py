@@ -16,9 +16,14 @@ from captioner.data.images import Photo, open_image
 from captioner.drawing.document import encoded
 from captioner.drawing.heatmap import fit_photo
 from captioner.drawing.layout import FigureLayout
-from captioner.drawing.options import FIGURES, FigureOptions, check_size, check_suffix
+from captioner.drawing.options import (
+    FIGURES,
+    FigureOptions,
+    check_caption,
+    check_size,
+    check_suffix,
+)
 from captioner.drawing.panels import Block, Masks, check_only, panels_of
-from captioner.drawing.words import check_caption
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options

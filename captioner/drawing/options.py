@@ -1,4 +1,4 @@
-"""Formats of pictures, and the options of each."""
+"""Formats of pictures, the options of each, and checks of what is drawn."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from annotated_types import Ge, Interval
 
+from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.option_fields import check_options
 
@@ -113,3 +115,29 @@ def check_size(kind: str, width: int, height: int, max_side: int, max_pixels: in
             f"the {kind} would have {width} x {height} pixels (limits: {max_pixels:,} pixels, "
             f"{max_side:,} per side); use a smaller panel_size or fewer words"
         )
+
+
+def check_caption(caption: Caption) -> None:
+    """Check that a caption can be drawn.
+
+    Raises:
+        ConfigError: It is not a ``Caption``, its arrays do not match its words, or its attention
+            is not finite.
+    """
+    if not isinstance(caption, Caption):
+        raise ConfigError(
+            f"expected a Caption, not {type(caption).__name__}; use the result of "
+            "model.caption(photo) or model.explain(photo, text)"
+        )
+    count, shape = len(caption.words), np.shape(caption.alphas)
+    if len(shape) != 3 or shape[0] != count or (count and 0 in shape):
+        raise ConfigError(
+            f"alphas of a caption of {count} words must have shape ({count}, rows, columns), "
+            f"not {shape}"
+        )
+    if not np.isfinite(caption.alphas).all():
+        raise ConfigError("alphas contain NaN or infinity and cannot be drawn")
+    for name in ("log_probs", "gates", "pieces", "alternatives"):
+        length = len(getattr(caption, name))
+        if length != count and (length or name in ("log_probs", "gates")):
+            raise ConfigError(f"a caption of {count} words has {length} {name}")

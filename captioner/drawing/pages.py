@@ -27,8 +27,7 @@ from captioner.drawing.document import (
     with_policy,
 )
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, fit_photo, palette
-from captioner.drawing.options import PAGES, PageOptions, check_suffix
-from captioner.drawing.words import check_caption
+from captioner.drawing.options import PAGES, PageOptions, check_caption, check_suffix
 from captioner.errors import ConfigError
 from captioner.files import atomic_write
 from captioner.option_fields import build_options

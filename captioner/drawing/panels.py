@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from captioner.caption import Alternative, Caption
 from captioner.drawing.options import FigureOptions
-from captioner.drawing.words import find
+from captioner.drawing.word_queries import find
 from captioner.errors import ConfigError
 
 Masks = Mapping[int, Sequence[NDArray[np.bool_]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from captioner.drawing.words import find
+from captioner.drawing.word_queries import find
 from captioner.errors import ConfigError
 
 WORDS = ("a", "brown", "dog", "near", "a", "man", "'s", "hat")

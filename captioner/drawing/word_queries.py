@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
-
-from captioner.caption import Caption
 from captioner.errors import ConfigError
 from captioner.text.tokenizer import normalize, tokenize
 
@@ -60,29 +57,3 @@ def _find_pieces(pieces: Sequence[str], wanted: str) -> list[tuple[int, ...]]:
             if len(text) >= len(wanted):
                 break
     return found
-
-
-def check_caption(caption: Caption) -> None:
-    """Check that a caption can be drawn.
-
-    Raises:
-        ConfigError: It is not a ``Caption``, its arrays do not match its words, or its attention
-            is not finite.
-    """
-    if not isinstance(caption, Caption):
-        raise ConfigError(
-            f"expected a Caption, not {type(caption).__name__}; use the result of "
-            "model.caption(photo) or model.explain(photo, text)"
-        )
-    count, shape = len(caption.words), np.shape(caption.alphas)
-    if len(shape) != 3 or shape[0] != count or (count and 0 in shape):
-        raise ConfigError(
-            f"alphas of a caption of {count} words must have shape ({count}, rows, columns), "
-            f"not {shape}"
-        )
-    if not np.isfinite(caption.alphas).all():
-        raise ConfigError("alphas contain NaN or infinity and cannot be drawn")
-    for name in ("log_probs", "gates", "pieces", "alternatives"):
-        length = len(getattr(caption, name))
-        if length != count and (length or name in ("log_probs", "gates")):
-            raise ConfigError(f"a caption of {count} words has {length} {name}")
