@@ -306,10 +306,8 @@ def push(argv: Sequence[str]) -> int:
     options, _ = push_parser().parse(argv)
 
     from captioner.inference import hub
-    from captioner.inference.card import CardOptions
+    from captioner.inference.card import CardOptions, files_to_push
     from captioner.inference.folder import find_model, read_config
-    from captioner.inference.sharing import files_to_push
-    from captioner.inference.sharing import push as upload
 
     if hub.is_hub_name(options.model):
         raise ConfigError(f"{options.model} is on the hub already; give a model or run folder")
@@ -319,22 +317,23 @@ def push(argv: Sequence[str]) -> int:
     folder = find_model(options.model)
     read_config(folder)  # before the model is loaded for a picture
     picture = _picture(folder, options.picture)
-    card = CardOptions(options.license, options.dataset, options.report)
-    files = files_to_push(folder, target.repo, card, picture)
+    card = CardOptions(options.license, options.dataset, options.report, picture)
+    files = files_to_push(folder, target.repo, card)
     if options.dry_run:
         _print_plan(target, files, options)
         return OK
-    address = upload(files, target, message=options.message, private=options.private or None)
-    print(address)
+    private = options.private or None
+    print(hub.push(files, target, commit_message=options.message, private=private))
     return OK
 
 
 def _picture(folder: Path, photo: str | None) -> Any:
     if photo is None:
         return None
-    from captioner.inference.captioner import card_picture, load
+    from captioner.inference.captioner import load
+    from captioner.inference.card import picture_of
 
-    return card_picture(load(folder, precision="fp32"), photo)
+    return picture_of(load(folder, precision="fp32"), photo)
 
 
 def _print_plan(target: Any, files: dict[str, bytes | Path], options: PushOptions) -> None:

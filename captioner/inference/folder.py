@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # the network is imported with torch
     from captioner.model.captioner import CaptionModel
 
 FORMAT_VERSION = 1
-CONFIG = "config.json"
+CONFIG = hub.CONFIG
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 CONFIDENCE = "confidence.safetensors"
@@ -168,7 +168,7 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
 def _download(model: hub.HubModel, options: dict[str, Any]) -> Path:
     """The folder of a model of the hub; another kind of model is refused before its weights."""
     first = hub.fetch(model, [CONFIG], **options)
-    weights = weight_files(require_captioner_model(model, first))
+    weights = weight_files(hub.read_captioner_config(model, first))
     files = [*(name for name in MODEL_FILES if name != WEIGHTS), *weights]
     # That commit, even if the branch moves on meanwhile.
     path = hub.fetch(model, files, commit=first.name, **options)
@@ -249,21 +249,6 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         )
     _require(path, *weight_files(config))
     return dict(config)
-
-
-def require_captioner_model(model: hub.HubModel, folder: Path) -> dict[str, Any]:
-    """The config among the files of a repository of the hub; ModelError if it is another's."""
-    path = folder / CONFIG
-    problem = "no format_version"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(config, dict) and isinstance(config.get("format_version"), int):
-            return config
-    except FileNotFoundError:
-        raise ModelError(f"{model} is not a captioner model: it has no {CONFIG}") from None
-    except (ValueError, OSError) as error:
-        problem = str(error)
-    raise ModelError(f"{model} is not a captioner model: its {CONFIG} has {problem}")
 
 
 def _require(path: Path, *names: str) -> None:

@@ -1,25 +1,26 @@
 """Models of the Hugging Face hub: ``hf:user/name`` or ``hf:user/name@revision``.
 
-``fetch`` downloads the files it is given by name into the hub's cache, and nothing else; ``upload``
+``fetch`` downloads the files it is given by name into the hub's cache, and nothing else; ``push``
 commits files to a repository. Token, cache folder, endpoint and offline mode are those of
 huggingface_hub: HF_TOKEN (or ``hf auth login``), HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.errors import ConfigError, ModelError, first_line
+from captioner.errors import ConfigError, ModelError
 from captioner.extras import require_extra
 from captioner.version import __version__
 
 PREFIX = "hf:"
+CONFIG = "config.json"
 
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _BAR_DELAY = 0.5
@@ -38,13 +39,6 @@ class HubModel(NamedTuple):
         return f"{PREFIX}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
-class RepoState(NamedTuple):
-    """What a repository holds before something is pushed to it."""
-
-    private: bool
-    files: tuple[str, ...]
-
-
 def is_hub_name(name: object) -> bool:
     """Whether a model's name refers to the hub: it begins with ``hf:``."""
     return str(name).startswith(PREFIX)
@@ -54,7 +48,7 @@ def parse(name: str | Path, revision: str | None = None) -> HubModel:
     """Read ``hf:user/name`` or ``hf:user/name@revision``.
 
     Args:
-        name: The name, with its prefix.
+        name: The name, with or without its prefix.
         revision: The revision, if it is not part of the name.
 
     Raises:
@@ -93,8 +87,7 @@ def fetch(
     require_extra("hub", "the Hugging Face hub")
     import huggingface_hub
 
-    given = {name: value for name, value in options.items() if value is not None}
-    with _errors(model, offline=bool(given.get("local_files_only"))):
+    with _errors(model):
         folder = huggingface_hub.snapshot_download(
             model.repo,
             revision=commit or model.revision,
@@ -102,47 +95,46 @@ def fetch(
             library_name="captioner",
             library_version=__version__,
             tqdm_class=_delayed_bar(),
-            **given,
+            **options,
         )
     return Path(folder)
 
 
-def inspect(model: HubModel, token: str | bool | None = None) -> RepoState | None:
-    """Visibility and files of a repository; None if it, or the revision, does not exist.
+def read_captioner_config(model: HubModel, folder: Path) -> dict[str, Any]:
+    """The config among the files of a repository.
+
+    Args:
+        model: The repository.
+        folder: From ``fetch``.
 
     Raises:
-        ConfigError: huggingface_hub is not installed.
-        ModelError: The hub cannot be reached or denies access.
+        ModelError: It is another kind of model.
     """
-    api = _api(token)
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    with _errors(model), suppress(RepositoryNotFoundError):
-        try:
-            found = api.model_info(model.repo, revision=model.revision)
-        except RevisionNotFoundError:  # a new branch
-            found = api.model_info(model.repo)
-        names = (sibling.rfilename for sibling in found.siblings or ())
-        return RepoState(bool(found.private), tuple(names))
-    return None
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{model} is not a captioner model: no readable {CONFIG}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("format_version"), int):
+        raise ModelError(f"{model} is not a captioner model: its {CONFIG} has no format_version")
+    return config
 
 
-def upload(
-    model: HubModel,
+def push(
     files: Mapping[str, bytes | Path],
+    target: HubModel,
     *,
-    message: str,
+    commit_message: str = "Upload a captioner model",
     private: bool | None = None,
     token: str | bool | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Create the repository, and the branch, if necessary, and commit files to it.
+    """Commit files to a repository, which is created if necessary, and its branch too.
 
     Args:
-        model: The repository; its revision is the branch.
-        files: Content, or path of the content, by name in the repository.
-        message: Of the commit.
-        private: Of a new repository; None: the account's default.
+        files: Content, or path of the content, by name; see ``card.files_to_push``.
+        target: The repository; its revision is the branch.
+        commit_message: Message of the commit.
+        private: Whether only its owner sees a new repository; None: the account's default.
         token: Default: the one that is stored.
         create_pr: Open a pull request instead.
 
@@ -150,49 +142,48 @@ def upload(
         The address of the commit.
 
     Raises:
-        ConfigError: huggingface_hub is not installed.
-        ModelError: The hub cannot be reached or refuses.
+        ConfigError: The repository exists and is public although ``private`` is given, or
+            huggingface_hub is not installed.
+        ModelError: The repository holds another kind of model, or the hub refuses or cannot be
+            reached.
     """
-    api = _api(token)
-    from huggingface_hub import CommitOperationAdd
+    require_extra("hub", "the Hugging Face hub")
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
 
+    api = HfApi(token=token, library_name="captioner", library_version=__version__)
+    with _errors(target), suppress(RepositoryNotFoundError):
+        held = api.model_info(target.repo)
+        if private and not held.private:
+            raise ConfigError(
+                f"hf:{target.repo} exists and is public; change its visibility on the hub, give "
+                "another name, or leave private out"
+            )
+        if CONFIG in [sibling.rfilename for sibling in held.siblings or ()]:
+            main = HubModel(target.repo)
+            read_captioner_config(main, fetch(main, [CONFIG], token=token))
     operations = [
         CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
         for name, content in files.items()
     ]
-    with _errors(model):
-        api.create_repo(model.repo, private=private, exist_ok=True)
-        if model.revision and not create_pr:
-            api.create_branch(model.repo, branch=model.revision, exist_ok=True)
+    with _errors(target):
+        api.create_repo(target.repo, private=private, exist_ok=True)
+        if target.revision and not create_pr:
+            api.create_branch(target.repo, branch=target.revision, exist_ok=True)
         commit = api.create_commit(
-            model.repo,
+            target.repo,
             operations,
-            commit_message=message,
-            revision=model.revision,
+            commit_message=commit_message,
+            revision=target.revision,
             create_pr=create_pr,
         )
     return str(commit.pr_url or commit.commit_url)
 
 
-def _api(token: str | bool | None) -> Any:
-    require_extra("hub", "the Hugging Face hub")
-    from huggingface_hub import HfApi
-
-    return HfApi(token=token, library_name="captioner", library_version=__version__)
-
-
-# --- errors --------------------------------------------------------------------------------------
-
-
 @contextmanager
-def _errors(model: HubModel, *, offline: bool = False) -> Iterator[None]:
-    """Turn huggingface_hub's errors into one line each, without its warnings of each retry.
-
-    Args:
-        model: What is read or written.
-        offline: Only the cache is used.
-    """
-    from huggingface_hub import constants, errors
+def _errors(model: HubModel) -> Iterator[None]:
+    """Put huggingface_hub's errors on one line, and silence its warnings of each retry."""
+    from huggingface_hub import errors
 
     transport_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # of its HTTP library
     logger = logging.getLogger("huggingface_hub")
@@ -200,77 +191,21 @@ def _errors(model: HubModel, *, offline: bool = False) -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         yield
-    except errors.RevisionNotFoundError as error:
-        if model.revision is None:
-            raise ModelError(f"{model} is not a captioner model: it is empty") from error
-        raise ModelError(
-            f"{PREFIX}{model.repo} has no revision {model.revision!r}; give one of its branches, "
-            "tags or commits"
-        ) from error
-    except errors.GatedRepoError as error:
-        page = f"{constants.ENDPOINT}/{model.repo}"
-        raise ModelError(
-            f"{model} needs permission; request it at {page}, then {_LOGIN}"
-        ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{PREFIX}{model.repo} does not exist, or is private; check the name, or {_LOGIN}"
+            f"{PREFIX}{model.repo} does not exist, or is private; check the name, or log in with "
+            "`hf auth login`, or set HF_TOKEN"
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        cause = error.__cause__
-        if isinstance(cause, errors.HfHubHTTPError):  # it was reached, and is not in the cache
-            raise ModelError(_refused(model, cause)) from error
-        raise ModelError(_unreachable(model, error, offline=offline)) from error
-    except errors.HfHubHTTPError as error:
-        raise ModelError(_refused(model, error)) from error
-    except ValueError as error:  # the card's header, for example
-        raise ModelError(f"{model}: {' '.join(str(error).split())}") from error
-    except (transport_error, OSError, RuntimeError) as error:
-        raise ModelError(
-            f"{model}: the transfer failed ({_reason(error)}); run the same again: what has "
-            "arrived is kept"
-        ) from error
+    except (transport_error, OSError, ValueError, RuntimeError) as error:
+        reason: BaseException = error
+        wrapped = (errors.LocalEntryNotFoundError, RuntimeError)
+        if isinstance(error, wrapped) and isinstance(error.__cause__, transport_error):
+            reason = error.__cause__  # rather than "while uploading ...", or "not in the cache"
+        own = getattr(reason, "server_message", None) or str(reason)
+        text = " ".join(own.split()) or type(reason).__name__
+        raise ModelError(f"{model}: {text}") from error
     finally:
         logger.setLevel(level)
-
-
-_LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
-
-
-def _refused(model: HubModel, error: Any) -> str:
-    """The message for an HTTP status."""
-    status = error.response.status_code
-    reason = error.server_message or getattr(error.response, "reason_phrase", "no reason given")
-    advice = "try again later"
-    if status in (401, 403):
-        advice = f"check the token and what it may do ({_LOGIN})"
-    return f"{model}: the hub returned {status} ({reason}); {advice}"
-
-
-def _unreachable(model: HubModel, error: Exception, *, offline: bool) -> str:
-    """The message for a model that is not in the cache, or only in parts, without connection."""
-    from huggingface_hub import constants
-
-    cache = f"is not, or not completely, in the cache ({constants.HF_HUB_CACHE})"
-    if constants.HF_HUB_OFFLINE:
-        return f"{model} {cache}, and HF_HUB_OFFLINE is set; load it once without HF_HUB_OFFLINE"
-    if offline:
-        return f"{model} {cache}; load it once without local_files_only"
-    cause = error.__cause__ or error
-    return (
-        f"{model} {cache}, and {constants.ENDPOINT} cannot be reached ({_reason(cause)}); check "
-        "the connection"
-    )
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error's own cause."""
-    while isinstance(error, RuntimeError) and error.__cause__ is not None:  # "while uploading ..."
-        error = error.__cause__
-    return first_line(error)
-
-
-# --- progress ------------------------------------------------------------------------------------
 
 
 def _delayed_bar() -> Any:
@@ -281,12 +216,6 @@ def _delayed_bar() -> Any:
 
     class DelayedBar(bar):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._created = time.monotonic()
             super().__init__(*args, **(kwargs | {"delay": _BAR_DELAY, "leave": False}))
-
-        def display(self, *args: Any, **kwargs: Any) -> Any:
-            if time.monotonic() - self._created > _BAR_DELAY:
-                return super().display(*args, **kwargs)
-            return True
 
     return DelayedBar

@@ -11,7 +11,14 @@ import pytest
 import yaml
 
 from captioner.errors import ConfigError
-from captioner.inference.card import CardOptions, is_generated, make_card, readable, write_card
+from captioner.inference.card import (
+    CardOptions,
+    Picture,
+    is_generated,
+    make_card,
+    readable,
+    write_card,
+)
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.options import DataConfig, DistillationConfig, EncoderConfig, TrainConfig
 
@@ -79,7 +86,7 @@ def test_a_card_of_scores_with_intervals(best, tmp_path):
         "search": "beam_size 3",
     }
     (tmp_path / "report.json").write_text(json.dumps(report))
-    options = CardOptions("mit", ["me/photos"], [tmp_path / "report.json"], "a dog")
+    options = CardOptions("mit", ["me/photos"], [tmp_path / "report.json"], Picture(b"", "a dog"))
 
     card = make_card(best, "me/dogs", options)
 

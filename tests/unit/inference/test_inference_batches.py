@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy_captioner import STRATEGIES, assert_same, build, ensemble_of, make_photos, stored
+from toy_captioner import (
+    assert_same,
+    build,
+    ensemble_of,
+    make_photos,
+    stored,
+)  # fmt: skip
 
 from captioner import load
 from captioner.data.images import open_image
@@ -25,30 +30,21 @@ def captioner() -> Captioner:
 
 
 @pytest.fixture(scope="module")
-def batch_captioner(captioner: Captioner) -> Captioner:
-    return captioner
-
-
-@pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return make_photos(tmp_path_factory.mktemp("photos"))
 
 
 @torch.inference_mode()
-def test_probabilities_equal_teacher_forcing(
-    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
-):
+def test_probabilities_equal_teacher_forcing(captioner: Captioner, photos: list[Path]):
     """For words and the end token."""
     ended = 0
     for photo in photos:
         caption = captioner.caption(photo)
         word_ids = captioner.stored.vocabulary.encode(caption.words)
-        pixels = torch.from_numpy(np.array(batch_captioner.prepare(open_image(photo)).pixels[0]))[
-            None
-        ]
-        decoder = batch_captioner.model.decoder
+        pixels = torch.from_numpy(np.array(captioner.prepare(open_image(photo)).pixels[0]))[None]
+        decoder = captioner.model.decoder
         tokens = torch.tensor([[[START, *word_ids]]])
-        unrolled = decoder(decoder.memory(batch_captioner.model.encode(pixels)), tokens)
+        unrolled = decoder(decoder.memory(captioner.model.encode(pixels)), tokens)
         logits = decoder.readout(unrolled.embedded, *unrolled.outputs)
         table = logits[0, 0].log_softmax(-1)
         words = [float(table[t, word_id]) for t, word_id in enumerate(word_ids)]
@@ -64,42 +60,19 @@ def test_probabilities_equal_teacher_forcing(
     assert ended > 0
 
 
-def test_batch_equals_single_photos(
-    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
-):
-    options = captioner.options(num_captions=2)
-    batch = batch_captioner.caption_batch(
-        [batch_captioner.prepare(open_image(photo)) for photo in photos], options
-    )
-    assert [len(captions) for captions in batch] == [2] * len(photos)
-    for photo, captions in zip(photos, batch, strict=True):
-        for batched, alone in zip(captions, captioner.captions(photo, num_captions=2), strict=True):
-            assert_same(batched, alone)
-
-
-def test_an_empty_batch(captioner: Captioner, batch_captioner: Captioner):
-    assert batch_captioner.caption_batch([], captioner.options()) == []
-    assert batch_captioner.explain_batch([], []) == []
-    assert list(captioner.stream([])) == []
-
-
-def test_duplicate_photos_in_a_batch_get_the_same_samples(
-    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
-):
+def test_duplicate_photos_in_a_batch_get_the_same_samples(captioner: Captioner, photos: list[Path]):
     options = captioner.options(temperature=1.0, num_captions=3)
-    prepared = [batch_captioner.prepare(open_image(photos[n])) for n in (0, 1, 0)]
-    one, other, two = batch_captioner.caption_batch(prepared, options)
+    prepared = [captioner.prepare(open_image(photos[n])) for n in (0, 1, 0)]
+    one, other, two = captioner.caption_batch(prepared, options)
     assert [c.words for c in one] == [c.words for c in two]
     assert [c.words for c in one] != [c.words for c in other]
 
 
-def test_batched_alternatives_equal_single_ones(
-    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
-):
+def test_batched_alternatives_equal_single_ones(captioner: Captioner, photos: list[Path]):
     options = captioner.options(num_captions=3)
-    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos]
+    prepared = [captioner.prepare(open_image(photo)) for photo in photos]
 
-    batch = batch_captioner.caption_batch(prepared, options, alternatives=2)
+    batch = captioner.caption_batch(prepared, options, alternatives=2)
 
     for photo, captions in zip(photos, batch, strict=True):
         alone = captioner.captions(photo, num_captions=3, alternatives=2)
@@ -113,35 +86,29 @@ def test_batched_alternatives_equal_single_ones(
                 )
 
 
-def test_explain_batch_equals_explaining_single_photos(
-    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
-):
+def test_explain_batch_equals_explaining_single_photos(captioner: Captioner, photos: list[Path]):
     texts = ["a", "a dog runs on grass", "red cat"]
-    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos[:3]]
+    prepared = [captioner.prepare(open_image(photo)) for photo in photos[:3]]
 
-    explained = batch_captioner.explain_batch(
-        prepared, [captioner.known_words(text) for text in texts]
-    )
+    explained = captioner.explain_batch(prepared, [captioner.known_words(text) for text in texts])
 
     for photo, text, caption in zip(photos, texts, explained, strict=False):
         assert_same(caption, captioner.explain(photo, text))
 
 
-def test_occlusion_equals_replacing_features_by_hand(
-    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
-):
+def test_occlusion_equals_replacing_features_by_hand(captioner: Captioner, photos: list[Path]):
     """Replace the features of one region and score the caption again."""
-    text, model = "a dog runs", batch_captioner.model
-    prepared = batch_captioner.prepare(open_image(photos[0]))
+    text, model = "a dog runs", captioner.model
+    prepared = captioner.prepare(open_image(photos[0]))
     caption = captioner.explain(photos[0], text, method="occlusion")
     tokens = captioner.stored.vocabulary.encode(captioner.known_words(text))
     start = captioner.stored.vocabulary.start("")
-    (grid,) = batch_captioner.ensemble.encode([prepared])
+    (grid,) = captioner.ensemble.encode([prepared])
     drops = []
     for region in range(grid.shape[1]):
         occluded = grid.clone()
         occluded[0, region] = grid[0].mean(dim=0)
-        scores = batch_captioner.ensemble.score([model.decoder.memory(occluded)], [[tokens]], start)
+        scores = captioner.ensemble.score([model.decoder.memory(occluded)], [[tokens]], start)
         drops.append(caption.log_probs - scores.log_probs[0, 0, range(len(tokens)), tokens])
     expected = np.maximum(np.array(drops).T, 0)
     expected /= np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
@@ -151,32 +118,20 @@ def test_occlusion_equals_replacing_features_by_hand(
 
 def test_on_a_cpu_large_batches_are_encoded_in_parts(
     captioner: Captioner,
-    batch_captioner: Captioner,
     photos: list[Path],
     monkeypatch: pytest.MonkeyPatch,
 ):
     sizes: list[int] = []
-    encode = batch_captioner.model.encode
+    encode = captioner.model.encode
 
     def recorded(pixels: torch.Tensor) -> torch.Tensor:
         sizes.append(len(pixels))
         return encode(pixels)
 
-    monkeypatch.setattr(batch_captioner.model, "encode", recorded)
+    monkeypatch.setattr(captioner.model, "encode", recorded)
     results = list(captioner.stream([photos[0]] * 19, batch_size=32))
     assert sizes == [8, 8, 3]
     assert len({result.captions[0].text for result in results}) == 1
-
-
-def test_inference_uses_no_dropout_and_no_gradients(
-    captioner: Captioner, batch_captioner: Captioner, photos: list[Path]
-):
-    assert_same(captioner.caption(photos[0]), captioner.caption(photos[0]))
-    assert not batch_captioner.model.training
-    assert all(p.grad is None for p in batch_captioner.model.parameters())
-
-
-# --- Norms folded into convolutions ---
 
 
 def with_norms() -> StoredModel:
@@ -211,23 +166,21 @@ def test_folding_norms_does_not_change_the_stored_model(photos, tmp_path: Path):
 @torch.inference_mode()
 def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Path]):
     model = with_norms()
-    batch_captioner = Captioner(model, device="cpu", precision=precision)
-    pixels = np.stack([batch_captioner.prepare(open_image(photo)).pixels[0] for photo in photos])
+    captioner = Captioner(model, device="cpu", precision=precision)
+    pixels = np.stack([captioner.prepare(open_image(photo)).pixels[0] for photo in photos])
     expected = model.model.encode(torch.from_numpy(pixels))
 
-    with autocast(precision, batch_captioner.device):
-        found = batch_captioner.model.encode(torch.from_numpy(pixels)).float()
+    with autocast(precision, captioner.device):
+        found = captioner.model.encode(torch.from_numpy(pixels)).float()
 
     assert (found - expected).norm() <= allowed * expected.norm()
     assert expected.std(dim=0).mean() > 0.01  # photos differ
 
 
-def test_weights_that_inference_does_not_change_are_not_copied(
-    captioner: Captioner, batch_captioner: Captioner
-):
+def test_weights_that_inference_does_not_change_are_not_copied(captioner: Captioner):
     own = captioner.stored.model
     for name, held in own.decoder.named_parameters():
-        assert batch_captioner.model.decoder.get_parameter(name).data_ptr() == held.data_ptr(), name
+        assert captioner.model.decoder.get_parameter(name).data_ptr() == held.data_ptr(), name
 
 
 def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
@@ -244,59 +197,21 @@ def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):
     assert learning == [parameter.requires_grad for parameter in model.model.parameters()]
 
 
-# --- Precomputed features ---
-
-
 @pytest.mark.parametrize("strategy", [{}, {"beam_size": 1}, {"num_captions": 3}], ids=str)
 def test_captions_of_features_equal_those_of_photos(
     captioner: Captioner,
-    batch_captioner: Captioner,
     photos: list[Path],
     strategy: dict[str, int],
 ):
-    prepared = [batch_captioner.prepare(open_image(photo)) for photo in photos]
+    prepared = [captioner.prepare(open_image(photo)) for photo in photos]
     pixels = torch.from_numpy(np.stack([photo.pixels[0] for photo in prepared]))
     with torch.no_grad():
-        features = batch_captioner.model.encode(pixels)
+        features = captioner.model.encode(pixels)
     regions = [photo.crop_box for photo in prepared]
     options = captioner.options(**strategy)
-    found = batch_captioner.caption_features(features, regions, options)
-    for ours, expected in zip(found, batch_captioner.caption_batch(prepared, options), strict=True):
+    found = captioner.caption_features(features, regions, options)
+    for ours, expected in zip(found, captioner.caption_batch(prepared, options), strict=True):
         for one, two in zip(ours, expected, strict=True):
             assert_same(one, two)
-    halves = batch_captioner.caption_features(
-        features.half(), regions, options
-    )  # as in a feature cache
+    halves = captioner.caption_features(features.half(), regions, options)  # as in a feature cache
     assert halves[0][0].log_prob == pytest.approx(found[0][0].log_prob, abs=0.05)
-
-
-def test_empty_features(captioner: Captioner, batch_captioner: Captioner):
-    dim = batch_captioner.model.decoder.feature_dim
-    assert batch_captioner.caption_features(torch.empty(0, 4, dim), [], captioner.options()) == []
-
-
-# --- Ensembles ---
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
-def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[str, Any]):
-    ensemble = ensemble_of(stored(), stored(size=96, seed=82))
-    options = ensemble.options(**strategy)
-    batch = ensemble.caption_batch(
-        [ensemble.prepare(open_image(photo)) for photo in photos[:5]], options
-    )
-    for photo, captions in zip(photos, batch, strict=False):
-        for one, two in zip(captions, ensemble.captions(photo, **strategy), strict=True):
-            assert_same(one, two)
-
-
-def test_models_with_equal_preprocessing_share_pixels(photos: list[Path]):
-    ensemble = ensemble_of(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
-    first, second, larger, bgr = ensemble.prepare(open_image(photos[0])).pixels
-    assert first is second
-    assert larger.shape == (96, 96, 3)
-    np.testing.assert_array_equal(bgr, first[:, :, ::-1])
-    assert (
-        ensemble.prepare(open_image(photos[0])).crop_box
-        == build().batch_captioner.prepare(open_image(photos[0])).crop_box
-    )

@@ -1,0 +1,189 @@
+"""Ensembles: means of probabilities and of attention, and which models can be averaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_captioner import (
+    STRATEGIES,
+    WORDS,
+    assert_same,
+    build,
+    ensemble_of,
+    make_photos,
+    stored,
+)  # fmt: skip
+
+from captioner import load
+from captioner.data.images import open_image
+from captioner.errors import ConfigError, ModelError
+from captioner.inference.captioner import Captioner
+from captioner.inference.folder import Graphs
+from captioner.options import SearchOptions
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return make_photos(tmp_path_factory.mktemp("photos"))
+
+
+def test_ensemble_of_identical_models_equals_the_model(captioner: Captioner, photos: list[Path]):
+    twice = ensemble_of(captioner.stored, captioner.stored)
+    for photo in photos[:5]:
+        for strategy in ({"num_captions": 3}, STRATEGIES["sampling"], STRATEGIES["forced"]):
+            found, expected = (
+                twice.captions(photo, **strategy),
+                captioner.captions(photo, **strategy),
+            )
+            for one, two in zip(found, expected, strict=True):
+                assert_same(one, two)
+
+
+@torch.inference_mode()
+def test_ensemble_probabilities_are_the_mean(photos: list[Path]):
+    models = stored(), stored(seed=81), stored(size=96, seed=82)
+    alone = [ensemble_of(model) for model in models]
+    ensemble = ensemble_of(*models)
+    for photo in photos[:4]:
+        caption = ensemble.caption(photo)
+        own = [one.explain(photo, caption.text) for one in alone]
+        mean = np.mean([np.exp(c.log_probs) for c in own], axis=0)
+        np.testing.assert_allclose(np.exp(caption.log_probs), mean, atol=1e-5)
+        assert caption.log_prob >= min(c.log_prob for c in own)
+
+
+def test_attention_is_averaged_on_a_common_grid(photos: list[Path]):
+    models = stored(), stored(seed=81)
+    ensemble = ensemble_of(*models)
+    for photo in photos[:4]:
+        caption = ensemble.caption(photo)
+        own = [ensemble_of(model).explain(photo, caption.text) for model in models]
+        np.testing.assert_allclose(caption.alphas, (own[0].alphas + own[1].alphas) / 2, atol=1e-5)
+        np.testing.assert_allclose(caption.gates, (own[0].gates + own[1].gates) / 2, atol=1e-5)
+        assert np.abs(own[0].alphas - own[1].alphas).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kinds"),
+    [((64, 96), ("crop", "crop")), ((96, 64), ("crop", "crop")), ((64, 64), ("squash", "crop"))],
+)
+def test_attention_is_the_first_models_if_grids_differ(
+    photos: list[Path], sizes: tuple[int, int], kinds: tuple[str, str]
+):
+    models = [
+        stored(kind, size=size, seed=seed)
+        for seed, (kind, size) in enumerate(zip(kinds, sizes, strict=True), 80)
+    ]
+    ensemble, first = ensemble_of(*models), ensemble_of(models[0])
+    for result in ensemble.stream(photos, batch_size=4):
+        (caption,) = result.captions
+        own = first.explain(result.photo, caption.text)
+        side = sizes[0] // 32
+        assert caption.alphas.shape == (len(caption.words), side, side)
+        np.testing.assert_allclose(caption.alphas, own.alphas, atol=1e-5)
+        np.testing.assert_allclose(caption.gates, own.gates, atol=1e-5)
+        assert caption.crop_box == own.crop_box
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [{}, {"size": 96}, {"resize": "squash"}, {"order": "BGR"}])
+def test_explaining_an_ensembles_caption_gives_the_same_evidence(
+    photos: list[Path], second: dict[str, Any]
+):
+    ensemble, ended = ensemble_of(stored(), stored(seed=81, **second)), 0
+    for photo in photos[:4]:
+        for own in ensemble.captions(photo, beam_size=20, num_captions=20):
+            if not own.words:
+                continue
+            given = ensemble.explain(photo, own.text)
+            assert given.words == own.words
+            assert given.crop_box == own.crop_box
+            np.testing.assert_allclose(given.log_probs, own.log_probs, atol=1e-4)
+            np.testing.assert_allclose(given.alphas, own.alphas, atol=1e-5)
+            np.testing.assert_allclose(given.gates, own.gates, atol=1e-5)
+            if len(own.words) < 6:  # a truncated caption has no end token
+                ended += 1
+                assert given.log_prob == pytest.approx(own.log_prob, abs=1e-3)
+    assert ended > 0
+
+
+def test_ensemble_options_are_the_first_models(photos: list[Path]):
+    short = SearchOptions(beam_size=1, max_length=2)
+    one, other = stored(search=short), stored(seed=81)
+    assert ensemble_of(one, other).options() == short
+    assert ensemble_of(other, one).options() == other.search
+    assert len(ensemble_of(one, other).caption(photos[0]).words) <= 2
+
+
+def test_models_with_different_vocabularies_raise():
+    first, same, other = stored(), stored(seed=81), stored(words=WORDS[:-1])
+    with pytest.raises(ConfigError, match="vocabularies of model 1 and model 3 differ") as caught:
+        ensemble_of(first, same, other)
+    message = str(caught.value)
+    assert f"({len(WORDS) + 4} and {len(WORDS) - 1 + 4} words)" in message
+    assert "\n" not in message
+
+
+def test_models_with_different_styles_raise():
+    first, other = stored(), stored()
+    other.vocabulary = first.vocabulary.extended((), ("coco", "flickr8k"))
+    with pytest.raises(ConfigError, match=r"the styles of model 1 and model 2 differ \(none and"):
+        ensemble_of(first, other)
+
+
+def test_exported_models_and_others_cannot_be_mixed():
+    model = stored()
+    network = model.model
+    graphs = Graphs(Path("x"), "x", network.preprocessing, network.grid, network.geometry, "fp32")
+    exported = replace(model, network=graphs)
+    with pytest.raises(ConfigError, match="model 1 is not and model 2 is exported; give models of"):
+        ensemble_of(model, exported)
+    with pytest.raises(ConfigError, match="model 1 is exported and model 2 is not; give models of"):
+        ensemble_of(exported, model)
+
+
+def test_several_folders_load_as_an_ensemble(photos: list[Path], tmp_path: Path):
+    models = stored(), stored(seed=81)
+    for number, model in enumerate(models):
+        ensemble_of(model).save(tmp_path / str(number))
+    loaded = load(tmp_path / "0", tmp_path / "1", device="cpu", precision="fp32")
+    assert len(loaded.ensemble.engines) == 2
+    assert loaded.caption(photos[0]).words == ensemble_of(*models).caption(photos[0]).words
+    loaded.save(tmp_path / "first")
+    assert load(tmp_path / "first", device="cpu").options() == loaded.options()
+    with pytest.raises(ModelError, match="does not exist"):
+        load(tmp_path / "0", tmp_path / "none", device="cpu")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_ensemble_batch_equals_single_photos(photos: list[Path], strategy: dict[str, Any]):
+    ensemble = ensemble_of(stored(), stored(size=96, seed=82))
+    options = ensemble.options(**strategy)
+    batch = ensemble.caption_batch(
+        [ensemble.prepare(open_image(photo)) for photo in photos[:5]], options
+    )
+    for photo, captions in zip(photos, batch, strict=False):
+        for one, two in zip(captions, ensemble.captions(photo, **strategy), strict=True):
+            assert_same(one, two)
+
+
+def test_models_with_equal_preprocessing_share_pixels(photos: list[Path]):
+    ensemble = ensemble_of(stored(), stored(seed=81), stored(size=96), stored(order="BGR"))
+    first, second, larger, bgr = ensemble.prepare(open_image(photos[0])).pixels
+    assert first is second
+    assert larger.shape == (96, 96, 3)
+    np.testing.assert_array_equal(bgr, first[:, :, ::-1])
+    assert (
+        ensemble.prepare(open_image(photos[0])).crop_box
+        == build().prepare(open_image(photos[0])).crop_box
+    )
