@@ -31,7 +31,6 @@ from tqdm import tqdm
 from captioner.data.batches import Batch
 from captioner.data.sources import open_source
 from captioner.errors import CheckpointError
-from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import autocast, float32_precision, pick_precision, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.card import write_card
@@ -56,6 +55,7 @@ from captioner.training.trackers import Trackers
 from captioner.training.validation import (
     Sentence,
     decode,
+    describe,
     describe_scores,
     score_sentences,
     selection_score,
@@ -252,26 +252,18 @@ class Trainer:
         Raises:
             CheckpointError: The loss or the gradient norm is not finite.
         """
-        progress, now = self.progress, time.monotonic()
-        added = self.sums.collect()
-        scaler = self.state.scaler
+        now, scaler, added = time.monotonic(), self.state.scaler, self.sums.collect()
         if scaler.is_enabled() and scaler.get_scale() < MIN_SCALE:
             added["gradient_norm"] = math.inf  # not only because the scale was too large
-        for sums in (progress.sums, progress.curve):
-            sums |= {name: sums.get(name, 0.0) + value for name, value in added.items()}
-        progress.sums["seconds"] = progress.sums.get("seconds", 0.0) + now - self._clock
-        progress.seconds += now - self._clock
+        self.progress.add(added, now - self._clock)
         self._clock = now
-        for name in ("loss", "gradient_norm"):
-            if not math.isfinite(progress.sums[name]):
-                raise CheckpointError(
-                    f"the {name.replace('_', ' ')} is {progress.sums[name]} by step "
-                    f"{progress.step} of {self.total_steps} (epoch {progress.epoch + 1}, learning "
-                    f"rate {self._lr():.1e}, clip_norm {self.training.clip_norm}); the last "
-                    "checkpoint is from before that: lower training.lr, raise "
-                    "training.warmup_steps or set training.precision fp32, and continue with "
-                    "--resume"
-                )
+        if problem := self.progress.problem():
+            raise CheckpointError(
+                f"{problem} of {self.total_steps} (learning rate {self._lr():.1e}, clip_norm "
+                f"{self.training.clip_norm}); the last checkpoint is from before that: lower "
+                "training.lr, raise training.warmup_steps or set training.precision fp32, and "
+                "continue with --resume"
+            )
 
     def _lr(self) -> float:
         """Learning rate of the last step."""
@@ -287,14 +279,7 @@ class Trainer:
         shown = list(means(progress.sums).items())[-1]
         bar.set_postfix({"epoch": progress.epoch + 1, shown[0]: f"{shown[1]:.3f}"})
         if due:
-            sums, progress.curve = progress.curve, {"step": progress.step}
-            row = {
-                "epoch": progress.epoch + 1,
-                "step": progress.step,
-                **means(sums),
-                "lr": self._lr(),
-                "gradient_norm": sums["gradient_norm"] / (progress.step - sums["step"]),
-            }
+            row = progress.curve_point(self._lr())
             if self.main:
                 self.folder.add_steps(row)
                 trackers.log(row, "train/")
@@ -318,7 +303,8 @@ class Trainer:
         """End the epoch: validate, report the metrics, save the model and the state."""
         config, progress = self.training, self.progress
         scores, sentences = self._score(self._validated_model())
-        row = self._metrics(scores, sentences)
+        row = progress.metrics(self._lr(), self.world, self.objective.signature())
+        row |= {**scores, **describe(sentences)}
         better = progress.rank(selection_score(scores, config.select), config)
         if self.main:
             self.folder.add_metrics(row)
@@ -350,27 +336,6 @@ class Trainer:
             sentences = gather_object(sentences)
         sentences = sorted(sentences, key=lambda sentence: sentence.image.image_id)
         return score_sentences(sentences), sentences
-
-    def _metrics(self, scores: dict[str, float], sentences: list[Sentence]) -> dict[str, Any]:
-        """The epoch's row in metrics.jsonl."""
-        progress, sums = self.progress, self.progress.sums
-        row: dict[str, Any] = {
-            "epoch": progress.epoch + 1,
-            "step": progress.step,
-            **means(sums),
-            "lr": self._lr(),
-            "seconds": progress.seconds,
-        }
-        if sums["samples"]:
-            row |= {
-                "sampled_bad_endings": sums["bad_endings"] / sums["samples"],
-                "seconds_waiting_for_rewards": sums["waited"] / self.world,
-                "seconds_of_epoch": sums["seconds"],
-                "reward_signature": self.objective.signature(),
-            }
-        endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
-        empty = sum(not sentence.caption.words for sentence in sentences) / len(sentences)
-        return row | {**scores, "bad_endings": endings, "empty_captions": empty}
 
     # --- Saving ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from captioner.files import atomic_write
 from captioner.options import TrainingConfig
 from captioner.training.optim import RunningAverage
 from captioner.training.setup import Setup
+from captioner.training.sums import means
 from captioner.training.validation import describe_selection
 
 NO_SCORE = 5e-4
@@ -43,7 +45,7 @@ class Progress:
     best_epoch: int = -1
     """Epoch of the best score, from 0; -1: no validation yet."""
     sums: dict[str, float] = field(default_factory=dict)
-    """Sums over the current epoch; see ``objectives.EPOCH_SUMS``."""
+    """Sums over the current epoch; see ``sums.EPOCH_SUMS``."""
     lr_scale: float = 1.0
     """Factor of the learning rate, halved on every plateau."""
     plateau: int = 0
@@ -56,6 +58,43 @@ class Progress:
     """Training time, over all sessions."""
     curve: dict[str, float] = field(default_factory=lambda: {"step": 0})
     """``sums`` since the last point of the training curves, and the step of that point."""
+
+    def add(self, sums: Mapping[str, float], seconds: float) -> None:
+        """Add ``EPOCH_SUMS`` of some steps, and the time that they took."""
+        for held in (self.sums, self.curve):
+            held |= {name: held.get(name, 0.0) + value for name, value in sums.items()}
+        self.sums["seconds"] = self.sums.get("seconds", 0.0) + seconds
+        self.seconds += seconds
+
+    def problem(self) -> str:
+        """Why training cannot go on: a sum is not finite; empty if it can."""
+        for name in ("loss", "gradient_norm"):
+            if not math.isfinite(self.sums[name]):
+                what = name.replace("_", " ")
+                return f"the {what} is {self.sums[name]} by step {self.step}"
+        return ""
+
+    def curve_point(self, lr: float) -> dict[str, Any]:
+        """A row of steps.jsonl: means over the steps since the last one."""
+        sums, self.curve = self.curve, {"step": self.step}
+        norm = sums["gradient_norm"] / (self.step - sums["step"])
+        return {**self._position(sums), "lr": lr, "gradient_norm": norm}
+
+    def metrics(self, lr: float, processes: int, reward_signature: str) -> dict[str, Any]:
+        """The epoch's part of a row of metrics.jsonl."""
+        sums = self.sums
+        row = {**self._position(sums), "lr": lr, "seconds": self.seconds}
+        if sums["samples"]:
+            row |= {
+                "sampled_bad_endings": sums["bad_endings"] / sums["samples"],
+                "seconds_waiting_for_rewards": sums["waited"] / processes,
+                "seconds_of_epoch": sums["seconds"],
+                "reward_signature": reward_signature,
+            }
+        return row
+
+    def _position(self, sums: Mapping[str, float]) -> dict[str, Any]:
+        return {"epoch": self.epoch + 1, "step": self.step, **means(sums)}
 
     def rank(self, score: float, config: TrainingConfig) -> bool:
         """Take in the score of a validation; return whether its model is the best.

@@ -24,6 +24,7 @@ from captioner.data.images import image_size, open_image
 from captioner.data.prefetch import read_batches
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import score
+from captioner.evaluation.statistics import describe_texts
 from captioner.hardware import autocast, upload
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
@@ -179,6 +180,13 @@ def _score_style(sentences: Sequence[Sentence]) -> dict[str, float]:
     ).corpus
     nats = math.fsum(s.nats for s in sentences)  # whatever the order: as with one process
     return {**corpus, "val_loss": nats / max(1, sum(s.words for s in sentences))}
+
+
+def describe(sentences: Sequence[Sentence]) -> dict[str, float]:
+    """Shares of captions that break off, and of empty ones."""
+    endings = describe_texts(sentence.caption.text for sentence in sentences)["bad_endings"]
+    empty = sum(not sentence.caption.words for sentence in sentences) / len(sentences)
+    return {"bad_endings": endings, "empty_captions": empty}
 
 
 def summary(row: Mapping[str, Any]) -> str:
