@@ -209,11 +209,8 @@ def read_dataset(
 def _labels(image: Mapping[str, Any]) -> tuple[int | str, ...]:
     """The classes of an image; COCO's format has no such field, so it may hold anything."""
     labels = image.get("labels")
-    return tuple(labels) if isinstance(labels, list) and _are_classes(labels) else ()
-
-
-def _are_classes(labels: Sequence[Any]) -> bool:
-    return all(type(label) in (int, str) for label in labels)
+    valid = isinstance(labels, list) and all(type(label) in (int, str) for label in labels)
+    return tuple(labels) if isinstance(labels, list) and valid else ()
 
 
 def locate_photos(
@@ -268,11 +265,7 @@ def karpathy_ids(path: str | Path) -> dict[str, set[int]]:
         for image in data["images"]:
             split = "train" if image["split"] == "restval" else image["split"]
             splits.setdefault(split, set()).add(int(image["cocoid"]))
-    except KeyError as error:
-        raise DataError(
-            f"{path} is not Karpathy's dataset_coco.json: an image lacks {error}"
-        ) from error
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not Karpathy's dataset_coco.json ({error})") from error
     return splits
 

@@ -99,28 +99,19 @@ def read_manifest(folder: str | Path) -> Manifest:
     try:
         with open_to_read(path) as file:
             data = parse_json(file.read(), path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if data.get("version") != VERSION:
-        raise DataError(
-            f"{path} has version {data.get('version')!r}, expected {VERSION}; recreate the shards "
-            "with captioner prepare shards --force"
-        )
-    try:
         shards = tuple(
             Shard(str(one["name"]), int(one["photos"]), int(one["bytes"]), str(one["sha256"]))
             for one in data["shards"]
+            if data["version"] == VERSION
         )
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a list of shards ({error}); {_RECREATE}") from error
-    if not shards:
-        raise DataError(f"{path} lists no shards; {_RECREATE}")
+    if not shards or not all(SHARD_NAME.fullmatch(shard.name) for shard in shards):
+        raise DataError(f"{path} is not a list of shards; {_RECREATE}")
     for shard in shards:
-        if not SHARD_NAME.fullmatch(shard.name):
-            raise DataError(f"{path} lists {shard.name!r}, which is not a shard; {_RECREATE}")
-        if shard.name not in found:
-            raise DataError(f"{join(folder, shard.name)} is missing; {_RECREATE}")
-        _compare(join(folder, shard.name), "bytes", found[shard.name], shard.size)
+        _compare(join(folder, shard.name), "bytes", found.get(shard.name, 0), shard.size)
     return Manifest(folder, shards)
 
 

@@ -133,16 +133,6 @@ def test_cached_features_equal_those_of_the_run(encoder, data, run, tmp_path, ca
     assert not torch.equal(live[:3], flipped)
 
 
-def test_repeating_the_command_changes_nothing(run, tmp_path, capsys) -> None:
-    assert run() == OK
-    before = contents_of(tmp_path / "f")
-    capsys.readouterr()
-
-    assert run() == OK
-    assert contents_of(tmp_path / "f") == before
-    assert capsys.readouterr().out == f"{tmp_path / 'f'}: features of 4 photos\n"
-
-
 def test_a_full_disk_is_reported_before_encoding(run, tmp_path, monkeypatch, capsys) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 0, 10_000))

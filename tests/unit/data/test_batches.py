@@ -19,7 +19,6 @@ from captioner.data.batches import (
     Item,
     PhotoReader,
     collate,
-    pad_captions,
     training_loader,
 )
 from captioner.data.coco import CaptionedImage
@@ -63,14 +62,6 @@ def flipped(pixels: Tensor) -> bool:
 
 
 # --- Items ---
-
-
-def test_an_item_is_a_photo_with_its_captions(make: Make, items: list[EncodedImage]):
-    image_id, pixels, captions, _ = make()[0, items[5]]
-    assert image_id == 5
-    assert (pixels.shape, pixels.dtype) == ((32, 32, 3), torch.uint8)
-    assert captions == list(items[5].tokens)
-    assert not flipped(pixels)
 
 
 def test_captions_are_sampled_by_seed_and_epoch(make: Make, items: list[EncodedImage]):
@@ -133,14 +124,6 @@ def test_known_batch():
     assert batch.images[:, 0, 0, 0].tolist() == [9, 8, 7]
     assert batch.words == 4 + 3 + 2 + 1
     assert items[1].captions == [[4, END], [5, 4, END], [END]]  # unchanged
-
-
-def test_truncated_captions_have_no_end_token():
-    tokens = pad_captions([[[4, 5], [6, END]], [[7, 8, 9, END]]])
-    assert tokens.tolist() == [
-        [[START, 4, 5, PAD, PAD], [START, 6, END, PAD, PAD]],
-        [[START, 7, 8, 9, END], [PAD] * 5],
-    ]
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 99])
@@ -265,17 +248,6 @@ def test_buckets_reduce_padding():
     assert shares == sorted(shares, reverse=True)
     assert shares[1] < 0.75 * shares[0]
     assert shares[2] < 0.5 * shares[0]
-
-
-def test_a_bucket_is_sorted_and_batches_are_shuffled():
-    """Known answer: four photos of each length, in a single bucket."""
-    sampler = EpochSampler([[3], [1], [2]] * 4, 4, 0, bucket=3)
-    found = []
-    for sampler.epoch in range(12):
-        batches = indices(sampler)
-        assert sorted(map(sorted, batches)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-        found.append([batch[0] % 3 for batch in batches])
-    assert len({tuple(order) for order in found}) > 3
 
 
 # --- Loading ---

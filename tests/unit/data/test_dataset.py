@@ -88,27 +88,12 @@ def test_written_files_can_be_imported_again(tmp_path: Path):
     assert import_captions(tmp_path / "captions_all.json", "coco") == {UNSPLIT: photos}
 
 
-def test_invalid_unicode_is_kept(tmp_path: Path):
-    photos = [photo("\udcff.jpg", "a \ud83d dog"), photo("b.jpg"), photo("c.jpg")]
-    write_coco(split_randomly(photos), tmp_path)
-    found = [p for file in tmp_path.iterdir() for p in import_captions(file, "coco")[UNSPLIT]]
-    assert {(p.file_name, p.captions) for p in found} == {(p.file_name, p.captions) for p in photos}
-
-
 def test_ids_are_kept_and_missing_ones_follow_the_largest(tmp_path: Path):
     write_coco(
         {"train": [photo("a", image_id=0), photo("b")], "val": [photo("c", image_id=8)]}, tmp_path
     )
     assert sorted(load(tmp_path / "captions_train.json").imgs) == [0, 9]
     assert sorted(load(tmp_path / "captions_val.json").imgs) == [8]
-
-
-@pytest.mark.parametrize(("first", "ids"), [(1, [7, 8, 9]), (8, [7, 8, 9]), (100, [7, 100, 101])])
-def test_photos_without_ids_are_numbered_from_first_id(tmp_path: Path, first: int, ids: list[int]):
-    splits = {"train": [photo("a", "x"), photo("b", "y", image_id=7)], "val": [photo("c", "z")]}
-    write_coco(splits, tmp_path, first_id=first)
-    given = [load(tmp_path / f"captions_{split}.json").getImgIds() for split in splits]
-    assert sorted(given[0] + given[1]) == ids
 
 
 @pytest.mark.parametrize(

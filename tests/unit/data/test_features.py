@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 from toy_features import (
     BLOCK,
     FLIPPED,
@@ -70,23 +69,6 @@ def test_flipped_rows_are_features_of_flipped_pixels(tmp_path, images, plan) -> 
         cache.read([(15, True)])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="no fork")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_loader_workers_read_the_same_features(tmp_path, plan, start) -> None:
-    cache = fill(tmp_path / "f", plan())
-    rows = rows_of(plan())
-    loader = DataLoader(
-        rows,  # type: ignore[arg-type]
-        batch_size=4,
-        collate_fn=cache.read,
-        num_workers=1,
-        multiprocessing_context=start,
-    )
-
-    assert torch.equal(torch.cat(list(loader)), cache.read(rows))
-
-
 def test_cache_can_be_used_in_another_process(tmp_path, plan) -> None:
     cache = fill(tmp_path / "f", plan())
 
@@ -135,12 +117,6 @@ def test_another_fingerprint_is_refused(tmp_path, plan, changes, message) -> Non
         FeatureWriter(tmp_path / "f", plan(fingerprint=fingerprint))
 
 
-def test_the_fingerprint_has_every_field_of_the_preprocessing() -> None:
-    fingerprint = feature_fingerprint("toy", STATE, PREPROCESSING)
-
-    assert set(fingerprint) == {"encoder", "weights", *vars(PREPROCESSING)}
-
-
 def test_the_sign_of_a_zero_does_not_change_the_fingerprint() -> None:
     """A running average of weights that never change turns -0.0 into 0.0."""
     one, other = (
@@ -168,17 +144,6 @@ def test_a_changed_byte_is_reported_with_the_photos_name(tmp_path, images, plan)
     for _ in range(2):
         with pytest.raises(DataError, match=r"features of 3\.png are damaged.*--force"):
             cache.read([(12, False), (13, False)])
-
-
-def test_truncated_rows_are_refused(tmp_path, plan) -> None:
-    fill(tmp_path / "f", plan())
-    os.truncate(tmp_path / "f" / ROWS, 1000)
-    with pytest.raises(DataError, match=r"1,000 bytes, expected 2,304.*--force"):
-        FeatureCache.open(tmp_path / "f", plan().fingerprint)
-
-    (tmp_path / "f" / ROWS).unlink()
-    with pytest.raises(DataError, match="0 bytes"):
-        FeatureCache.open(tmp_path / "f", plan().fingerprint)
 
 
 # --- photos that change --------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 from captioner.data.importers import (
     IMPORTERS,
     UNSPLIT,
-    Columns,
     ImportedPhoto,
     Splits,
     detect_layout,
@@ -300,14 +299,6 @@ def test_invalid_json_lines(tmp_path: Path, line: str, expected: str):
     with pytest.raises(DataError, match=expected) as caught:
         import_captions(put(tmp_path / "a.jsonl", line), "jsonl")
     assert "\n" not in str(caught.value)
-
-
-def test_columns_may_be_named(tmp_path: Path):
-    table = put(tmp_path / "a.txt", "id|Bild|Worte\n1|1.png|a dog\n")
-    found = import_captions(table, "csv", Columns("bild", "Worte"))
-    assert found == {"all": [ImportedPhoto("1.png", ("a dog",))]}
-    lines = put(tmp_path / "a.jsonl", '{"Bild": "1.png", "Worte": "a dog"}')
-    assert import_captions(lines, "jsonl", Columns("Bild", "Worte")) == found
 
 
 # --- Detection ---

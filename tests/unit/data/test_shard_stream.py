@@ -10,15 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from toy_shards import PER_SHARD, PHOTOS, copied, grey_photos
 
-from captioner.data.augmentation import Augmentation
 from captioner.data.batches import EncodedImage, Item, PhotoReader
 from captioner.data.coco import CaptionedImage
-from captioner.data.images import open_image
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shard_writer import write_shards
 from captioner.data.shards import Manifest, read_manifest
@@ -182,20 +179,6 @@ def test_worker_processes_yield_the_same_batches(make: Make, workers: int, start
 # --- Items ---
 
 
-def test_photos_from_shards_are_augmented_like_files(make: Make, images: list[CaptionedImage]):
-    augmentation = Augmentation(0.5, 0.3)
-    by_id = {one.image_id: one for one in images}
-    changed = 0
-    for batch in make(epoch=2, augmentation=augmentation):
-        for number, pixels, _, _ in batch:
-            plain = open_image(by_id[number].path)
-            image = augmentation.augmented(plain, seed=0, epoch=2, key=str(number))
-            expected = Preprocessing(8, resize="squash").pixels(image)
-            assert torch.equal(pixels, torch.from_numpy(np.array(expected)))
-            changed += image.tobytes() != plain.tobytes()
-    assert changed > PHOTOS // 2
-
-
 def test_a_damaged_photo_is_logged_and_skipped(
     images: list[CaptionedImage], tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ):
@@ -224,20 +207,6 @@ def test_a_changed_byte_is_found(make: Make, folder: Path, tmp_path: Path):
     (out / "shard-000003.tar").write_bytes(content)
     with pytest.raises(DataError, match=r"shard-000003\.tar is damaged: its SHA-256"):
         list(make(manifest))
-
-
-@pytest.mark.parametrize("keep", [0, 100, 512, 700, 1600, -600])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_shard_truncated_during_training(
-    make: Make, folder: Path, tmp_path: Path, keep: int, workers: int
-):
-    out = copied(folder, tmp_path / "out")
-    manifest = read_manifest(out)
-    path = out / "shard-000003.tar"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"shard-000003\.tar") as caught:
-        list(make(manifest, workers=workers))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_workers_error_is_one_line_and_ends_all_workers(make: Make, folder: Path, tmp_path: Path):

@@ -118,27 +118,6 @@ def test_we_read_the_shards_of_webdataset(
     assert [one.file_name for one in found] == [one.path.name for one in images]
 
 
-def test_the_members_keep_the_file_s_own_extension(folder: Path):
-    with tarfile.open(folder / "shard-000000.tar") as tar:
-        names = tar.getnames()
-        for photo, about in zip(names[::2], names[1::2], strict=True):
-            number = int(photo.partition(".")[0])
-            assert photo == f"{number:012d}.{'png' if number % 2 else 'PNG'}"
-            assert about == f"{number:012d}.json"
-
-
-def test_the_manifest_lists_every_shard(folder: Path):
-    manifest = read_manifest(folder)
-    assert [shard.photos for shard in manifest.shards] == [3] * 7 + [2]
-    assert manifest.photos == PHOTOS
-    for shard in manifest.shards:
-        content = (folder / shard.name).read_bytes()
-        assert shard.size == len(content)
-        assert shard.sha256 == hashlib.sha256(content).hexdigest()
-    assert set(contents(folder)) == {MANIFEST} | {shard.name for shard in manifest.shards}
-    assert json.loads((folder / MANIFEST).read_text())["version"] == 1
-
-
 def test_the_same_seed_gives_the_same_bytes(
     images: list[CaptionedImage], folder: Path, tmp_path: Path
 ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from torch import Tensor
 from captioner.data.batches import Batch, EncodedImage, EpochSampler, PhotoReader, photo_tensor
 from captioner.data.coco import CaptionedImage
 from captioner.data.images import open_image
-from captioner.data.sources import FeatureSource, PhotoSource, open_source
+from captioner.data.sources import FeatureSource, PhotoSource
 from captioner.errors import DataError
 from captioner.model.preprocessing import Preprocessing
-from captioner.options import DataConfig, TrainConfig, TrainingConfig
 from captioner.text.vocabulary import PAD
 
 PREPROCESSING = Preprocessing(image_size=32)
@@ -109,31 +107,6 @@ def test_features_and_photos_give_the_same_batches(make: Make, bucket: int) -> N
 
 
 @each_kind
-def test_uses_of_a_photo_in_one_batch_are_independent(
-    photos: list[EncodedImage], kind: str
-) -> None:
-    """Each as if it were alone: with its own captions and flip."""
-    photo = photos[3]  # with four captions
-    uses = [replace(photo, repeat=repeat) for repeat in range(9)]
-    options: dict[str, Any] = {"max_captions": 1, "horizontal_flip": True, "seed": 5}
-
-    def sampled(some: list[EncodedImage]) -> list[tuple[bytes, bytes]]:
-        sampler = EpochSampler([[1]] * len(some), 9, 5)
-        reader = PhotoReader(PREPROCESSING, **options)
-        source: Source = FeatureSource(Cache(some), reader, some, sampler)  # type: ignore[arg-type]
-        if kind == "photos":
-            source = PhotoSource(reader, some, sampler, workers=0)
-        [batch] = source.batches(0, 0)
-        rows = zip(batch.images, batch.tokens, strict=True)
-        return sorted((a.numpy().tobytes(), b[b != PAD].numpy().tobytes()) for a, b in rows)
-
-    together = sampled(uses)
-    assert together == sorted(one for use in uses for one in sampled([use]))
-    assert len({image for image, _ in together}) == 2
-    assert len({tokens for _, tokens in together}) > 2
-
-
-@each_kind
 @any_bucket
 @pytest.mark.parametrize("start", [1, 2, 3])
 def test_an_epoch_can_start_at_any_batch(make: Make, kind: str, bucket: int, start: int) -> None:
@@ -196,22 +169,3 @@ def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
 
 
 # --- Opening --------------- ---------------------------------------------------------------------
-
-
-def test_augmentation_follows_the_config(photos: list[EncodedImage]) -> None:
-    plain = TrainConfig(data=DataConfig(workers=0), training=TrainingConfig(batch_size=3))
-    augmented = TrainConfig(
-        data=DataConfig(workers=0, min_crop=0.5, color_jitter=0.2),
-        training=TrainingConfig(batch_size=3),
-    )
-
-    usual, one, again = (
-        list(open_source(config, photos, PREPROCESSING, None).batches(0, 0))
-        for config in (plain, augmented, augmented)
-    )
-
-    for batch, other, same in zip(usual, one, again, strict=True):
-        assert_same(other, same)
-        assert batch.image_ids == other.image_ids
-        assert torch.equal(batch.tokens, other.tokens)
-        assert not any(map(torch.equal, batch.images, other.images))

@@ -15,7 +15,6 @@ from test_objectives import WORDS, batch_of, model_of, photos_of
 from torch import Tensor
 
 from captioner.data.batches import Batch
-from captioner.errors import ConfigError
 from captioner.inference.folder import StoredModel, load_model
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.captioner import CaptionModel
@@ -211,27 +210,3 @@ def test_a_run_learns_from_the_models_that_it_names(configure: Any, trained: Any
     of_one = Teacher(config.distillation, models[:1], setup.stored.vocabulary, setup.train)
     one = of_one.targets(batch.images, batch.tokens, batch.image_ids)
     assert not torch.allclose(task.targets, one, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": {"styles": ["plain"]}}, r"the styles of .*first.best are not those"),
-        ({"data": {"vocabulary_threshold": 2}}, r"the styles of .*first.best are not those"),
-        ({"encoder": {"image_size": 64}}, r".*first.best has another image size"),
-    ],
-)
-def test_models_that_cannot_teach(
-    changes: dict[str, Any], message: str, *, configure: Any, trained: Any
-) -> None:
-    """They were trained with other settings than the model that is to learn."""
-    teacher = trained("first")
-    other = trained("other", **changes)
-    config = configure(
-        **{**changes, "data": {**changes.get("data", {}), "extend_vocabulary": False}},
-        init_from=other,
-        distillation={"models": [teacher]},
-    )
-    with pytest.raises(ConfigError, match=message):
-        prepare(config)

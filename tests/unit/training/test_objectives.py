@@ -284,38 +284,6 @@ def test_leave_one_out_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) ->
     assert sums["samples"] == 3
 
 
-def test_greedy_baseline_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    enumeration = Enumeration(monkeypatch, 7, samples=2, baseline="greedy")
-    rewards = [toy_reward(*enumeration.sentences[number]) for number in (1, 14)]
-    baseline = toy_reward(*enumeration.sentences[7])
-    enumeration.sampled = (1, 14)
-
-    [task] = enumeration.objective.tasks(
-        enumeration.model, enumeration.batch, enumeration.images, 0
-    )
-
-    expected = [own - baseline for own in rewards]
-    assert task.advantages().tolist() == [pytest.approx(expected, rel=1e-6)]
-    sums = enumeration.objective.sums()
-    assert sums["reward"] == pytest.approx(sum(rewards))
-    assert sums["baseline"] == pytest.approx(2 * baseline)
-
-
-def test_samples_of_a_deterministic_model_are_greedy() -> None:
-    """So that all advantages are 0."""
-    photos = photos_of(WORDS)
-    model, batch = model_of(WORDS), batch_of(photos)
-    with torch.no_grad():
-        model.decoder.word_output.weight *= 1e6
-    for baseline in ("greedy", "leave_one_out"):
-        objective = objective_of(photos, baseline=baseline)
-
-        weights = objective.tasks(model, batch, batch.images, 0)[0].advantages()
-
-        assert not weights.any()
-        assert objective.sums()["reward"] > 0
-
-
 # --- Sampling ------------------------------------------------------------------------------------
 
 
@@ -336,16 +304,6 @@ def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
         for image_id, rows in sentences_of(task, part).items():
             assert list(map(words_in, rows)) == list(map(words_in, together[image_id]))
     assert len({str(rows) for rows in together.values()}) == len(photos)
-
-
-def test_dropout_is_off_when_sampling() -> None:
-    photos = photos_of(WORDS)
-    model, batch = model_of(WORDS, dropout=0.9), batch_of(photos)
-
-    samples = objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens
-    model.decoder.dropout.p = 0.0
-
-    assert torch.equal(objective_of(photos).tasks(model, batch, batch.images, 0)[0].tokens, samples)
 
 
 def test_dropout_is_off_in_the_training_pass() -> None:
@@ -391,20 +349,6 @@ def test_a_photo_without_captions_adds_nothing() -> None:
 
 
 # --- Reference captions --------------------------------------------------------------------------
-
-
-def test_reference_task_uses_the_batchs_captions() -> None:
-    photos = photos_of(WORDS)
-    batch = batch_of(photos)
-
-    objective = ReferenceCaptions(0.0, 10)
-    (task,) = objective.tasks(model_of(WORDS), batch, batch.images, 5)
-
-    assert task.tokens is batch.tokens
-    assert task.words == batch.words
-    assert task.inputs is task.advantages is None
-    assert objective.sums() == {}
-    assert objective.signature() == ""
 
 
 def test_scheduled_sampling_rises_linearly() -> None:

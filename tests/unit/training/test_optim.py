@@ -80,28 +80,3 @@ def test_the_average_follows_the_equation(decay: float):
         expected = d * expected + (1 - d) * weight
         found = average.module.weight.detach().numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_average_matches_torchs_averaged_model(configure: Any):
-    """Bit for bit, with parameters and buffers, and from a state that was saved and loaded."""
-
-    def update(averages: Any, weights: Any, n: torch.Tensor) -> None:
-        decay = min(0.9, (1 + float(n)) / (10 + float(n)))
-        torch._foreach_lerp_(averages, weights, 1 - decay)
-
-    model = prepare(configure()).stored.model
-    expected = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=update)
-    average = RunningAverage(model, 0.9)
-    for step in range(6):
-        if step == 3:
-            saved = average.state_dict()
-            average = RunningAverage(model, 0.9)
-            average.load_state_dict(saved)
-        with torch.no_grad():
-            for tensor in model.state_dict().values():
-                tensor.copy_(torch.randn(tensor.shape))
-        average.update_parameters(model)
-        expected.update_parameters(model)
-        one, two = average.state_dict(), expected.state_dict()
-        assert one.keys() == two.keys()
-        assert not [name for name in one if not torch.equal(one[name], two[name])]

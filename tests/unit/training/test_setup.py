@@ -17,22 +17,6 @@ from captioner.training.setup import open_encoder, prepare
 # --- Model ---
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ({"attention": "aditive"}, "unknown decoder.attention 'aditive'; use one of additive"),
-        ({"attention": "concat", "query": "self"}, "decoder.query 'self' does not support"),
-        ({"attention": "fixed", "selection": "hard"}, "decoder.selection 'hard' does not support"),
-    ],
-)
-def test_decoder_settings_are_checked_before_the_data_are_read(
-    configure: Any, tmp_path: Path, words: dict[str, str], expected: str
-):
-    missing = str(tmp_path / "missing.json")  # reading it would raise another error
-    with pytest.raises(ConfigError, match=expected):
-        prepare(configure(decoder=words, data={"train_annotations": [missing]}))
-
-
 def test_initial_weights_depend_on_the_seed(configure: Any):
     def weights(seed: int) -> dict[str, torch.Tensor]:
         torch.rand(3)  # the state of the generator does not matter
@@ -101,21 +85,6 @@ def test_a_second_stage_keeps_its_models_attention(configure: Any, tmp_path: Pat
     assert config.decoder is given  # the caller's config is not changed
     assert config.decoder.attention == "additive"
     assert second.model.grid == (3, 3)  # only 'location' depends on the number of regions
-
-
-def test_a_second_stage_with_location_attention_keeps_the_grid(configure: Any, tmp_path: Path):
-    first = stage_of(configure, tmp_path / "first", attention="location")
-    larger = configure(init_from=str(first), encoder={"image_size": 96})
-    expected = (
-        r"^encoder\.image_size 96 gives \(3, 3\) regions, but attention 'location' of .*first was "
-        r"trained on \(2, 2\); use image_size 48$"
-    )
-    with pytest.raises(ConfigError, match=expected):
-        prepare(larger)
-    same_grid = prepare(configure(init_from=str(first), encoder={"image_size": 64})).stored
-    assert same_grid.model.grid == (2, 2)
-    rows = same_grid.model.decoder.attention.scorer.place.weight
-    assert torch.equal(rows, load_model(first).model.decoder.attention.scorer.place.weight)
 
 
 def test_a_second_stage_at_another_image_size_resamples_position_embeddings(

@@ -14,11 +14,9 @@ from PIL import Image
 
 from captioner import load
 from captioner.cli.main import OK, main
-from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import load_model, save_model
 from captioner.text.vocabulary import START, Vocabulary
-from captioner.training.data import first_of_styles
 from captioner.training.loop import start
 from captioner.training.setup import prepare
 
@@ -131,16 +129,6 @@ def test_fine_tuning_adds_a_style_that_starts_like_the_default(
         assert found.log_prob == pytest.approx(old[kept].log_prob, rel=1e-5)
 
 
-def test_a_data_set_can_be_repeated_within_an_epoch(two_styles: Any, configure: Any) -> None:
-    photos = prepare(configure(data=two_styles | {"repeats": [1, 3]})).train
-    ids = [photo.image.image_id for photo in photos]
-    assert [ids.count(i) for i in (1, 8, 1 + OFFSET, 8 + OFFSET)] == [1, 1, 3, 3]
-    vocabulary = prepare(configure(data=two_styles)).stored.vocabulary
-    assert [photo.repeat for photo in photos if photo.image.image_id == 1 + OFFSET] == [0, 1, 2]
-    starts = {photo.image.image_id // OFFSET: photo.start for photo in photos}
-    assert starts == {0: vocabulary.start("plain"), 1: vocabulary.start("loud")}
-
-
 def test_data_sets_may_use_the_same_ids(configure: Any, tmp_path: Path) -> None:
     """Two sets numbered from 1, as by ``captioner prepare dataset``."""
     files, folders = [], []
@@ -167,19 +155,6 @@ def test_data_sets_may_use_the_same_ids(configure: Any, tmp_path: Path) -> None:
     assert [(image.image_id, image.style) for image in setup.val] == [(1, "cats"), (2, "dogs")]
     with pytest.raises(DataError, match="--first-id"):  # features are stored by id
         prepare(configure(data=data | {"features": str(tmp_path / "features")}))
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(0, "aaaabb"), (1, "a"), (2, "ab"), (4, "aabb"), (5, "aaabb"), (6, "aaaabb"), (99, "aaaabb")],
-)
-def test_validation_is_limited_to_photos_of_every_style(count: int, expected: str) -> None:
-    photos = [CaptionedImage(n, Path("x"), ("a",), style=s) for n, s in enumerate("aaaabb")]
-    found = first_of_styles(photos, count)
-    assert "".join(photo.style for photo in found) == expected
-    for style in "ab":
-        of_style = [photo for photo in photos if photo.style == style]
-        assert [p for p in found if p.style == style] == of_style[: expected.count(style)]
 
 
 @pytest.mark.slow
