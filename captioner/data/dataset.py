@@ -18,15 +18,13 @@ from captioner.data.coco import read_captions
 from captioner.data.images import image_size
 from captioner.data.importers import (
     TABLES,
-    UNSPLIT,
-    USUAL,
-    Columns,
     ImportedPhoto,
     Splits,
     detect_layout,
     find_source,
     import_captions,
 )
+from captioner.data.tables import UNSPLIT, USUAL, Columns
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.files import atomic_write
 

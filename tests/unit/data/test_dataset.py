@@ -14,13 +14,8 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from captioner.data.dataset import split_randomly, write_coco
-from captioner.data.importers import (
-    UNSPLIT,
-    ImportedPhoto,
-    Splits,
-    find_source,
-    import_captions,
-)
+from captioner.data.importers import ImportedPhoto, Splits, find_source, import_captions
+from captioner.data.tables import UNSPLIT
 from captioner.errors import DataError
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"

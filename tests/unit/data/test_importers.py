@@ -10,13 +10,13 @@ import pytest
 
 from captioner.data.importers import (
     IMPORTERS,
-    UNSPLIT,
     ImportedPhoto,
     Splits,
     detect_layout,
     find_source,
     import_captions,
 )
+from captioner.data.tables import UNSPLIT
 from captioner.errors import DataError
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
