@@ -3,13 +3,13 @@
 The format is detected from the content, not the extension. EXIF rotation is applied, transparent
 pixels become white, and the first frame of an animation is used. Truncated images are refused: a
 grey lower half would get a confident, wrong caption. Grey values of more than 8 bits are scaled,
-where Pillow would clip them: see `_to_8_bit`. HEIC is read with ``pillow-heif``, if installed.
+where Pillow would clip them: see `captioner.data.pixels`. HEIC is read with ``pillow-heif``, if
+installed.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 import stat
@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageChops, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from captioner.data.arrays import image_from_array
 from captioner.data.formats import HEIC, RAW, format_by_content, register_heif
+from captioner.data.pixels import image_from_array, to_rgb
 from captioner.errors import ImageError, LargeImageError, NotAnImageError, first_line
 
 MAX_PIXELS = 178_956_970
@@ -344,74 +344,6 @@ def _is_raw(image: Image.Image, head: bytes, called: str) -> bool:
     tags = getattr(image, "tag_v2", {})
     reduced = isinstance(tags.get(254), int) and tags[254] & 1 and 330 in tags
     return 50706 in tags or bool(reduced)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to a new RGB image, transparent pixels to white; not rotated."""
-    if image.mode in {"I", "F"} or image.mode.startswith("I;16"):
-        return Image.fromarray(_to_8_bit(image)).convert("RGB")
-    if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, _to_rgba(image)).convert("RGB")
-    if image.mode == "CMYK" and image.format in {"JPEG", "MPO"} and "adobe" not in image.info:
-        # Adobe stores inverted inks and marks the file; Pillow inverts every CMYK JPEG.
-        return ImageChops.invert(image).convert("RGB")
-    return image.convert("RGB")  # always a new image, never Pillow's file object
-
-
-def _to_rgba(image: Image.Image) -> Image.Image:
-    return image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
-
-
-def _to_8_bit(image: Image.Image) -> NDArray[np.uint8]:
-    """Scale grey values of more than 8 bits to 0..255.
-
-    16-bit modes, and the 32-bit mode for formats that are 16-bit (PNG, PGM), are divided by 257.
-    Other 32-bit integers and floats have no fixed range, so it is taken from the values: 0..1
-    (floats only) is multiplied by 255, 0..255 is kept, 0..65535 is divided by 257, and any other
-    range is stretched. NaN becomes 0, an infinity the nearest finite value. The value that a PNG
-    declares transparent becomes white.
-    """
-    values = np.asarray(image)
-    low, high = _range(values)
-    scaled = np.empty(values.shape, dtype=np.uint8)
-    for start in range(0, len(values), _STRIP):  # in strips: float64 takes 8 times the memory
-        strip = slice(start, start + _STRIP)
-        scaled[strip] = _strip_to_8_bit(values[strip].astype(np.float64), image, low, high)
-    return scaled
-
-
-_STRIP = 256
-"""Rows that are scaled together."""
-
-
-def _range(values: NDArray[Any]) -> tuple[float, float]:
-    """Smallest and largest finite value; 0 and 0 if there is none."""
-    low, high = math.inf, -math.inf
-    for start in range(0, len(values), _STRIP):
-        strip = values[start : start + _STRIP]
-        finite = strip[np.isfinite(strip)]
-        if finite.size:
-            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-    return (low, high) if low <= high else (0.0, 0.0)
-
-
-def _strip_to_8_bit(
-    values: NDArray[np.float64], image: Image.Image, low: float, high: float
-) -> NDArray[np.uint8]:
-    grey = np.nan_to_num(values, nan=0.0, posinf=high, neginf=low)
-    if image.mode.startswith("I;16") or image.format in {"PNG", "PPM"}:
-        grey /= 257
-    elif low < 0 or high > 65535:
-        grey = (grey - low) * (255 / (high - low) if high > low else 0)
-    elif high > 255:
-        grey /= 257
-    elif high <= 1 and image.mode == "F":
-        grey *= 255
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        grey[values == transparent] = 255
-    return np.clip(np.rint(grey), 0, 255).astype(np.uint8)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.data.images import to_rgb
+from captioner.data.pixels import to_rgb
 from captioner.drawing.options import Colormap
 from captioner.errors import ConfigError
 from captioner.geometry import Geometry

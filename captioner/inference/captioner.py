@@ -140,7 +140,7 @@ class Captioner(BatchMethods):
 
         Args:
             photo: A path; the bytes of an image file, or an open binary file; a PIL image; a NumPy
-                array, see ``data.arrays.image_from_array``. Or a list of these.
+                array, see ``data.pixels.image_from_array``. Or a list of these.
             **options: Of ``stream``, e.g. ``beam_size=1`` or ``method="occlusion"``.
 
         Returns:
