@@ -8,6 +8,7 @@ own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -44,17 +45,14 @@ class Source(Protocol):
         """An epoch's batches from batch ``start``."""
 
 
+@dataclass
 class PhotoSource:
     """Photos from their files."""
 
-    def __init__(
-        self,
-        reader: PhotoReader,
-        photos: Sequence[EncodedImage],
-        sampler: EpochSampler,
-        workers: int,
-    ) -> None:
-        self.reader, self.photos, self.sampler, self.workers = reader, photos, sampler, workers
+    reader: PhotoReader
+    photos: Sequence[EncodedImage]
+    sampler: EpochSampler
+    workers: int = 0
 
     def batches_in(self, epoch: int) -> int:
         """See ``Source``."""
@@ -64,30 +62,20 @@ class PhotoSource:
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """See ``Source``."""
         self.sampler.epoch, self.sampler.start = epoch, start
-        yield from training_loader(self.reader, self.photos, self.sampler, self.workers)
+        yield from self._read()
+
+    def _read(self) -> Iterator[Batch]:
+        return training_loader(self.reader, self.photos, self.sampler, self.workers)
 
 
-class FeatureSource:
-    """Features from a cache, which a thread reads ahead."""
+@dataclass(kw_only=True)
+class FeatureSource(PhotoSource):
+    """Features of the photos from a cache, which a thread reads ahead."""
 
-    def __init__(
-        self,
-        cache: FeatureCache,
-        reader: PhotoReader,
-        photos: Sequence[EncodedImage],
-        sampler: EpochSampler,
-    ) -> None:
-        self.cache, self.reader, self.photos, self.sampler = cache, reader, photos, sampler
+    cache: FeatureCache
 
-    def batches_in(self, epoch: int) -> int:
-        """See ``Source``."""
-        del epoch
-        return self.sampler.batches
-
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """See ``Source``."""
-        self.sampler.epoch, self.sampler.start = epoch, start
-        yield from read_ahead(self._batch, self.sampler, ahead=AHEAD)
+    def _read(self) -> Iterator[Batch]:
+        return read_ahead(self._batch, self.sampler, ahead=AHEAD)
 
     def _batch(self, indices: list[tuple[int, int]]) -> Batch:
         """A batch of (epoch, index); collated before reading, so that features are copied once."""
@@ -104,11 +92,11 @@ class FeatureSource:
         return batch._replace(images=images)
 
 
+@dataclass
 class ShardSource:
     """Photos streamed from shards."""
 
-    def __init__(self, stream: ShardStream) -> None:
-        self.stream = stream
+    stream: ShardStream
 
     def batches_in(self, epoch: int) -> int:
         """See ``Source``."""
@@ -174,5 +162,5 @@ def open_source(
         bucket=max(1, min(data.bucket_batches, quarter)),
     )
     if cache is not None:
-        return FeatureSource(cache, reader, photos, sampler)
+        return FeatureSource(reader, photos, sampler, cache=cache)
     return PhotoSource(reader, photos, sampler, data.workers)

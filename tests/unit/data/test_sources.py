@@ -71,7 +71,7 @@ def make(photos: list[EncodedImage]) -> Make:
         reader = PhotoReader(PREPROCESSING, **options)
         if kind == "photos":
             return PhotoSource(reader, photos, sampler, workers=0)
-        return FeatureSource(Cache(photos), reader, photos, sampler)  # type: ignore[arg-type]
+        return FeatureSource(reader, photos, sampler, cache=Cache(photos))  # type: ignore[arg-type]
 
     return build
 
