@@ -276,8 +276,9 @@ class Trainer:
         if not (due or self.device.type == "cpu" or progress.step % COLLECT_EVERY == 0):
             return False
         self.collect()
-        shown = list(means(progress.sums).items())[-1]
-        bar.set_postfix({"epoch": progress.epoch + 1, shown[0]: f"{shown[1]:.3f}"})
+        found = means(progress.sums)
+        name = "reward" if "reward" in found else "loss"
+        bar.set_postfix({"epoch": progress.epoch + 1, name: f"{found[name]:.3f}"})
         if due:
             row = progress.curve_point(self._lr())
             if self.main:
