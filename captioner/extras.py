@@ -14,7 +14,7 @@ EXTRAS = {
         "prometheus_client",
         "python_multipart",
         "starlette",
-        "uvicorn",
+        "granian",
     ),
     "train": ("torch", "torchvision", "accelerate", "pycocoevalcap"),
     "export": ("torch", "onnx", "onnxscript"),

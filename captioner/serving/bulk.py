@@ -21,12 +21,18 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from captioner.serving.access_log import log_exception
-from captioner.serving.bodies import check_headers, read_body
+from captioner.serving.forms import Field, Items, Upload
+from captioner.serving.observe import log_exception
+from captioner.serving.photos import Reserve, add_field, check_headers, read_body
 from captioner.serving.requests import CaptionRequest, read_request, with_fields
-from captioner.serving.responses import RequestError, captions_json, internal_error, json_line
+from captioner.serving.responses import (
+    RequestError,
+    captions_json,
+    client_closed,
+    internal_error,
+    json_line,
+)
 from captioner.serving.service import Decoded, Service, disconnected, within
-from captioner.serving.uploads import Field, Upload, add_field, client_closed
 
 NDJSON = "application/x-ndjson"
 
@@ -57,8 +63,6 @@ class BulkResponse(Response):
         self._body = _Body(request.receive)
         self._request = Request(request.scope, self._body.receive)
         state = request.scope.get("state", {})
-        # Restarts the connection's time limit: the request may go on as long as it advances.
-        self._advance: Callable[[], None] = state.get("advance", lambda: None)
         # Counts a photo towards the rate limit; the request itself has counted as the first one.
         self._count: Callable[[], RequestError | None] = state.get("count_photo", lambda: None)
 
@@ -123,7 +127,6 @@ class BulkResponse(Response):
                     if isinstance(item, Exception):
                         raise item
                     yield await item
-                    self._advance()
             finally:
                 for task in tasks:
                     task.cancel()
@@ -131,7 +134,7 @@ class BulkResponse(Response):
 
     async def _read(
         self,
-        reserve: Callable[[int], None],
+        reserve: Reserve,
         waiting: _Waiting,
         tasks: set[asyncio.Task[Any]],
     ) -> None:
@@ -162,14 +165,13 @@ class BulkResponse(Response):
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
                     await waiting.put(task)
-                    self._advance()
                     number += 1
         except Exception as error:
             await waiting.put(error)
         else:
             await waiting.put(None)
 
-    async def _next(self, body: AsyncGenerator[Field | Upload, None]) -> Field | Upload | None:
+    async def _next(self, body: Items) -> Field | Upload | None:
         """The next item of the body; None at its end."""
 
         async def item() -> Field | Upload | None:

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from captioner.errors import ConfigError
-from captioner.serving.metrics import Metrics
-from captioner.serving.paths import API, route_path
-from captioner.serving.responses import RequestError, error_response
+from captioner.serving.observe import route_path
+from captioner.serving.responses import RequestError
+from captioner.serving.security import API
 
 MIN_LENGTH = 16
 """Minimum number of characters of a key; shorter ones could be guessed."""
@@ -85,17 +85,15 @@ def _problem(parts: list[str], names: dict[bytes, str]) -> str | None:
     if len(parts) != 2:
         return f"{len(parts)} words; give a name and a key"
     name, key = parts
-    digest = _digest(key)
-    problems = {
-        "the name is not printable ASCII text of 64 characters at most": (
-            not (name.isascii() and name.isprintable() and len(name) <= 64)
-        ),
-        "the key is not printable ASCII text": not (key.isascii() and key.isprintable()),
-        f"the key has {len(key)} characters; give {MIN_LENGTH} or more": len(key) < MIN_LENGTH,
-        f"the name {name} is used twice; give each key its own": name in names.values(),
-        f"the key is also that of {names.get(digest)}; give each name its own": digest in names,
-    }
-    return next((problem for problem, found in problems.items() if found), None)
+    if not (f"{name}{key}".isascii() and f"{name}{key}".isprintable() and len(name) <= 64):
+        return "name and key are not printable ASCII text, the name of 64 characters at most"
+    if len(key) < MIN_LENGTH:
+        return f"the key has {len(key)} characters; give {MIN_LENGTH} or more"
+    if name in names.values():
+        return f"the name {name} is used twice; give each key its own"
+    if other := names.get(_digest(key)):
+        return f"the key is also that of {other}; give each name its own"
+    return None
 
 
 def _digest(key: str) -> bytes:
@@ -124,35 +122,26 @@ class RateLimit:
 
 
 class KeyCheck:
-    """Middleware that requires an API key for paths under ``/v1/``.
+    """Requires an API key for paths under ``/v1/``.
 
     A request counts as one towards the rate limit. Of a batch, each photo does: for each further
     one the endpoint calls ``scope["state"]["count_photo"]``, which returns None or the refusal.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, per_minute: int, metrics: Metrics) -> None:
+    def __init__(self, keys: ApiKeys, per_minute: int) -> None:
         """Check keys; ``per_minute`` is the rate limit of each, or 0 for none."""
-        self.app = app
         self.keys = keys
         self.limit = RateLimit(per_minute) if per_minute else None
-        self.metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on or refuse it."""
-        if scope["type"] == "http" and route_path(scope).startswith(API):
-            error = self._check(scope)
-            if error is not None:
-                self.metrics.refused.labels(error.reason).inc()
-                response = error_response(error)
-                if error.status == 401:
-                    response.headers["WWW-Authenticate"] = 'Bearer realm="captioner"'
-                await response(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> RequestError | None:
-        key = _given_key(Headers(scope=scope))
-        if key is None:
+    def __call__(self, scope: Scope) -> RequestError | None:
+        """Check a request's key, and count the request."""
+        if not route_path(scope).startswith(API):
+            return None
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        key = key or headers.get(KEY_HEADER, "")
+        if not key:
             message = "an API key is required; send it as header: Authorization: Bearer KEY"
             return RequestError(401, "no_key", message)
         name = self.keys.name(key)
@@ -168,10 +157,3 @@ class KeyCheck:
             message = f"too many requests with this API key; try again in {wait} s"
             return RequestError(429, "rate", message, retry_after=wait)
         return None
-
-
-def _given_key(headers: Headers) -> str | None:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and key.strip():
-        return key.strip()
-    return headers.get(KEY_HEADER) or None

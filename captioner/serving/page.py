@@ -17,8 +17,10 @@ from captioner.drawing.pages import (
     viewer_scripts,
     viewer_styles,
 )
+from captioner.errors import ConfigError
+from captioner.inference.captioner import Captioner
 from captioner.options import METHOD_TITLES, SearchOptions
-from captioner.serving.limits import Limits
+from captioner.serving.options import Limits
 
 MAX_PHOTOS = 100
 """Maximum number of photos on the page, whose browser keeps their captions and maps."""
@@ -45,30 +47,30 @@ class PageModel(NamedTuple):
     """Whether captions of the reader's own can be tested."""
 
 
-def index_page(
-    limits: Limits,
-    options: SearchOptions,
-    image_size: int,
-    methods: Collection[str],
-    styles: Sequence[str] = (),
-) -> str:
-    """The HTML document with its styles and scripts inline.
+def index_page(limits: Limits, model: Captioner) -> str:
+    """The served page, with its styles and scripts inline.
 
     Args:
         limits: The server's limits, which the page checks before it uploads a photo.
-        options: The model's default search options, shown in empty fields.
-        image_size: Height and width of the model's input (pixels); the page uploads no photo
-            with less than twice as many if the original has them.
-        methods: How the model can compute maps.
-        styles: The model's styles, the default first.
+        model: The model. The page uploads no photo with less than twice as many pixels as its input
+            if the original has them.
     """
+    methods = [method for method in METHOD_TITLES if _supports(model, method)]
     return caption_page(
-        PageModel(options, methods, styles),
+        PageModel(model.options(), methods, model.stored.vocabulary.styles),
         max_beam=limits.max_beam,
         intro=_INTRO,
         scripts=[asset(name, _WEB) for name in _SERVER_SCRIPTS],
-        data={"limits": asdict(limits), "imageSize": image_size},
+        data={"limits": asdict(limits), "imageSize": model.ensemble.image_size},
     )
+
+
+def _supports(model: Captioner, method: str) -> bool:
+    try:
+        model.check_method(method)
+    except ConfigError:
+        return False
+    return True
 
 
 def caption_page(
@@ -133,65 +135,15 @@ def _style_field(model: PageModel) -> str:
 
 
 def _body(model: PageModel, max_beam: int, intro: str, data: str) -> str:
-    number, options = f'type="number" min="1" max="{max_beam}"', model.options
-    hidden = "" if model.own_words else " hidden"
-    return f"""<body class="empty">
-<main>
-<h1>captioner</h1>
-{intro}
-<div class="drop">
-<span><input id="file" type="file" accept="image/*" multiple>
-<label class="pick" for="file">Choose photos</label></span>
-<span class="camera"><input id="camera" type="file" accept="image/*" capture="environment">
-<label class="pick" for="camera">Take a photo</label></span>
-<span class="hint">or drop them here, or paste</span>
-</div>
-<form class="options" autocomplete="off">
-<label>beam size
-<input name="beam_size" {number} placeholder="{options.beam_size}" aria-describedby="beam-note">
-</label>
-<label>captions
-<input name="num_captions" {number} placeholder="{options.num_captions}"></label>
-{_style_field(model)}<label class="own-caption"{hidden}>test your own caption
-<input name="words" type="text" maxlength="400" placeholder="a dog runs through the grass"></label>
-<button type="submit">Caption</button>
-<p class="quiet" id="beam-note" aria-live="polite"></p>
-</form>
-<div class="errors" role="alert"></div>
-<section class="session" aria-label="Your photos" hidden>
-<div class="bar-row">
-<p class="count"></p>
-<progress aria-label="Photos done" value="0" max="1"></progress>
-<button type="button" class="cancel">Cancel</button>
-<div class="downloads" role="group" aria-label="Download all results">
-<span class="quiet" aria-hidden="true">Download all</span>
-<button type="button" data-format="csv">CSV</button>
-<button type="button" data-format="json">JSON</button>
-<button type="button" data-format="html">Gallery</button>
-</div>
-<button type="button" class="clear">Remove all</button>
-</div>
-<ul class="cards" aria-label="Photos"></ul>
-</section>
-<section class="selected" aria-label="Selected photo" hidden>
-<nav aria-label="Selected photo">
-<button type="button" class="previous" aria-label="previous photo">‹</button>
-<button type="button" class="next" aria-label="next photo">›</button>
-<h2></h2>
-</nav>
-<p class="status" role="status"></p>
-<div class="result"></div>
-<div class="downloads overlay" role="group" aria-label="Download the overlay" hidden>
-<span class="quiet">Download the selected words on the photo (every word if none is)</span>
-<button type="button" data-format="png">PNG</button>
-<button type="button" data-format="svg">SVG</button>
-<button type="button" data-format="html">HTML</button>
-</div>
-</section>
-<p class="hidden-text announcement" aria-live="polite"></p>
-<footer>Brighter regions got more attention when the word was chosen, or count more for it by the
-method chosen for the maps. β is the gate: how strongly the attended features influenced the word.
-Captions can be wrong, and attention does not prove why the model chose a word.</footer>
-</main>
-{data}
-</body>"""
+    body = asset("page.html", _WEB).rstrip()
+    for name, value in {
+        "intro": intro,
+        "number": f'type="number" min="1" max="{max_beam}"',
+        "beam_size": str(model.options.beam_size),
+        "num_captions": str(model.options.num_captions),
+        "styles": _style_field(model),
+        "hidden": "" if model.own_words else " hidden",
+        "data": data,
+    }.items():
+        body = body.replace(f"@@{name}@@", value)
+    return body

@@ -17,7 +17,7 @@ from captioner.errors import ConfigError
 from captioner.inference.captioner import Captioner
 from captioner.option_fields import OptionField, allowed_numbers, option_fields
 from captioner.options import ExplanationMethod, SearchOptions
-from captioner.serving.limits import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
+from captioner.serving.options import MAX_ALTERNATIVES, MAX_LENGTH, MAX_TEXT, MAX_WORDS, Limits
 from captioner.serving.responses import RequestError, shortened
 
 _LISTS = ("forced_words", "banned_words")

@@ -48,6 +48,16 @@ def internal_error() -> RequestError:
     return RequestError(500, "mistake", "internal error; see the server log")
 
 
+def client_closed() -> RequestError:
+    """The client disconnected."""
+    return RequestError(CLIENT_CLOSED, "left", "the client disconnected")
+
+
+def closing() -> RequestError:
+    """The refusal of a server that shuts down."""
+    return RequestError(503, "closing", "the server is shutting down; try again later")
+
+
 def error_response(error: RequestError) -> Response:
     """The HTTP response to a request that cannot be served."""
     headers = {}
@@ -55,6 +65,8 @@ def error_response(error: RequestError) -> Response:
         headers["Retry-After"] = str(error.retry_after)
     if error.status in (408, 503):  # do not send the next request here
         headers["Connection"] = "close"
+    if error.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="captioner"'
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 

@@ -1,4 +1,4 @@
-"""Host and Origin checks, and response headers.
+"""Who may use the server: Host and Origin checks, and response headers.
 
 Even a server on the loopback interface can be reached by every web page that its user opens. Two
 checks prevent this: cross-origin requests are refused by their ``Origin``, unless it is an allowed
@@ -11,17 +11,24 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from captioner.errors import ConfigError
-from captioner.serving.metrics import Metrics
-from captioner.serving.paths import PROBES, route_path
+from captioner.serving.observe import Metrics, route_path
 from captioner.serving.responses import RequestError, error_response
+
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths for orchestrators and monitoring: open to any Host, needing no key, answered while the
+server drains. They reveal counts only."""
+
+API = "/v1/"
+"""Prefix of the paths that need an API key, if there are any keys."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -36,7 +43,30 @@ HEADERS = {
 }
 """Default response headers; the web page overrides Content-Security-Policy."""
 
+ANY_ORIGIN = "*"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)\.?(?::[0-9]+)?")
+
+Check = Callable[[Scope], RequestError | None]
+"""Returns why a request is refused; None: it is not."""
+
+
+class Guard:
+    """Middleware that refuses requests by a check, before their bodies are read."""
+
+    def __init__(self, app: ASGIApp, check: Check, metrics: Metrics) -> None:
+        self.app = app
+        self.check = check
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on or refuse it."""
+        error = self.check(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self.app(scope, receive, send)
+            return
+        self.metrics.refused.labels(error.reason).inc()
+        await error_response(error)(scope, receive, send)
 
 
 @dataclass(frozen=True)
@@ -57,15 +87,6 @@ class AllowedHosts:
         return name in self.names or (self.addresses and _address(name) is not None)
 
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server bound to this address is reachable from this machine only."""
-    address = _address(host)
-    return host == "localhost" if address is None else address.is_loopback
-
-
 def allowed_hosts(bound: str, names: Iterable[str] = ()) -> AllowedHosts:
     """The hosts that a server accepts.
 
@@ -79,36 +100,19 @@ def allowed_hosts(bound: str, names: Iterable[str] = ()) -> AllowedHosts:
     Raises:
         ConfigError: A name is not a plain host name, for example a URL.
     """
-    names = list(names)
+    names = [name.lower() for name in names]
     for name in names:
-        match = _HOST.fullmatch(name.lower())
-        if match is None or match[1] != name.lower():
+        match = _HOST.fullmatch(name)
+        if match is None or match[1] != name:
             raise ConfigError(
                 f"allow-host is {name!r}; give a host name without port, e.g. photos.example.org"
             )
     own = f"[{bound}]" if ":" in bound else bound
-    known = LOOPBACK | {own.lower()} | {name.lower() for name in names}
-    if is_loopback(bound):
+    known = LOOPBACK | {own.lower(), *names}
+    address = _address(bound)
+    if bound == "localhost" if address is None else address.is_loopback:
         return AllowedHosts(known)
     return AllowedHosts(known | {socket.gethostname().lower()}, addresses=True)
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return None
-
-
-def _netloc(origin: str) -> str | None:
-    """Host and port of an ``Origin``; None if it is invalid."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:  # an unmatched bracket
-        return None
-
-
-ANY_ORIGIN = "*"
 
 
 def allowed_origins(given: Iterable[str]) -> frozenset[str]:
@@ -127,76 +131,69 @@ def allowed_origins(given: Iterable[str]) -> frozenset[str]:
     return origins
 
 
-class SecurityHeaders:
-    """Middleware that adds ``HEADERS`` and those of this server to every response."""
-
-    def __init__(self, app: ASGIApp, extra: Mapping[str, str]) -> None:
-        self.app = app
-        self.headers = HEADERS | dict(extra)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; add the headers to its response."""
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in self.headers.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self.app(scope, receive, with_headers)
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
 
 
 class OriginCheck:
-    """Middleware that refuses unknown hosts and cross-origin requests.
+    """Refuses unknown hosts and cross-origin requests.
 
     Cross-origin requests include form posts, which browsers send without a CORS preflight.
     """
 
-    def __init__(
-        self, app: ASGIApp, hosts: AllowedHosts, origins: Collection[str], metrics: Metrics
-    ) -> None:
-        self.app = app
+    def __init__(self, hosts: AllowedHosts, origins: Collection[str]) -> None:
         self.hosts = hosts
         self.origins = origins
-        self.metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on or refuse it."""
-        if scope["type"] == "http":
-            error = self._check(scope, Headers(scope=scope))
-            if error is not None:
-                self.metrics.refused.labels(error.reason).inc()
-                await error_response(error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-    def _check(self, scope: Scope, headers: Headers) -> RequestError | None:
-        host = headers.get("host", "")
+    def __call__(self, scope: Scope) -> RequestError | None:
+        """Check a request's headers."""
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
         reading = scope["method"] in ("GET", "HEAD")
         if not self.hosts.allows(host) and not (reading and route_path(scope) in PROBES):
-            return RequestError(421, "host", f"unknown host {host[:100]!r}; {_host_fix(host)}")
+            hint = "give its name to --allow-host, or use the address that the server printed"
+            return RequestError(421, "host", f"unknown host {host[:100]!r}; {hint}")
         if reading:
             return None  # no side effects, and browsers hide the response from other sites
-        origin = headers.get("origin")
         if ANY_ORIGIN in self.origins or (origin or "").lower() in self.origins:
             return None
         foreign = origin is not None and _netloc(origin) != host.lower()
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             message = f"cross-origin request refused (Origin: {(origin or 'none')[:100]})"
-            return RequestError(403, "origin", f"{message}; {_origin_fix(origin)}")
+            hint = "use this server's own page, or start the server with --allow-origin"
+            return RequestError(403, "origin", f"{message}; {hint}")
         return None
 
 
-def _host_fix(host: str) -> str:
-    match = _HOST.fullmatch(host.strip().lower())
-    name = match[1] if match and len(host) <= 100 else "NAME"
-    return f"start the server with --allow-host {name}, or use the address that it printed"
-
-
-def _origin_fix(origin: str | None) -> str:
+def _netloc(origin: str) -> str | None:
+    """Host and port of an ``Origin``; None if it is invalid."""
     try:
-        [known] = allowed_origins([origin or ""])
-    except ConfigError:
-        return "use this server's own page"
-    return f"use this server's own page, or start the server with --allow-origin {known[:100]}"
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # an unmatched bracket
+        return None
+
+
+class RootPath:
+    """Middleware for a server whose proxy publishes it under a prefix (``--root-path``).
+
+    Both kinds of proxies work: those that remove the prefix, and those that keep it.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app = app
+        self.root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with ASGI's ``root_path``, which ``path`` includes."""
+        if scope["type"] == "http":
+            if scope["path"] == self.root_path:  # the page's links are relative to its folder
+                response = RedirectResponse(f"{self.root_path}/", 308)
+                await response(scope, receive, send)
+                return
+            kept = scope["path"].startswith(f"{self.root_path}/")
+            path = scope["path"] if kept else self.root_path + scope["path"]
+            scope = {**scope, "root_path": self.root_path, "path": path}
+        await self.app(scope, receive, send)

@@ -1,7 +1,7 @@
 """Process a request, from the bytes of a photo to its captions.
 
     admission   take a queue slot, or refuse the request before its body is read
-    body        read it into memory, within limits on bytes and seconds; see `bodies`
+    body        read it into memory, within limits on bytes and seconds; see `photos`
     decoding    in a few threads; only the encoder's input is kept
     captions    in a batch with other requests; see `batching`
     response    rendered from the captions, as JSON or a picture
@@ -15,6 +15,7 @@ import asyncio
 import io
 import math
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, nullcontext, suppress
@@ -31,13 +32,11 @@ from captioner.errors import ConfigError, ImageError, LargeImageError, NotAnImag
 from captioner.inference.captioner import Captioner
 from captioner.inference.engine import Prepared
 from captioner.serving.batching import Batcher, ClosedError
-from captioner.serving.bodies import check_headers, has_fields, read_body, read_photo
-from captioner.serving.lifecycle import closing
-from captioner.serving.limits import Limits
+from captioner.serving.forms import Receive, Upload
+from captioner.serving.options import Limits
+from captioner.serving.photos import Reserve, check_headers, has_fields, read_body, read_photo
 from captioner.serving.requests import CaptionRequest, read_request, with_fields
-from captioner.serving.responses import RequestError
-from captioner.serving.throughput import Throughput
-from captioner.serving.uploads import Receive, Upload, client_closed
+from captioner.serving.responses import RequestError, client_closed, closing
 
 T = TypeVar("T")
 
@@ -46,6 +45,10 @@ DECODERS = 2
 
 LARGE_PIXELS = 24_000_000
 """Photos with more pixels are decoded one at a time: each takes up to 16 bytes per pixel."""
+
+
+MAX_WAIT = 300
+"""Maximum value of Retry-After (seconds)."""
 
 
 class Decoded(NamedTuple):
@@ -94,8 +97,12 @@ class Service:
         """For the photos of bulk requests that wait for the model."""
         self.in_flight = 0
         """Number of slots that requests hold; most hold one."""
-        self.throughput = Throughput()
-        """Measures Retry-After."""
+        self.draining = False
+        """Whether new requests are refused, because the server shuts down."""
+        self._seconds = 1.0
+        """Exponential mean of the time between two completed requests."""
+        self._completed = time.monotonic()
+        """When the last request was completed, or the first one of a busy time began."""
         self._closing = asyncio.Event()
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="captioner-decoder")
         self._free_decoders = asyncio.Semaphore(DECODERS)
@@ -110,6 +117,7 @@ class Service:
 
         Must be called in the event loop.
         """
+        self.draining = True
         self._closing.set()
         self.batcher.close()
 
@@ -141,7 +149,7 @@ class Service:
             return await within(self.limits.timeout, response, self.too_slow(), [left])
 
     async def _read(
-        self, request: Request, query: BaseModel, reserve: Callable[[int], None]
+        self, request: Request, query: BaseModel, reserve: Reserve
     ) -> tuple[Upload, BaseModel]:
         body = read_body(request, self.limits, reserve, several=False)
         async with aclosing(body):
@@ -210,11 +218,15 @@ class Service:
             "time",
             f"captioning took longer than {self.limits.timeout:g} s; try again later, or reduce "
             "beam_size, num_captions or candidates",
-            retry_after=self.throughput.next_slot(),
+            retry_after=self.retry_after(),
         )
 
+    def retry_after(self) -> int:
+        """Whole seconds in which the requests in flight should be completed."""
+        return min(MAX_WAIT, math.ceil(self._seconds * max(1, self.in_flight)))
+
     @contextmanager
-    def slots(self, *, several: bool) -> Iterator[Callable[[int], None]]:
+    def slots(self, *, several: bool) -> Iterator[Reserve]:
         """Hold one of the ``max_queue`` slots.
 
         Args:
@@ -232,25 +244,23 @@ class Service:
             nonlocal held
             more = min(count, self.limits.max_queue) - held
             if more > 0 and self.in_flight + more > self.limits.max_queue:
-                raise RequestError(
-                    429,
-                    "queue",
-                    f"{self.in_flight} requests are in flight (the limit is "
-                    f"{self.limits.max_queue}); try again after Retry-After seconds",
-                    retry_after=self.throughput.retry_after(),
-                )
+                message = f"{self.in_flight} requests are in flight (the limit is "
+                message += f"{self.limits.max_queue}); try again after Retry-After seconds"
+                raise RequestError(429, "queue", message, retry_after=self.retry_after())
             held += max(0, more)
             self.in_flight += max(0, more)
 
+        if self.in_flight == 0:
+            self._completed = time.monotonic()  # idle time is not measured
         hold(1)
-        if not several:
-            self.throughput.start()
         try:
             yield lambda size: hold(math.ceil(size / self.limits.max_bytes))
         finally:
             self.in_flight -= held
             if not several:
-                self.throughput.end()
+                now = time.monotonic()
+                self._seconds += 0.1 * (now - self._completed - self._seconds)
+                self._completed = now
 
     def _decode(self, upload: Upload, side: int | None) -> Decoded:
         """Decode a photo, large ones in turn; frees its bytes."""

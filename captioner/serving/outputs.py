@@ -1,11 +1,12 @@
-"""Pictures of where the model looked, and the raw maps.
+"""What the server makes of the captions of a photo.
 
+    POST /v1/captions            JSON
     POST /v1/overlay.png, .svg   a figure, drawn by `captioner.overlay`
     POST /v1/overlay.html        an interactive page, made by `captioner.page`
     POST /v1/maps.npy            the attention maps of a caption as a NumPy array
 
-Requests are those of ``/v1/captions``, with the options of the picture beside those of the search;
-``words`` draws a caption of the client's own.
+All take the same requests, with the options of a picture beside those of the search; ``words``
+explains or draws a caption of the client's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from captioner.drawing.options import FigureOptions, PageOptions
 from captioner.drawing.pages import page
 from captioner.errors import ConfigError
 from captioner.option_fields import option_fields
-from captioner.serving.limits import MAX_TEXT, MAX_WORDS
+from captioner.serving.options import MAX_TEXT, MAX_WORDS
+from captioner.serving.responses import captions_json
 from captioner.serving.service import Decoded, Renderer
 
 MAX_PANEL = 1280
@@ -53,17 +55,15 @@ def _options(drawing: type) -> dict[str, Any]:
     return fields
 
 
-class Overlay(NamedTuple):
-    """One format of the maps."""
+class Output(NamedTuple):
+    """An endpoint that takes a photo: its options, and what it makes of the captions."""
 
     path: str
-    name: str
-    """Name of its options in the OpenAPI schema."""
     summary: str
     media_type: str
     renderer: Renderer
-    options: Mapping[str, Any] = {}
-    """pydantic fields of the options beside those of captions."""
+    options: Mapping[str, Any] | None = None
+    """pydantic fields of the options beside those of the search, if it draws; None: it does not."""
     policy: Callable[[bytes], str] | None = None
     """Content-Security-Policy for opening it in a browser; None: the server's default."""
 
@@ -118,38 +118,42 @@ def _page_policy(html: bytes) -> str:
     return document.policy(html.decode()) + "; frame-ancestors 'none'; sandbox allow-scripts"
 
 
+def _json(photo: Decoded, captions: Sequence[Caption], options: Any) -> bytes:
+    least = options.min_confidence
+    return captions_json(photo.size, captions, options.attention, min_confidence=least)
+
+
+CAPTIONS = Output("/v1/captions", "Caption a photo", "application/json", Renderer(_json))
+
 OVERLAYS = (
-    Overlay(
+    Output(
         "/v1/overlay.png",
-        "Figure",
         "Draw where the model looked, as PNG",
         "image/png",
         _figure(".png"),
         _FIGURE,
     ),
-    Overlay(
+    Output(
         "/v1/overlay.svg",
-        "Figure",
         "Draw where the model looked, as SVG",
         "image/svg+xml",
         _figure(".svg"),
         _FIGURE,
         _svg_policy,
     ),
-    Overlay(
+    Output(
         "/v1/overlay.html",
-        "Page",
         "Make an interactive page of where the model looked",
         "text/html",
         Renderer(_page, draws=True),
         _PAGE,
         _page_policy,
     ),
-    Overlay(
+    Output(
         "/v1/maps.npy",
-        "Maps",
         "Return the attention maps of a caption, a NumPy array (T, Gh, Gw)",
         "application/octet-stream",
         Renderer(_maps),
+        {},
     ),
 )

@@ -1,27 +1,80 @@
-"""Photos and options in forms, parsed as they arrive.
+"""Photos and options in a form, parsed as they arrive, in memory.
 
-In memory: Starlette's form parser would write files above 1 MiB to disk.
+Starlette's form parser would write files above 1 MiB to disk, and read the whole body first.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from captioner.serving.limits import MAX_TEXT, Limits
-from captioner.serving.responses import RequestError, shortened
-from captioner.serving.uploads import NAMES, SEVERAL, Field, Upload, chunks, empty
+from captioner.serving.options import MAX_TEXT, Limits
+from captioner.serving.responses import RequestError, client_closed, shortened
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings quote the body
 
+Receive = Callable[[], Awaitable[Any]]
+
+NAMES = ("image", "images")
+"""Names of the fields that hold photos; the second one for several photos only."""
+
+SEVERAL = "send several photos to POST /v1/batch"
+"""What to do with photos that are too many for an endpoint."""
+
 MAX_FIELDS = 100
 """Maximum number of form fields that are not photos."""
+
+
+class Field(NamedTuple):
+    """An option in a body."""
+
+    name: str
+    value: Any
+
+
+class Upload(NamedTuple):
+    """A photo in a body."""
+
+    data: io.BytesIO
+    name: str = ""
+    """File name as sent by the client."""
+    error: RequestError | None = None
+    """Why the photo was not read."""
+    alone: bool = False
+    """Whether the photo's bytes are the whole body."""
+
+
+Items = AsyncGenerator[Field | Upload, None]
+"""Options and photos as they arrive."""
+
+
+async def chunks(receive: Receive) -> AsyncGenerator[bytes, None]:
+    """The parts of a body; RequestError if the client disconnects."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise client_closed()
+        if message.get("body"):
+            yield message["body"]
+        more = message.get("more_body", False)
+
+
+def too_many_bytes(what: str, given: str, most: int) -> RequestError:
+    """A photo or body is too large; ``given`` is its number of bytes in words."""
+    hint = "send a smaller file; many photos as a form to /v1/batch, which has no limit"
+    return RequestError(413, "bytes", f"{what} has {given} bytes; the limit is {most:,}; {hint}")
+
+
+def empty(what: str) -> RequestError:
+    """There is no photo in what was sent."""
+    return RequestError(415, "empty", f"{what} is empty (0 bytes); send the bytes of a photo")
 
 
 def boundary(request: Request) -> bytes:
@@ -30,10 +83,8 @@ def boundary(request: Request) -> bytes:
     return options.get(b"boundary", b"")
 
 
-async def read_form(
-    request: Request, limits: Limits, several: bool
-) -> AsyncGenerator[Field | Upload, None]:
-    """Read a form; see ``bodies.read_body``."""
+async def read_form(request: Request, limits: Limits, several: bool) -> Items:
+    """Read a form; see ``photos.read_body``."""
     form = _Form(limits.max_bytes, NAMES if several else NAMES[:1])
     try:
         parser = MultipartParser(boundary(request), form.callbacks())
@@ -44,8 +95,7 @@ async def read_form(
     except FormParserError as error:
         raise RequestError(400, "form", f"not a valid form: {error}") from error
     if not form.ended:
-        message = "the form ends before its last boundary; send it again"
-        raise RequestError(400, "form", message)
+        raise RequestError(400, "form", "the form ends before its last boundary; send it again")
     if not form.photos:
         raise form.no_photo()
 
@@ -70,7 +120,6 @@ class _Form:
     def callbacks(self) -> Any:
         """For ``MultipartParser``."""
         return {
-            "on_part_begin": self._begin,
             "on_header_field": self._add_header,
             "on_header_value": self._add_value,
             "on_header_end": self._end_header,
@@ -86,9 +135,6 @@ class _Form:
         message = f"the form has no file field named {self._names[0]}; found {found}"
         return RequestError(422, "fields", message)
 
-    def _begin(self) -> None:
-        self._headers, self._header, self._value = {}, b"", b""
-
     def _add_header(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
 
@@ -102,6 +148,7 @@ class _Form:
     def _end_headers(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
         kind = self._headers.get(b"content-type", b"").lower()
+        self._headers = {}
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         self._file_name = options.get(b"filename", b"").decode("utf-8", "replace")
         self._is_photo = b"filename" in options or kind.startswith((b"image/", b"application/oct"))
@@ -119,16 +166,13 @@ class _Form:
         if self._data is None:
             return
         self._data.write(memoryview(data)[start:end])
-        size = self._data.tell()
-        if self._is_photo and size > self._max_bytes:
+        size, most = self._data.tell(), self._max_bytes
+        if self._is_photo and size > most:
             self._data = None
-            given = f"more than {self._max_bytes:,} bytes; the limit is {self._max_bytes:,}"
-            message = f"the photo has {given}; send a smaller file"
-            self._add_photo(error=RequestError(413, "bytes", message))
+            self._add_photo(error=too_many_bytes("the photo", f"more than {most:,}", most))
         elif not self._is_photo and size > 4 * MAX_TEXT:
             message = f"the field {shortened(self._name)} has more than {4 * MAX_TEXT:,} bytes"
-            hint = "; a photo needs a file name" if self._name in NAMES else ""
-            raise RequestError(422, "fields", message + hint)
+            raise RequestError(422, "fields", f"{message}; a photo needs a file name")
 
     def _end_part(self) -> None:
         if self._data is None:
@@ -136,12 +180,9 @@ class _Form:
         if not self._is_photo:
             text = self._data.getvalue().decode("utf-8", "replace")
             if self._name in NAMES:
-                raise RequestError(
-                    422,
-                    "fields",
-                    f"{self._name} is the text {shortened(text)!r}, not a file; with curl, put @ "
-                    f"before the file's name: -F {self._name}=@photo.jpg",
-                )
+                message = f"{self._name} is the text {shortened(text)!r}, not a file; with curl"
+                hint = f"put @ before the file's name: -F {self._name}=@photo.jpg"
+                raise RequestError(422, "fields", f"{message}, {hint}")
             self.items.append(Field(self._name, text))
         elif self._data.tell() == 0:
             self._add_photo(error=empty("the file"))

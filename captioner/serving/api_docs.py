@@ -1,15 +1,16 @@
-"""The request bodies in the OpenAPI schema, with examples."""
+"""What the OpenAPI schema says of request bodies, with examples; ``/docs`` and ``/redoc``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 
-from captioner.serving.keys import KEY_HEADER
-from captioner.serving.paths import API
+from captioner.drawing.document import script_hashes
 
 DESCRIPTION = """Captions photos and returns where the model looked for every word.
 
@@ -46,13 +47,7 @@ CAPTIONS_EXAMPLE: dict[str, Any] = {
 BATCH_EXAMPLE: dict[str, Any] = {
     "results": [
         {"index": 0, "name": "photo.jpg", "status": 200, **CAPTIONS_EXAMPLE},
-        {
-            "index": 1,
-            "name": "notes.txt",
-            "status": 415,
-            "error": "the photo: not a supported image (it begins with 'hello'); give JPEG, PNG, "
-            "WebP, GIF, BMP or TIFF",
-        },
+        {"index": 1, "name": "notes.txt", "status": 415, "error": "not a supported image"},
     ]
 }
 
@@ -63,16 +58,15 @@ _BASE64 = {
 }
 
 
-def request_body(options: str, example: str, *, several: bool = False) -> dict[str, Any]:
+def request_body(options: type[BaseModel], example: str, *, several: bool = False) -> Any:
     """The body of an endpoint, for its ``openapi_extra``.
 
     Args:
-        options: Name of the endpoint's options; see ``describe_bodies``.
+        options: The endpoint's options.
         example: Path, query and options of curl for an example.
         several: Whether there may be several photos.
     """
     name = "images" if several else "image"
-    schema = f"#/components/schemas/{options}{'Batch' if several else 'Request'}"
     # Without the options, into which Swagger UI would put values that nobody chose.
     form = {
         "type": "object",
@@ -80,16 +74,22 @@ def request_body(options: str, example: str, *, several: bool = False) -> dict[s
         "properties": {name: _list(_BYTES) if several else _BYTES},
         "description": "Options of the query may also be fields of the form.",
     }
+    body = {
+        "type": "object",
+        "required": [name],
+        "properties": {
+            name: _list(_BASE64) if several else _BASE64,
+            **options.model_json_schema()["properties"],
+        },
+        "additionalProperties": False,
+    }
     json_photo: Any = [EXAMPLE_PHOTO, EXAMPLE_PHOTO] if several else EXAMPLE_PHOTO
     content: dict[str, Any] = {
         "multipart/form-data": {
             "schema": form,
             "example": {name: ["a.jpg", "b.jpg"] if several else "photo.jpg"},
         },
-        "application/json": {
-            "schema": {"$ref": schema},
-            "example": {name: json_photo},
-        },
+        "application/json": {"schema": body, "example": {name: json_photo}},
     }
     if not several:
         content |= {kind: {"schema": _BYTES} for kind in ("application/octet-stream", "image/*")}
@@ -98,13 +98,17 @@ def request_body(options: str, example: str, *, several: bool = False) -> dict[s
         "JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server has pillow-heif; the format is "
         f"detected from the content{note}.\n\n"
     )
-    commands = _commands(f"'http://localhost:8000{example}'", several)
-    text += "".join(f"    {command}\n" for command in commands)
+    text += "".join(f"    {command}\n" for command in _commands(example, several))
     return {"requestBody": {"required": True, "description": text, "content": content}}
 
 
-def _commands(url: str, several: bool) -> list[str]:
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+def _commands(example: str, several: bool) -> list[str]:
     """Shell commands that send photos: as a form, as bytes, and as JSON."""
+    url = f"'http://localhost:8000{example}'"
     if several:
         photos = """["'$(base64 -w0 a.jpg)'", "'$(base64 -w0 b.jpg)'"]"""
         return [
@@ -118,65 +122,57 @@ def _commands(url: str, several: bool) -> list[str]:
     ]
 
 
-def describe_bodies(app: FastAPI, models: Mapping[str, type[BaseModel]]) -> None:
-    """Add the schemas of the JSON bodies, which FastAPI does not parse, to the application's.
+_ASSETS = {
+    "swagger-ui.css": "text/css",
+    "swagger-ui-bundle.js": "text/javascript",
+    "redoc.standalone.js": "text/javascript",
+}
+_REMOTE_LOGO = b"https://cdn.redoc.ly/redoc/logo-mini.svg"
 
-    Args:
-        app: The application.
-        models: Options by the name that ``request_body`` uses.
+
+def add_api_pages(app: FastAPI) -> None:
+    """Add ``/docs`` (Swagger UI) and ``/redoc``, which need no network.
+
+    FastAPI's own pages load scripts from another host; the package fastapi-offline has these files.
+    Addresses are relative, so that they also hold below a proxy's prefix.
     """
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        """FastAPI's schema with those of the bodies."""
-        if app.openapi_schema is None:
-            schemas = generate()["components"]["schemas"]
-            for name, model in models.items():
-                schemas[f"{name}Request"] = _body(model, {"image": _BASE64})
-            schemas["CaptionBatch"] = _body(models["Caption"], {"images": _list(_BASE64)})
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def describe_keys(app: FastAPI) -> None:
-    """Add the two ways to send an API key to the schema; ``/docs`` then asks for one."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        """The schema with the keys."""
-        schema = generate()
-        schema["components"]["securitySchemes"] = {
-            "bearer": {"type": "http", "scheme": "bearer"},
-            "header": {"type": "apiKey", "in": "header", "name": KEY_HEADER},
-        }
-        for path, item in schema["paths"].items():
-            if path.startswith(API):
-                item["post"]["security"] = [{"bearer": []}, {"header": []}]
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    swagger = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="captioner API",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="data:,",
+    )
+    redoc = get_redoc_html(
+        openapi_url="openapi.json",
+        title="captioner API",
+        redoc_js_url="docs/redoc.standalone.js",
+        redoc_favicon_url="data:,",
+        with_google_fonts=False,
+    )
+    for path, page in {"/docs": swagger, "/redoc": redoc}.items():
+        _add_page(app, path, bytes(page.body).decode())
+    for name, kind in _ASSETS.items():
+        _add_asset(app, name, kind)
 
 
-def _list(items: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": dict(items), "minItems": 1}
+def _add_page(app: FastAPI, path: str, page: str) -> None:
+    scripts = script_hashes(page) if "<script>" in page else ""
+    policy = (
+        f"default-src 'none'; script-src 'self' {scripts}; "
+        "style-src 'self' 'unsafe-inline'; worker-src blob:; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+    @app.get(path, include_in_schema=False)
+    async def api_page() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
-def _body(options: type[BaseModel], photo: Mapping[str, Any]) -> dict[str, Any]:
-    properties = options.model_json_schema()["properties"]
-    return {
-        "type": "object",
-        "required": list(photo),
-        "properties": {**photo, **{name: _not_null(one) for name, one in properties.items()}},
-        "additionalProperties": False,
-    }
+def _add_asset(app: FastAPI, name: str, kind: str) -> None:
+    content = (files("fastapi_offline") / "static" / name).read_bytes()
+    content = content.replace(_REMOTE_LOGO, b"data:,")
 
-
-def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """An optional property: it is left out rather than null."""
-    found = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
-    for choice in schema.get("anyOf", ()):
-        if choice.get("type") != "null":
-            found |= choice
-    return found
+    @app.get(f"/docs/{name}", include_in_schema=False)
+    async def asset() -> Response:
+        return Response(content, media_type=kind, headers={"Cache-Control": "max-age=86400"})

@@ -1,0 +1,193 @@
+"""Metrics and the access log: counts, durations and sizes, never request contents."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import re
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timezone
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from captioner.serving.responses import error_response, internal_error
+
+logger = logging.getLogger("captioner.serving")
+
+REQUEST_ID = "X-Request-Id"
+"""Header with the identifier of a request, in requests and responses."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_PHOTOS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The Prometheus metrics of one application, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            "captioner_requests", "Requests served.", ["route", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "captioner_request_seconds",
+            "Seconds from the request headers to the end of the response.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.photos = Counter("captioner_photos_captioned", "Photos captioned.", registry=registry)
+        self.batches = Histogram(
+            "captioner_batch_photos", "Photos per batch.", buckets=_PHOTOS, registry=registry
+        )
+        self.refused = Counter(
+            "captioner_refused", "Requests refused, by reason.", ["reason"], registry=registry
+        )
+
+    def on_batch(self, photos: int) -> None:
+        """Count a batch."""
+        self.photos.inc(photos)
+        self.batches.observe(photos)
+
+    def watch(self, waiting: Callable[[], int], in_flight: Callable[[], int]) -> None:
+        """Export the queue lengths: photos waiting for the model and requests in flight."""
+        for name, text, value in (
+            ("captioner_waiting_photos", "Photos waiting for the model.", waiting),
+            ("captioner_held_requests", "Requests in flight.", in_flight),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(value)
+
+
+def route_path(scope: Scope) -> str:
+    """The path of a request without the proxy's prefix."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+class AccessLog:
+    """Outermost middleware: counts and logs requests, adds headers, makes exceptions a plain 500.
+
+    A log entry has the method, route, status, milliseconds, bytes received, client address, request
+    id and the name of the API key. Nothing else from the request is logged: unknown paths are
+    logged as ``other``, request ids that are not short and plain are replaced, and exceptions are
+    logged as their type and location without the message, which could quote the request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        routes: Collection[str],
+        headers: Mapping[str, str],
+    ) -> None:
+        """Wrap an application; ``headers`` are added to responses that do not set them."""
+        self.app = app
+        self.metrics = metrics
+        self.routes = routes
+        self.headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; count and log it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, received, status = time.perf_counter(), 0, 0
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def recorded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                for name, value in self.headers.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await self.app(scope, counted, recorded)
+        except Exception as error:
+            log_exception(error, scope)
+            if status:  # the response has already started
+                raise
+            await error_response(internal_error())(scope, counted, recorded)
+        finally:
+            self._log(scope, status, time.perf_counter() - start, received)
+
+    def _log(self, scope: Scope, status: int, seconds: float, received: int) -> None:
+        path = route_path(scope)
+        route = path if path in self.routes else "other"
+        self.metrics.requests.labels(route, str(status)).inc()
+        self.metrics.seconds.labels(route).observe(seconds)
+        fields = {
+            "method": scope["method"] if scope["method"] in _METHODS else "other",
+            "route": route,
+            "status": status,
+            "ms": round(seconds * 1000),
+            "bytes": received,
+            "client": _client(scope),
+            "id": scope["state"]["request_id"],
+        }
+        if key := scope["state"].get("api_key"):
+            fields["key"] = key
+        line = "{method} {route} {status} {ms} ms {bytes} bytes".format_map(fields)
+        for name in ("client", "id", "key"):
+            line += f" {name}={fields[name]}" if name in fields else ""
+        logger.info(line, extra={"fields": fields})
+
+
+def _client(scope: Scope) -> str:
+    """The client's address; ``-`` for anything else that a proxy's header may contain."""
+    try:
+        return str(ipaddress.ip_address((scope.get("client") or ("",))[0]))
+    except ValueError:
+        return "-"
+
+
+def log_exception(error: BaseException, scope: Scope) -> None:
+    """Log the type and traceback of an exception in one line, without its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    calls = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
+    request_id = scope.get("state", {}).get("request_id", "-")
+    logger.error("%s at %s id=%s", type(error).__name__, calls, request_id)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ``time``, ``level``, ``message``, and the fields of a request."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record."""
+        time_ = datetime.fromtimestamp(record.created, timezone.utc).isoformat("T", "milliseconds")
+        entry: dict[str, object] = {"time": time_, "level": record.levelname.lower()}
+        fields = getattr(record, "fields", None)
+        return json.dumps(entry | (fields or {"message": record.getMessage()}))
+
+
+def log_to_stderr(kind: Literal["text", "json"]) -> None:
+    """Write the log of the server, and the warnings of its HTTP library, to stderr."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    handler.setFormatter(JsonFormatter() if kind == "json" else text)
+    for name, level in (("captioner.serving", logging.INFO), ("_granian", logging.ERROR)):
+        log = logging.getLogger(name)
+        log.setLevel(level)
+        log.handlers = [handler]
+        log.propagate = False

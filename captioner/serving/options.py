@@ -1,0 +1,111 @@
+"""Options of ``captioner serve``, and the limits of the server and of a request."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
+
+from captioner.data.images import MAX_PIXELS
+from captioner.errors import OptionError
+from captioner.option_fields import File, Shown, check_options
+from captioner.options import ModelOptions
+
+Positive = Annotated[int, Ge(1)]
+
+MAX_WORDS = 10
+"""Maximum number of forced words, and of banned words, in a request."""
+
+MAX_LENGTH = 50
+"""Maximum length of a caption in tokens that a request may set."""
+
+MAX_ALTERNATIVES = 20
+"""Maximum number of alternatives per position."""
+
+MAX_TEXT = 1000
+"""Maximum length of a text in a request (characters)."""
+
+
+@dataclass(kw_only=True)
+class Limits:
+    """Limits of the server."""
+
+    max_bytes: Positive = 30 * 2**20
+    """Maximum size of an uploaded photo (bytes); larger ones are refused (HTTP status 413)."""
+    max_pixels: Annotated[int, Interval(ge=1, le=MAX_PIXELS)] = 120_000_000
+    """Maximum number of pixels of a photo; larger ones are refused before decoding (413)."""
+    max_batch: Positive = 100
+    """Maximum number of photos of a batch with a JSON response (413); NDJSON has no limit."""
+    max_queue: Positive = 64
+    """Maximum number of requests in flight; further ones are refused (429). Uploads use at most
+    max-queue times max-bytes of memory."""
+    rate_limit: Annotated[int, Ge(0)] = 0
+    """Maximum number of requests per minute of each API key (429); 0: unlimited."""
+    timeout: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
+    """Time limit (seconds) for the headers of a request, for the upload of a photo (408), and then
+    for its captions (503)."""
+    grace: Annotated[float, Interval(ge=0, lt=math.inf)] = 60.0
+    """Time limit (seconds) for completing accepted requests on SIGTERM or Ctrl-C, while new ones
+    are refused (503); those still unfinished then fail (503)."""
+    max_connections: Positive = 500
+    """Maximum number of open connections, idle ones included; further ones wait until one is
+    closed. Each uses a file descriptor (usual limit of the system: 1,024)."""
+    max_beam: Positive = 20
+    """Maximum beam size, number of captions and of candidates of a request (422)."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def limits(self) -> Limits:
+        """The limits alone, without what a subclass adds."""
+        return Limits(**{one.name: getattr(self, one.name) for one in fields(Limits)})
+
+
+@dataclass(kw_only=True)
+class ServeOptions(ModelOptions, Limits):
+    """Run a web page for captioning and an HTTP API (POST /v1/captions, documented in
+    /openapi.json). Photos and texts are never written to disk or logged."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 127.0.0.1 accepts connections from this machine only, 0.0.0.0 from
+    anywhere."""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 8000
+    """Port to listen on; 0: any free port."""
+    allow_host: Annotated[list[str], Shown("NAME")] = field(default_factory=list)
+    """Additional Host header to accept, such as a proxy's name or the service's in Docker Compose;
+    others are refused, except for /healthz, /readyz and /metrics; repeat for several."""
+    allow_origin: Annotated[list[str], Shown("ORIGIN")] = field(default_factory=list)
+    """Origin of a web page that may use this server (CORS), e.g. https://app.example.org; * for
+    every page; repeat for several."""
+    root_path: str = ""
+    """Prefix under which a proxy publishes this server, e.g. /captioner."""
+    trust_proxy: Annotated[list[str], Shown("ADDRESS")] = field(default_factory=list)
+    """Address or network of a proxy whose X-Forwarded-For is logged as the client's address, e.g.
+    127.0.0.1 or 172.16.0.0/12; repeat for several."""
+    api_key_file: File | None = None
+    """Require an API key for captions; the file has one per line, NAME KEY, and # starts a comment;
+    SIGHUP reloads it."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of the log on stderr; json: one object per line."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self.root_path = self.root_path.rstrip("/")
+        if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.root_path):
+            raise OptionError(
+                "{root_path} is {given!r}; give a path such as /captioner", given=self.root_path
+            )
+        for address in self.trust_proxy:
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                raise OptionError(
+                    "{trust_proxy} is {given!r}; give an IP address or network, e.g. 172.16.0.0/12",
+                    given=address,
+                ) from None
+        if self.rate_limit and self.api_key_file is None:
+            raise OptionError("{rate_limit} limits each API key; give {api_key_file} too")
