@@ -160,8 +160,8 @@ def _add_page(app: FastAPI, path: str, page: str) -> None:
     scripts = script_hashes(page) if "<script>" in page else ""
     policy = (
         f"default-src 'none'; script-src 'self' {scripts}; "
-        "style-src 'self' 'unsafe-inline'; worker-src blob:; img-src 'self' data: blob:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "style-src 'self' 'unsafe-inline'; worker-src blob:; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
     @app.get(path, include_in_schema=False)

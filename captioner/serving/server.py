@@ -138,6 +138,8 @@ class Running:
         self.service = app.state.service
         self.limits = limits
         self.address = address
+        self.started = asyncio.Event()
+        """Set when connections are accepted."""
         self.interrupted = False
         """Whether Ctrl-C has stopped it."""
         self._stopping = asyncio.Event()
@@ -161,8 +163,7 @@ class Running:
         self._at_once = self._stopping.is_set()
         self._stopping.set()
 
-    async def listening(self) -> None:
-        """Wait until the server accepts connections."""
+    async def _listening(self) -> None:
         host, port = self.address
         while True:
             try:
@@ -176,7 +177,7 @@ class Running:
     async def serve(self) -> None:
         """Listen until `stop`, then drain."""
         serving = asyncio.create_task(self._server.serve())
-        ready = asyncio.create_task(self.listening())
+        ready = asyncio.create_task(self._listening())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -185,6 +186,7 @@ class Running:
                 raise CaptionerError("the HTTP server ended unexpectedly; see the log")
             _close_unread_responses(self.address[1], self.limits.timeout)
             host, port = self.address
+            self.started.set()
             _announce(f"serving on http://{_shown(host)}:{port} (press Ctrl-C to stop)")
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             await self._drain()

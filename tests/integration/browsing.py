@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from axe_playwright_python.sync_playwright import Axe
 from numpy.typing import NDArray
 from playwright.sync_api import Page as Tab
+
+from captioner.serving.options import Limits, ServeOptions
+from captioner.serving.server import Running, free_address
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve an application in a thread; yields its address."""
+    host, port = free_address("127.0.0.1", 0)
+    ready = threading.Event()
+
+    async def main() -> None:
+        nonlocal stop
+        running = Running(app, ServeOptions(), Limits(grace=0), (host, port))
+        stop = asyncio.get_running_loop().call_soon_threadsafe, running.stop
+        done = asyncio.create_task(running.serve())
+        await running.started.wait()
+        ready.set()
+        await done
+
+    stop: Any = None
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield f"http://{host}:{port}/"
+    finally:
+        stop[0](stop[1])
+        thread.join()
 
 
 def drawn(tab: Tab) -> NDArray[np.int64]:

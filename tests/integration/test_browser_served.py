@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import uvicorn
-from browsing import drawn, out_of_order, violations
+from browsing import drawn, out_of_order, serving, violations
 from PIL import Image
 from playwright.sync_api import Locator, Response, Route, expect
 from playwright.sync_api import Page as Tab
@@ -30,7 +28,7 @@ from captioner.drawing.heatmap import attention_image, shared_scale
 from captioner.drawing.pages import Entry, gallery
 from captioner.serving.app import create_app
 from captioner.serving.keys import ApiKeys
-from captioner.serving.limits import Limits
+from captioner.serving.options import Limits
 
 pytestmark = pytest.mark.slow
 
@@ -42,18 +40,8 @@ def served(tiny) -> Iterator[SimpleNamespace]:
     """``address``, and the ``model`` behind it."""
     model = load(tiny.model, device="cpu", precision="fp32")
     app = create_app(model, Limits(max_bytes=LARGEST, max_beam=4))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    for _ in range(600):  # a minute
-        if server.started:
-            break
-        thread.join(0.1)
-    assert server.started
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield SimpleNamespace(address=f"http://127.0.0.1:{port}/", model=model)
-    server.should_exit = True
-    thread.join()
+    with serving(app) as address:
+        yield SimpleNamespace(address=address, model=model)
 
 
 @pytest.fixture
@@ -1006,19 +994,11 @@ def keyed(tiny, tmp_path, visit) -> Iterator[Tab]:
     """The page of a server that needs an API key."""
     (tmp_path / "keys.txt").write_text(f"alice {KEY}\n")
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos")
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", http="h11"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            thread.join(0.1)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        address = f"http://127.0.0.1:{port}/photos/"
-        yield visit(address, allowed=f"http://127.0.0.1:{port}/")
-    finally:
-        server.should_exit = True
-        thread.join()
+    app = create_app(
+        model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos"
+    )
+    with serving(app) as address:
+        yield visit(f"{address}photos/", allowed=address)
     refused = all("401" in complaint for complaint in visit.complaints)  # the browser's own
     assert refused, visit.complaints
     visit.complaints.clear()

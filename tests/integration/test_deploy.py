@@ -207,7 +207,7 @@ def test_systemd_unit_is_valid(tmp_path):
 
 
 def test_grace_periods_exceed_the_server_s():
-    from captioner.serving.limits import Limits
+    from captioner.serving.options import Limits
 
     unit = (DEPLOY / "captioner.service").read_text()
     assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > Limits().grace + 10

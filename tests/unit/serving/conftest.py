@@ -11,7 +11,7 @@ import pytest
 from colour_server import ColourModel, Server
 
 from captioner.serving.app import create_app
-from captioner.serving.limits import Limits
+from captioner.serving.options import Limits
 
 
 @pytest.fixture
@@ -20,14 +20,11 @@ def model() -> ColourModel:
 
 
 @pytest.fixture
-def serve(model, monkeypatch):
+def serve(model):
     """``serve(test, **limits)`` runs ``await test(server)`` against a running application.
 
     ``app`` has further arguments of ``create_app``.
     """
-
-    # These clients never finish a refused body; do not wait for it.
-    monkeypatch.setattr("captioner.serving.connections.DRAIN_SECONDS", 0.1)
 
     def run(
         test: Callable[[Server], Awaitable[None]], *, batch_size=8, of=model, app=None, **limits

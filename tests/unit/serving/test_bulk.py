@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from colour_server import BAD, Exchange, png, until
-from test_uploads import JSON, as_json, file, option, parts, text
+from test_photos import JSON, as_json, file, option, parts, text
 
 from captioner.serving import bulk
 from captioner.serving.responses import BatchResponse
@@ -78,44 +78,11 @@ def test_json_list(serve):
         assert "name" not in results[0]
         assert results[1]["captions"][0]["text"] == "2-2-2 3 0"
         assert "not valid base64" in results[2]["error"]
-        assert "the photo is a number" in results[3]["error"]
+        assert "not valid base64 (3)" in results[3]["error"]
         one = await open_batch(server, as_json({"image": text(png())})).response()
         assert len(one.json["results"]) == 1
 
     serve(test)
-
-
-def test_bytes_are_a_batch_of_one(serve):
-    async def test(server):
-        response = await open_batch(server, (png(), {})).response()
-        assert [one["status"] for one in response.json["results"]] == [200]
-
-    serve(test)
-
-
-def test_options_apply_to_all_photos(serve):
-    async def test(server):
-        form = parts(option("words", "a dog"), option("attention", "true"), *map(file, photos(2)))
-        response = await open_batch(server, form).response()
-        for result in response.json["results"]:
-            [caption] = result["captions"]
-            assert caption["text"].endswith("a dog")
-            assert "alphas" in caption
-
-    serve(test)
-
-
-def test_photos_are_captioned_in_batches(serve, model):
-    async def test(server):
-        blocked = await server.hold()
-        exchange = open_batch(server, images(*photos(8, 1)))
-        await until(lambda: server.service.batcher.waiting == 8)
-        model.gate.set()
-        await blocked.response()
-        assert len((await exchange.response()).json["results"]) == 8
-
-    serve(test, batch_size=8)
-    assert len(model.batches) == 2
 
 
 def test_errors_of_one_photo_do_not_affect_the_others(serve, model, caplog):
@@ -207,27 +174,6 @@ def test_limit_of_json_responses(serve, monkeypatch):
         assert server.service.in_flight == 0
 
     serve(test, max_batch=3)
-
-
-def test_limit_of_json_lists(serve):
-    async def test(server):
-        length = 8 * 2000 * 4 // 3 + (64 << 10)
-        headers = {**JSON, "content-length": str(length + 9)}
-        response = await server.open(PATH, headers=headers).response()
-        assert response.status == 413
-        assert "send a form (curl -F images=@...), which has no limit" in response.error
-
-    serve(test, max_bytes=2000)
-
-
-def test_full_queue(serve):
-    async def test(server):
-        await server.hold()
-        response = await open_batch(server, images(png())).response()
-        assert response.status == 429
-        assert int(response.headers["retry-after"]) > 0
-
-    serve(test, max_queue=1)
 
 
 # --- streaming -----------------------------------------------------------------------------------
@@ -324,29 +270,6 @@ def test_disconnect_cancels_the_rest(serve, model, accept, kind):
     assert sum(map(len, model.batches)) == 1 + 9  # none of the cancelled photos
 
 
-@pytest.mark.parametrize("accept", [{}, LINES])
-def test_disconnect_while_sending_cancels_the_rest(serve, model, accept):
-    """It is noticed when the next photo is read: those that were waiting may be captioned."""
-
-    async def test(server):
-        blocked = await server.hold()
-        exchange = server.open(PATH, headers={**images()[1], **accept})
-        for photo in photos(20, 1):
-            exchange.send(images(photo)[0].removesuffix(b"--x--\r\n"), more=True)
-        await until(lambda: server.service.batcher.waiting == 4)
-        exchange._messages = asyncio.Queue()  # what was not read is lost
-        exchange.disconnect()
-        model.gate.set()
-        await blocked.response()
-        await asyncio.wait_for(exchange.task, 30)
-        assert server.service.batcher.waiting == 0
-        assert server.service.in_flight == 0
-        assert server.service.bulk_slots._value == 4
-
-    serve(test, batch_size=4)
-    assert sum(map(len, model.batches)) < 10
-
-
 def test_disconnect_after_the_first_line(serve, model, caplog):
     caplog.set_level("DEBUG")
 
@@ -397,36 +320,3 @@ def test_slow_uploads_time_out(serve):
         assert server.service.in_flight == 0
 
     serve(test, timeout=0.3)
-
-
-def test_slow_captioning_times_out(serve, model):
-    async def test(server):
-        blocked = await server.hold()
-        response = await open_batch(server, images(png((1, 1, 1)))).response()
-        [result] = response.json["results"]
-        assert result["status"] == 503
-        assert "longer than 0.3 s" in result["error"]
-        assert server.service.bulk_slots._value == 8
-        model.gate.set()
-        await blocked.response()
-
-    serve(test, timeout=0.3)
-
-
-def test_the_connection_stays_open_while_the_request_advances(serve):
-    """Its time limit is for one photo; a batch restarts it with each."""
-
-    async def test(server):
-        restarts = 0
-
-        def advance() -> None:
-            nonlocal restarts
-            restarts += 1
-
-        body, kind = images(*photos(5))
-        exchange = server.open(PATH, headers=kind)
-        exchange.scope["state"]["advance"] = advance
-        await exchange.send(body).response()
-        assert restarts == 10  # photos read, results ready
-
-    serve(test)

@@ -112,13 +112,6 @@ def test_caption_is_typed_and_the_request_is_raw_bytes(run, tmp_path):
         assert result.captions[0].words == ("a", "dog")
 
 
-def test_url_may_have_a_prefix():
-    server = Server()
-    with Client(f"{URL}/photos", transport=httpx.MockTransport(server)) as client:
-        client.caption(b"jpeg")
-    assert server.requests[0].url.path == "/photos/v1/captions"
-
-
 def test_retry_after_is_honoured(run, slept):
     server = Server(busy(7), busy(3, 503))
     assert run(server, lambda client: client.caption(b"x")).text == "a dog"
@@ -161,11 +154,6 @@ def test_other_errors_are_not_retried(run, slept, status):
 def test_answer_of_something_else(run, body):
     with pytest.raises(ServerError, match="not one of captioner serve"):
         run(Server(httpx.Response(200, content=body)), lambda client: client.caption(b"x"))
-
-
-def test_answer_of_a_proxy(run):
-    with pytest.raises(ServerError, match="the server returned 404 Not Found"):
-        run(Server(httpx.Response(404, text="<html>")), lambda client: client.caption(b"x"))
 
 
 def test_stream_keeps_the_order_and_returns_errors(run, tmp_path, slept):
@@ -215,18 +203,6 @@ def test_stream_is_bounded(concurrency):
         assert taken == 8  # photos are read as they are needed
         stream.close()
     assert concurrency.most <= 4
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Client("localhost:8000"), "give an address such as http://localhost:8000"),
-        (lambda: next(Client(URL).stream([b""], parallel=0)), "parallel is 0; give 1 or more"),
-    ],
-)
-def test_wrong_arguments(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
 
 
 def test_served_attention_can_be_drawn(stored_model, tmp_path):

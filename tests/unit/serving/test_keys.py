@@ -5,7 +5,7 @@ from __future__ import annotations
 import openapi_spec_validator
 import pytest
 from colour_server import png
-from test_uploads import file, parts
+from test_photos import file, parts
 
 from captioner.errors import ConfigError
 from captioner.serving.keys import ApiKeys, RateLimit
@@ -64,8 +64,8 @@ def test_every_endpoint_for_photos_needs_a_key_and_the_schema_says_so(serve, key
         schema = (await server.get("/openapi.json")).json
         openapi_spec_validator.validate(schema)
         kinds = schema["components"]["securitySchemes"]
-        assert kinds["bearer"] == {"type": "http", "scheme": "bearer"}
-        assert kinds["header"]["name"] == "X-Api-Key"
+        assert kinds["HTTPBearer"] == {"type": "http", "scheme": "bearer"}
+        assert kinds["APIKeyHeader"]["name"] == "X-Api-Key"
         for path, item in schema["paths"].items():
             photos = path.startswith("/v1/")
             for operation in item.values():
@@ -134,8 +134,8 @@ def test_failed_reload_keeps_the_keys(keys):
         ("alice SECRET", "line 1: the key has 6 characters; give 16 or more"),
         (f"alice {ALICE}\nalice {BOB}", "line 2: the name alice is used twice"),
         (f"alice {ALICE}\nbob {ALICE}", "line 2: the key is also that of alice"),
-        ("alice SECRET-0123456789abcdéf", "the key is not printable ASCII"),
-        (f"{'a' * 65} {ALICE}", "the name is not printable ASCII text of 64"),
+        ("alice SECRET-0123456789abcdéf", "name and key are not printable ASCII"),
+        (f"{'a' * 65} {ALICE}", "the name of 64 characters at most"),
     ],
 )
 def test_invalid_key_files(tmp_path, text, problem):

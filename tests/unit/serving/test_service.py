@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import gc
 import io
-import re
 import threading
 import time
 import weakref
@@ -17,9 +15,8 @@ import pytest
 from colour_server import BAD, name, png, until
 from PIL import Image
 
-from captioner.serving import bodies as bodies_module
+from captioner.serving import photos as photos_module
 from captioner.serving import service as service_module
-from captioner.serving.limits import Limits
 
 
 def test_full_queue_returns_429(serve, model):
@@ -59,71 +56,6 @@ def test_slot_is_taken_before_the_body_is_read(serve):
         assert server.service.in_flight == 0
 
     serve(test, max_queue=1)
-
-
-def test_content_length_over_the_limit(serve):
-    async def test(server):
-        exchange = server.open(headers={"content-length": "1001"})
-        response = await exchange.response()
-        assert (response.status, exchange.read) == (413, 0)
-        assert "1,001 bytes" in response.error
-        assert "the limit is 1,000" in response.error
-
-    serve(test, max_bytes=1000)
-
-
-def test_chunked_body_over_the_limit(serve):
-    """The rest of a body without Content-Length is discarded."""
-
-    async def test(server):
-        exchange = server.open(headers={"transfer-encoding": "chunked"})
-        for _ in range(10):
-            exchange.send(b"x" * 400, more=True)
-        response = await exchange.response()
-        assert (response.status, exchange.read) == (413, 10)
-        assert "1,000" in response.error
-
-    serve(test, max_bytes=1000)
-
-
-def test_endless_body(serve, monkeypatch):
-    monkeypatch.setattr("captioner.serving.connections.DRAIN_BYTES", 2000)
-
-    async def test(server):
-        exchange = server.open(headers={"transfer-encoding": "chunked"})
-        for _ in range(20):
-            exchange.send(b"x" * 400, more=True)
-        response = await exchange.response()
-        assert (response.status, exchange.read) == (413, 3 + 5)
-        assert response.headers["connection"] == "close"
-
-    serve(test, max_bytes=1000)
-
-
-def test_wrong_content_length(serve):
-    async def test(server):
-        exchange = server.open(headers={"content-length": "10"}).send(b"x" * 1001)
-        assert (await exchange.response()).status == 413
-
-    serve(test, max_bytes=1000)
-
-
-def test_body_at_the_limit(serve):
-    async def test(server):
-        assert (await server.post(png()).response()).status == 200
-
-    serve(test, max_bytes=len(png()))
-
-
-def test_body_in_parts(serve):
-    async def test(server):
-        whole, exchange = png((9, 8, 7)), server.open()
-        for start in range(0, len(whole), 10):
-            exchange.send(whole[start : start + 10], more=True)
-        response = await exchange.send(b"").response()
-        assert response.texts == ["9-8-7 2 0"]
-
-    serve(test)
 
 
 @pytest.mark.parametrize("size", [(30, 41), (41, 30), (1000, 2)])
@@ -204,17 +136,6 @@ def test_disconnect_while_waiting_frees_the_slot(serve, model):
     assert model.batches == [["0-0-0"], ["2-2-2"]]
 
 
-def test_disconnect_while_sending_frees_the_slot(serve):
-    async def test(server):
-        exchange = server.open().send(b"part", more=True)
-        await until(lambda: server.service.in_flight == 1)
-        exchange.disconnect()
-        await exchange.task
-        assert server.service.in_flight == 0
-
-    serve(test)
-
-
 class Body(io.BytesIO):
     """A body whose instances are counted."""
 
@@ -227,7 +148,7 @@ class Body(io.BytesIO):
 
 def test_abandoned_decodings_count_towards_the_limit(serve, model, monkeypatch, concurrency):
     """Clients that disconnect do not cause more parallel decodings, nor leave photos queued."""
-    monkeypatch.setattr(bodies_module, "io", SimpleNamespace(BytesIO=Body))
+    monkeypatch.setattr(photos_module, "io", SimpleNamespace(BytesIO=Body))
     started, gate = threading.Semaphore(0), threading.Event()
     real = service_module.open_reduced
 
@@ -278,25 +199,6 @@ def test_shutdown_finishes_running_and_refuses_the_rest(serve, model):
     serve(test)
 
 
-def test_option_error_of_one_photo(serve, model):
-    from captioner.errors import OptionError
-
-    model.broken = OptionError("no caption is left; lower {min_length}")
-
-    async def test(server):
-        running = await server.hold()
-        good, bad = server.post(png((1, 1, 1))), server.post(png(BAD))
-        await until(lambda: server.service.batcher.waiting == 2)
-        model.gate.set()
-        await running.response()
-        assert (await good.response()).texts == ["1-1-1 2 0"]
-        response = await bad.response()
-        assert response.status == 422
-        assert response.error == "no caption is left; lower min_length"  # as the query spells it
-
-    serve(test)
-
-
 def test_internal_error_does_not_leak_its_message(serve, model, caplog):
     """An error message may quote the request, so it is neither returned nor logged."""
     model.broken = RuntimeError(f"secret {name(BAD)}")
@@ -341,40 +243,6 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(serve, model, monkeypatch):
     assert prepared == [(1000, 750), (750, 1000), (4000, 3000)]
 
 
-def test_large_jpeg_is_drawn_with_as_many_pixels_as_asked_for(serve):
-    """It is decoded at a reduced size, but at no smaller one than its picture."""
-    file = io.BytesIO()
-    Image.new("RGB", (4000, 3000), (10, 200, 30)).save(file, "JPEG")
-
-    async def test(server):
-        for side in (64, 1280):
-            exchange = server.open("/v1/overlay.html", panel_size=side).send(file.getvalue())
-            html = (await exchange.response()).body.decode()
-            photo = re.search(r"data:image/\w+;base64,([\w+/=]+)", html)[1]
-            assert max(Image.open(io.BytesIO(base64.b64decode(photo))).size) == side
-
-    serve(test)
-
-
-def test_batches_do_not_lengthen_retry_after(serve, model):
-    """How long one takes depends on its photos; it says nothing about the other slots."""
-
-    async def test(server):
-        throughput = server.service.throughput
-        before = throughput.next_slot()
-        now = time.monotonic()
-        throughput._clock = lambda: now
-        model.gate.clear()
-        batch = server.open("/v1/batch").send(png())
-        await until(lambda: server.service.in_flight == 1)
-        now += 600
-        model.gate.set()
-        assert (await batch.response()).status == 200
-        assert throughput.next_slot() == before
-
-    serve(test)
-
-
 def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch, concurrency):
     monkeypatch.setattr(service_module, "LARGE_PIXELS", 23)
     real = service_module.open_reduced
@@ -392,9 +260,3 @@ def test_large_photos_are_decoded_one_at_a_time(serve, monkeypatch, concurrency)
 
     serve(test)
     assert concurrency.most == 1
-
-
-def test_default_limits_fit_cameras():
-    limits = Limits()
-    assert limits.max_bytes >= 30e6
-    assert limits.max_pixels >= 120e6

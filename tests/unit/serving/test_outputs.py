@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from colour_server import png
 from PIL import Image
-from test_uploads import as_json, file, option, parts, text
+from test_photos import as_json, file, option, parts, text
 
 import captioner
 from captioner.inference.captioner import Captioner
-from captioner.serving import overlays
+from captioner.serving import outputs
 
 PHOTO = io.BytesIO()
 Image.new("RGB", (64, 48), (1, 2, 3)).save(PHOTO, "PNG")  # its first word is 1-2-3
@@ -115,18 +114,8 @@ def test_refused_options(serve, path, query, status, message):
     serve(test)
 
 
-@pytest.mark.parametrize("path", KINDS)
-def test_refused_photos(serve, path):
-    async def test(server):
-        assert (await post(server, path, b"no photo")).status == 415
-        assert (await post(server, path, *parts(file(png(), "file")))).status == 422
-        assert (await server.get(path)).status == 405
-
-    serve(test)
-
-
 def test_size_of_a_figure_is_limited(serve, monkeypatch):
-    monkeypatch.setattr(overlays, "MAX_FIGURE", 64 * 48 * 8)
+    monkeypatch.setattr(outputs, "MAX_FIGURE", 64 * 48 * 8)
 
     async def test(server):
         assert (await post(server, "/v1/overlay.png", PHOTO.getvalue())).status == 200
@@ -164,10 +153,3 @@ def test_opened_documents_are_sandboxed(serve):
             assert response.headers["x-content-type-options"] == "nosniff"
 
     serve(test)
-
-
-def test_every_option_has_a_description():
-    for kind in overlays.OVERLAYS:
-        for name, (_, field) in kind.options.items():
-            assert len(field.description) > 10, name
-            assert not re.search("``|never scale", field.description), name

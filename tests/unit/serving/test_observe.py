@@ -8,10 +8,10 @@ import re
 
 import pytest
 from colour_server import Exchange, png
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from granian.utils.proxies import wrap_asgi_with_proxy_headers
 
 from captioner import __version__
-from captioner.serving.access_log import JsonFormatter
+from captioner.serving.observe import JsonFormatter
 
 
 def test_request_id_is_returned_and_logged(serve, caplog):
@@ -68,7 +68,7 @@ def test_client_address_behind_a_proxy(serve, caplog, proxy, forwarded, logged):
     caplog.set_level("INFO")
 
     async def test(server):
-        app = ProxyHeadersMiddleware(server.app, [proxy])
+        app = wrap_asgi_with_proxy_headers(server.app, [proxy])
         headers = {"x-forwarded-for": forwarded}
         await Exchange(app, "GET", "/healthz", {}, headers).send(b"").response()
 

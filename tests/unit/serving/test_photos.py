@@ -1,0 +1,303 @@
+"""Photos and options in forms, in JSON and as bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import httpx
+import pytest
+from colour_server import png, until
+from PIL import Image
+
+JSON = {"content-type": "application/json"}
+
+
+def form(files: Any = (), **fields: Any) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a form, options first."""
+    request = httpx.Request("POST", "http://localhost", files=files, data=fields)
+    return request.read(), {"content-type": request.headers["content-type"]}
+
+
+def parts(*given: tuple[str, bytes]) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a form whose parts have these headers and contents."""
+    body = b"".join(
+        b"--x\r\n" + head.encode() + b"\r\n\r\n" + content + b"\r\n" for head, content in given
+    )
+    return body + b"--x--\r\n", {"content-type": "multipart/form-data; boundary=x"}
+
+
+def option(name: str, value: str) -> tuple[str, bytes]:
+    return f'Content-Disposition: form-data; name="{name}"', value.encode()
+
+
+def file(data: bytes, name: str = "image") -> tuple[str, bytes]:
+    return f'Content-Disposition: form-data; name="{name}"; filename="a.png"', data
+
+
+def as_json(value: Any) -> tuple[bytes, dict[str, str]]:
+    return json.dumps(value).encode(), JSON
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+# --- what is accepted ----------------------------------------------------------------------------
+
+BODIES = {
+    "httpx": form({"image": png()}),
+    "file name of other letters": form({"image": ("Füße 'x'.png", png(), "image/png")}),
+    "no file name": parts(
+        ('Content-Disposition: form-data; name="image"\r\nContent-Type: image/png', png())
+    ),
+    "json": (json.dumps({"image": text(png())}).encode(), JSON),
+    "json with charset": (
+        json.dumps({"image": text(png())}).encode(),
+        {"content-type": "Application/JSON; charset=utf-8"},
+    ),
+    "data URL": (json.dumps({"image": "data:image/png;base64," + text(png())}).encode(), JSON),
+    "line breaks": (
+        json.dumps({"image": base64.encodebytes(png()).decode()}).encode(),
+        JSON,
+    ),
+    "URL-safe, no padding": (
+        json.dumps({"image": base64.urlsafe_b64encode(png()).decode().rstrip("=")}).encode(),
+        JSON,
+    ),
+    "bytes": (png(), {"content-type": "application/octet-stream"}),
+    "curl --data-binary": (png(), {"content-type": "application/x-www-form-urlencoded"}),
+}
+
+
+@pytest.mark.parametrize("given", BODIES.values(), ids=BODIES)
+def test_responses_do_not_depend_on_how_the_photo_is_sent(serve, given):
+    async def test(server):
+        plain = await server.post(png()).response()
+        body, headers = given
+        response = await server.post(body, headers=headers).response()
+        assert response.status == 200, response.body
+        assert response.body == plain.body  # byte for byte
+
+    serve(test)
+
+
+def test_heic(serve):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    made = io.BytesIO()
+    pillow_heif.from_pillow(Image.new("RGB", (64, 48), (9, 8, 7))).save(made, quality=100)
+    heic = made.getvalue()
+
+    async def test(server):
+        body, headers = form({"image": heic})
+        response = await server.post(body, headers=headers).response()
+        assert response.status == 200
+        assert [response.json["width"], response.json["height"]] == [64, 48]
+        for end in (len(heic) // 2, 100):
+            broken = await server.post(heic[:end]).response()
+            assert broken.status == 422
+            assert "copy or download the file again" in broken.error
+
+    serve(test)
+
+    async def refused(server):
+        response = await server.post(heic).response()
+        assert response.status == 413
+        assert "64 x 48 pixels; the limit is 3,000" in response.error
+
+    serve(refused, max_pixels=3000)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_forms_arrive_in_parts(serve, size):
+    body, headers = parts(option("beam_size", "3"), file(png((9, 8, 7))), option("words", "a dog"))
+    body = body.replace(b"beam_size", b"alternatives")
+
+    async def test(server):
+        exchange = server.open(headers=headers)
+        for start in range(0, len(body), size):
+            exchange.send(body[start : start + size], more=True)
+        response = await exchange.send(b"").response()
+        assert response.texts == ["9-8-7 a dog"]
+        assert len(response.json["captions"][0]["alternatives"][0]) == 3
+
+    serve(test)
+
+
+def test_options_in_the_body_are_those_of_the_query(serve, model, monkeypatch):
+    seen = []
+    real = model.caption_batch
+    monkeypatch.setattr(
+        model, "caption_batch", lambda p, o, **k: seen.append((o, k)) or real(p, o, **k)
+    )
+    query = {"beam_size": 3, "num_captions": 2, "banned_words": ["a", "b"], "alternatives": 1}
+
+    in_form = {name: str(value) for name, value in query.items() if name != "banned_words"}
+    several = [option(name, value) for name, value in in_form.items()]
+    requests: list[tuple[Any, dict[str, Any]]] = [
+        ((png(), {}), {"attention": "true", **query}),
+        # the photo first, as people type it
+        (
+            parts(
+                file(png()),
+                *several,
+                option("banned_words", "a"),
+                option("banned_words", "b"),
+                option("attention", "true"),
+            ),
+            {},
+        ),
+        (parts(*several, option("banned_words", "a,b"), file(png())), {"attention": "true"}),
+        (as_json({"image": text(png()), "attention": True, "seed": None, **query}), {}),
+    ]
+
+    async def test(server):
+        bodies = set()
+        for (body, headers), parameters in requests:
+            response = await server.post(body, headers=headers, **parameters).response()
+            assert len(response.texts) == 2
+            bodies.add(response.body)
+        assert len(bodies) == 1
+        assert "alphas" in response.json["captions"][0]
+
+    serve(test)
+    assert len({str(one) for one in seen}) == 1
+    assert seen[0][0].banned_words == ("a", "b")
+
+
+def test_defaults_in_the_query_give_way_to_the_body(serve):
+    """Swagger UI puts attention=false and alternatives=0 into the query."""
+
+    async def test(server):
+        body, headers = form({"image": png()}, alternatives="2")
+        response = await server.post(
+            body, headers=headers, alternatives=0, attention="false"
+        ).response()
+        assert len(response.json["captions"][0]["alternatives"][0]) == 2
+
+    serve(test)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_large_json_takes_more_slots(serve, model):
+    """Its text is held twice while it is parsed; a slot stands for max_bytes of memory."""
+    photo = text(png() + bytes(1500))
+    body = json.dumps({"image": photo}).encode()
+
+    async def test(server):
+        exchange = server.open(headers=JSON)
+        exchange.send(body[:-1], more=True)
+        await until(lambda: exchange.read == 1)
+        assert server.service.in_flight == 3
+        small = server.post(png())
+        assert (await small.response()).status == 200
+        refused = await server.post(body, headers=JSON).response()
+        assert refused.status == 429
+        assert server.service.in_flight == 3
+        assert (await exchange.send(body[-1:]).response()).status == 200
+        assert server.service.in_flight == 0
+        # alone, it may take all slots
+        assert (await server.post(body, headers=JSON).response()).status == 200
+
+    serve(test, max_bytes=1800, max_queue=4)
+
+
+# --- other sites ---------------------------------------------------------------------------------
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+REFUSED = {
+    "wrong name": (
+        parts(option("beam_size", "3"), file(png(), "photo")),
+        422,
+        "found beam_size, p",
+    ),
+    "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file's name: -F image=@"),
+    "two photos": (parts(file(png()), file(png())), 422, "several photos to POST /v1/batch"),
+    "images": (parts(file(png(), "images")), 422, "the file field is named images; send several"),
+    "empty file": (parts(file(b"")), 415, "the file is empty (0 bytes)"),
+    "truncated photo": (parts(file(png()[:-30])), 422, "truncated"),
+    "unknown option": (
+        parts(option("beam", "3"), file(png())),
+        422,
+        "unknown parameter beam; give",
+    ),
+    "option twice": (
+        parts(*[option("beam_size", "2")] * 2, file(png())),
+        422,
+        "is ['2', '2']; give",
+    ),
+    "long option": (parts(option("words", "x" * 5000), file(png())), 422, "more than 4,000 bytes"),
+    "many options": (parts(*[option("words", "a")] * 101), 422, "more than 100 options"),
+    "no boundary": ((b"", {"content-type": "multipart/form-data"}), 400, "has no boundary; leave"),
+    "other boundary": (
+        (parts(file(png()))[0], {"content-type": "multipart/form-data; boundary=y"}),
+        400,
+        "not a valid form",
+    ),
+    "cut off": ((parts(file(png()))[0][:-40], parts()[1]), 400, "ends before its last boundary"),
+    "long header": (parts((f"X: {'y' * 9000}", png())), 400, "not a valid form"),
+    "mixed": ((b"", {"content-type": "multipart/mixed; boundary=x"}), 415, "send a form as"),
+    "not JSON": ((b"{image: 3}", JSON), 400, "not valid JSON: "),
+    "deep JSON": ((b"[" * 70_000, JSON), 400, "not valid JSON: "),
+    "infinity": ((b'{"image": "", "temperature": Infinity}', JSON), 400, "not valid JSON: "),
+    "no object": (as_json(["abc"]), 422, "the JSON is no object"),
+    "no field": (as_json({"photo": "", "beam_size": 3}), 422, "found photo, beam_size"),
+    "null": (as_json({"image": None}), 422, "the JSON has no field named image; found image"),
+    "number": (as_json({"image": 3}), 422, "the photo is not valid base64 (3)"),
+    "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
+    "both": (as_json({"image": "", "images": []}), 422, "the JSON has both image and images"),
+    "URL": (as_json({"image": "https://example.org/"}), 422, "the photo is not valid base64"),
+    "not ASCII": (as_json({"image": "é" * 9}), 422, "not valid base64"),
+    "data URL without base64": (as_json({"image": "data:image/svg+xml,<svg/>"}), 422, "base64"),
+    "empty photo": (as_json({"image": ""}), 415, "the photo is empty (0 bytes)"),
+    "option of JSON": (as_json({"image": text(png()), "words": 3}), 422, "words is 3; give a text"),
+    "undeclared JSON": ((as_json({})[0], {}), 415, "send Content-Type: application/json"),
+    "curl -d image=@photo.jpg": ((b"image=@photo.jpg", {}), 415, "by -F image=@photo.jpg"),
+    "compressed": ((b"x", {"content-encoding": "gzip"}), 415, "send the body uncompressed"),
+    "nothing": ((b"", {}), 415, "the body is empty"),
+    "no photo": ((b"%PDF-1.7", {}), 415, "a PDF, which is not supported; give JPEG"),
+    "large form": (parts(file(b"x" * 9001)), 413, "the photo has more than 9,000 bytes; the limit"),
+    "large base64": (as_json({"image": text(b"x" * 9001)}), 413, "the photo has 9,001 bytes"),
+    "large text": (
+        as_json({"image": text(b"x" * 12_000)}),
+        413,
+        "the photo has about 12,000 bytes",
+    ),
+    "large JSON": (as_json({"words": "x" * 80_000}), 413, "the JSON has more than 77,536 bytes"),
+    "large body": ((b"x" * 9001, {}), 413, "the body has more than 9,000 bytes"),
+    "declared": ((b"", {"content-length": "200000"}), 413, "the body has 200,000 bytes; the limit"),
+}
+
+
+@pytest.mark.parametrize(("given", "status", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_bodies(serve, model, given, status, message):
+    """In one line of JSON, without captioning, and the queue slot is free again."""
+
+    async def test(server):
+        body, headers = given
+        response = await server.post(body, headers=headers).response()
+        assert response.status == status, response.body
+        assert message in response.error
+        assert server.service.in_flight == 0
+
+    serve(test, max_bytes=9000)
+    assert model.batches == []
+
+
+def test_option_in_query_and_body(serve):
+    async def test(server):
+        body, headers = form({"image": png()}, beam_size="3")
+        response = await server.post(body, headers=headers, beam_size=2).response()
+        assert response.status == 422
+        assert "beam_size is given in the query and in the body; give it once" in response.error
+
+    serve(test)

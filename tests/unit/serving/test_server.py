@@ -1,0 +1,260 @@
+"""Limits on connections, and draining, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+
+import pytest
+from colour_server import ColourModel, png
+
+from captioner.errors import CaptionerError, ConfigError
+from captioner.serving.app import create_app
+from captioner.serving.options import Limits, ServeOptions
+from captioner.serving.server import Running, free_address
+
+pytestmark = pytest.mark.slow  # they wait for timeouts of the server
+
+PATIENCE = 30  # seconds that a test waits for the server
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., SimpleNamespace]]:
+    """``serve(timeout=1)`` starts a server: ``connect``, ``app``, ``model``, ``stop``, ``thread``."""
+    with ExitStack() as ending:
+
+        def start(**options: float) -> SimpleNamespace:
+            limits, model, ready = Limits(**options), ColourModel(), threading.Event()  # type: ignore[arg-type]
+            app = create_app(model, limits)  # type: ignore[arg-type]
+            address = free_address("127.0.0.1", 0)
+            found = SimpleNamespace(app=app, model=model)
+
+            async def main() -> None:
+                running = Running(app, ServeOptions(), limits, address)
+                loop = asyncio.get_running_loop()
+                found.stop = lambda: loop.call_soon_threadsafe(running.stop)
+                serving = asyncio.create_task(running.serve())
+                await running.started.wait()
+                ready.set()
+                await serving
+
+            found.thread = threading.Thread(target=asyncio.run, args=(main(),))
+            found.thread.start()
+            assert ready.wait(PATIENCE)
+
+            def connect() -> socket.socket:
+                return ending.enter_context(socket.create_connection(address, timeout=PATIENCE))
+
+            def end() -> None:
+                model.gate.set()
+                with suppress(RuntimeError):  # it has ended
+                    found.stop()
+                    found.stop()
+                found.thread.join(PATIENCE)
+                assert not found.thread.is_alive()
+
+            ending.callback(end)
+            found.connect = connect
+            return found
+
+        yield start
+
+
+def head(length: int | None = None, path: str = "/v1/captions") -> bytes:
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{size}\r\n\r\n".encode()
+
+
+def read_response(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the next response, and no byte more."""
+    data = b""
+    while not data.endswith(b"\r\n\r\n"):
+        part = connection.recv(1)
+        assert part, "closed without a response"
+        data += part
+    first, *lines = data.decode().strip().split("\r\n")
+    headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
+    body = b""
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(int(headers["content-length"]) - len(body))
+    return int(first.split()[1]), headers, body
+
+
+def closed(connection: socket.socket, drip: bytes = b"") -> bool:
+    """Whether the server closes the connection in time, although bytes keep coming."""
+    connection.settimeout(0.05)
+    for _ in range(20 * PATIENCE):
+        try:
+            connection.sendall(drip)
+            if connection.recv(65536) == b"":
+                return True
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("data", [b"", b"POST /v1/cap", b"GET / HTTP/1.1\r\nHost: loc"])
+@pytest.mark.parametrize("drip", [b"", b"x"])
+@pytest.mark.parametrize("first", [True, False])
+def test_slow_headers_time_out(serve, data, drip, first):
+    connection = serve(timeout=0.5).connect()
+    if not first:
+        connection.sendall(head(len(png())) + png())
+        assert read_response(connection)[0] == 200
+    connection.sendall(data)
+
+    assert closed(connection, drip if data else b"")
+
+
+def test_slow_bodies_time_out(serve):
+    connection = serve(timeout=0.5).connect()
+    connection.sendall(head(1000) + b"x")
+
+    status, headers, body = read_response(connection)
+
+    assert (status, headers["connection"]) == (408, "close")
+    assert b"not received within 0.5 s" in body
+    assert closed(connection)
+
+
+def test_unread_responses_time_out(serve):
+    """A client that does not read a long response does not keep its connection."""
+    server = serve(timeout=1, max_connections=1)
+    connection = server.connect()
+    request = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    connection.sendall(request * 20)  # more than the sockets' buffers hold
+
+    other = server.connect()  # waits for the only connection to be closed
+    other.sendall(head(len(png())) + png())
+
+    assert read_response(other)[0] == 200
+
+
+def test_keep_alive_and_pipelining(serve):
+    connection = serve().connect()
+    for _ in range(3):
+        connection.sendall(head(len(png())) + png())
+        status, _, body = read_response(connection)
+        assert status == 200
+        assert json.loads(body)["captions"]
+    connection.sendall((head(len(png())) + png()) * 2)  # two at once
+    assert [read_response(connection)[0] for _ in range(2)] == [200, 200]
+
+
+def test_connection_limit(serve):
+    server = serve(max_connections=3, timeout=PATIENCE)
+    held = [server.connect() for _ in range(3)]
+    for connection in held:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert read_response(connection)[0] == 200
+    fourth = server.connect()
+    fourth.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    fourth.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        fourth.recv(1)
+
+    held.pop().close()
+
+    fourth.settimeout(PATIENCE)
+    assert read_response(fourth)[0] == 200
+
+
+@pytest.mark.parametrize("start", [head(10**12), head(None, "/v1/captions?beem=1")])
+def test_endless_body_after_a_refusal_is_cut_off(serve, start, monkeypatch):
+    monkeypatch.setattr("captioner.serving.server.DRAIN_BYTES", 1 << 20)
+    connection = serve().connect()
+    connection.sendall(start)
+    sent, most, chunk = 0, 64 << 20, b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    with suppress(ConnectionError):
+        while sent < most:
+            connection.sendall(chunk)
+            sent += len(chunk)
+
+    assert sent < most  # the limit plus the sockets' buffers
+
+
+@pytest.mark.parametrize("query", ["", "?beem=1"])
+def test_refused_upload_gets_its_response_and_keeps_the_connection(serve, query):
+    connection = serve(max_bytes=1000).connect()
+    for _ in range(3):
+        connection.sendall(head(5 << 20, f"/v1/captions{query}"))
+        connection.sendall(b"x" * (5 << 20))
+        assert read_response(connection)[0] == (422 if query else 413)
+    connection.sendall(head(len(png())) + png())
+    assert read_response(connection)[0] == 200
+
+
+def test_expect_100_continue_is_refused_at_once(serve):
+    """curl uses it for large files, which are then never sent."""
+    connection = serve().connect()
+    connection.sendall(head(10**12).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+
+    assert read_response(connection)[0] == 413  # not 100
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x00\xa5\x01\r\n\r\n", b"GET\r\n\r\n"])
+def test_malformed_http(serve, data):
+    connection = serve().connect()
+    connection.sendall(data)
+    assert read_response(connection)[0] == 400
+    assert closed(connection)
+
+
+def test_draining_completes_accepted_requests(serve):
+    """The batch in progress and an upload that is not complete; new requests are refused."""
+    server = serve()
+    service = server.app.state.service
+    server.model.gate.clear()
+    running, sending = server.connect(), server.connect()
+    running.sendall(head(len(png())) + png())
+    assert server.model.entered.acquire(timeout=PATIENCE)
+    sending.sendall(head(len(png())))
+    while service.in_flight < 2:
+        time.sleep(0.01)
+
+    server.stop()
+    while not service.draining:
+        time.sleep(0.01)
+
+    for path, status in {"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 503}.items():
+        other = server.connect()
+        other.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        found, headers, _ = read_response(other)
+        assert found == status
+        assert status == 200 or int(headers["retry-after"]) > 0
+    sending.sendall(png())
+    server.model.gate.set()
+    assert read_response(running)[0] == read_response(sending)[0] == 200
+    server.thread.join(PATIENCE)
+    assert not server.thread.is_alive()
+
+
+def test_grace_period_ends(serve):
+    server = serve(grace=0.2)
+    connection = server.connect()
+    connection.sendall(head(1000) + b"x")
+    while server.app.state.service.in_flight < 1:
+        time.sleep(0.01)
+
+    server.stop()
+
+    status, _, body = read_response(connection)
+    assert (status, b"shutting down" in body) == (503, True)
+    server.thread.join(PATIENCE)
+    assert not server.thread.is_alive()
+
+
+def test_addresses_that_cannot_be_listened_on():
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(CaptionerError, match="is in use; give another --port"):
+        free_address("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match=r"'nowhere\.invalid' is not a known address"):
+        free_address("nowhere.invalid", 0)
