@@ -21,7 +21,7 @@ from PIL import Image
 
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.inference.captioner import load
-from captioner.serving.site.onnxruntime_web import DIGESTS
+from captioner.serving.site.onnxruntime_web import FILES
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "coco_val"
@@ -295,7 +295,7 @@ def test_force_replaces_the_folder(tiny, exported, tmp_path, monkeypatch) -> Non
 def test_a_site_is_made_from_a_model_or_an_exported_folder(
     tiny, exported, tmp_path, monkeypatch, capsys
 ) -> None:
-    runtime = {name: name.encode() for name in DIGESTS}
+    runtime = {name: name.encode() for name in FILES}
     monkeypatch.setattr(
         "captioner.serving.site.onnxruntime_web.runtime_files", lambda source: runtime
     )

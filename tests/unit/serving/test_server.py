@@ -26,7 +26,7 @@ PATIENCE = 30  # seconds that a test waits for the server
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., SimpleNamespace]]:
-    """``serve(timeout=1)`` starts a server: ``connect``, ``app``, ``model``, ``stop``, ``thread``."""
+    """``serve(timeout=1)`` starts a server: connect(), app, model, stop(), thread."""
     with ExitStack() as ending:
 
         def start(**options: float) -> SimpleNamespace:

@@ -17,10 +17,10 @@ from captioner.data.images import image_size
 from captioner.errors import ConfigError
 from captioner.inference.confidence import FEATURES, Calibrator, PhotoSpace, PhraseTable, search_key
 from captioner.options import SearchOptions
-from captioner.serving.site.onnxruntime_web import DIGESTS
+from captioner.serving.site.onnxruntime_web import FILES
 from captioner.serving.site.writer import Site, write_site
 
-RUNTIME = {name: f"content of {name}".encode() for name in DIGESTS}
+RUNTIME = {name: f"content of {name}".encode() for name in FILES}
 WORDS = ("a", "dog", "'s", "-lrb-")
 
 
