@@ -67,8 +67,11 @@ class Limits:
 
 @dataclass(kw_only=True)
 class ServeOptions(ModelOptions, Limits):
-    """Run a web page for captioning and an HTTP API (POST /v1/captions, documented in
-    /openapi.json). Photos and texts are never written to disk or logged."""
+    """Run a web page for captioning and an HTTP API.
+
+    The API (POST /v1/captions) is documented in /openapi.json. Photos and texts are never written
+    to disk or logged.
+    """
 
     host: str = "127.0.0.1"
     """Address to listen on; 127.0.0.1 accepts connections from this machine only, 0.0.0.0 from

@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from numpy.typing import NDArray
 from playwright.sync_api import Page as Tab
 
-from captioner.serving.options import Limits, ServeOptions
+from captioner.serving.options import Limits
 from captioner.serving.server import Running, free_address
 
 
@@ -25,7 +25,7 @@ def serving(app: Any) -> Iterator[str]:
 
     async def main() -> None:
         nonlocal stop
-        running = Running(app, ServeOptions(), Limits(grace=0), (host, port))
+        running = Running(app, Limits(grace=0), (host, port))
         stop = asyncio.get_running_loop().call_soon_threadsafe, running.stop
         done = asyncio.create_task(running.serve())
         await running.started.wait()

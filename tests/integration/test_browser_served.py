@@ -994,9 +994,7 @@ def keyed(tiny, tmp_path, visit) -> Iterator[Tab]:
     """The page of a server that needs an API key."""
     (tmp_path / "keys.txt").write_text(f"alice {KEY}\n")
     model = load(tiny.model, device="cpu", precision="fp32")
-    app = create_app(
-        model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos"
-    )
+    app = create_app(model, keys=ApiKeys(tmp_path / "keys.txt"), root_path="/photos")
     with serving(app) as address:
         yield visit(f"{address}photos/", allowed=address)
     refused = all("401" in complaint for complaint in visit.complaints)  # the browser's own

@@ -16,7 +16,7 @@ from colour_server import ColourModel, png
 
 from captioner.errors import CaptionerError, ConfigError
 from captioner.serving.app import create_app
-from captioner.serving.options import Limits, ServeOptions
+from captioner.serving.options import Limits
 from captioner.serving.server import Running, free_address
 
 pytestmark = pytest.mark.slow  # they wait for timeouts of the server
@@ -36,7 +36,7 @@ def serve() -> Iterator[Callable[..., SimpleNamespace]]:
             found = SimpleNamespace(app=app, model=model)
 
             async def main() -> None:
-                running = Running(app, ServeOptions(), limits, address)
+                running = Running(app, limits, address)
                 loop = asyncio.get_running_loop()
                 found.stop = lambda: loop.call_soon_threadsafe(running.stop)
                 serving = asyncio.create_task(running.serve())
