@@ -1,26 +1,22 @@
 """HTTP server: photos in, captions out, and a web page to explore them.
 
-    app.py          the application and its error handlers
-    routes.py       the endpoints that take photos
-    uploads.py      body of a request -> photos and options: forms, JSON, bytes
+    app.py          the application: routes, error handlers, the checks around them
+    server.py       runs it: limits on connections, signals, draining
+    options.py      options of the command, limits
+    security.py     Host and Origin checks, response headers
+    keys.py         API keys and their rate limit
+    photos.py       body of a request -> photos and options: JSON, bytes, and forms (forms.py)
     requests.py     options -> `CaptionRequest`
     service.py      one request: admission, body, decoding, captions, timeouts
     bulk.py         many photos in one request
-    overlays.py     pictures of where the model looked
     batching.py     one thread owns the model and captions waiting requests in batches
+    outputs.py      captions -> JSON, pictures, raw maps
     responses.py    response schema and errors
-    connections.py  limits on the number and idle time of connections
-    throughput.py   measures Retry-After
-    security.py     Host and Origin checks, response headers
-    keys.py         API keys and their rate limit
-    lifecycle.py    draining: complete accepted requests on shutdown
-    paths.py        which paths the checks apply to
-    metrics.py      Prometheus metrics
-    access_log.py   one line per request
+    observe.py      metrics and the access log
     page.py         the web page
-    api_pages.py    /docs and /redoc
-    limits.py       resource limits
-    api_description.py  request bodies in the OpenAPI schema
+    api_docs.py     request bodies in the OpenAPI schema, /docs and /redoc
+    client.py       a client
+    site/           the static site that captions in the browser
 
 Photos and words are never written to disk or logged.
 """

@@ -45,6 +45,7 @@ Photo = str | os.PathLike[str] | bytes | BinaryIO
 TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 """Seconds; the server's own limits for upload and captioning are 30 each by default."""
 
+PATH = "v1/captions"
 _RETRIED = frozenset({429, 502, 503, 504})
 _MAX_DELAY = 30.0
 
@@ -157,14 +158,9 @@ class Client:
         content, retries = _read(photo), _Retries(self._retry_for)
         while True:
             try:
-                response = self._http.post("v1/captions", content=content, params=_query(query))
-            except httpx.TransportError as error:
-                delay = retries.after_error(error)
-            else:
-                if response.status_code == 200:
-                    return _captions(response)
-                delay = retries.after_response(response)
-            time.sleep(delay)
+                return _captions(self._http.post(PATH, content=content, params=_query(query)))
+            except (httpx.TransportError, _RefusedError) as error:
+                time.sleep(retries.delay(error))
 
     def stream(
         self, photos: Iterable[Photo], *, parallel: int = 4, **query: Any
@@ -177,17 +173,24 @@ class Client:
             **query: See ``caption``.
         """
         _check_parallel(parallel)
-        running: deque[tuple[Photo, Future[PhotoCaptions]]] = deque()
+
+        def one(photo: Photo) -> Result:
+            try:
+                return Result(photo, self.caption(photo, **query), None)
+            except CaptionerError as error:
+                return Result(photo, None, error)
+
+        running: deque[Future[Result]] = deque()
         with ThreadPoolExecutor(parallel) as threads:
             try:
                 for photo in photos:
-                    running.append((photo, threads.submit(self.caption, photo, **query)))
+                    running.append(threads.submit(one, photo))
                     if len(running) == 2 * parallel:  # one slow photo does not stop the others
-                        yield _result(*running.popleft())
+                        yield running.popleft().result()
                 while running:
-                    yield _result(*running.popleft())
+                    yield running.popleft().result()
             finally:
-                for _, future in running:
+                for future in running:
                     future.cancel()
 
 
@@ -216,15 +219,9 @@ class AsyncClient:
         content, retries = await asyncio.to_thread(_read, photo), _Retries(self._retry_for)
         while True:
             try:
-                params = _query(query)
-                response = await self._http.post("v1/captions", content=content, params=params)
-            except httpx.TransportError as error:
-                delay = retries.after_error(error)
-            else:
-                if response.status_code == 200:
-                    return _captions(response)
-                delay = retries.after_response(response)
-            await asyncio.sleep(delay)
+                return _captions(await self._http.post(PATH, content=content, params=_query(query)))
+            except (httpx.TransportError, _RefusedError) as error:
+                await asyncio.sleep(retries.delay(error))
 
     async def stream(
         self, photos: Iterable[Photo], *, parallel: int = 4, **query: Any
@@ -253,6 +250,16 @@ class AsyncClient:
                 task.cancel()
 
 
+class _RefusedError(Exception):
+    """A response that is worth repeating the request for."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(_message(response))
+        self.status = response.status_code
+        given = response.headers.get("retry-after", "")
+        self.delay: float | None = float(given) if given.isdecimal() else None
+
+
 class _Retries:
     """When to repeat the request of one photo."""
 
@@ -260,29 +267,19 @@ class _Retries:
         self._end = time.monotonic() + seconds
         self._attempts = 0
 
-    def after_error(self, error: httpx.TransportError) -> float:
-        """Seconds to wait after a connection error; raises if the request is not repeated."""
-        reason = str(error) or type(error).__name__
-        failed = ServerError(f"cannot reach the server ({reason}); is it running?", None)
-        permanent = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
-        if isinstance(error, permanent):
-            raise failed from error
-        return self._delay(None, failed)
-
-    def after_response(self, response: httpx.Response) -> float:
-        """Seconds to wait after an error response; raises if the request is not repeated."""
-        failed = ServerError(_message(response), response.status_code)
-        if response.status_code not in _RETRIED:
-            raise failed
-        given = response.headers.get("retry-after", "")
-        return self._delay(float(given) if given.isdecimal() else None, failed)
-
-    def _delay(self, seconds: float | None, failed: ServerError) -> float:
-        if seconds is None:
-            seconds = min(_MAX_DELAY, 0.5 * 2**self._attempts) * random.uniform(0.5, 1.0)
+    def delay(self, error: httpx.TransportError | _RefusedError) -> float:
+        """Seconds to wait before the next attempt; `ServerError` if there is none."""
+        seconds: float = min(_MAX_DELAY, 0.5 * 2**self._attempts) * random.uniform(0.5, 1.0)
+        permanent = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
+        if isinstance(error, _RefusedError):
+            failed = ServerError(str(error), error.status)
+            seconds = seconds if error.delay is None else error.delay
+        else:
+            reason = str(error) or type(error).__name__
+            failed = ServerError(f"cannot reach the server ({reason}); is it running?", None)
         self._attempts += 1
-        if time.monotonic() + seconds > self._end:
-            raise failed
+        if permanent or time.monotonic() + seconds > self._end:
+            raise failed from error
         return seconds
 
 
@@ -321,6 +318,10 @@ def _query(query: dict[str, Any]) -> dict[str, Any]:
 
 
 def _captions(response: httpx.Response) -> PhotoCaptions:
+    if response.status_code in _RETRIED:
+        raise _RefusedError(response)
+    if response.status_code != 200:
+        raise ServerError(_message(response), response.status_code)
     try:
         body = response.json()
         captions = tuple(
@@ -347,13 +348,6 @@ def _message(response: httpx.Response) -> str:
         return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         return f"the server returned {response.status_code} {response.reason_phrase}"
-
-
-def _result(photo: Photo, future: Future[PhotoCaptions]) -> Result:
-    try:
-        return Result(photo, future.result(), None)
-    except CaptionerError as error:
-        return Result(photo, None, error)
 
 
 def _check_parallel(parallel: int) -> None:

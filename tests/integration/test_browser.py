@@ -136,60 +136,6 @@ def test_a_rotated_photo_is_upright(visit, tmp_path) -> None:
     assert np.abs(pixels - expected(made.html, caption.alphas[3], caption)).max() <= 3
 
 
-def test_smoothing_can_be_switched_off(visit) -> None:
-    caption = make()
-    made = page(photo(), caption)
-    tab = visit(made)
-    word(tab, "dog").click()
-
-    tab.get_by_label("smooth").uncheck()
-
-    blocks = expected(made.html, caption.alphas[1], caption, smooth=False)
-    assert np.abs(drawn(tab) - blocks).max() <= 3
-    assert np.abs(blocks - expected(made.html, caption.alphas[1], caption)).max() > 50
-
-
-def test_the_slider_changes_the_opacity_of_the_heatmap(visit) -> None:
-    tab = visit(page(photo(), make()))
-    word(tab, "dog").click()
-    canvas = tab.locator(".stage canvas")
-    expect(canvas).to_have_css("opacity", "1")
-
-    tab.get_by_label("heatmap").fill("30")
-
-    expect(canvas).to_have_css("opacity", "0.3")
-
-
-def test_leaving_the_words_shows_the_selected_one(visit) -> None:
-    caption = make()
-    made = page(photo(), caption)
-    tab = visit(made)
-    expect(tab.locator(".stage")).to_have_class(re.compile("plain"))  # without heatmap
-
-    word(tab, "runs").hover()
-    expect(tab.locator(".stage")).not_to_have_class(re.compile("plain"))
-    tab.get_by_label("heatmap").hover()
-    expect(tab.locator(".stage")).to_have_class(re.compile("plain"))
-
-    word(tab, "grass").click()
-    word(tab, "runs").hover()
-    tab.get_by_label("heatmap").hover()
-    assert np.abs(drawn(tab) - expected(made.html, caption.alphas[4], caption)).max() <= 3
-
-
-def test_one_scale_for_all_captions(visit) -> None:
-    """The second caption's maximum is half of the first's, and is drawn darker."""
-    caption, faint = make(), make()
-    faint.alphas[:] = 0.5 * faint.alphas + 0.5 / 12
-    made = page(photo(), [caption, faint], labels=["first model", "second model"])
-    tab = visit(made)
-
-    tab.get_by_role("listbox").nth(1).get_by_role("option").nth(1).hover()
-
-    assert np.abs(drawn(tab) - expected(made.html, faint.alphas[1], caption)).max() <= 3
-    expect(tab.get_by_text("second model", exact=True)).to_be_visible()
-
-
 # --- keys and screen readers ---------------------------------------------------------------------
 
 
@@ -325,32 +271,6 @@ def test_playing_stops_after_the_sentence(visit) -> None:
     expect(tab.get_by_role("button", name="play")).to_be_visible()
 
 
-def test_the_map_moves_smoothly(visit) -> None:
-    caption = make()
-    made = page(photo(), caption)
-    tab = visit(made, reduced_motion="no-preference")
-    word(tab, "a").click()
-
-    arrived = tab.evaluate(
-        """async () => {
-            const canvas = document.querySelector(".stage canvas");
-            const picture = () => canvas.toDataURL();
-            const seen = new Set([picture()]);
-            const options = [...document.querySelectorAll("[role=option]")];
-            options[4].dispatchEvent(new PointerEvent("pointerenter", {pointerType: "mouse"}));
-            const until = performance.now() + 1000;  // a transition takes 350 ms
-            while (performance.now() < until) {
-                await new Promise(requestAnimationFrame);
-                seen.add(picture());
-            }
-            return seen.size;
-        }"""
-    )
-
-    assert arrived >= 4  # start, at least two in between, end
-    assert np.abs(drawn(tab) - expected(made.html, caption.alphas[4], caption)).max() <= 3
-
-
 # --- touch and small screens ---------------------------------------------------------------------
 
 
@@ -371,41 +291,6 @@ def test_words_are_selected_by_tapping_and_sliding(visit) -> None:
         expect(word(tab, text)).to_have_attribute("aria-selected", "true")
         assert len(chosen(tab)) == 1
     finger("touchEnd", None)
-
-
-def test_several_words_are_selected_by_touch(visit) -> None:
-    caption = make()
-    made = page(photo(), caption)
-    tab = visit(made, has_touch=True, viewport={"width": 390, "height": 844})
-    tab.get_by_label("select several words").tap()
-
-    word(tab, "dog").tap()
-    word(tab, "on").tap()
-
-    assert chosen(tab) == ["dog", "runs", "on"]
-    mean = caption.alphas[1:4].mean(axis=0)
-    assert np.abs(drawn(tab) - expected(made.html, mean, caption)).max() <= 3
-
-    touch = tab.context.new_cdp_session(tab)
-    for kind, text in (
-        ("touchStart", "runs"),
-        ("touchMove", "on"),
-        ("touchMove", "a"),
-        ("touchMove", "dog"),
-    ):
-        box = word(tab, text).bounding_box()
-        at = [{"x": box["x"] + 5, "y": box["y"] + 5}]
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
-        expect(word(tab, text)).to_have_attribute("aria-selected", "true")
-    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    assert chosen(tab) == ["dog", "runs"]
-
-
-def test_a_mouse_needs_no_option_for_several_words(visit) -> None:
-    tab = visit(page(photo(), make()))
-    option = tab.get_by_label("select several words")
-    expect(option).to_have_count(1)
-    expect(option).to_be_hidden()
 
 
 # --- zoom ----------------------------------------------------------------------------------------
@@ -459,43 +344,6 @@ def test_buttons_zoom_and_the_heatmap_follows(visit) -> None:
     expect(out).to_have_attribute("aria-disabled", "true")
     assert visible(tab) == pytest.approx([0, 0, 1, 1], abs=0.01)
     assert (drawn(tab) == whole).all()
-
-
-def test_a_zoomed_photo_is_moved_by_dragging_and_arrow_keys(visit) -> None:
-    tab = visit(page(photo(), make()))
-    tab.mouse.dblclick(*middle(tab))
-    assert visible(tab)[:2] == pytest.approx([0.25, 0.25], abs=0.01)
-
-    tab.mouse.move(*middle(tab))
-    tab.mouse.down()
-    tab.mouse.move(*middle(tab, 0.7, 0.6), steps=4)
-    tab.mouse.up()
-    assert visible(tab)[:2] == pytest.approx([0.15, 0.2], abs=0.01)
-
-    tab.locator(".stage").focus()
-    tab.keyboard.press("ArrowRight")
-    tab.keyboard.press("ArrowDown")
-    assert visible(tab)[:2] == pytest.approx([0.25, 0.3], abs=0.01)
-    assert chosen(tab) == []  # elsewhere the arrow keys select words
-    tab.keyboard.press("-")
-    tab.keyboard.press("-")
-    assert visible(tab) == pytest.approx([0, 0, 1, 1], abs=0.01)
-
-
-def test_the_wheel_zooms_only_with_ctrl(visit) -> None:
-    tab = visit(page(photo(), make()), viewport={"width": 500, "height": 300})
-    tab.mouse.move(*middle(tab))
-
-    tab.mouse.wheel(0, 50)
-    tab.wait_for_function("() => window.scrollY > 0")
-    assert visible(tab)[2] == pytest.approx(1, abs=0.01)
-
-    tab.mouse.move(*middle(tab))
-    tab.keyboard.down("Control")
-    tab.mouse.wheel(0, -100)
-    tab.keyboard.up("Control")
-    tab.locator(".stage.zoomed").wait_for()
-    assert visible(tab)[2] == pytest.approx(np.exp(-0.5), abs=0.02)
 
 
 def test_two_fingers_zoom(visit) -> None:
@@ -561,21 +409,6 @@ def test_paper_is_white_without_controls(visit) -> None:
     expect(word(tab, "dog")).to_be_visible()
 
 
-@pytest.mark.parametrize("size", [(900, 90), (90, 400)])
-def test_nothing_overflows_a_narrow_screen(visit, size) -> None:
-    long = make(("a" * 60, *WORDS, "狗🐕"))
-    tab = visit(
-        gallery([Entry(photo(*size), [long], "n" * 90), Entry(photo(), [make()])]),
-        viewport={"width": 320, "height": 640},
-    )
-
-    for _ in range(2):  # the gallery, then the viewer
-        width = tab.evaluate("() => document.documentElement.scrollWidth")
-        assert width <= 320
-        tab.locator(".entry a").first.evaluate("(link) => link.click()")
-    expect(tab.locator(".stage")).to_be_visible()
-
-
 # --- text of captions ----------------------------------------------------------------------------
 
 
@@ -591,14 +424,6 @@ def test_text_that_looks_like_markup_is_shown_as_text(visit) -> None:
     assert tab.evaluate("() => window.bad") is None
     expect(tab.get_by_role("heading", name=evil)).to_be_visible()
     expect(tab.locator(".label")).to_contain_text(closing)
-
-
-def test_a_caption_without_words_shows_only_the_photo(visit) -> None:
-    tab = visit(page(photo(), no_words()))
-
-    tab.keyboard.press("ArrowRight")
-
-    expect(tab.get_by_text("No words, so no attention to show.")).to_be_visible()
 
 
 def test_photos_and_captions_are_shown_without_javascript(visit) -> None:
@@ -670,14 +495,6 @@ def test_the_gallery_can_be_searched(visit, photos) -> None:
     expect(tab.locator(".entry:visible")).to_have_count(3)
 
 
-def test_a_fragment_opens_its_photo(visit, photos, tmp_path) -> None:
-    photos.save(tmp_path / "all.html")
-
-    tab = visit(f"{(tmp_path / 'all.html').as_uri()}#photo-3")
-
-    expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
-
-
 # --- notebooks -----------------------------------------------------------------------------------
 
 
@@ -716,67 +533,6 @@ def test_requests_and_console_errors_are_detected(visit, tmp_path) -> None:
 # --- regressions ---------------------------------------------------------------------------------
 
 
-def no_words() -> Caption:
-    numbers = np.zeros(0, dtype=np.float32)
-    return Caption((), numbers, np.zeros((0, *GRID), np.float32), numbers, -1.0)
-
-
-def test_a_caption_keeps_its_own_label_beside_one_without_words(visit) -> None:
-    tab = visit(page(photo(), [no_words(), make()], labels=["model A", "model B"]))
-
-    sentences = tab.locator(".sentence").all_inner_texts()
-
-    assert [text.split("\n")[0] for text in sentences] == ["model A", "model B"]
-    assert "No words" in sentences[0]
-    assert "grass" in sentences[1]
-
-
-def test_each_grid_size_has_its_uniform_share(visit) -> None:
-    fine = make(grid=(6, 8))
-    tab = visit(page(photo(), [make(), fine], labels=["coarse", "fine"]))
-
-    assert tab.locator(".tick").all_inner_texts() == [
-        "uniform (3 x 4): 8.3%",
-        "uniform (6 x 8): 2.1%",
-    ]
-
-
-def test_moving_the_mouse_after_a_click_keeps_the_selection(visit) -> None:
-    tab = visit(page(photo(), make()))
-    word(tab, "runs").click()
-    box = word(tab, "a").bounding_box()
-    assert box is not None
-
-    tab.keyboard.down("Shift")
-    tab.mouse.move(box["x"] + 8, box["y"] + 8)
-    tab.mouse.down()
-    tab.mouse.move(box["x"] + 10, box["y"] + 9)
-    tab.mouse.up()
-
-    assert chosen(tab) == ["a", "dog", "runs"]
-
-
-def test_the_focus_follows_the_selection(visit) -> None:
-    tab = visit(page(photo(), make()))
-    word(tab, "runs").click()
-
-    tab.keyboard.press("Shift+ArrowLeft")
-
-    assert chosen(tab) == ["dog", "runs"]
-    expect(word(tab, "dog")).to_be_focused()
-
-
-def test_keys_that_scroll_are_left_to_the_page(visit) -> None:
-    tab = visit(page(photo(), make()), viewport={"width": 400, "height": 300})
-
-    tab.keyboard.press("End")
-    tab.wait_for_function("() => window.scrollY > 0")
-
-    assert chosen(tab) == []
-    tab.keyboard.press("ArrowRight")
-    assert chosen(tab) == ["a"]
-
-
 def test_the_last_requested_photo_is_shown(visit, photos) -> None:
     tab = visit(photos)
     tab.evaluate(
@@ -800,29 +556,3 @@ def test_the_last_requested_photo_is_shown(visit, photos) -> None:
 
     expect(tab.get_by_role("heading", name="1.jpg")).to_be_visible()
     expect(tab.get_by_role("listbox")).to_have_accessible_name("Words of the caption: a cat")
-
-
-def test_back_in_the_gallery_the_photo_has_the_focus(visit, photos) -> None:
-    tab = visit(photos)
-    tab.get_by_role("link", name="two dogs run").click()
-    tab.get_by_role("button", name="All photos").click()
-
-    expect(tab.get_by_role("link", name="two dogs run")).to_be_focused()
-
-
-def test_next_goes_through_search_results(visit, photos) -> None:
-    tab = visit(photos)
-    tab.get_by_role("searchbox").fill("dog")
-    tab.get_by_role("link", name="a dog").click()
-
-    tab.get_by_role("button", name="next photo").click()
-
-    expect(tab.get_by_role("heading", name="2.jpg")).to_be_visible()
-
-
-def test_a_page_of_one_photo_ignores_the_fragment(visit, tmp_path) -> None:
-    page(photo(), make()).save(tmp_path / "one.html")
-
-    tab = visit(f"{(tmp_path / 'one.html').as_uri()}#photo-2")
-
-    expect(tab.get_by_role("listbox")).to_be_visible()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import re
@@ -72,33 +71,6 @@ def test_chosen_photo_is_captioned_and_explored(tab, served, tiny) -> None:
     selected = tab.get_by_role("listbox").get_by_role("option", selected=True)
     expect(selected).to_have_text(caption.words[0])
     expect(tab.locator(".choices li")).to_have_count(5)
-
-
-def test_options_apply_at_once(tab, served, tiny) -> None:
-    photo = tiny.photos / "2.png"
-    upload(tab, photo)
-    expect(tab.get_by_role("listbox")).to_have_count(1)
-
-    tab.get_by_label("beam size").fill("4")
-    tab.get_by_label("captions", exact=True).fill("3")
-    tab.get_by_role("button", name="Caption", exact=True).click()
-
-    expect(tab.get_by_role("listbox")).to_have_count(3)
-    captions = served.model.captions(photo, beam_size=4, num_captions=3)
-    names = [box.get_attribute("aria-label") for box in tab.get_by_role("listbox").all()]
-    assert names == [f"Words of the caption: {caption.text}" for caption in captions]
-
-
-def test_own_caption_is_explained(tab, tiny) -> None:
-    upload(tab, tiny.photos / "2.png")
-
-    tab.get_by_label("test your own caption").fill("the man's hat")
-    tab.keyboard.press("Enter")
-
-    expect(tab.get_by_role("status")).to_have_text("the man's hat")
-    words = ["the", "man", "'s", "hat", "all words"]
-    assert tab.get_by_role("listbox").get_by_role("option").all_inner_texts() == words
-    expect(tab.get_by_label("beam size")).to_be_disabled()
 
 
 @pytest.fixture
@@ -204,19 +176,6 @@ def test_a_format_that_only_the_browser_reads_is_converted(tab, served, tmp_path
     expect(tab.locator(".stage")).to_be_visible()
 
 
-def test_too_large_file_is_not_sent(tab, tmp_path) -> None:
-    """Chromium does not read TIFF, so it cannot make the file smaller."""
-    Image.new("RGB", (1000, 900)).save(tmp_path / "large.tiff")
-    sent = posts(tab)
-
-    upload(tab, tmp_path / "large.tiff")
-
-    problem = "This file has 2.7 MB; the server takes up to 2.0 MB."
-    expect(tab.get_by_role("status")).to_have_text(problem)
-    expect(card(tab, 1)).to_contain_text(problem)
-    assert sent == []
-
-
 # --- large photos --------------------------------------------------------------------------------
 
 
@@ -282,44 +241,6 @@ def with_settings(tab: Tab, served: SimpleNamespace, given: str, wanted: str) ->
 # --- options -------------------------------------------------------------------------------------
 
 
-def test_more_captions_widen_the_beam(tab, served, tiny) -> None:
-    upload(tab, tiny.photos / "2.png")
-    expect(tab.get_by_role("listbox")).to_have_count(1)
-    beam = tab.get_by_label("beam size")
-
-    tab.get_by_label("captions", exact=True).fill("4")
-    tab.keyboard.press("Enter")
-
-    expect(tab.get_by_role("listbox")).to_have_count(4)
-    expect(beam).to_have_value("4")
-    expect(tab.get_by_text("The beam size is now 4, which 4 captions need.")).to_be_visible()
-    tab.get_by_label("captions", exact=True).fill("1")
-    tab.keyboard.press("Enter")
-    expect(tab.get_by_role("listbox")).to_have_count(1)
-    expect(beam).to_have_value("")
-    expect(tab.get_by_role("status")).to_have_text(served.model.caption(tiny.photos / "2.png").text)
-
-
-def test_caption_without_a_photo_explains_what_to_do(tab) -> None:
-    tab.get_by_role("button", name="Caption", exact=True).click()
-
-    expect(tab.get_by_role("alert")).to_contain_text("Choose a photo first")
-
-
-def test_a_change_sends_one_request(tab, tiny) -> None:
-    upload(tab, tiny.photos / "1.png")
-    expect(tab.get_by_role("listbox")).to_have_count(1)
-    sent: list[str] = []
-    tab.on("request", lambda request: sent.append(request.method))
-
-    tab.get_by_label("captions", exact=True).fill("2")
-    tab.keyboard.press("Enter")
-
-    expect(tab.get_by_role("listbox")).to_have_count(2)
-    tab.get_by_role("button", name="Caption", exact=True).click()
-    assert sent == ["POST"]
-
-
 # --- many photos ---------------------------------------------------------------------------------
 
 
@@ -373,40 +294,6 @@ class Held:
         for route in self.routes:
             route.continue_()
         self.routes.clear()
-
-
-def test_two_photos_at_a_time_with_progress(tab, tiny) -> None:
-    held = Held(tab)
-
-    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(5)])
-
-    held.wait(2)
-    assert [one.get_attribute("data-state") for one in cards(tab).all()] == [
-        *["working"] * 2,
-        *["waiting"] * 3,
-    ]
-    expect(tab.locator(".count")).to_have_text("0 of 5 captioned")
-    held.release()
-    held.wait(2)
-    expect(tab.get_by_role("progressbar")).to_have_js_property("value", 2)
-    held.release()
-    held.wait(1)
-    held.release()
-    expect(tab.locator(".count")).to_have_text("5 of 5 captioned")
-
-
-def test_the_selected_photo_comes_first(tab, tiny) -> None:
-    held = Held(tab)
-    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(5)])
-    held.wait(2)
-
-    card(tab, 5).click()
-
-    held.release()
-    held.wait(2)
-    expect(card(tab, 5)).to_have_attribute("data-state", "working")
-    held.release(all_to_come=True)
-    expect(tab.locator(".count")).to_have_text("5 of 5 captioned")
 
 
 def test_cancel_and_continue(tab, tiny) -> None:
@@ -465,30 +352,6 @@ def test_a_busy_server_is_asked_again(tab, tiny) -> None:
     assert times[2] - times[0] > 0.9  # no request of the two in parallel comes before
 
 
-def test_the_page_holds_a_limited_number_of_photos(tab, served, tiny) -> None:
-    with_settings(tab, served, '"maxPhotos":100', '"maxPhotos":5')
-    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(4)])
-
-    upload(tab, *[tiny.photos / f"{1 + n % 4}.png" for n in range(4)])
-
-    expect(cards(tab)).to_have_count(5)
-    note = "The page holds 5 photos; 3 more were left out."
-    expect(tab.get_by_role("alert")).to_have_text(note)
-    expect(card(tab, 5)).to_have_attribute("aria-current", "true")  # the first of the new ones
-
-
-def test_photos_are_removed(tab, tiny) -> None:
-    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
-    expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
-
-    tab.get_by_role("button", name="Remove all").click()
-
-    expect(cards(tab)).to_have_count(0)
-    expect(tab.locator(".stage")).to_have_count(0)
-    upload(tab, tiny.photos / "3.png")
-    expect(tab.get_by_role("listbox")).to_have_count(1)
-
-
 # --- results -------------------------------------------------------------------------------------
 
 
@@ -521,17 +384,6 @@ def nearly(data: Any) -> Any:
     if isinstance(data, list):
         return [nearly(value) for value in data]
     return pytest.approx(data, abs=5e-4) if isinstance(data, float | int) else data
-
-
-def test_names_are_quoted_in_csv(tab, tiny, tmp_path) -> None:
-    name = 'a "dog", runs.png'
-    (tmp_path / name).write_bytes((tiny.photos / "1.png").read_bytes())
-    upload(tab, tmp_path / name)
-    expect(tab.locator(".count")).to_have_text("1 of 1 captioned")
-
-    made = saved(tab, "CSV", "Download all results").read_text("utf-8")
-
-    assert [row[0] for row in csv.reader(made.splitlines())] == ["image", name]
 
 
 def content(html: str) -> tuple[str, Any]:
@@ -607,36 +459,6 @@ def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
             assert np.abs(pixels - np.asarray(wanted, dtype=int)).mean() < 4
 
 
-def test_the_overlay_page_is_the_viewer(tab, visit, served, tiny, tmp_path) -> None:
-    upload(tab, tiny.photos / "1.png")
-    tab.get_by_label("test your own caption").fill("the man's hat")
-    tab.keyboard.press("Enter")
-    expect(tab.get_by_role("status")).to_have_text("the man's hat")
-
-    made = saved(tab, "HTML", "Download the overlay")
-
-    page = visit(made.rename(tmp_path / "one.html").as_uri())
-    expect(page.get_by_role("heading", name="1.png")).to_be_visible()
-    box = page.get_by_role("listbox")
-    expect(box).to_have_accessible_name("Words of the caption: the man's hat")
-
-
-@pytest.mark.parametrize("clipboard", [True, False])
-def test_a_caption_is_copied(clipboard, visit, served, tiny) -> None:
-    granted = ["clipboard-read", "clipboard-write"]
-    tab = visit(served.address, allowed=served.address, permissions=granted)
-    upload(tab, tiny.photos / "1.png")
-    read = tab.evaluate_handle("() => navigator.clipboard")
-    if not clipboard:  # as at http addresses other than localhost
-        tab.evaluate("() => Object.defineProperty(navigator, 'clipboard', {value: undefined})")
-
-    tab.get_by_role("button", name="Copy").click()
-
-    expect(tab.get_by_role("button", name="Copied")).to_be_focused()
-    text = served.model.caption(tiny.photos / "1.png").text
-    assert tab.evaluate("(clipboard) => clipboard.readText()", read) == text
-
-
 def test_the_confidence_of_a_response_is_shown(tab, tiny) -> None:
     def confident(route: Route) -> None:
         response = route.fetch()
@@ -693,20 +515,6 @@ def test_a_copied_picture_is_pasted(visit, served, tiny) -> None:
     expect(tab.get_by_role("status")).to_have_text(text)
 
 
-def test_phones_offer_the_camera(visit, served, tiny) -> None:
-    options = {"has_touch": True, "is_mobile": True, "viewport": {"width": 390, "height": 844}}
-    tab = visit(served.address, allowed=served.address, **options)
-    expect(tab.get_by_text("Take a photo")).to_be_visible()
-    camera = tab.get_by_label("Take a photo")
-    expect(camera).to_have_attribute("capture", "environment")
-
-    camera.set_input_files(tiny.photos / "1.png")
-
-    expect(tab.get_by_role("listbox")).to_have_count(1)
-    desktop = visit(served.address, allowed=served.address)
-    expect(desktop.get_by_text("Take a photo")).to_be_hidden()
-
-
 def test_the_page_is_one_small_file(tab, served) -> None:
     seen: list[Response] = []
     tab.on("response", lambda one: seen.append(one))  # noqa: PLW0108, Playwright marks its handlers
@@ -753,43 +561,6 @@ def test_the_page_has_no_accessibility_violations(  # noqa: PLR0917
     assert out_of_order(tab) == []
 
 
-def test_the_tab_key_follows_the_page(tab, tiny) -> None:
-    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
-    expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
-    tab.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0); }")
-    names = []
-    for _ in range(23):
-        tab.keyboard.press("Tab")
-        name = tab.evaluate(
-            """() => {
-                const one = document.activeElement;
-                const label = one.labels?.[0]?.textContent ?? one.textContent;
-                return (one.getAttribute("aria-label") ?? label).trim();
-            }"""
-        )
-        names.append(name.split(",")[0].removesuffix(".png"))
-
-    first, second = (cards(tab).nth(n).inner_text().split("\n")[0] for n in (0, 1))
-    assert names[:5] == [
-        "Choose photos",
-        "beam size",
-        "captions",
-        "test your own caption",
-        "Caption",
-    ]
-    assert names[5:9] == ["CSV", "JSON", "Gallery", "Remove all"]
-    assert [names[9], names[10]] == [f"{first}1", f"{second}2"]
-    assert names[11:16] == ["previous photo", "next photo", "zoom out", "zoom in", "Copy"]
-    assert names[17].startswith("maps")
-    assert names[18:] == [
-        "play the sentence word by word",
-        "heatmap",
-        "smooth",
-        "PNG",
-        "SVG",
-    ]
-
-
 def test_all_captions_are_printed_without_controls(visit, served, tiny) -> None:
     tab = visit(served.address, allowed=served.address, color_scheme="dark")
     upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
@@ -811,101 +582,6 @@ def test_all_captions_are_printed_without_controls(visit, served, tiny) -> None:
 
 
 # --- formats and orientation ---------------------------------------------------------------------
-
-
-def test_unsupported_format_shows_the_caption_only(tab, served, tmp_path) -> None:
-    Image.new("RGB", (30, 20), "green").save(tmp_path / "x.tiff")
-
-    upload(tab, tmp_path / "x.tiff")
-
-    text = served.model.caption(tmp_path / "x.tiff").text
-    expect(tab.get_by_role("status")).to_have_text(text)
-    expect(tab.get_by_text("This browser does not support this image format")).to_be_visible()
-
-
-def test_transparency_is_shown_on_white(tab, served, tmp_path) -> None:
-    across = np.zeros((40, 60, 4), dtype=np.uint8)
-    across[:, 20:40] = (255, 0, 0, 128)
-    across[:, 40:] = (0, 0, 255, 255)
-    Image.fromarray(across).save(tmp_path / "clear.png")
-    caption = served.model.caption(tmp_path / "clear.png")
-
-    upload(tab, tmp_path / "clear.png")
-    expect(tab.get_by_role("status")).to_have_text(caption.text)
-
-    tab.get_by_role("listbox").get_by_role("option").nth(1).hover()
-    wanted = attention_image(
-        open_image(tmp_path / "clear.png"),
-        caption.alphas[1],
-        scale_max=shared_scale(caption.alphas, caption.gates),
-        regions=caption.regions,
-    )
-    assert np.abs(drawn(tab) - np.asarray(wanted).astype(int)).max() <= 2
-
-
-@pytest.mark.parametrize(
-    ("orientation", "size", "shown"),
-    [(1, (30, 20), True), (6, (30, 20), False), (3, (30, 20), False), (6, (20, 20), False)],
-)
-def test_no_attention_on_an_image_with_another_orientation(  # noqa: PLR0917
-    orientation, size, shown, tab, served, tmp_path
-) -> None:
-    """The server applies the EXIF orientation of WebP files, Chromium does not."""
-    turned = Image.Exif()
-    turned[0x0112] = orientation
-    Image.new("RGB", size, "green").save(tmp_path / "x.webp", exif=turned)
-
-    upload(tab, tmp_path / "x.webp")
-
-    text = served.model.caption(tmp_path / "x.webp").text
-    expect(tab.get_by_role("status")).to_have_text(text)
-    note = tab.get_by_text("This browser does not apply this image's EXIF orientation")
-    expect(note).to_have_count(0 if shown else 1)
-    expect(tab.locator(".stage")).to_have_count(1 if shown else 0)
-
-
-def test_escape_works_from_any_focus(tab, tiny) -> None:
-    upload(tab, tiny.photos / "1.png")
-    tab.get_by_role("listbox").get_by_role("option").nth(1).click()
-    tab.get_by_label("smooth").focus()
-
-    tab.keyboard.press("Escape")
-
-    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(0)
-
-
-@pytest.mark.usefixtures("refused")
-def test_failure_mark_is_removed_on_success(tab, tiny) -> None:
-    answers = iter([500])
-    first = (tiny.photos / "1.png").read_bytes()  # two are sent at a time, in any order
-
-    def once(route: Any) -> None:
-        if route.request.post_data_buffer == first and (status := next(answers, None)):
-            route.fulfill(status=status, json={"error": "internal error"})
-        else:
-            route.continue_()
-
-    tab.route("**/v1/captions*", once)
-    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
-    expect(card(tab, 1)).to_have_attribute("data-state", "failed")
-    expect(card(tab, 1)).to_contain_text("Internal error.")
-
-    card(tab, 1).click()
-
-    expect(card(tab, 1)).to_have_attribute("data-state", "done")
-    expect(card(tab, 1)).not_to_contain_text("Internal error")
-
-
-def test_page_fits_a_phone(visit, served, tiny) -> None:
-    screen = {"width": 320, "height": 640}
-    tab = visit(served.address, allowed=served.address, viewport=screen, has_touch=True)
-    assert tab.evaluate("() => document.documentElement.scrollWidth") <= 320
-
-    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
-    tab.get_by_role("listbox").get_by_role("option").first.tap()
-
-    expect(tab.get_by_role("listbox").get_by_role("option", selected=True)).to_have_count(1)
-    assert tab.evaluate("() => document.documentElement.scrollWidth") <= 320
 
 
 @pytest.mark.usefixtures("refused")
@@ -955,33 +631,6 @@ def test_maps_of_another_method(tab, served, tiny) -> None:
     method.select_option("grad_cam")
     expect(status).to_have_text("Broken.")
     expect(method).to_have_value("attention")
-
-
-def test_the_method_stays_when_another_photo_is_selected(tab, served, tiny) -> None:
-    upload(tab, tiny.photos / "1.png", tiny.photos / "2.png")
-    expect(tab.locator(".count")).to_have_text("2 of 2 captioned")
-    sent = posts(tab)
-    method, legend = tab.get_by_label("maps"), tab.locator(".legend")
-    method.select_option("grad_cam")
-    expect(legend).to_contain_text("share of relevance per region")
-
-    card(tab, 2).click()
-
-    expect(legend).to_contain_text("share of relevance per region")
-    expect(method).to_have_value("grad_cam")
-    caption = served.model.caption(tiny.photos / "2.png", method="grad_cam")
-    expect(tab.get_by_role("status")).to_have_text(caption.text)
-    [entry] = content(saved(tab, "HTML", "Download the overlay").read_text("utf-8"))[1]["entries"]
-    np.testing.assert_allclose(entry["captions"][0]["alphas"], caption.alphas, atol=2e-3)
-    card(tab, 1).click()  # whose maps the page has already
-    expect(legend).to_contain_text("share of relevance per region")
-    assert len(sent) == 2
-
-    method.select_option("attention")
-    card(tab, 2).click()
-    expect(method).to_have_value("attention")
-    expect(legend).to_contain_text("share of attention per region")
-    assert len(sent) == 2
 
 
 # --- API keys ------------------------------------------------------------------------------------

@@ -191,21 +191,6 @@ def test_options_and_own_words(site, tiny, open_site) -> None:
     )
 
 
-def test_a_file_that_is_no_photo(site, tiny, open_site, tmp_path) -> None:
-    whole = (tiny.photos / "1.png").read_bytes()
-    (tmp_path / "broken.png").write_bytes(whole[:60])
-    tab = open_site(site.folder)
-
-    tab.locator("#file").set_input_files(tmp_path / "broken.png")
-
-    expect(tab.get_by_role("status")).to_have_text(
-        "This browser cannot open this photo. Save it as JPEG or PNG."
-    )
-    tab.get_by_role("button", name="Remove all").click()
-    photo = tiny.photos / "1.png"
-    assert_as_python(results(tab, photo), site.model, [photo])
-
-
 # --- other models --------------------------------------------------------------------------------
 
 MECHANISMS = {
@@ -446,23 +431,6 @@ def test_accessibility(site, tiny, open_site, scheme, width) -> None:
     assert violations(tab) == []
     assert out_of_order(tab) == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_a_file_that_the_host_lacks_is_reported_once(
-    site, tiny, visit, serve_folder, tmp_path
-) -> None:
-    shutil.copytree(site.folder, tmp_path / "site")
-    (tmp_path / "site" / "model" / "decoder.onnx.gzip").unlink()
-    address = serve_folder(tmp_path / "site")
-    tab = visit(address, allowed=address)
-    problem = "The model cannot run: model/decoder.onnx.gzip could not be loaded."
-
-    expect(tab.locator(".device")).to_contain_text(problem)
-    tab.locator("#file").set_input_files(sorted(tiny.photos.iterdir()))
-
-    expect(tab.locator(".card[data-state='failed']")).to_have_count(1)
-    expect(tab.locator(".card[data-state='stopped']")).to_have_count(3)
-    visit.complaints[:] = [line for line in visit.complaints if "404" not in line]
 
 
 def test_a_browser_without_a_gpu(site, open_site, visit) -> None:

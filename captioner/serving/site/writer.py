@@ -55,18 +55,8 @@ from captioner.text.vocabulary import BLANK
 MAX_BEAM = 10
 """Maximum beam size and number of captions on the page."""
 
-NAME = "captioner"
-
 _WEB = Path(__file__).parent / "web"
-_WORKER = (
-    "worker.js",
-    "model.js",
-    "photo.js",
-    "resize.js",
-    "search.js",
-    "captions.js",
-    "confidence.js",
-)
+_WORKER = ("worker", "model", "photo", "resize", "search", "captions", "confidence")
 _RUNTIMES = {
     "cpu": ("ort.wasm.min.mjs", "ort-wasm-simd-threaded"),
     "gpu": ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify"),
@@ -88,22 +78,6 @@ _SEARCH = (
 """Search options that the page's search reads."""
 _OTHER_OPTIONS = ("banned_words", "guard_endings", "diversity", "top_k", "top_p", "seed")
 """Those whose words the page gets as token ids, and those without effect in a beam search."""
-_INTRO = """<p class="quiet">Captions photos and shows where the model looked. The model runs in
-this page: your photos stay on this device, and nothing is sent anywhere.</p>
-<p class="quiet device"><span aria-live="polite">Starting …</span>
-<button type="button" class="use-gpu" hidden>Use the GPU</button>
-<span class="note" aria-live="polite"></span>
-<button type="button" class="install" hidden>Install</button></p>"""
-
-_HEAD = [
-    '<link rel="icon" href="icons/192.png">',
-    '<link rel="apple-touch-icon" href="icons/192.png">',
-    '<link rel="manifest" href="manifest.json">',
-    '<meta name="description" content="Captions photos on your device, and shows where the model '
-    'looked.">',
-    '<meta name="theme-color" content="#ffffff" media="(prefers-color-scheme: light)">',
-    '<meta name="theme-color" content="#121217" media="(prefers-color-scheme: dark)">',
-]
 
 
 class Site(NamedTuple):
@@ -130,8 +104,8 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
     """
     model = load_model(folder)
     files = _model_files(model) | _runtime_files(runtime) | _icons()
-    files |= {f"code/{name}": asset(name, _WEB).encode() for name in _WORKER}
-    files["manifest.json"] = _json(_manifest())
+    files |= {f"code/{name}.js": asset(f"{name}.js", _WEB).encode() for name in _WORKER}
+    files["manifest.json"] = asset("manifest.json", _WEB).encode()
     page = _page(model, {name: len(content) for name, content in files.items()})
     rules = site_policy(page)
     files["index.html"] = with_policy(page, rules).encode()
@@ -140,7 +114,7 @@ def write_site(folder: str | Path, output: str | Path, runtime: Mapping[str, byt
         for name, content in files.items():
             (new / name).parent.mkdir(exist_ok=True)
             (new / name).write_bytes(content)
-    gpu = _transferred({name: files[name] for name in _runtime_names("gpu")})
+    gpu = _transferred({name: files[name] for name in _runtime_names("gpu").values()})
     return Site(len(files), _transferred(files) - gpu, gpu)
 
 
@@ -167,7 +141,7 @@ def site_policy(page: str) -> str:
 
 def _page(model: StoredModel, sizes: Mapping[str, int]) -> str:
     device = {
-        "runtimes": {kind: _runtime_names(kind)._asdict() for kind in _RUNTIMES},
+        "runtimes": {kind: _runtime_names(kind) for kind in _RUNTIMES},
         "files": {
             Path(name).name.removesuffix(_COMPRESSED): name
             for name in sizes
@@ -183,38 +157,31 @@ def _page(model: StoredModel, sizes: Mapping[str, int]) -> str:
             own_words=model.vocabulary.subwords is None,
         ),
         max_beam=MAX_BEAM,
-        intro=_INTRO,
+        intro=asset("intro.html", _WEB).rstrip(),
         scripts=[asset("device.js", _WEB)],
         data={"device": device},
         styles=[asset("site.css", _WEB)],
-        head=_HEAD,
+        head=asset("head.html", _WEB).splitlines(),
     )
 
 
-class _Runtime(NamedTuple):
+def _runtime_names(kind: str) -> dict[str, str]:
     """Files of the site that run a model on one kind of processor."""
-
-    api: str
-    loader: str
-    binary: str
-
-
-def _runtime_names(kind: str) -> _Runtime:
     api, wasm = _RUNTIMES[kind]
     # .js: some hosts do not know .mjs, and browsers run no script of another type.
-    return _Runtime(
-        f"runtime/{api.removesuffix('.mjs')}.js",
-        f"runtime/{wasm}.js",
-        f"runtime/{wasm}.wasm{_COMPRESSED}",
-    )
+    return {
+        "api": f"runtime/{api.removesuffix('.mjs')}.js",
+        "loader": f"runtime/{wasm}.js",
+        "binary": f"runtime/{wasm}.wasm{_COMPRESSED}",
+    }
 
 
 def _runtime_files(runtime: Mapping[str, bytes]) -> dict[str, bytes]:
     files = {}
     for kind, (api, wasm) in _RUNTIMES.items():
         names = _runtime_names(kind)
-        files[names.api], files[names.loader] = runtime[api], runtime[f"{wasm}.mjs"]
-        files[names.binary] = _compressed(runtime[f"{wasm}.wasm"])
+        files[names["api"]], files[names["loader"]] = runtime[api], runtime[f"{wasm}.mjs"]
+        files[names["binary"]] = _compressed(runtime[f"{wasm}.wasm"])
     return files
 
 
@@ -273,25 +240,6 @@ def _calibrated(model: StoredModel) -> bool:
     # The beam size may change on the page, which then decides itself.
     options = replace(model.search, beam_size=calibrator.search["beam_size"], num_captions=1)
     return no_confidence(calibrator, options, model.vocabulary.styles) is None
-
-
-def _manifest() -> dict[str, Any]:
-    return {
-        "name": NAME,
-        "short_name": NAME,
-        "description": "Captions photos on your device, and shows where the model looked.",
-        "start_url": "./",
-        "scope": "./",
-        "id": "./",
-        "display": "standalone",
-        "background_color": "#ffffff",
-        "theme_color": "#ffffff",
-        "icons": [
-            {"src": f"icons/{side}.png", "sizes": f"{side}x{side}", "type": "image/png"} | purpose
-            for side in _ICONS
-            for purpose in ({}, {"purpose": "maskable"})
-        ],
-    }
 
 
 _ICONS = (192, 512)

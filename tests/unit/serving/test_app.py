@@ -78,48 +78,25 @@ def test_attention_and_alternatives_are_optional(serve):
     serve(test)
 
 
-@pytest.mark.parametrize("query", [{}, {"words": "a dog"}])
-def test_method_reaches_the_model(serve, query):
-    async def test(server):
-        for method in ("attention", "grad_cam"):
-            response = await server.post(png(), attention="true", method=method, **query).response()
-            assert response.json["captions"][0].get("method", "attention") == method
-            CaptionsResponse.model_validate(response.json, strict=False)
-
-    serve(test)
-
-
 @pytest.mark.parametrize(
     ("query", "message"),
     [
         ({"beam_size": 21}, "beam_size is 21; give an integer from 1 to 20"),
-        ({"beam_size": 0}, "beam_size is 0; give an integer from 1 to 20"),
-        ({"beam_size": "x"}, "beam_size is x; give an integer from 1 to 20"),
         ({"beam_size": "1.5"}, "beam_size is 1.5; give an integer from 1 to 20"),
-        ({"num_captions": 21, "temperature": 1}, "num_captions is 21; give an integer"),
-        ({"max_length": 51}, "max_length is 51; give an integer from 1 to 50"),
         ({"temperature": "nan"}, "temperature is nan; give a number from 0 to 100"),
-        ({"length_penalty": "inf"}, "length_penalty is inf; give a number from 0 to 10"),
-        ({"seed": 10**30}, "seed is 1000000"),
         ({"alternatives": 21}, "alternatives is 21; give an integer from 0 to 20"),
         ({"attention": "maybe"}, "attention is maybe; give true or false"),
-        ({"guard_endings": 7}, "guard_endings is 7; give true or false"),
         ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "forced_words has 11 words; give 10 at most"),
-        ({"banned_words": ["w"] * 11}, "banned_words has 11 words; give 10 at most"),
         ({"forced_words": "x" * 1001}, "1000 characters at most"),
-        ({"words": "x" * 1001}, "1000 characters at most"),
         ({"words": "word " * 50}, "words has 50 words; give 49 at most"),
         ({"words": "zebra"}, "the model does not know zebra"),
-        ({"words": ""}, "''"),
         (
             {"words": "a", "beam_size": 2, "seed": 1},
             "words cannot be combined with search options (beam_size, seed)",
         ),
         ({"num_captions": 3}, "num_captions is 3; give at most beam_size (2)"),
-        ({"seed": 1}, "seed 1 is for sampling"),
         ({"min_length": 6}, "give a min_length below max_length"),
         ({"beam": 2, "size": 3}, "unknown parameter beam, size; give beam_size, num_captions"),
-        ({"beam-size": 2}, "unknown parameter beam-size"),
         ({"beam_size\n": 2}, "unknown parameter 'beam_size\\n'"),
     ],
 )
@@ -134,21 +111,6 @@ def test_invalid_parameters(serve, model, query, message):
 
     serve(test)
     assert model.batches == []
-
-
-def test_word_lists_are_comma_separated_or_repeated(serve, model, monkeypatch):
-    seen = []
-    real = model.caption_batch
-    monkeypatch.setattr(
-        model, "caption_batch", lambda p, o, **k: seen.append(o.banned_words) or real(p, o, **k)
-    )
-
-    async def test(server):
-        for given in ("a,b", ["a", "b"], "a b", ["a, b"]):
-            assert (await server.post(png(), banned_words=given).response()).status == 200
-
-    serve(test)
-    assert seen == [("a", "b")] * 4
 
 
 # --- the model itself ----------------------------------------------------------------------------

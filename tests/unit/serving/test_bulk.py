@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from colour_server import BAD, Exchange, png, until
-from test_photos import JSON, as_json, file, option, parts, text
+from test_photos import as_json, file, option, parts, text
 
 from captioner.serving import bulk
 from captioner.serving.responses import BatchResponse
@@ -108,55 +108,6 @@ def test_errors_of_one_photo_do_not_affect_the_others(serve, model, caplog):
 
 
 # --- errors of the request as a whole ------------------------------------------------------------
-
-WHOLE = {
-    "wrong name": (parts(file(png(), "photos")), 422, "no file field named image; found photos"),
-    "no photo": (parts(option("beam_size", "3")), 422, "the form has no file field named image"),
-    "empty list": (as_json({"images": []}), 422, "images is an empty list; give at least one"),
-    "unknown option": (parts(option("beam", "3"), file(png())), 422, "unknown parameter beam"),
-    "conflict": (
-        parts(option("words", "a"), option("seed", "1"), file(png())),
-        422,
-        "words cannot be combined",
-    ),
-    "search": (parts(option("num_captions", "9"), file(png())), 422, "at most beam_size (2)"),
-    "option after a photo": (
-        parts(file(png()), option("beam_size", "3")),
-        422,
-        "the option beam_size comes after a photo; put options before the photos, or in the query",
-    ),
-    "cut off": ((parts(file(png()))[0][:-40], parts()[1]), 400, "ends before its last boundary"),
-    "empty": ((b"", {}), 415, "the body is empty"),
-    "not JSON": ((b"[", JSON), 400, "not valid JSON"),
-}
-
-
-@pytest.mark.parametrize(("given", "status", "message"), WHOLE.values(), ids=WHOLE)
-def test_refused_requests(serve, given, status, message):
-    async def test(server):
-        response = await open_batch(server, given).response()
-        assert response.status == status
-        assert message in response.error
-        assert server.service.in_flight == 0
-
-    serve(test)
-
-
-def test_lines_have_a_status_until_the_first_result(serve):
-    async def test(server):
-        response = await open_batch(server, parts(file(png(), "x")), **LINES).response()
-        assert response.status == 422
-        assert "found x" in response.error
-        form = parts(file(png()), option("beam_size", "3"))
-        response = await open_batch(server, form, **LINES).response()
-        assert response.status == 200
-        first, last = lines(response.body)
-        assert (first["index"], first["status"]) == (0, 200)
-        assert last["status"] == 422
-        assert "index" not in last
-        assert "comes after a photo" in last["error"]
-
-    serve(test)
 
 
 def test_limit_of_json_responses(serve, monkeypatch):
@@ -270,27 +221,6 @@ def test_disconnect_cancels_the_rest(serve, model, accept, kind):
     assert sum(map(len, model.batches)) == 1 + 9  # none of the cancelled photos
 
 
-def test_disconnect_after_the_first_line(serve, model, caplog):
-    caplog.set_level("DEBUG")
-
-    async def test(server):
-        body, kind = images(*photos(10, 1))
-        exchange = server.open(PATH, headers={**kind, **LINES})
-        end = body.index(b"--x\r\n", 10) + 20
-        exchange.send(body[:end], more=True)
-        await until(lambda: len(exchange._sent) == 2)
-        model.gate.clear()
-        exchange.send(body[end:])
-        await until(lambda: server.service.batcher.waiting + len(model.batches) > 1)
-        exchange.disconnect()
-        await asyncio.wait_for(exchange.task, 30)
-        assert server.service.in_flight == 0
-        model.gate.set()
-
-    serve(test, batch_size=4)
-    assert "Error" not in caplog.text
-
-
 def test_shutdown_gives_each_photo_its_status(serve, model):
     async def test(server):
         blocked = await server.hold()
@@ -309,14 +239,25 @@ def test_shutdown_gives_each_photo_its_status(serve, model):
     serve(test)
 
 
-def test_slow_uploads_time_out(serve):
+def test_errors_of_the_whole_request(serve):
+    """Before the first result they have their own status; after it, they are the last line."""
+
     async def test(server):
-        body, kind = images(*photos(2))
-        exchange = server.open(PATH, headers={**kind, **LINES}).send(body[:-60], more=True)
-        first, last = lines((await exchange.response()).body)
-        assert first["status"] == 200
-        assert last["status"] == 408
-        assert "the next photo was not received within 0.3 s" in last["error"]
+        for form, message in {
+            parts(file(png(), "photos"))[0]: "no file field named image; found photos",
+            parts(option("words", "a"), option("seed", "1"), file(png()))[
+                0
+            ]: "words cannot be comb",
+            parts(option("num_captions", "9"), file(png()))[0]: "at most beam_size (2)",
+        }.items():
+            response = await open_batch(server, (form, parts()[1]), **LINES).response()
+            assert response.status == 422
+            assert message in response.error
+        form = parts(file(png()), option("beam_size", "3"))
+        first, last = lines((await open_batch(server, form, **LINES).response()).body)
+        assert (first["index"], first["status"], last["status"]) == (0, 200, 422)
+        assert "index" not in last
+        assert "beam_size comes after a photo; put options before the photos" in last["error"]
         assert server.service.in_flight == 0
 
-    serve(test, timeout=0.3)
+    serve(test)

@@ -43,24 +43,6 @@ def test_page_of_an_allowed_origin_can_use_the_server(serve, allowed):
     serve(test, app={"origins": allowed_origins([allowed])})
 
 
-@pytest.mark.parametrize("path", ["/v1/batch", "/v1/overlay.png", "/v1/maps.npy"])
-def test_allowed_pages_can_use_every_endpoint(serve, path):
-    async def test(server):
-        asked = PREFLIGHT | {"access-control-request-headers": "content-type,accept"}
-        preflight = await server.get(path, "OPTIONS", **asked)
-        assert preflight.status == 200
-        from_page = {"origin": APP, "sec-fetch-site": "cross-site"}
-        for kind in ("image/png", "multipart/form-data; boundary=x"):  # a result, an error
-            headers = from_page | {"content-type": kind, "accept": "application/x-ndjson"}
-            response = (
-                await server.open(path, headers=headers).send(png((1, 2, 3), (64, 48))).response()
-            )
-            assert response.status == (200 if kind == "image/png" else 400)
-            assert response.headers["access-control-allow-origin"] == APP
-
-    serve(test, app={"origins": allowed_origins([APP])})
-
-
 def test_other_origins_are_refused_with_the_fix(serve, model):
     async def test(server):
         for method in ("OPTIONS", "POST"):
@@ -72,27 +54,6 @@ def test_other_origins_are_refused_with_the_fix(serve, model):
 
     serve(test, app={"origins": allowed_origins([APP])})
     assert model.batches == []
-
-
-def test_form_posts_of_other_sites_are_refused(serve, model):
-    """Browsers send them without a preflight."""
-
-    async def test(server):
-        for kind in ("multipart/form-data; boundary=x", "text/plain"):
-            form = {"origin": "https://evil.example", "content-type": kind}
-            assert (await server.post(png(), headers=form).response()).status == 403
-            form = {"sec-fetch-site": "cross-site", "content-type": kind}
-            assert (await server.post(png(), headers=form).response()).status == 403
-
-    serve(test, app={"origins": allowed_origins([APP])})
-    assert model.batches == []
-
-
-def test_origins_are_compared_as_browsers_send_them():
-    assert allowed_origins(["HTTPS://App.Example.org/", "http://localhost:3000"]) == {
-        "https://app.example.org",
-        "http://localhost:3000",
-    }
 
 
 @pytest.mark.parametrize(

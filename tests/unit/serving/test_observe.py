@@ -43,18 +43,6 @@ def test_odd_request_ids_are_replaced(serve, caplog, given):
     serve(test)
 
 
-def test_internal_error_is_logged_with_its_request_id(serve, model, caplog):
-    model.broken = RuntimeError()
-
-    async def test(server):
-        headers = {"x-request-id": "broken-1"}
-        response = await server.post(png((255, 0, 0)), headers=headers).response()
-        assert (response.status, response.headers["x-request-id"]) == (500, "broken-1")
-
-    serve(test)
-    assert any("id=broken-1" in r.getMessage() for r in caplog.records if r.levelname == "ERROR")
-
-
 @pytest.mark.parametrize(
     ("proxy", "forwarded", "logged"),
     [

@@ -11,7 +11,6 @@ import weakref
 from types import SimpleNamespace
 from typing import ClassVar
 
-import pytest
 from colour_server import BAD, name, png, until
 from PIL import Image
 
@@ -56,30 +55,6 @@ def test_slot_is_taken_before_the_body_is_read(serve):
         assert server.service.in_flight == 0
 
     serve(test, max_queue=1)
-
-
-@pytest.mark.parametrize("size", [(30, 41), (41, 30), (1000, 2)])
-def test_too_many_pixels(serve, model, size):
-    async def test(server):
-        response = await server.post(png(size=size)).response()
-        assert response.status == 413
-        assert "1,200 pixels" in response.error
-        assert await server.metric('captioner_refused_total{reason="pixels"}') == 1
-
-    serve(test, max_pixels=1200)
-    assert model.batches == []
-
-
-def test_slow_upload_returns_408(serve):
-    async def test(server):
-        exchange = server.open().send(b"part", more=True)
-        response = await exchange.response()
-        assert response.status == 408
-        assert response.headers["connection"] == "close"
-        assert "0.05 s" in response.error
-        assert server.service.in_flight == 0
-
-    serve(test, timeout=0.05)
 
 
 def test_slow_captioning_returns_503(serve, model, monkeypatch):
