@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,14 @@ from captioner.inference.folder import SHIPPED, find_model, fingerprint
 from captioner.serving.options import ServeOptions
 
 
-@functools.cache
-def parser() -> Parser[ServeOptions]:
+def serve_parser() -> Parser[ServeOptions]:
     """Options of ``serve``."""
     return Parser("serve", "[options]", ServeOptions)
 
 
-def main(argv: Sequence[str]) -> int:
+def serve(argv: Sequence[str]) -> int:
     """Serve until interrupted."""
-    options, _ = parser().parse(argv)
+    options, _ = serve_parser().parse(argv)
     keep_freed_memory(threads=True)  # the model runs in a thread
 
     from captioner.serving.keys import ApiKeys

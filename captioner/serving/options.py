@@ -30,7 +30,7 @@ MAX_TEXT = 1000
 """Maximum length of a text in a request (characters)."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of the server."""
 
@@ -65,7 +65,7 @@ class Limits:
         return Limits(**{one.name: getattr(self, one.name) for one in fields(Limits)})
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServeOptions(ModelOptions, Limits):
     """Run a web page for captioning and an HTTP API.
 
@@ -78,15 +78,15 @@ class ServeOptions(ModelOptions, Limits):
     anywhere."""
     port: Annotated[int, Interval(ge=0, le=65535)] = 8000
     """Port to listen on; 0: any free port."""
-    allow_host: Annotated[list[str], Shown("NAME")] = field(default_factory=list)
+    allow_host: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
     """Additional Host header to accept, such as a proxy's name or the service's in Docker Compose;
     others are refused, except for /healthz, /readyz and /metrics; repeat for several."""
-    allow_origin: Annotated[list[str], Shown("ORIGIN")] = field(default_factory=list)
+    allow_origin: list[Annotated[str, Shown("ORIGIN")]] = field(default_factory=list)
     """Origin of a web page that may use this server (CORS), e.g. https://app.example.org; * for
     every page; repeat for several."""
-    root_path: str = ""
+    root_path: Annotated[str, Shown("PATH")] = ""
     """Prefix under which a proxy publishes this server, e.g. /captioner."""
-    trust_proxy: Annotated[list[str], Shown("ADDRESS")] = field(default_factory=list)
+    trust_proxy: list[Annotated[str, Shown("ADDRESS")]] = field(default_factory=list)
     """Address or network of a proxy whose X-Forwarded-For is logged as the client's address, e.g.
     127.0.0.1 or 172.16.0.0/12; repeat for several."""
     api_key_file: File | None = None
@@ -97,7 +97,7 @@ class ServeOptions(ModelOptions, Limits):
 
     def __post_init__(self) -> None:
         check_options(self)
-        self.root_path = self.root_path.rstrip("/")
+        object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.root_path):
             raise OptionError(
                 "{root_path} is {given!r}; give a path such as /captioner", given=self.root_path
