@@ -47,6 +47,8 @@ class Shown:
     """Its names, such as ``("-o", "--output")``; empty: ``--`` and the field's name."""
     positional: bool = False
     """An argument instead of an option."""
+    hidden: bool = False
+    """Neither: the command sets it itself."""
 
 
 File = Annotated[str, Shown("FILE")]

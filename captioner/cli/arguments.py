@@ -54,8 +54,9 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
             command: Its name, such as ``prepare shards``.
             usage: What follows the name in the first line of the help.
             options: The command's options.
-            *more: Options of which only those given are returned, because a model or a config file
-                has the others. Sections become ``--section.option``.
+            *more: Options of which only those given are returned, because a model, a config file or
+                the format of the output has the others. Sections become ``--section.option``. Of
+                two options with one name, the first is shown.
             shown: Options of sections that the help shows without ``--help SECTION``.
         """
         super().__init__(
@@ -122,6 +123,9 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 self._sections.append(field.name)
                 self._add(field.type, field.name)  # type: ignore[arg-type]
                 continue
+            name = f"{section}.{field.name}" if section else field.name
+            if name in self.fields or field.shown.hidden:
+                continue
             group = section
             if not (section or with_sections or field.owner is self._options):
                 group = field.owner.__name__
@@ -130,7 +134,6 @@ class Parser(argparse.ArgumentParser, Generic[Options]):
                 model = " (defaults: those of the model; see captioner info)" if changes else ""
                 title = f"{flag(section)[2:]}: {title}" if section else title + model
                 self._groups[group] = _Group(title, defaults=not changes)
-            name = f"{section}.{field.name}" if section else field.name
             self._groups[group].actions.append(self._add_field(name, field, changes=changes))
 
     def _add_field(self, name: str, field: OptionField, *, changes: bool) -> argparse.Action:

@@ -29,7 +29,8 @@ from captioner.drawing.options import ANIMATIONS, ARCHIVES, FIGURES, PAGES
 from captioner.drawing.pages import Entry, gallery, page
 from captioner.drawing.style import lacks_letters
 from captioner.errors import ConfigError, ImageError
-from captioner.options import METHOD_TITLES
+from captioner.option_fields import option_fields
+from captioner.options import METHOD_TITLES, SearchOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +63,8 @@ class _Savable(Protocol):
 
 def attend(argv: Sequence[str]) -> int:
     """Draw all photos; report those that failed."""
-    options, search = attend_parser().parse(argv)
+    options, drawing = attend_parser().parse(argv)
+    search = {n: drawing.pop(n) for n in option_fields(SearchOptions) if n in drawing}
     searched = [name for name in search if name != "style"]
     if searched and options.words:
         raise ConfigError(
@@ -71,20 +73,23 @@ def attend(argv: Sequence[str]) -> int:
     checked_search(options.model, search)
     photos = find_photos(options)
     failures = photos.failures
-    jobs = _jobs(photos, options) if photos.paths else []
+    jobs = _jobs(photos, options, drawing) if photos.paths else []
     if jobs and options.alternatives is None:
-        page = jobs[0][1].suffix.lower() in PAGES
-        options = replace(options, alternatives=5 if page else 0)
+        pages = jobs[0][1].suffix.lower() in PAGES
+        options = replace(options, alternatives=5 if pages else 0)
     failures += sum(missing(photo) for photo, _ in jobs)
     jobs = [(photo, path) for photo, path in jobs if photo == STDIN or photo.exists()]
     if jobs:
-        failures += _attend(jobs, options, search)
+        failures += _attend(jobs, options, search, drawing | {"smooth": not options.blocks})
     photos.report_skipped()
     return FAILED if failures else OK
 
 
 def _attend(
-    jobs: Sequence[tuple[Path, Path]], options: AttendOptions, search: dict[str, Any]
+    jobs: Sequence[tuple[Path, Path]],
+    options: AttendOptions,
+    search: dict[str, Any],
+    drawing: dict[str, Any],
 ) -> int:
     """Draw photos into their output files; return the number of failures."""
     instances = _instances(options.instances)
@@ -94,16 +99,18 @@ def _attend(
             model.check_method(method)
     check_count(models[0], jobs[0][1].suffix.lower(), options, search)
     captioned = _captioned(models, [photo for photo, _ in jobs], options, search)
-    return _draw(captioned, [path for _, path in jobs], instances, options)
+    return _draw(captioned, [path for _, path in jobs], instances, options, drawing)
 
 
-def _jobs(photos: Photos, options: AttendOptions) -> list[tuple[Path, Path]]:
+def _jobs(
+    photos: Photos, options: AttendOptions, drawing: dict[str, Any]
+) -> list[tuple[Path, Path]]:
     """Check the options; return each photo with its output file."""
     paths = list(dict.fromkeys(photos.paths))
     output = None if options.output is None else Path(options.output)
     outputs = targets(paths, output, options.format, photos.subfolders)
     suffix = outputs[0].suffix.lower()  # the same for all
-    check_kind(suffix, options)
+    check_kind(suffix, options, drawing)
     given = {photo.resolve() for photo in paths}
     for path in dict.fromkeys(outputs):
         if path.resolve() in given:
@@ -140,11 +147,12 @@ def _draw(
     outputs: Sequence[Path],
     instances: Instances | None,
     options: AttendOptions,
+    drawing: dict[str, Any],
 ) -> int:
     """Draw a file per photo, or all on one page; return the number of failures."""
     failures, saved = 0, 0
     suffix, boxes = outputs[0].suffix.lower(), False
-    draw = _drawer(suffix, options)
+    draw = _drawer(suffix, options, drawing)
     several = len(outputs) > 1
     together = _Together(suffix) if several and outputs[0] == outputs[-1] else None
     bar = photo_bar(captioned, shown=several, total=len(outputs))
@@ -175,7 +183,7 @@ def _draw(
             _print_how_to_continue(saved, len(outputs), options)
         raise
     if together is not None and failures < len(outputs):
-        together.save(outputs[0], options)
+        together.save(outputs[0], drawing)
     if boxes:
         warn(
             "the font of pictures lacks letters of the captions and shows them as a box; write "
@@ -198,8 +206,8 @@ class _Together:
             again = one.photo if one.name == STDIN else one.name
             self._gathered.append(one._replace(photo=again))
 
-    def save(self, path: Path, options: AttendOptions) -> None:
-        made = self._archive if self._archive is not None else _gallery(self._gathered, options)
+    def save(self, path: Path, drawing: dict[str, Any]) -> None:
+        made = self._archive if self._archive is not None else _gallery(self._gathered, drawing)
         made.save(path)
 
 
@@ -354,35 +362,23 @@ def _print_captions(one: _Captioned, options: AttendOptions) -> None:
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def _drawer(suffix: str, options: AttendOptions) -> Callable[[_Captioned, Any], _Savable]:
+def _drawer(
+    suffix: str, options: AttendOptions, drawing: dict[str, Any]
+) -> Callable[[_Captioned, Any], _Savable]:
     """Return the function that draws a photo in this format."""
-    style = _style(options)
 
     def figure(one: _Captioned, outlines: Any) -> _Savable:
-        chosen: dict[str, Any] = {"combine": options.combine} if options.combine else {}
-        return overlay(
-            one.photo,
-            one.captions,
-            labels=one.labels,
-            only=options.only or (),
-            coverage=options.coverage,
-            alternatives=options.alternatives or 0,
-            outlines=outlines,
-            columns=options.columns,
-            **chosen,
-            **style,
-        )
+        more = {"alternatives": options.alternatives or 0, "outlines": outlines}
+        return overlay(one.photo, one.captions, labels=one.labels, **more, **drawing)
 
     def animation(one: _Captioned, outlines: Any) -> _Savable:
         del outlines
-        pace = options.seconds_per_word
-        given: dict[str, Any] = {} if pace is None else {"seconds_per_word": pace}
-        return animate(one.photo, one.captions[0], **given, **style)
+        return animate(one.photo, one.captions[0], **drawing)
 
     def one_page(one: _Captioned, outlines: Any) -> _Savable:
         del outlines
         (title,) = _titles([one])
-        return page(one.photo, one.captions, title=title, labels=one.labels, **style)
+        return page(one.photo, one.captions, title=title, labels=one.labels, **drawing)
 
     def archive(one: _Captioned, outlines: Any) -> _Savable:
         del outlines
@@ -394,13 +390,13 @@ def _drawer(suffix: str, options: AttendOptions) -> Callable[[_Captioned, Any], 
     return next(draw for suffixes, draw in formats.items() if suffix in suffixes)
 
 
-def _gallery(captioned: Sequence[_Captioned], options: AttendOptions) -> _Savable:
+def _gallery(captioned: Sequence[_Captioned], drawing: dict[str, Any]) -> _Savable:
     """Create one page with all photos."""
     entries = [
         Entry(one.photo, one.captions, title, one.labels)
         for one, title in zip(captioned, _titles(captioned), strict=True)
     ]
-    return gallery(entries, **_style(options))
+    return gallery(entries, **drawing)
 
 
 def _titles(captioned: Sequence[_Captioned]) -> list[str]:
@@ -411,13 +407,6 @@ def _titles(captioned: Sequence[_Captioned]) -> list[str]:
         f"{one.name.absolute().parent.name}/{name}" if name in twice else name
         for one, name in zip(captioned, names, strict=True)
     ]
-
-
-def _style(options: AttendOptions) -> dict[str, Any]:
-    """Arguments that all formats share; each has its own defaults."""
-    style: dict[str, Any] = {"smooth": not options.blocks, "colormap": options.colormap}
-    given = {name: getattr(options, name) for name in ("panel_size", "theme")}
-    return style | {name: value for name, value in given.items() if value is not None}
 
 
 def _instances(path: str | None) -> Instances | None:

@@ -7,26 +7,36 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Interval
 
 from captioner.cli.arguments import Parser, flag
 from captioner.cli.photos import PICTURE_MARK, STDIN, PhotoOptions
 from captioner.drawing.animation import check_ending as check_animation
-from captioner.drawing.options import ANIMATIONS, ARCHIVES, FIGURES, PAGES
+from captioner.drawing.options import (
+    ANIMATIONS,
+    ARCHIVES,
+    FIGURES,
+    PAGES,
+    AnimationOptions,
+    FigureOptions,
+    PageOptions,
+)
 from captioner.errors import ConfigError
-from captioner.option_fields import File, ModelName, Shown
+from captioner.option_fields import File, ModelName, Shown, option_fields
 from captioner.options import ExplanationMethod, ModelOptions, SearchOptions
 
 if TYPE_CHECKING:
     from captioner.inference.captioner import Captioner
 
-# Options that only some output formats have.
-_ONLY_FIGURES = ("only", "combine", "coverage", "instances", "columns")
-_NOT_ANIMATIONS = ("alternatives", "compare")
-_ONLY_ANIMATIONS = ("seconds_per_word",)
-_NOT_ARCHIVES = ("blocks", "panel_size", "theme")
+_KINDS: dict[tuple[str, ...], tuple[str, type | None]] = {
+    FIGURES: ("a figure", FigureOptions),
+    ANIMATIONS: ("an animation", AnimationOptions),
+    PAGES: ("a page", PageOptions),
+    ARCHIVES: ("an archive", None),
+}
+"""Name and options of each kind of output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,36 +56,7 @@ class ShownCaptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawingOptions:
-    """Drawing."""
-
-    only: list[Annotated[str, Shown("WORDS")]] = field(default_factory=list)
-    """Figures: show only this word (dog, or 3 for the third), or one map for several words ("brown
-    dog" or 2-4); repeat for several maps."""
-    combine: Literal["mean", "max"] | None = None
-    """Figures: how --only combines the maps of several words (default: mean)."""
-    coverage: bool = False
-    """Figures: add the mean map of all words."""
-    instances: File | None = None
-    """Figures: COCO instances file; outlines the objects that the words name. Photos are matched by
-    file name."""
-    panel_size: Annotated[int, Ge(0)] | None = None
-    """Maximum longer side of each photo (pixels); 0: no limit. Photos are never enlarged (default:
-    figures 640, animations 480, pages 1280, or 800 with several photos)."""
-    seconds_per_word: Annotated[float, Gt(0)] | None = None
-    """Animations: duration of a word, transition included (default: 1)."""
-    columns: Annotated[int, Ge(1)] | None = None
-    """Figures: panels per row."""
-    blocks: bool = False
-    """Show the grid cells without smoothing."""
-    colormap: str = "inferno"
-    """inferno, viridis, cividis, gray, ..."""
-    theme: Literal["light", "dark"] | None = None
-    """Background (default: light; pages follow the system's setting)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttendOptions(ModelOptions, DrawingOptions, ShownCaptions, PhotoOptions):
+class AttendOptions(ModelOptions, ShownCaptions, PhotoOptions):
     """Show where the model looked for each word.
 
     As a figure (.png, .jpg, .svg, .pdf), an animation (.gif, .webp, .mp4), an interactive page
@@ -92,6 +73,11 @@ class AttendOptions(ModelOptions, DrawingOptions, ShownCaptions, PhotoOptions):
     """Overwrite existing files."""
     skip_existing: bool = False
     """Leave out photos whose output exists; continues an interrupted run."""
+    instances: File | None = None
+    """Figures: COCO instances file; outlines the objects that the words name. Photos are matched by
+    file name."""
+    blocks: bool = False
+    """Show the grid cells without smoothing."""
 
     @property
     def methods(self) -> list[ExplanationMethod]:
@@ -102,7 +88,8 @@ class AttendOptions(ModelOptions, DrawingOptions, ShownCaptions, PhotoOptions):
 def attend_parser() -> Parser[AttendOptions]:
     """Options of ``attend``."""
     usage = "PHOTO|FOLDER|-... [-o OUT.png|OUT.gif|OUT.html|OUT.npz|FOLDER] [options]"
-    return Parser("attend", usage, AttendOptions, SearchOptions)
+    drawing = (FigureOptions, AnimationOptions, PageOptions)
+    return Parser("attend", usage, AttendOptions, *drawing, SearchOptions)
 
 
 def targets(
@@ -167,31 +154,28 @@ def _check_ending(suffix: str) -> None:
         check_animation(f"animation{suffix}")  # .mp4 needs a library
 
 
-def check_kind(suffix: str, options: AttendOptions) -> None:
+def check_kind(suffix: str, options: AttendOptions, drawing: Mapping[str, Any]) -> None:
     """Reject options that the output format does not have, instead of ignoring them."""
-    kind, lacking = _lacking(suffix)
-    wrong = [flag(name) for name in lacking if getattr(options, name)]
+    kind, schema = next(one for suffixes, one in _KINDS.items() if suffix in suffixes)
+    lacking = {
+        "instances": schema is not FigureOptions,
+        "alternatives": suffix in (*ANIMATIONS, *ARCHIVES),
+        "compare": suffix in (*ANIMATIONS, *ARCHIVES),
+        "blocks": schema is None,
+    }
+    wrong = [name for name, lacks in lacking.items() if lacks and getattr(options, name)]
+    wrong += [n for n in drawing if schema is None or n not in option_fields(schema)]
     if wrong:
-        raise ConfigError(f"{', '.join(wrong)}: not supported for {kind} ({suffix}); leave it out")
+        raise ConfigError(
+            f"{', '.join(map(flag, wrong))}: not supported for {kind} ({suffix}); leave it out"
+        )
     if suffix in ANIMATIONS and len(options.methods) > 1:
         raise ConfigError(
             f"an animation shows one method, not {len(options.methods)}; give one --method, or "
             "use a figure or a page"
         )
-    if options.combine and not options.only:
+    if "combine" in drawing and not drawing.get("only"):
         raise ConfigError("--combine needs --only; give both")
-
-
-def _lacking(suffix: str) -> tuple[str, tuple[str, ...]]:
-    """Return the format's name and the options that it does not have."""
-    if suffix in FIGURES:
-        return "a figure", _ONLY_ANIMATIONS
-    if suffix in ANIMATIONS:
-        return "an animation", (*_ONLY_FIGURES, *_NOT_ANIMATIONS)
-    if suffix in ARCHIVES:
-        lacking = (*_ONLY_FIGURES, *_ONLY_ANIMATIONS, *_NOT_ANIMATIONS, *_NOT_ARCHIVES)
-        return "an archive", lacking
-    return "a page", (*_ONLY_FIGURES, *_ONLY_ANIMATIONS)
 
 
 def check_count(

@@ -12,7 +12,7 @@ from annotated_types import Ge, Interval
 
 from captioner.caption import Caption
 from captioner.errors import ConfigError
-from captioner.option_fields import check_options
+from captioner.option_fields import Shown, check_options
 
 FIGURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
 """File extensions of figures."""
@@ -39,7 +39,7 @@ class DrawingOptions:
     panel_size: Annotated[int, Ge(0)] = 640
     """Longest side of a photo in pixels; larger photos are scaled down, smaller ones are kept (0:
     never scale)."""
-    smooth: bool = True
+    smooth: Annotated[bool, Shown(hidden=True)] = True
     """Interpolate the maps; false shows regions as blocks."""
     colormap: Colormap = "inferno"
     """Colours of the maps. All are perceptually uniform with increasing luminance, and so readable
@@ -90,7 +90,7 @@ class AnimationOptions(DrawingOptions):
 class PageOptions(DrawingOptions):
     """Options of pages."""
 
-    title: str = ""
+    title: Annotated[str, Shown(hidden=True)] = ""
     """Title of the page."""
     panel_size: Annotated[int, Ge(0)] = 1280
     """Longest side of an embedded photo in pixels; larger photos are scaled down, smaller ones are
