@@ -1,40 +1,26 @@
 """Atomic writes of files and folders, and a lock for what is written in place.
 
-A file is written to a temporary file beside it, synced to disk and renamed over the old one, which
-is atomic.
-
-A non-empty folder cannot be replaced atomically, so `atomic_folder` uses these steps:
-
-    1. write       .NAME.tmp-TOKEN
-    2. rename to   .NAME.new-TOKEN        marks it as complete and on disk
-    3. rename      NAME -> .NAME.old-TOKEN
-    4. rename      .NAME.new-TOKEN -> NAME
-    5. remove      .NAME.old-TOKEN        renamed to tmp first: new and old are always complete
-
-At any time NAME, or else a ``new`` or ``old`` sibling, is complete. Only a crash between steps 3
-and 4 leaves no NAME: readers then find the sibling with `complete_folder`, and the next write
-restores it. The next write also removes the temporaries of crashed processes. Those in use are
-locked with flock; without it, as on Windows, leftovers are kept. Several processes may write the
-same file at once (the last one wins), but only one may write a folder.
+A file is written beside the old one, synced to disk and renamed over it, which is atomic. A folder
+cannot be replaced by one rename: the new one is written beside the old one, the old one is renamed
+away, the new one renamed in, and the old one removed. The next write removes or reuses what a
+killed process left. Several processes may write the same file at once (the last one wins), but only
+one may write a folder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
 import shutil
 import stat
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, overload
 
 from captioner.errors import DataError
-
-if sys.platform != "win32":
-    import fcntl
 
 FREQUENCIES = "document_frequencies.json.gz"
 """Usual name of a document frequencies file, also in a model folder."""
@@ -85,31 +71,25 @@ def atomic_open(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO
         {} if mode == "wb" else {"encoding": "utf-8", "errors": "backslashreplace"}
     )
     if Path(path).exists() and not Path(path).is_file():
-        with _named_after(path, others=True), Path(path).open(mode, **text) as special:
+        with _named_after(path), Path(path).open(mode, **text) as special:
             yield special  # must not be replaced by a file
         return
     with _named_after(path):
         target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
-        temporary, lock = _claim(target, lambda new: new.touch(exist_ok=False))
-    with _released(lock):
-        try:
-            with _named_after(path):
-                file = temporary.open(mode, **text)
-            with _named_after(path, others=True), file:
-                with _named_after(path):
-                    if (permissions := _mode_of(target)) is not None:
-                        temporary.chmod(permissions)  # after opening: they may be read-only
+        temporary, descriptor = _locked_temporary(target)
+        with os.fdopen(descriptor, mode, **text) as file:
+            try:
+                if target.exists():
+                    os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
-            with _named_after(path):
+                os.fsync(descriptor)
                 temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    _fsync_folder(target.parent)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        _fsync_folder(target.parent)
 
 
 @contextmanager
@@ -132,40 +112,26 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         target = Path(path).resolve()
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(20, "Not a folder", str(path))
+        new, old = _beside(target, "tmp"), _beside(target, "old")
         target.parent.mkdir(parents=True, exist_ok=True)
-        _restore(target)
-        _remove_leftovers(target)
-        temporary, lock = _claim(target, Path.mkdir)
-    with _released(lock):
+        if old.exists() and not target.exists():  # killed between the two renames
+            old.rename(target)
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        new.mkdir()
         try:
-            yield temporary
-            with _named_after(path):
-                _fsync_tree(temporary)
-                _swap_in(temporary, target)
+            yield new
+            _fsync_tree(new)
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if old.exists() and not target.exists():
+                old.rename(target)
+            shutil.rmtree(new, ignore_errors=True)
             raise
-
-
-def complete_folder(path: str | Path) -> Path:
-    """Find the complete version of a folder, even after a crash while it was being replaced.
-
-    Args:
-        path: A folder written by `atomic_folder`.
-
-    Returns:
-        ``path`` itself, or a complete sibling if only that exists.
-    """
-    path = Path(path)
-    if path.exists():
-        return path
-    target = path.resolve()
-    if not target.parent.is_dir():
-        return path
-    for kind in ("new", "old"):
-        if found := sorted(_siblings(target, kind), key=lambda sibling: sibling.stat().st_mtime_ns):
-            return found[-1]
-    return path
+        _fsync_folder(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def read_input(path: str | Path, kind: str) -> bytes:
@@ -198,8 +164,7 @@ def free_space(folder: Path) -> int:
 def write_lock(path: str | Path) -> Iterator[None]:
     """Hold the exclusive lock of a file or folder that is written in place.
 
-    The system releases the lock when the process ends, however it ends. Windows has no such lock;
-    there, nothing is locked.
+    The system releases the lock when the process ends, however it ends.
 
     Args:
         path: An existing file or folder.
@@ -207,159 +172,57 @@ def write_lock(path: str | Path) -> Iterator[None]:
     Raises:
         DataError: Another process holds the lock.
     """
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        lock = _flock(Path(path))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     except BlockingIOError as error:
         raise DataError(
             f"another process is writing to {path}; wait for it, or choose another name"
         ) from error
-    with _released(lock):
-        yield
+    finally:
+        os.close(descriptor)
 
 
-def _swap_in(temporary: Path, target: Path) -> None:
-    """Steps 2 to 5; an error restores the old folder."""
-    if not target.exists():
-        temporary.rename(target)
-        _fsync_folder(target.parent)
-        return
-    token = temporary.name.rpartition("-")[2]
-    new, old = _sibling(target, "new", token), _sibling(target, "old", token)
-    try:
-        temporary.rename(new)
-        target.rename(old)
-        new.rename(target)
-        _fsync_folder(target.parent)
-    except BaseException:
-        if old.exists() and not target.exists():
-            old.rename(target)
-        _discard(new, target)
-        raise
-    _discard(old, target)
+def _locked_temporary(target: Path) -> tuple[Path, int]:
+    """An empty file beside the target and its descriptor, locked while it is open.
 
-
-def _restore(target: Path) -> None:
-    """Finish the replacement of a process that crashed between steps 3 and 4."""
-    survivor = complete_folder(target)
-    if survivor != target:
-        survivor.rename(target)
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Remove the temporaries of crashed processes."""
-    for kind in ("tmp", "new", "old"):
-        for leftover in _siblings(target, kind):
-            lock = _lock(leftover)
-            if lock is None:  # another process is writing it, or has just renamed it
-                continue
-            with suppress(OSError):
-                if leftover.is_dir():
-                    _discard(leftover, target)
-                else:
-                    leftover.unlink()
-            os.close(lock)
-
-
-def _discard(folder: Path, target: Path) -> None:
-    """Remove a sibling folder; renamed first, since a partly removed one is not complete."""
-    trash = _sibling(target, "tmp")
-    with suppress(OSError):  # otherwise removed by the next write
-        folder.rename(trash)
-        shutil.rmtree(trash)
-
-
-def _claim(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
-    """Create a temporary beside the target, with its lock (None if there are no locks).
-
-    Another writer may remove the temporary before it is locked; then a new one is created.
+    It always has the same name, so that a write reuses what a killed process left, unless another
+    process is writing to it.
     """
-    for last in (False, False, True):
-        temporary = _sibling(target, "tmp")
-        make(temporary)
-        lock = _lock(temporary)
-        if last or (lock is not None and temporary.exists()):
-            break
-        if lock is not None:
-            os.close(lock)
-        with suppress(OSError):
-            temporary.rmdir() if temporary.is_dir() else temporary.unlink()
-    return temporary, lock
+    usual = _beside(target, "tmp")
+    with suppress(BlockingIOError, PermissionError, FileNotFoundError):
+        descriptor = os.open(usual, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), usual.stat()):  # not renamed meanwhile
+                os.ftruncate(descriptor, 0)
+                return usual, descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    other = usual.with_name(f"{usual.name}-{secrets.token_hex(4)}")
+    return other, os.open(other, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
 
-def _prefix(target: Path, kind: str) -> str:
-    """Start of the siblings' names; long names are hashed to stay within the system's limit."""
+def _beside(target: Path, kind: str) -> Path:
+    """A hidden name beside the target; long names are hashed to stay within the system's limit."""
     long = len(os.fsencode(target.name)) > 200
     name = hashlib.sha256(os.fsencode(target.name)).hexdigest() if long else target.name
-    return f".{name}.{kind}-"
-
-
-def _sibling(target: Path, kind: str, token: str | None = None) -> Path:
-    return target.with_name(_prefix(target, kind) + (token or secrets.token_hex(4)))
-
-
-def _siblings(target: Path, kind: str) -> list[Path]:
-    prefix = _prefix(target, kind)
-    with os.scandir(target.parent) as entries:
-        names = [e.name for e in entries if e.name.startswith(prefix)]
-    return [target.with_name(n) for n in names if len(n) == len(prefix) + 8]
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a temporary as in use, until the descriptor is closed.
-
-    Returns:
-        The open descriptor, or None if another process holds the lock or there are no locks.
-    """
-    try:
-        return _flock(path)
-    except OSError:
-        return None
-
-
-def _flock(path: Path) -> int | None:
-    """The descriptor of a file or folder, locked exclusively without waiting; None on Windows."""
-    if sys.platform == "win32":
-        return None
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-@contextmanager
-def _released(lock: int | None) -> Iterator[None]:
-    """Release a lock at the end of the block."""
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _mode_of(target: Path) -> int | None:
-    try:
-        return stat.S_IMODE(target.stat().st_mode)
-    except FileNotFoundError:
-        return None
+    return target.with_name(f".{name}.{kind}")
 
 
 def _fsync_tree(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
-            file = Path(parent, name)
-            if file.is_file():  # "r+b": some systems sync only files open for writing
-                with file.open("r+b" if os.access(file, os.W_OK) else "rb") as opened:
-                    os.fsync(opened.fileno())
+            with Path(parent, name).open("rb") as opened:
+                os.fsync(opened.fileno())
         _fsync_folder(Path(parent))
 
 
 def _fsync_folder(folder: Path) -> None:
     """Make renames in a folder durable, if the file system supports it."""
-    if sys.platform == "win32":
-        return
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -369,16 +232,11 @@ def _fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _named_after(path: str | Path, *, others: bool = False) -> Iterator[None]:
-    """Make OSErrors name the caller's path instead of the temporary.
-
-    Args:
-        path: The path that the caller gave.
-        others: Keep the file name of errors that have one; they belong to another file.
-    """
+def _named_after(path: str | Path) -> Iterator[None]:
+    """Make OSErrors name the caller's path instead of the temporary, or of nothing."""
     try:
         yield
     except OSError as error:
-        if not (others and error.filename):
+        if not error.filename or ".tmp" in str(error.filename):
             error.filename, error.filename2 = str(path), None
         raise

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
+import resource
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -60,26 +60,17 @@ def pick_device(name: str = "auto") -> torch.device:
     """
     import torch
 
+    mps = ["mps"] if torch.backends.mps.is_available() else []
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else (*mps, "cpu")[0])
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta"
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ConfigError(f"device {name!r} is not available; give {_devices()}") from error
+        gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        known = either(["auto", "cpu", *gpus, *mps])
+        raise ConfigError(f"device {name!r} is not available; give {known}") from error
     return device
-
-
-def _devices() -> str:
-    """The devices of this machine, for messages."""
-    import torch
-
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        gpus.append("mps")
-    return either(["auto", "cpu", *gpus])
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -103,22 +94,19 @@ def pick_precision(precision: str, device: torch.device) -> Literal["fp32", "tf3
     Raises:
         ConfigError: The precision is unknown.
     """
+    import torch
+
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is {precision!r}; give {either(get_args(Precision))}")
     if precision == "auto":
         if multiplies_bf16(device):
             return "bf16"
-        return "fp16" if _multiplies_fp16(device) else "fp32"
+        # Older GPUs, without tensor cores, can be slower in fp16.
+        tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+        return "fp16" if tensor_cores else "fp32"
     if precision == "tf32" and device.type != "cuda":
         return "fp32"
     return precision  # type: ignore[return-value]
-
-
-def _multiplies_fp16(device: torch.device) -> bool:
-    """Whether it is an NVIDIA GPU with tensor cores: older ones can be slower in fp16."""
-    import torch
-
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def product_type(precision: str) -> torch.dtype | None:
@@ -139,24 +127,21 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype)
 
 
-def float32_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
     """A context in which a GPU's float32 products and convolutions run in ``tf32`` or ``fp32``.
 
     By default, torch runs convolutions in TF32 and products in float32. Unlike `autocast`, it may
     surround a backward pass. The settings affect the whole process.
     """
     if device.type != "cuda" or precision not in ("tf32", "fp32"):
-        return nullcontext()
-    return _tf32(allowed=precision == "tf32")
-
-
-@contextmanager
-def _tf32(*, allowed: bool) -> Iterator[None]:
+        yield
+        return
     import torch
 
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
@@ -186,7 +171,4 @@ def peak_memory(device: torch.device) -> int:
     if status.exists():  # the maximum of getrusage is inherited from the parent process
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
-    import resource  # unavailable on Windows
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

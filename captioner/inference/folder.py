@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.errors import CaptionerError, ConfigError, ModelError
 from captioner.extras import is_installed, require_extra
-from captioner.files import FREQUENCIES, atomic_folder, complete_folder
+from captioner.files import FREQUENCIES, atomic_folder
 from captioner.geometry import Geometry
 from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
@@ -149,12 +149,12 @@ def find_model(folder: str | Path, revision: str | None = None, **hub_options: A
             f"{folder} has no revisions, but revision is {revision!r}; only models of the hub "
             "(hf:user/name) have them"
         )
-    path = complete_folder(folder)
+    path = Path(folder)
     if not path.exists() and str(folder) in (SHIPPED, SHIPPED_INT8):
         return SHIPPED_MODEL if str(folder) == SHIPPED else PRETRAINED_INT8
     if (path / CONFIG).exists():
         return path
-    best = complete_folder(path / BEST)
+    best = path / BEST
     if best.is_dir():
         return best
     if (path / RUN_CONFIG).is_file():

@@ -8,14 +8,14 @@ import stat
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from captioner import files
 from captioner.errors import DataError
-from captioner.files import atomic_folder, atomic_open, atomic_write, complete_folder, write_lock
+from captioner.files import atomic_folder, atomic_open, atomic_write, write_lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,25 +66,6 @@ def test_a_full_disk_leaves_the_old_file(
     assert names(tmp_path) == ["a.json"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits")
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path):
-    file = tmp_path / "a.bin"
-    file.write_bytes(b"old")
-    done = run(
-        """
-        import resource, signal, sys
-        from captioner.files import atomic_write
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        atomic_write(sys.argv[1], bytes(100_000))
-        """,
-        file,
-    )
-    assert "File too large" in done.stderr
-    assert file.read_bytes() == b"old"
-    assert names(tmp_path) == ["a.bin"]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs user namespaces")
 def test_a_real_full_disk_leaves_the_old_content(tmp_path: Path):
     code = """
@@ -125,7 +106,6 @@ def test_a_real_full_disk_leaves_the_old_content(tmp_path: Path):
     assert (done.returncode, done.stdout.strip()) == (0, "['a', 'model']"), done.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path):
     (tmp_path / "old").write_text("")
     (tmp_path / "old").chmod(0o640)
@@ -139,7 +119,6 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path):
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o644
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links")
 def test_a_link_stays_a_link(tmp_path: Path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
@@ -148,7 +127,6 @@ def test_a_link_stays_a_link(tmp_path: Path):
     assert (tmp_path / "real").read_text() == "new"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a named pipe")
 def test_pipes_and_devices_are_written_to_and_not_replaced(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -168,86 +146,31 @@ def test_writing_to_a_folder_raises(tmp_path: Path):
     assert names(tmp_path) == ["a"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_temporary_files_of_dead_processes_are_deleted(tmp_path: Path):
-    dead, living = tmp_path / ".a.tmp-00000000", tmp_path / ".a.tmp-11111111"
-    other = tmp_path / ".a.tmp-notes.txt"
-    for file in (dead, living, other):
-        file.write_text("x")
-    lock = files._lock(living)
-    assert lock is not None
-    try:
-        atomic_write(tmp_path / "a", "new")
-    finally:
-        os.close(lock)
-    assert names(tmp_path) == [living.name, other.name, "a"]
+def test_what_a_killed_process_left_is_reused(tmp_path: Path):
+    for name in ("a", "ä" * 127):  # 254 bytes, the maximum
+        code = """
+            import os, sys
+            from captioner.files import atomic_open
+            with atomic_open(sys.argv[1]) as file:
+                print("half", file=file, flush=True)
+                os._exit(9)
+        """
+        assert run(code, tmp_path / name).returncode == 9
+        assert any(left.startswith(".") for left in names(tmp_path))
+        atomic_write(tmp_path / name, "new")
+        assert (tmp_path / name).read_text() == "new"
+    assert names(tmp_path) == ["a", "ä" * 127]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
-def test_a_temporary_file_that_is_not_locked_yet_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A second writer cleans up after the first has created its file and before it locks it."""
-    lock = files._lock
-    disturbed = [tmp_path / "folder", tmp_path / "file"]
-
-    def lock_after_cleanup(path: Path) -> int | None:
-        if disturbed and path.name.startswith(f".{disturbed[-1].name}."):
-            files._remove_leftovers(disturbed.pop())
-            assert not path.exists()
-        return lock(path)
-
-    monkeypatch.setattr(files, "_lock", lock_after_cleanup)
-    atomic_write(tmp_path / "file", "new")
-    assert (tmp_path / "file").read_text() == "new"
-    write(tmp_path / "folder", "new")
-    assert read(tmp_path / "folder") == {"new"}
-    assert names(tmp_path) == ["file", "folder"]
-    assert disturbed == []
-
-
-def test_file_names_may_have_the_maximum_length(tmp_path: Path):
-    long = "ä" * 127  # 254 bytes
-    dead = files._sibling(tmp_path / long, "tmp")
-    dead.write_text("of a run that was killed")
-    atomic_write(tmp_path / long, "file")
-    assert (tmp_path / long).read_text() == "file"
-    write(tmp_path / f"{long[:-1]}b", "folder")
-    assert read(tmp_path / f"{long[:-1]}b") == {"folder"}
-    assert names(tmp_path) == sorted([long, f"{long[:-1]}b"])
+def test_threads_may_write_the_same_file(tmp_path: Path):
+    contents = [str(number) * 100_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: atomic_write(tmp_path / "a", text), contents * 4))
+    assert (tmp_path / "a").read_text() in contents
+    assert names(tmp_path) == ["a"]
 
 
 # --- atomic_open ---
-
-
-def test_read_only_permissions_are_set_after_opening(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Otherwise only root could open the file."""
-    (tmp_path / "a").write_text("old")
-    (tmp_path / "a").chmod(0o444)
-    opened, open_path, chmod = [], Path.open, Path.chmod
-
-    def opening(path: Path, *arguments: Any, **more: Any) -> Any:
-        opened.append(path)
-        return open_path(path, *arguments, **more)
-
-    def changing(path: Path, mode: int) -> None:
-        assert path in opened
-        chmod(path, mode)
-
-    monkeypatch.setattr(Path, "open", opening)
-    monkeypatch.setattr(Path, "chmod", changing)
-    atomic_write(tmp_path / "a", "new")
-    assert (tmp_path / "a").read_text() == "new"
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o444
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
-def test_a_full_disk_names_the_file():
-    with pytest.raises(OSError, match="No space left") as caught:
-        atomic_write("/dev/full", "x")
-    assert caught.value.filename == "/dev/full"
 
 
 def test_an_error_without_a_file_name_gets_one(tmp_path: Path):
@@ -315,17 +238,7 @@ def test_an_error_in_the_block_leaves_the_old_folder(tmp_path: Path, error: type
     assert names(tmp_path) == ["model"]
 
 
-def test_a_full_disk_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write(tmp_path / "model", "old")
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left") as caught:
-        write(tmp_path / "model", "new")
-    assert caught.value.filename == str(tmp_path / "model")
-    assert read(tmp_path / "model") == {"old"}
-    assert names(tmp_path) == ["model"]
-
-
-@pytest.mark.parametrize("failing", [1, 2, 3])
+@pytest.mark.parametrize("failing", [1, 2])
 def test_a_failed_rename_restores_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ):
@@ -347,10 +260,8 @@ def test_a_failed_rename_restores_the_old_folder(
     assert names(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize(
-    ("renames", "found"), [(0, "old"), (1, "old"), (2, "new"), (3, "new"), (4, "new")]
-)
-def test_a_crash_at_any_point_leaves_a_complete_folder(tmp_path: Path, renames: int, found: str):
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_killed_process_leaves_a_complete_folder(tmp_path: Path, renames: int):
     model = tmp_path / "model"
     write(model, "old")
     died = run(
@@ -373,24 +284,13 @@ def test_a_crash_at_any_point_leaves_a_complete_folder(tmp_path: Path, renames: 
         model,
         renames,
     )
-    assert died.returncode == (9 if renames < 4 else 0), died.stderr
-    assert model.exists() == (renames != 2)  # the only case that needs complete_folder
-    assert read(complete_folder(model)) == {found}
-    write(model, "newest")
-    assert read(model) == {"newest"}
-    assert names(tmp_path) == ["model"]
-
-
-def test_complete_folder_finds_the_old_folder(tmp_path: Path):
-    (tmp_path / ".model.old-00000000").mkdir()
-    assert complete_folder(tmp_path / "model") == tmp_path / ".model.old-00000000"
-    with pytest.raises(ValueError, match="stop"), atomic_folder(tmp_path / "model"):
+    assert died.returncode == (9 if renames < 2 else 0), died.stderr
+    expected = {"new" if renames == 2 else "old"}
+    assert read(model if model.exists() else tmp_path / ".model.old") == expected
+    with pytest.raises(ValueError, match="stop"), atomic_folder(model):
         raise ValueError("stop")
+    assert read(model) == expected
     assert names(tmp_path) == ["model"]
-
-
-def test_complete_folder_of_a_missing_folder(tmp_path: Path):
-    assert complete_folder(tmp_path / "no" / "model") == tmp_path / "no" / "model"
 
 
 def test_atomic_folder_does_not_replace_a_file(tmp_path: Path):
@@ -403,7 +303,6 @@ def test_atomic_folder_does_not_replace_a_file(tmp_path: Path):
 # --- write_lock ---
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 def test_a_write_lock_is_exclusive_and_released(tmp_path: Path):
     with (
         write_lock(tmp_path),

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from captioner.errors import ModelError
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.files import FREQUENCIES
-from captioner.inference.captioner import Captioner
 from captioner.inference.folder import (
     SHIPPED_MODEL,
     WEIGHTS,
@@ -80,13 +78,6 @@ def assert_refused(folder: Path, expected: str) -> None:
     assert str(folder) in message
 
 
-def photos() -> list[Image.Image]:
-    generator = np.random.default_rng(0)
-    return [
-        Image.fromarray(generator.integers(256, size=(50, 60, 3), dtype=np.uint8)) for _ in "ab"
-    ]
-
-
 # --- Run folders ---
 
 
@@ -100,27 +91,12 @@ def test_a_run_folder_loads_its_best_model(folder: Path, tmp_path: Path):
     assert load_model(run).info == load_model(run / "best").info
 
 
-def test_the_best_model_is_found_while_it_is_replaced(folder: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    run.mkdir()
-    survivor = run / ".best.new-01234567"  # left by a crash between two renames
-    folder.rename(survivor)
-
-    assert find_model(run) == survivor
-
-
 def test_the_error_for_a_run_without_a_model_says_when_one_is_saved(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("run_folder: run")
 
     assert_refused(
         tmp_path, "has no model yet; the first validation of captioner train saves one in"
     )
-
-
-def test_a_model_folder_is_not_a_run_folder(folder: Path):
-    (folder / "best").mkdir()
-
-    assert find_model(folder) == folder
 
 
 # --- Round trip ---
@@ -147,17 +123,6 @@ def test_saving_a_loaded_model_gives_equal_files(folder: Path, tmp_path: Path):
     assert contents(tmp_path / "again") == contents(folder)
 
 
-def test_captions_are_equal_after_loading(folder: Path, tmp_path: Path):
-    one = Captioner(load_model(folder), device="cpu", precision="fp32")
-    one.save(tmp_path / "again")
-    two = Captioner(load_model(tmp_path / "again"), device="cpu", precision="fp32")
-    for photo in photos():
-        first, second = one.caption(photo), two.caption(photo)
-        assert first.words == second.words
-        assert first.log_prob == second.log_prob
-        np.testing.assert_array_equal(first.alphas, second.alphas)
-
-
 def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch):
     assert set(contents(folder)) == {"config.json", "model.safetensors"}
     json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -171,26 +136,9 @@ def test_nothing_is_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch):
     load_model(folder)
 
 
-def test_the_config_is_readable_json(folder: Path):
-    text = (folder / "config.json").read_text(encoding="utf-8")
-    assert "Straße" in text
-    encoder = json.loads(text)["encoder"]
-    assert (encoder["name"], encoder["grid"]) == ("timm/test_resnet", [2, 2])
-    assert encoder["geometry"]["x"]["pitch"] == 32
-
-
 def test_the_stored_geometry_is_used(folder: Path):
     change(folder, lambda config: config["encoder"]["geometry"]["x"].update(first=5.0))
     assert load_model(folder).model.geometry.x.first == 5
-
-
-def test_an_invalid_geometry_raises(folder: Path):
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["encoder"]["geometry"]["x"]["pitch"] = 0
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-    with pytest.raises(ModelError, match="geometry has Axis"):
-        load_model(folder)
 
 
 def test_an_existing_folder_is_replaced_completely(folder: Path):
@@ -233,47 +181,6 @@ def test_frequencies_round_trip(counted: Path):
     assert DocumentFrequencies.from_bytes(loaded).documents == 3
 
 
-def test_frequencies_are_optional(folder: Path):
-    assert FREQUENCIES not in contents(folder)
-    assert load_model(folder).frequencies is None
-
-
-def test_frequencies_do_not_change_other_files(folder: Path, counted: Path):
-    with_them = contents(counted)
-    del with_them[FREQUENCIES]
-    assert with_them == contents(folder)
-
-
-def test_a_captioner_keeps_the_frequencies(counted: Path, tmp_path: Path):
-    Captioner(load_model(counted), device="cpu").save(tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(counted)
-
-
-def test_an_ensemble_has_the_first_models_frequencies(folder: Path, counted: Path, tmp_path: Path):
-    Captioner(load_model(counted), load_model(folder), device="cpu").save(tmp_path / "first")
-    Captioner(load_model(folder), load_model(counted), device="cpu").save(tmp_path / "second")
-    assert contents(tmp_path / "first") == contents(counted)
-    assert contents(tmp_path / "second") == contents(folder)
-
-
-def test_replacing_a_model_deletes_its_frequencies(counted: Path):
-    """They are those of the old model's training captions."""
-    save_model(counted, build(seed=1))
-    assert set(contents(counted)) == {"config.json", "model.safetensors"}
-
-
-def test_frequencies_added_later_are_found(folder: Path):
-    """As by ``captioner prepare frequencies -o FOLDER``."""
-    (folder / FREQUENCIES).write_bytes(COUNTED)
-    assert load_model(folder).frequencies == COUNTED
-
-
-def test_invalid_frequencies_do_not_prevent_captioning(folder: Path):
-    """They are only used for scores, so errors in them are reported when scoring."""
-    (folder / FREQUENCIES).write_bytes(b"cut")
-    assert load_model(folder).frequencies == b"cut"
-
-
 # --- Invalid folders ---
 
 
@@ -293,7 +200,7 @@ def test_a_missing_file(folder: Path, name: str):
     assert_refused(folder, rf"has no {name}; copy the whole folder again")
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.0001, 0.01, 0.5, 0.9999])
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.9999])
 def test_truncated_weights(folder: Path, kept: float):
     file = folder / "model.safetensors"
     raw = file.read_bytes()
@@ -301,12 +208,7 @@ def test_truncated_weights(folder: Path, kept: float):
     assert_refused(folder, r"is damaged or not a safetensors file .*; copy the whole folder again")
 
 
-def test_weights_of_another_format(folder: Path):
-    torch.save({"weight": torch.zeros(3)}, folder / "model.safetensors")
-    assert_refused(folder, "is damaged or not a safetensors file")
-
-
-@pytest.mark.parametrize("content", [b"", b'{"format_version": 1,', b"\xff\xfe\x00", b"PK\x03\x04"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"])
 def test_a_config_that_is_not_json(folder: Path, content: bytes):
     (folder / "config.json").write_bytes(content)
     assert_refused(folder, r"cannot read .*config\.json .*; copy the whole folder again")
@@ -339,27 +241,13 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         pytest.param(lambda c: c.pop("vocabulary"), id="no vocabulary"),
         pytest.param(lambda c: c.update(encoder="resnet"), id="encoder is text"),
         pytest.param(lambda c: c.update(encoder={"name": "timm/nothing"}), id="unknown encoder"),
-        pytest.param(lambda c: c.update(encoder={"name": 3}), id="encoder is a number"),
         pytest.param(lambda c: c.update(decoder={"size": 3}), id="unknown setting"),
         pytest.param(lambda c: c["decoder"].update(dropout=2), id="setting out of range"),
-        pytest.param(lambda c: c["decoder"].update(embed_dim="8"), id="a number as text"),
-        pytest.param(lambda c: c["decoder"].update(embed_dim=8.5), id="a fraction"),
         pytest.param(lambda c: c["decoder"].update(attention="gaze"), id="unknown attention"),
-        pytest.param(lambda c: c["decoder"].update(query="photo"), id="unknown query"),
-        pytest.param(lambda c: c["decoder"].update(selection="firm"), id="unknown selection"),
-        pytest.param(lambda c: c["decoder"].update(order="vinyals"), id="unknown step order"),
-        pytest.param(lambda c: c.update(preprocessing=[]), id="preprocessing is a list"),
         pytest.param(lambda c: c["preprocessing"].update(image_size=-1), id="negative size"),
-        pytest.param(lambda c: c["preprocessing"].update(image_size="48"), id="size as text"),
-        pytest.param(lambda c: c["preprocessing"].update(resize="zoom"), id="unknown resize"),
-        pytest.param(lambda c: c["preprocessing"].update(channel_order="XYZ"), id="unknown order"),
-        pytest.param(lambda c: c["preprocessing"].update(std=[1, 1]), id="two numbers for std"),
         pytest.param(lambda c: c["preprocessing"].update(std=[0, 1, 1]), id="std of 0"),
-        pytest.param(lambda c: c["search"].update(beam_size=0), id="no beam"),
         pytest.param(lambda c: c.update(search={"beam": 3}), id="unknown search option"),
-        pytest.param(lambda c: c.update(vocabulary=7), id="vocabulary is a number"),
         pytest.param(lambda c: c["vocabulary"].append("a"), id="a word twice"),
-        pytest.param(lambda c: c.update(vocabulary=[[]] * 6), id="words are lists"),
     ],
 )
 def test_an_invalid_config_is_an_error(folder: Path, edit: Callable[[dict[str, Any]], object]):
@@ -372,7 +260,7 @@ def test_tensors_of_other_sizes_than_the_config(folder: Path):
     assert_refused(folder, r"does not match its config\.json \(\d+ tensors, first: decoder\.\w")
 
 
-@pytest.mark.parametrize("what", ["one more", "one less", "another size", "another name"])
+@pytest.mark.parametrize("what", ["one more", "one less", "another size"])
 def test_tensors_that_do_not_fit(folder: Path, what: str):
     name = "decoder.embedding.weight"
     tensors = load_file(folder / "model.safetensors")
@@ -380,10 +268,8 @@ def test_tensors_that_do_not_fit(folder: Path, what: str):
         tensors["stranger"] = np.zeros(2, np.float32)
     elif what == "one less":
         del tensors[name]
-    elif what == "another size":
-        tensors[name] = tensors[name][:-1].copy()
     else:
-        tensors["embed.weight"] = tensors.pop(name)
+        tensors[name] = tensors[name][:-1].copy()
     save_file(tensors, folder / "model.safetensors")
     assert_refused(
         folder, r"does not match its config\.json .*; copy both files from the same model"
@@ -411,13 +297,6 @@ def test_a_full_disk_keeps_the_old_folder(
     assert contents(folder) == before
     if where != "rename":  # cleaning up renames too
         assert [entry.name for entry in folder.parent.iterdir()] == ["model"]
-
-
-def test_saving_over_a_file_raises(tmp_path: Path):
-    (tmp_path / "model").write_text("mine")
-    with pytest.raises(ModelError, match="cannot save"):
-        save_model(tmp_path / "model", build())
-    assert (tmp_path / "model").read_text() == "mine"
 
 
 def test_every_tensor_comes_from_the_file():
