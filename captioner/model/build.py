@@ -52,6 +52,9 @@ SCORERS: Registry[type[Scorer]] = Registry(
 )
 """Scorers by their ``decoder.attention`` value."""
 
+DECODERS: dict[str, type[Decoder]] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}
+"""Decoders by their ``decoder.order`` value."""
+
 
 def register_scorer(name: str, scorer: type[Scorer]) -> None:
     """Add a scorer as a value of ``decoder.attention``, in this process.
@@ -153,9 +156,7 @@ def build_decoder(
     Raises:
         ConfigError: Incompatible settings.
     """
-    kind: type[Decoder] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}[config.order]
-    if config.attention == "fixed_at_start":
-        kind = PlainDecoder
+    kind = PlainDecoder if config.attention == "fixed_at_start" else DECODERS[config.order]
     sizes = Sizes(
         config.projection_dim or feature_dim, config.hidden_dim, config.attention_dim, regions
     )

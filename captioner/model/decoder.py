@@ -307,7 +307,7 @@ class BahdanauDecoder(Decoder):
         """See ``Decoder.add_layers``."""
         embed_dim, hidden_dim = config.embed_dim, config.hidden_dim
         self.gate = nn.Linear(hidden_dim, 1)
-        self.context_gates = StepLinear(self.feature_dim, 4 * hidden_dim)
+        self.context_gates = StepLinear(self.feature_dim, self.GATES * hidden_dim)
         self.hidden_output = nn.Linear(hidden_dim, embed_dim)
         self.context_output = nn.Linear(self.feature_dim, embed_dim, bias=False)
 

@@ -39,7 +39,9 @@ class LuongDecoder(Decoder):
     def add_layers(self, config: DecoderConfig) -> None:
         """See ``Decoder.add_layers``."""
         hidden_dim = config.hidden_dim
-        self.fed_gates = StepLinear(hidden_dim, 4 * hidden_dim) if config.input_feeding else None
+        self.fed_gates = (
+            StepLinear(hidden_dim, self.GATES * hidden_dim) if config.input_feeding else None
+        )
         self.hidden_output = StepLinear(hidden_dim, hidden_dim)
         self.context_output = StepLinear(self.feature_dim, hidden_dim)
 
