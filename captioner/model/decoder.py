@@ -213,10 +213,10 @@ class Decoder(nn.Module):
 
     def embed_with_gates(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (..., E) and gate inputs (..., 4N) of tokens (...,)."""
-        embedded = self.embed(tokens)
-        if self.cached_word_gates is not None and not self.training:
-            return embedded, self.cached_word_gates.look_up(tokens)
-        return embedded, self.word_gates(embedded)
+        embedded, cached = self.embed(tokens), self.cached_word_gates
+        if cached is None or self.training or not kernels.enabled():
+            return embedded, self.word_gates(embedded)
+        return embedded, cached.look_up(tokens)
 
     def recur(self, inputs: Tensor, state: State) -> State:
         """LSTM update.

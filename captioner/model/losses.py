@@ -3,14 +3,14 @@
     cross-entropy   - sum_t log p(y_t | y_1 ... y_{t-1}, photo)
     penalty         sum_i (T / L - sum_t alpha_ti)^2
 
-``sampled_losses`` has those of words that the model has sampled itself.
+``hard_losses`` trains hard attention, ``photo_words`` the encoder, ``sampled_losses`` with words
+that the model has sampled itself.
 
 Notation: B photos, R captions per photo, T steps, L regions, V vocabulary, W words.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from captioner.hardware import upload
 from captioner.model.attention import HardAttention, Memory, widen
 from captioner.model.decoder import Decoder
+from captioner.model.hard_losses import map_entropy, score_function
 from captioner.options import TrainingConfig
 from captioner.text.vocabulary import PAD
 
@@ -37,7 +38,7 @@ class Losses(NamedTuple):
     words: Tensor
     """Number of target words, end tokens included."""
     photo_words: Tensor
-    """See ``photo_words_loss``; 0 without ``PhotoWords``."""
+    """See ``photo_words``; 0 without."""
 
     def objective(self, config: TrainingConfig) -> Tensor:
         """The weighted total to minimize, summed over the batch."""
@@ -204,85 +205,6 @@ def attention_penalty(alphas: Tensor, mask: Tensor) -> Tensor:
     totals = alphas.sum(dim=2)  # (B, R, L)
     target = mask.sum(dim=2, keepdim=True) / alphas.shape[-1]  # (B, R, 1)
     return (target - totals).square().sum()
-
-
-def score_function(
-    alphas: Tensor, chosen: Tensor, log_probs: Tensor, mask: Tensor, baseline: Tensor
-) -> Tensor:
-    """Surrogate whose gradient is the score-function (REINFORCE) estimate for sampled regions.
-
-        - sum_t (R_t - b_t) log alpha_t[s_t],   R_t = sum over u >= t of log p(y_u)
-
-    R_t and b_t are constants. Added to cross-entropy, it makes the expected gradient that of the
-    cross-entropy's expectation over all choices of regions. Label smoothing and the attention
-    penalty are not part of the reward.
-
-    Source: Xu et al. 2015 (arXiv:1502.03044), section 4.1, without the factor lambda_r.
-    Deviation: a choice is credited only for words from its own position on, as it cannot change
-    earlier ones, and the baseline counts those words, b_t = b * (words left). Both keep the
-    expectation and reduce the variance. One sample per caption.
-
-    Args:
-        alphas: (B, R, T, L).
-        chosen: Sampled regions, (B, R, T).
-        log_probs: Of the true words, nats, (B, R, T).
-        mask: (B, R, T), True at real words.
-        baseline: Mean log-probability of a word in earlier batches, nats, a scalar.
-
-    Returns:
-        The sum over words, a scalar.
-    """
-    advantage = (log_probs.detach() - baseline) * mask
-    to_go = advantage.flip(2).cumsum(2).flip(2)  # (B, R, T)
-    # Mask padding before the logarithm: 0 times the log of a vanished alpha would be NaN.
-    taken = alphas.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).masked_fill(~mask, 1.0)
-    return -(to_go * taken.log()).sum()
-
-
-def map_entropy(alphas: Tensor) -> Tensor:
-    """Entropy of attention maps (..., L) in nats: 0 for one region, ln L for a uniform map."""
-    # Clamp: where alpha is 0 the gradient of its logarithm would be NaN.
-    floor = torch.finfo(alphas.dtype).tiny
-    return -(alphas * alphas.clamp(min=floor).log()).sum(dim=-1)
-
-
-@dataclass(frozen=True)
-class PhotoWords:
-    """The words that photos are about, without the others of the vocabulary.
-
-    Not a tuple, for the reason given at ``objectives.Task``.
-    """
-
-    tokens: Tensor
-    """Token ids of all content words, (C,), on the CPU."""
-    present: Tensor
-    """(B, C), 1 at the words of each photo; on the CPU."""
-
-
-def photo_words_loss(decoder: Decoder, memory: Memory, words: PhotoWords) -> Tensor:
-    """Predict the words of a photo from its mean feature alone, with the decoder's own readout.
-
-        - sum over photos, sum over the photo's words w of log softmax(readout_photo)_w
-
-    The softmax is over content words. It asks the encoder for what the captions name, wherever it
-    is in the photo, and adds no weights.
-
-    Source: the word detectors of Fang et al. 2015 (arXiv:1411.4952), section 3, and the attributes
-    of Wu et al. 2016 (arXiv:1506.01144). Deviation: one softmax over the mean feature instead of a
-    detector per region and word.
-
-    Args:
-        decoder: Any but that of attention ``fixed_at_start``.
-        memory: The photos, (B, ...).
-        words: Of the same photos.
-
-    Returns:
-        Nats, a scalar.
-    """
-    logits = widen(decoder.readout_photo(memory))
-    device = logits.device
-    log_probs = logits.index_select(1, upload(words.tokens, device)).log_softmax(dim=1)
-    return -(log_probs * upload(words.present, device)).sum()
 
 
 @torch.inference_mode()

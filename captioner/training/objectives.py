@@ -22,7 +22,8 @@ from captioner.data.coco import CaptionedImage
 from captioner.errors import ConfigError, DataError
 from captioner.inference.folder import StoredModel
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import Losses, PhotoWords, caption_losses, photo_words_loss
+from captioner.model.losses import Losses, caption_losses
+from captioner.model.photo_words import PhotoWords, photo_words_loss
 from captioner.model.sampled_losses import Advantages, policy_gradient_loss, scheduled_inputs
 from captioner.options import TrainConfig
 from captioner.text.tokenizer import tokenize

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.func import functional_call
 from captioner.errors import ConfigError
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import (
-    AdditiveScorer,
     Attention,
     Scorer,
     Sizes,
@@ -24,13 +22,8 @@ from captioner.model.attention import (
     sample_index,
 )
 from captioner.model.attention_variants import (
-    ConcatScorer,
-    DotScorer,
     FixedVector,
-    GeneralScorer,
-    LocationScorer,
     MultiHeadAttention,
-    ScaledDotScorer,
 )
 from captioner.model.build import (
     PHOTO_QUERIES,
@@ -133,10 +126,6 @@ def softmax(scores: list[float]) -> Array:
 
 def real_regions(mask: Tensor | None, photo: int) -> list[int]:
     return [i for i in range(L) if mask is None or mask[photo, i]]
-
-
-def test_every_scorer_has_a_reference_equation() -> None:
-    assert set(EQUATIONS) == set(SCORERS)
 
 
 @pytest.mark.parametrize("name", SCORERS)
@@ -278,61 +267,7 @@ def test_masked_mean_ignores_masked_regions() -> None:
     torch.testing.assert_close(masked_mean(features, None), features.mean(1, keepdim=True))
 
 
-def test_masked_mean_keeps_double_precision() -> None:
-    features, _ = photos()
-    mask = torch.tensor([[True, True, True, False, False]] * B)  # 1/3 is inexact in binary
-
-    mean = masked_mean(features, mask)
-
-    torch.testing.assert_close(mean, features[:, :3].mean(1, keepdim=True), rtol=1e-14, atol=1e-14)
-
-
 # --- Equivalences --------------------------------------------------------------------------------
-
-
-def scores_of(scorer: Scorer, query: Tensor, features: Tensor) -> Tensor:
-    return scorer(query, scorer.keys(features))
-
-
-def test_concat_equals_additive_with_equal_weights() -> None:
-    additive, concat = (
-        randomized(kind(Sizes(D, N, A, L))) for kind in (AdditiveScorer, ConcatScorer)
-    )
-    with torch.no_grad():
-        additive.key.bias.zero_()
-        concat.mix.weight.copy_(torch.cat([additive.query.weight, additive.key.weight], dim=1))
-        concat.energy.weight.copy_(additive.energy.weight)
-    (features, _), query = photos(), torch.randn(B, R, N).double()
-
-    torch.testing.assert_close(
-        scores_of(concat, query, features), scores_of(additive, query, features)
-    )
-
-
-def test_scaled_dot_and_general_reduce_to_dot() -> None:
-    sizes = Sizes(D, D, A, L)
-    general = GeneralScorer(sizes).double()
-    nn.init.eye_(general.key.weight)
-    (features, _), query = photos(), torch.randn(B, R, D).double()
-
-    dot = scores_of(DotScorer(sizes), query, features)
-
-    torch.testing.assert_close(scores_of(ScaledDotScorer(sizes), query, features), dot / 2)
-    torch.testing.assert_close(scores_of(general, query, features), dot)
-
-
-def test_one_head_equals_scaled_dot_over_projected_regions() -> None:
-    sizes = Sizes(D, N, A, L)
-    attention = randomized(MultiHeadAttention(sizes, heads=1))
-    (features, summary), query = photos(), torch.randn(B, R, N).double()
-    scorer = ScaledDotScorer(Sizes(A, A, A, L))
-
-    context, alphas, _ = attention(query, attention.memory(features, summary))
-    scores = scores_of(scorer, attention.query(query), attention.key(features))
-    mean = scores.softmax(-1) @ attention.value(features)
-
-    torch.testing.assert_close(alphas, scores.softmax(-1))
-    torch.testing.assert_close(context, attention.output(mean))
 
 
 @each([*SOFT, *HARD])
@@ -375,18 +310,6 @@ def test_alphas_sum_to_one_and_are_zero_where_masked(
         assert (alphas[real] > 0).all()
 
 
-@each([*SOFT, *HARD])
-def test_features_of_masked_regions_are_ignored(settings: Settings) -> None:
-    attention, (features, summary), query = build(settings), photos(), random_query(settings)
-    other = torch.where(MASK.unsqueeze(-1), features, 1000 * torch.randn(B, L, D).double())
-
-    one = attention(query, attention.memory(features, summary, MASK))
-    two = attention(query, attention.memory(other, summary, MASK))
-
-    torch.testing.assert_close(two.context, one.context, rtol=1e-12, atol=0)
-    torch.testing.assert_close(two.alphas, one.alphas, rtol=1e-12, atol=0)
-
-
 @each([*HIDDEN_QUERY, *HARD])
 def test_alphas_depend_on_the_hidden_state(settings: Settings) -> None:
     """tanh(W_a a) + tanh(W_h h), summed after the tanh, would cancel in the softmax."""
@@ -408,45 +331,6 @@ def test_photo_query_ignores_the_hidden_state(settings: Settings) -> None:
     assert torch.equal(one.alphas, two.alphas)
     assert torch.equal(one.context, two.context)
     assert torch.equal(one.alphas, one.alphas[:, :1].expand(B, R, L))  # one map for all words
-
-
-@each(PHOTO_QUERY)
-def test_photo_query_alphas_are_not_uniform(settings: Settings) -> None:
-    attention, (features, summary) = build(settings), photos()
-
-    alphas = attention(random_query(settings), attention.memory(features, summary)).alphas
-
-    assert (alphas.amax(-1) - alphas.amin(-1)).min() > 0.01
-
-
-@each([settings for settings in SOFT if settings["attention"] != "location"])
-def test_equal_regions_get_equal_alphas(settings: Settings) -> None:
-    attention, (features, _) = build(settings), photos()
-    equal = features[:, :1].expand(B, L, D)
-
-    context, alphas, _ = attention(random_query(settings), attention.memory(equal, equal[:, :1]))
-
-    torch.testing.assert_close(alphas, torch.full((B, R, L), 1 / L).double())
-    if settings["attention"] != "multi_head":  # its context is projected
-        torch.testing.assert_close(context, equal[:, :1].expand(B, R, D))
-
-
-@each([*SOFT, *HARD])
-def test_only_location_depends_on_the_order_of_regions(settings: Settings) -> None:
-    attention, (features, summary), query = build(settings), photos(), random_query(settings)
-    order = torch.tensor([3, 0, 4, 2, 1])
-
-    context, alphas, _ = attention(query, attention.memory(features, summary))
-    permuted_context, permuted_alphas, _ = attention(
-        query, attention.memory(features[:, order], summary)
-    )
-
-    if settings["attention"] == "location":
-        torch.testing.assert_close(permuted_alphas, alphas)  # ignores the regions' contents
-        assert (permuted_context - context).abs().max() > 0.01
-    else:
-        torch.testing.assert_close(permuted_context, context)
-        torch.testing.assert_close(permuted_alphas, alphas[..., order])
 
 
 @each(SOFT)
@@ -564,76 +448,19 @@ def test_no_gradient_through_sampled_regions() -> None:
 # --- Settings ------------------------------------------------------------------------------------
 
 
-def test_location_with_too_many_regions_raises() -> None:
-    scorer = LocationScorer(Sizes(D, N, A, L))
-
-    assert scorer.keys(torch.zeros(B, L, D)).shape == (B, L, 0)
-    with pytest.raises(ConfigError, match="'location' was built for 5 regions and got 6; use"):
-        scorer.keys(torch.zeros(B, L + 1, D))
-
-
-ALLOWED = "additive, concat, dot, general, location, scaled_dot"
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (
-            {"attention": "aditive"},
-            "unknown decoder.attention 'aditive'; use one of "
-            f"{ALLOWED}, multi_head, fixed, fixed_at_start",
-        ),
-        ({"attention": ""}, "unknown decoder.attention ''; use one of additive"),
-        *(
-            (
-                {"attention": name},
-                f"decoder.attention '{name}' needs features ({D}) and hidden state ({N}) of the "
-                f"same size; set decoder.projection_dim to {N}, or use 'general'",
-            )
-            for name in ("dot", "scaled_dot")
-        ),
-        (
-            {"attention": "multi_head", "heads": 4},
-            f"decoder.attention_dim {A} is not divisible by decoder.heads 4; use a multiple of 4",
-        ),
-        *(
-            (
-                {"attention": name, "query": query},
-                f"decoder.query '{query}' does not support decoder.attention '{name}'; "
-                "use query 'hidden', or attention additive, dot, general",
-            )
-            for query in ("self", "mean")
-            for name in ("concat", "location", "scaled_dot", "multi_head", "fixed")
-        ),
-        *(
-            (
-                {"attention": name, "selection": "hard"},
-                f"decoder.selection 'hard' does not support decoder.attention '{name}' with "
-                f"decoder.query 'hidden'; use query 'hidden' and attention {ALLOWED}",
-            )
-            for name in ("multi_head", "fixed", "fixed_at_start")
-        ),
-        (
-            {"attention": "additive", "query": "mean", "selection": "hard"},
-            "decoder.selection 'hard' does not support decoder.attention 'additive' with "
-            "decoder.query 'mean'; use query 'hidden'",
-        ),
+        ({"attention": "aditive"}, "'aditive'; use one of additive, concat, .*fixed_at_start, or"),
+        ({"attention": "dot"}, f"features \\({D}\\) and hidden state \\({N}\\) of the same size"),
+        ({"attention": "multi_head", "heads": 4}, f"{A} is not divisible by decoder.heads 4"),
+        ({"attention": "concat", "query": "mean"}, "'mean' does not support .*'concat'"),
+        ({"attention": "fixed", "selection": "hard"}, "'hard' does not support .*'fixed'"),
     ],
-    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_incompatible_settings_raise(settings: Any, expected: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
+    with pytest.raises(ConfigError, match=expected):
         build_attention(config_of(settings), Sizes(D, N, A, L))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["dot", "scaled_dot"])
-def test_projection_allows_multiplicative_scores_for_any_feature_size(name: str) -> None:
-    config = config_of({"attention": name}, hidden_dim=N, embed_dim=3, projection_dim=N)
-
-    decoder = build_decoder(config, D, 8, L)
-
-    assert decoder.memory(torch.randn(B, L, D)).values.shape == (B, L, N)
 
 
 class DistanceScorer(Scorer):

@@ -11,7 +11,8 @@ from torch.func import functional_call
 from toy_encoder import PatchEncoder
 
 from captioner.model.captioner import CaptionModel
-from captioner.model.losses import Losses, PhotoWords, caption_losses, photo_words_loss
+from captioner.model.losses import Losses, caption_losses
+from captioner.model.photo_words import PhotoWords, photo_words_loss
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig
 from captioner.text.vocabulary import END, PAD, START
@@ -96,18 +97,6 @@ def test_photos_predict_their_words_from_the_mean_feature(order, features) -> No
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_words_of_photos_train_the_features(model, features) -> None:
-    words = PhotoWords(torch.tensor([4, 5, 6]), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]))
-    features.requires_grad_()
-
-    photo_words_loss(model.decoder, model.decoder.memory(features), words).backward()
-
-    # The summary is a mean: every region has the same share.
-    assert features.grad is not None
-    assert features.grad.abs().sum() > 0
-    torch.testing.assert_close(features.grad, features.grad[:, :1].expand_as(features))
-
-
 def test_label_smoothing_mixes_in_the_uniform_distribution(model, features) -> None:
     losses = losses_of(model, features, CAPTIONS, 0.2)
 
@@ -117,20 +106,6 @@ def test_label_smoothing_mixes_in_the_uniform_distribution(model, features) -> N
     )
     assert losses.cross_entropy.item() == pytest.approx(expected, rel=1e-5)
     assert_same(losses_of(model, features, CAPTIONS), losses_of(model, features, CAPTIONS, 0.0))
-
-
-def test_uniform_predictions_cost_log_vocabulary_per_word(model, features) -> None:
-    nn.init.zeros_(model.decoder.word_output.weight)
-
-    losses = losses_of(model, features, CAPTIONS)
-
-    assert (losses.cross_entropy / losses.words).item() == pytest.approx(math.log(V))
-
-
-def test_more_padding_does_not_change_the_losses(model, features) -> None:
-    padded = nn.functional.pad(CAPTIONS, (0, 3), value=PAD)
-
-    assert_same(losses_of(model, features, padded), losses_of(model, features, CAPTIONS))
 
 
 def test_all_padding_rows_are_not_captions(model, features) -> None:
@@ -148,12 +123,6 @@ def test_losses_of_an_all_padding_batch_are_zero(model, features) -> None:
     (losses.cross_entropy + losses.attention_penalty).backward()
     for parameter in model.decoder.parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all()
-
-
-def test_captions_sharing_a_photo_equal_the_photo_repeated(model, features) -> None:
-    copies = losses_of(model, features.repeat_interleave(2, dim=0), CAPTIONS.reshape(4, 1, -1))
-
-    assert_same(losses_of(model, features, CAPTIONS), copies)
 
 
 def test_pixels_and_cached_features_give_the_same_losses(model) -> None:
@@ -180,23 +149,6 @@ def test_regions_are_row_major(model) -> None:
     assert changed == [False, True, False, False]
 
 
-def test_every_parameter_gets_a_gradient(model) -> None:
-    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
-
-    losses = model(pixels, CAPTIONS)
-    (losses.cross_entropy + losses.attention_penalty).backward()
-
-    still = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert still == []
-
-
-def test_attention_penalty_has_no_gradient_for_the_output_layers(model, features) -> None:
-    losses_of(model, features, CAPTIONS).attention_penalty.backward()
-
-    assert model.decoder.attention.scorer.energy.weight.grad.any()
-    assert model.decoder.word_output.weight.grad is None
-
-
 @pytest.mark.slow
 def test_gradients_are_exact_in_float64(model, features) -> None:
     model.double()
@@ -221,14 +173,3 @@ class _Losses(nn.Module):
 
     def forward(self, features: Tensor) -> Losses:
         return losses_of(self.model, features, CAPTIONS, 0.1)
-
-
-def test_decoder_learns_with_a_frozen_encoder(tiny_model) -> None:
-    tiny_model.encoder.finetune_from(None, 64)
-    pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8)
-
-    tiny_model.train()(pixels, CAPTIONS).cross_entropy.backward()
-
-    assert tiny_model.grid == (2, 2)
-    assert all(p.grad is None for p in tiny_model.encoder.parameters())
-    assert tiny_model.decoder.embedding.weight.grad.any()

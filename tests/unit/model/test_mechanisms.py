@@ -16,7 +16,6 @@ from captioner.errors import ConfigError
 from captioner.inference.folder import StoredModel, load_model, save_model
 from captioner.inference.stepper import DecoderStepper
 from captioner.model.attention import Memory
-from captioner.model.attention_variants import OneMap
 from captioner.model.build import SCORERS, WITHOUT_SCORER, build_decoder, check_attention
 from captioner.model.captioner import CaptionModel
 from captioner.model.decoder import Decoder, Unrolled
@@ -83,11 +82,6 @@ def description(config: DecoderConfig) -> str:
 
 COMBINATIONS = combinations()
 each = pytest.mark.parametrize("config", COMBINATIONS, ids=description)
-with_photo_query = pytest.mark.parametrize(
-    "config",
-    [c for c in COMBINATIONS if c.query != "hidden" or c.attention.startswith("fixed")],
-    ids=description,
-)
 
 
 def build(config: DecoderConfig) -> Decoder:
@@ -102,21 +96,6 @@ def build(config: DecoderConfig) -> Decoder:
 @pytest.fixture
 def features() -> Tensor:
     return torch.randn(B, L, D)
-
-
-def test_combinations_cover_every_setting_in_every_order() -> None:
-    names = {description(config) for config in COMBINATIONS}
-
-    assert len(names) == len(COMBINATIONS)
-    for order in ("bahdanau", "luong", "luong not fed"):
-        soft = [f"{name} hidden soft {order}" for name in (*SCORERS, *WITHOUT_SCORER)]
-        hard = [f"{name} hidden hard {order}" for name in SCORERS]
-        photo = [
-            f"{name} {query} soft {order}"
-            for name in ("additive", "dot", "general")
-            for query in ("self", "mean")
-        ]
-        assert names >= {*soft, *hard, *photo, f"additive hidden soft {order} norms"}
 
 
 # --- Training ------------------------------------------------------------------------------------
@@ -244,24 +223,6 @@ def test_searching_a_batch_equals_single_photos(config: DecoderConfig, features:
             assert one.tokens == other.tokens
             np.testing.assert_allclose(one.alphas, other.alphas[:, mask], rtol=1e-5, atol=1e-6)
             assert one.log_prob == pytest.approx(other.log_prob, rel=1e-4)
-
-
-@with_photo_query
-def test_photo_queries_are_scored_once_per_photo(config: DecoderConfig, features: Tensor) -> None:
-    decoder, scored = build(config).eval(), []
-    assert isinstance(decoder.attention, OneMap)
-    if config.query != "hidden":  # fixed vectors have no scorer
-        decoder.attention.scorer.register_forward_pre_hook(
-            lambda _, args: scored.append(args[0].shape[0] * args[0].shape[1])
-        )
-    questions = {"self": [B * L], "mean": [B], "hidden": []}[config.query]
-
-    memory = decoder.memory(features)
-    assert scored == questions
-    caption_losses(decoder, memory, CAPTIONS)
-    search(DecoderStepper(decoder, memory), OPTIONS)
-
-    assert scored == questions
 
 
 # --- Saving --------------------------------------------------------------------------------------

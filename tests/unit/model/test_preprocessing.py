@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from captioner.caption import CropBox
 from captioner.model.preprocessing import Preprocessing
 from captioner.model.weights import PACKAGES_MEAN, PACKAGES_STD
 
@@ -23,20 +22,6 @@ def test_efficientnet_lite_normalization():
     x = torch.arange(256) / 255
     expected = ((255 * x - 127) / 128).reshape(1, 1, 16, 16).expand(-1, 3, -1, -1)
     torch.testing.assert_close(preprocessing.normalize(values), expected, rtol=0, atol=1e-6)
-
-
-def test_channels_have_their_own_mean_and_std():
-    preprocessing = Preprocessing(32, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 0.25))
-    found = preprocessing.normalize(torch.tensor([[[[255, 0, 51]]]], dtype=torch.uint8))
-    torch.testing.assert_close(found.flatten(), torch.tensor([1.0, -1.0, -3.2]))
-
-
-def test_shape_and_dtype_of_the_encoders_input():
-    pixels = torch.zeros(2, 32, 40, 3, dtype=torch.uint8)
-    found = Preprocessing(32).normalize(pixels)
-    assert found.shape == (2, 3, 32, 40)
-    assert found.dtype == torch.float32
-    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (100, 70), (7, 9)])
@@ -86,22 +71,6 @@ def test_crop_box_locates_a_marker():
     assert (x * 200, y * 100) == (pytest.approx(125, abs=0.3), pytest.approx(25, abs=0.3))
 
 
-def test_known_crop_boxes():
-    crop, squash = Preprocessing(32), Preprocessing(32, "squash")
-    assert crop.crop_box(100, 100) == CropBox()
-    assert crop.crop_box(200, 100) == CropBox(0.25, 0, 0.75, 1)
-    assert crop.crop_box(100, 400) == CropBox(0, 0.375, 1, 0.625)
-    assert squash.crop_box(200, 100) == CropBox()
-
-
-def test_squash_keeps_the_whole_photo():
-    photo = Image.new("RGB", (120, 40), "black")
-    photo.paste("white", (0, 0, 60, 40))
-    pixels = Preprocessing(32, "squash").pixels(photo)
-    assert (pixels[:, :14] == 255).all()
-    assert (pixels[:, 18:] == 0).all()
-
-
 @pytest.mark.parametrize("size", [(32, 32), (50, 40)])
 def test_bgr_reverses_the_channels(size: tuple[int, int]):
     photo = Image.new("RGB", size, (10, 20, 30))
@@ -109,15 +78,6 @@ def test_bgr_reverses_the_channels(size: tuple[int, int]):
     backwards = Preprocessing(32, channel_order="BGR").pixels(photo)
     assert (backwards[5, 5] == (30, 20, 10)).all()
     assert backwards.shape == (32, 32, 3)
-
-
-@pytest.mark.parametrize("resize", ["crop", "squash"])
-@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (2, 3)])
-def test_tiny_photos(size: tuple[int, int], resize: str):
-    preprocessing = Preprocessing(32, resize)  # type: ignore[arg-type]
-    pixels = preprocessing.pixels(Image.new("RGB", size, (10, 20, 30)))
-    assert pixels.shape == (32, 32, 3)
-    assert (pixels == (10, 20, 30)).all()
 
 
 @given(width=st.integers(1, 300), height=st.integers(1, 300), size=st.integers(1, 64))

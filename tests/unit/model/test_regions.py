@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.geometry import Geometry
 from captioner.model.encoder import Encoder
 from captioner.model.regions import (
-    centred_by_gradients,
     gradient_offsets,
     locate_regions,
 )
@@ -109,18 +107,6 @@ def test_grids_made_by_reshaping_are_measured() -> None:
 
     assert (y.pitch, x.pitch) == (4, 4)
     assert (y.first, x.first) == pytest.approx((2, 2), abs=0.6)
-
-
-def test_measuring_does_not_change_the_encoder() -> None:
-    encoder = Layers(nn.Conv2d(3, 4, 3, stride=2, padding=1))
-    encoder.layers[0].bias.requires_grad_(False)
-
-    found = centred_by_gradients(encoder, 16, Geometry.even((8, 8), right=16, bottom=16))
-
-    assert found.y.first == pytest.approx(0.5, abs=0.3)  # not 1
-    assert encoder.layers[0].weight.requires_grad
-    assert not encoder.layers[0].bias.requires_grad
-    assert encoder.layers[0].weight.grad is None
 
 
 # --- against gradients ---------------------------------------------------------------------------

@@ -61,11 +61,6 @@ def test_splitting_elsewhere_than_at_a_stage_raises(lite: Encoder, stage: str) -
         lite.run_until(torch.zeros(1, 3, 64, 64), stage)
 
 
-def test_other_encoders_cannot_be_split() -> None:
-    with pytest.raises(ConfigError, match="cannot be split"):
-        Encoder("timm/test_resnet").state_until("blocks.1")
-
-
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("size", [7, 8, 9])
@@ -150,10 +145,3 @@ def test_recomputed_blocks_keep_less_and_learn_the_same(lite: Encoder, stage) ->
 
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert after < 0.6 * before
-
-
-def test_other_encoders_are_not_recomputed() -> None:
-    with pytest.raises(
-        ConfigError, match="recompute needs an EfficientNet-Lite, not resnet18; set"
-    ):
-        Encoder("resnet18").recompute()

@@ -18,9 +18,7 @@ from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.options import SearchOptions
 from captioner.search.consensus import by_consensus
 from captioner.search.search import search
-from captioner.search.words import SearchTokens, encode_search_words
-from captioner.text.subwords import Subwords
-from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
+from captioner.search.words import SearchTokens
 
 CAPTIONS = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=6)
 
@@ -77,14 +75,6 @@ def test_rare_words_add_the_mean_and_the_highest_rarity(share, first) -> None:
     order = by_consensus(captions, [1.0] * 5, rarity, rare_words=share / 3)
 
     assert order[0] == first
-
-
-def test_a_rare_word_in_a_single_caption_does_not_count() -> None:
-    """Word 3 is as rare in both searches, but only in the second do two captions have it."""
-    rarity = (1.0, 1.0, 1.0, 9.0)
-
-    assert by_consensus([[0, 1], [0, 2], [0, 3]], [1.0] * 3, rarity, rare_words=1.0)[0] != 2
-    assert by_consensus([[0, 1], [0, 2], [0, 3], [1, 3]], [1.0] * 4, rarity, 1.0)[0] >= 2
 
 
 @given(CAPTIONS, st.randoms(use_true_random=False), st.floats(0.01, 100))
@@ -163,31 +153,6 @@ def test_a_search_returns_the_candidates_that_agree_most(kind, rare_words) -> No
             np.testing.assert_array_equal(each.alphas, candidates[index].alphas)
 
 
-@pytest.mark.parametrize("count", [2, 6, 9])
-def test_sampled_candidates_are_as_many_as_are_different(count) -> None:
-    """Those that rank lowest come after the others, if these are too few."""
-    options = SearchOptions(
-        beam_size=1, temperature=1.3, seed=2, max_length=4, candidates=9, num_captions=count
-    )
-    every = dataclasses.replace(options, candidates=0, num_captions=9)
-    tables = [random_table(seed, 6, 0.2) for seed in (3, 4, 5)]
-
-    for found, samples in zip(
-        search(TableStepper(tables), options), search(TableStepper(tables), every), strict=True
-    ):
-        different = {tuple(each.tokens) for each in samples}
-        returned = [tuple(each.tokens) for each in found]
-        assert len(returned) == min(count, len(different))
-        assert len(set(returned)) == len(returned)
-        assert set(returned) <= different
-
-
-def test_pieces_of_words_have_no_rarity() -> None:
-    options = SearchOptions(candidates=3)
-    pieces = Subwords.train(["a dog"] * 5, 12, 5)
-    assert encode_search_words(options, Vocabulary(pieces.pieces, (), pieces)).rarity == ()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -200,13 +165,3 @@ def test_pieces_of_words_have_no_rarity() -> None:
 def test_too_few_or_too_many_candidates_are_refused(options, message) -> None:
     with pytest.raises(ConfigError, match=message):
         SearchOptions(**options)
-
-
-def test_special_tokens_have_a_rarity() -> None:
-    """Candidates are compared without them, but the table is indexed by token."""
-    options, vocabulary = SearchOptions(candidates=2), Vocabulary(("a", "dog", "cat"))
-
-    rarity = encode_search_words(options, vocabulary).rarity
-
-    special = [math.log(1 + 2.7)] * len(SPECIAL_NAMES)
-    assert list(rarity) == pytest.approx([*special, *(math.log(rank + 2.7) for rank in (1, 2, 3))])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import array_api_compat.torch
 import numpy as np
 import pytest
 import torch
@@ -30,7 +29,6 @@ from table_stepper import (
 from captioner.errors import ConfigError
 from captioner.options import SearchOptions
 from captioner.search.guidance import guide
-from captioner.search.rules import Rules
 from captioner.search.search import search
 from captioner.search.words import SearchTokens, encode_search_words
 from captioner.text.vocabulary import BAD_ENDINGS, Vocabulary
@@ -123,15 +121,6 @@ def test_block_ngrams_repeats_no_ngram(size, expected) -> None:
     assert found.tokens == expected
 
 
-def test_overlapping_ngrams_count_as_repeats() -> None:
-    options = SearchOptions(beam_size=1, block_ngrams=2, max_length=4)
-
-    ((found,),) = search(TableStepper([constant_table(0.01, 0.99)]), options)
-
-    assert found.tokens == [1, 1]  # a third 1 would repeat "1 1"
-    assert found.ended
-
-
 def test_truncated_sentences_avoid_bad_endings() -> None:
     table = constant_table(0, 0.9, 0.1)  # no end: every sentence is truncated
     options = SearchOptions(beam_size=2, num_captions=2, max_length=3, guard_endings=True)
@@ -141,16 +130,6 @@ def test_truncated_sentences_avoid_bad_endings() -> None:
     assert [h.tokens for h in found] == [[1, 1, 2], [2, 1, 2]]
 
 
-def test_empty_caption_is_not_a_bad_ending() -> None:
-    options = SearchOptions(beam_size=1, guard_endings=True)
-
-    ((found,),) = search(
-        TableStepper([constant_table(0.9, 0.1)]), options, SearchTokens(bad_endings=(1,))
-    )
-
-    assert (found.tokens, found.ended) == ([], True)
-
-
 @pytest.mark.parametrize("rule", [{"block_ngrams": 1}, {"min_length": 3}])
 def test_no_captions_if_rules_exclude_every_sentence(rule) -> None:
     options = SearchOptions(beam_size=2, max_length=4, **rule)
@@ -158,25 +137,6 @@ def test_no_captions_if_rules_exclude_every_sentence(rule) -> None:
     table = constant_table(0.9, 0.1) if tokens.banned else constant_table(0, 1.0)
 
     assert search(TableStepper([table]), options, tokens) == [[]]
-
-
-def test_rules_leave_other_log_probabilities_unchanged() -> None:
-    log_probs = torch.randn(2, 3, 5).log_softmax(dim=-1)
-    tokens = torch.tensor([[[1, 2, 1], [2, 2, 2], [3, 4, 1]], [[4, 4, 3], [1, 3, 3], [2, 1, 4]]])
-    options = SearchOptions(min_length=2, max_length=9, block_ngrams=2, guard_endings=True)
-    rules = Rules(
-        options, SearchTokens((), (3,), (1,)), END, array_api_compat.torch, torch.device("cpu")
-    )
-
-    ruled = log_probs.clone()
-    rules.forbid(ruled, tokens)
-
-    forbidden = ruled.isneginf()
-    assert torch.equal(ruled[~forbidden], log_probs[~forbidden])
-    assert [[row.nonzero().flatten().tolist() for row in photo] for photo in forbidden] == [
-        [[0, 2, 3], [2, 3], [0, 3]],
-        [[3], [3], [3]],
-    ]
 
 
 # --- Encoding words ------------------------------------------------------------------------------
@@ -208,15 +168,6 @@ def test_block_repeats_exempts_function_words() -> None:
     assert VOCABULARY.decode(found.repeatable) == ["a", "the", "of", "n't"]
 
 
-def test_words_are_tokenized_like_captions() -> None:
-    assert VOCABULARY.decode(encode(forced_words="Dog, T-shirt").forced) == ["dog", "t-shirt"]
-    assert VOCABULARY.decode(encode(banned_words=["DOG."]).banned) == ["dog"]
-
-
-def test_duplicate_forced_words_are_merged() -> None:
-    assert VOCABULARY.decode(encode(forced_words=["Dog", "dog"]).forced) == ["dog"]
-
-
 def test_unknown_banned_words_are_ignored() -> None:
     assert encode(banned_words=["zeppelin", "dog"]).banned == tuple(VOCABULARY.encode(["dog"]))
     assert encode(banned_words=["zeppelin"]).banned == ()
@@ -230,27 +181,6 @@ def test_unknown_forced_words_raise() -> None:
         caught.value
     )
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["forced_words", "banned_words"])
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [("a dog", r"2 words \(a dog\)"), ("don't", r"2 words \(do n't\)"), ("!", "not a word")],
-)
-def test_multiple_words_in_one_entry_raise(name, given, problem) -> None:
-    with pytest.raises(ConfigError, match=problem) as caught:
-        encode(**{name: [given]})
-
-    message = str(caught.value)
-    assert message.startswith(name)
-    assert message.endswith("give single words")
-    assert repr(given) in message
-
-
-@pytest.mark.parametrize("name", ["<end>", "<pad>", "<start>", "<unk>"])
-def test_special_tokens_cannot_be_forced(name) -> None:
-    with pytest.raises(ConfigError):
-        encode(forced_words=[name])
 
 
 # --- Rare words ----------------------------------------------------------------------------------

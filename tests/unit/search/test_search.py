@@ -145,35 +145,6 @@ def test_finished_photos_leave_the_batch_but_results_keep_their_order() -> None:
     assert stepper.kept == [4, 3, 1]
 
 
-def test_search_stops_when_all_photos_are_finished() -> None:
-    stepper = TableStepper([ending_after(1), ending_after(1)])
-
-    search(stepper, SearchOptions(beam_size=2, max_length=1000))
-
-    assert len(stepper.prefixes[0][0]) == 1
-
-
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_sentences_that_cannot_end_are_truncated(beam_size) -> None:
-    options = SearchOptions(beam_size=beam_size, num_captions=beam_size, max_length=5)
-    (found,) = search(TableStepper([constant_table(0.0, 0.5, 0.3, 0.2)]), options)
-
-    assert len(found) == beam_size
-    assert found[0].tokens == [1] * 5
-    assert not any(hypothesis.ended for hypothesis in found)
-    assert found[0].log_prob == pytest.approx(5 * np.log(0.5), rel=1e-5)
-
-
-def test_max_length_of_one() -> None:
-    table = random_table(3, 4)
-    options = SearchOptions(beam_size=9, num_captions=9, max_length=1)
-
-    (found,) = search(TableStepper([table]), options)
-
-    assert_same_captions(found, brute_force(table, Task(options)))
-    assert sorted(len(hypothesis.tokens) for hypothesis in found) == [0, 1, 1, 1]
-
-
 def test_ties_yield_distinct_sentences() -> None:
     table = constant_table(0.25, 0.25, 0.25, 0.25)
     options = SearchOptions(beam_size=5, num_captions=5, max_length=3)
@@ -194,17 +165,6 @@ def test_forbidden_words_never_fill_a_wide_beam() -> None:
     assert all(np.isfinite(hypothesis.log_prob) for hypothesis in found)
 
 
-def test_photo_without_captions_does_not_affect_others() -> None:
-    impossible = constant_table(0, 0, 0)
-
-    found = search(
-        TableStepper([impossible, ending_after(2, vocabulary=3)]), SearchOptions(beam_size=2)
-    )
-
-    assert found[0] == []
-    assert found[1][0].tokens == [1, 1]
-
-
 def test_length_penalty_prefers_the_longer_sentence() -> None:
     # "END" at once: log 0.4; "1 1 END": log 0.6 * 0.7 * 0.9 = log 0.378.
     def table(prefix: Prefix) -> np.ndarray:
@@ -218,20 +178,6 @@ def test_length_penalty_prefers_the_longer_sentence() -> None:
         tokens[penalty] = found.tokens
 
     assert tokens == {0.0: [], 0.5: [1, 1], 1.0: [1, 1]}
-
-
-def test_length_penalty_keeps_searching_for_a_better_long_sentence() -> None:
-    # "END" scores log 0.7 = -0.36. "1 1 1 1 END" scores (log 0.3 + 4 log 0.99) / 5 = -0.25, but its
-    # prefix only (log 0.3 + log 0.99) / 2 = -0.61 one step after "END" was found.
-    def table(prefix: Prefix) -> np.ndarray:
-        end = {0: 0.7, 4: 0.99}.get(len(prefix), 0.01)
-        return np.log(np.array([end, 1 - end], dtype=np.float32))
-
-    options = SearchOptions(beam_size=3, max_length=5, length_penalty=1.0)
-    ((found,),) = search(TableStepper([table]), options)
-
-    assert found.tokens == [1, 1, 1, 1]
-    assert found.ended
 
 
 def test_empty_batch() -> None:
@@ -333,24 +279,6 @@ def test_every_strategy_isolates_photos_without_captions(options, tokens) -> Non
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_every_strategy_with_max_length_of_one(kind) -> None:
-    table = constant_table(0.2, 0.5, 0.3)
-    options, tokens = STRATEGIES[kind]
-    short = SearchOptions(
-        **{
-            name: getattr(options, name)
-            for name in ("beam_size", "num_captions", "temperature", "beam_groups")
-        },
-        max_length=1,
-    )
-
-    (found,) = search(TableStepper([table]), short, tokens)
-
-    assert found[0].tokens == [1]
-    assert {tuple(h.tokens) for h in found} <= {(), (1,), (2,)}
-
-
-@pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("max_length", [1, 2, 3])
 def test_fewer_sentences_than_beams(kind, max_length) -> None:
     table, tokens = random_table(4, 2), STRATEGIES[kind][1]
@@ -400,14 +328,6 @@ def test_equal_score_never_returns_an_unfinished_sentence(penalty, first) -> Non
     ((found,),) = search(TableStepper([sure]), options)
 
     assert found.ended or len(found.tokens) == 5
-
-
-def test_large_length_penalty_prefers_the_longest_sentence() -> None:
-    options = SearchOptions(beam_size=4, max_length=20, length_penalty=10.0)
-
-    ((found,),) = search(TableStepper([constant_table(0.3, 0.7)]), options)
-
-    assert len(found.tokens) == 20
 
 
 # --- Device synchronization ----------------------------------------------------------------------

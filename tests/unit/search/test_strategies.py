@@ -99,17 +99,6 @@ def test_forced_words_in_narrow_beams_equal_the_reference_search(case) -> None:
             assert_matches_table(hypothesis, table)
 
 
-@pytest.mark.parametrize("beam_size", [1, 2, 5])
-def test_unlikely_forced_words_occur(beam_size) -> None:
-    table = constant_table(0.2, 0.8 - 2e-6, 1e-6, 1e-6)
-    options = SearchOptions(beam_size=beam_size, num_captions=beam_size, max_length=5)
-
-    (found,) = search(TableStepper([table]), options, SearchTokens(forced=(3, 2)))
-
-    assert len(found) == beam_size
-    assert all({2, 3} <= set(hypothesis.tokens) for hypothesis in found)
-
-
 def test_forced_word_can_be_the_last_token() -> None:
     options = SearchOptions(beam_size=1, max_length=2)
 
@@ -186,36 +175,6 @@ def test_groups_without_diversity_equal_one_small_beam(penalty) -> None:
 
     for together, alone in zip(groups, beams, strict=True):
         assert_identical(together, alone)
-
-
-@pytest.mark.parametrize(
-    ("groups", "diversity", "expected"),
-    [
-        (2, 0.4, [(1,)]),
-        (2, 0.6, [(1,), (2,)]),
-        (3, 0.4, [(1,), (2,)]),
-        (3, 1.7, [(1,), (2,), (3,)]),
-    ],
-)
-def test_diversity_makes_later_groups_choose_other_words(groups, diversity, expected) -> None:
-    # Word 1 is log 0.5 - log 0.3 = 0.51 nats better than word 2 and log 5 = 1.61 better than
-    # word 3. The third group is penalized twice if both earlier groups chose word 1.
-    table = prefix_table({(): (0, 0.5, 0.3, 0.1, 0.1)}, (1, 0, 0, 0, 0))
-    options = SearchOptions(
-        beam_size=groups,
-        num_captions=groups,
-        beam_groups=groups,
-        diversity=diversity,
-        max_length=3,
-    )
-
-    (found,) = search(TableStepper([table]), options)
-
-    assert tokens_of(found)[:2] == expected[:2]
-    assert len(found) == len(expected)
-    own = [np.log({1: 0.5, 2: 0.3}.get(h.tokens[0], 0.1)) for h in found]
-    # The reported score is not penalized.
-    assert [h.log_prob for h in found] == pytest.approx(own, rel=1e-5)
 
 
 def test_diversity_penalizes_the_end_token_too() -> None:
@@ -378,14 +337,6 @@ def test_sampling_from_one_word_is_greedy(sampling) -> None:
         assert_identical([one, one], two)
 
 
-def test_high_temperature_samples_evenly_from_allowed_words() -> None:
-    found = sample(constant_table(0, 0.98, 0.01, 0.01, 0), 3000, temperature=1e30, max_length=1)
-
-    counts = Counter(h.tokens[0] for h in found)
-    assert counts.keys() == {1, 2, 3}
-    assert all(abs(count - 1000) < 110 for count in counts.values())
-
-
 def test_sampling_depends_on_both_seeds() -> None:
     table = random_table(2, 5)
     options = SearchOptions(beam_size=1, num_captions=8, max_length=5, temperature=1.0)
@@ -416,15 +367,6 @@ def test_sampling_does_not_depend_on_other_photos() -> None:
         assert_identical(one, search(TableStepper([table]), options, seeds=[seed])[0])
 
 
-def test_equal_seeds_and_tables_sample_the_same() -> None:
-    options = SearchOptions(beam_size=1, num_captions=6, max_length=6, temperature=1.0)
-
-    one, two, three = search(TableStepper([random_table(1, 4)] * 3), options, seeds=[3, 4, 3])
-
-    assert_identical(one, three)
-    assert tokens_of(one) != tokens_of(two)
-
-
 def test_more_samples_contain_the_fewer() -> None:
     table = random_table(9, 5)
 
@@ -446,12 +388,6 @@ def test_samples_are_sorted_and_keep_model_probabilities(penalty) -> None:
     assert ranks == sorted(ranks, reverse=True)
     for hypothesis in found:
         assert_matches_table(hypothesis, table)
-
-
-def test_duplicate_samples_are_returned() -> None:
-    found = sample(ending_after(2), 7, temperature=0.1)
-
-    assert tokens_of(found) == [(1, 1)] * 7
 
 
 def test_sample_without_a_continuation_is_dropped() -> None:
