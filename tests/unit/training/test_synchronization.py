@@ -26,9 +26,10 @@ from captioner.options import SearchOptions
 from captioner.search.search import search
 from captioner.search.words import SearchTokens
 from captioner.text.vocabulary import START
-from captioner.training.loop import Trainer, _Forward
+from captioner.training.loop import Trainer
 from captioner.training.run import RunFolder
 from captioner.training.setup import prepare
+from captioner.training.step import _Forward
 
 DEVICE = torch.device("meta")
 """The name of the simulated device: autograd runs its backward pass like a CPU's."""
