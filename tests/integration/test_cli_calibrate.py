@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import shutil
@@ -16,11 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner import ConfigError, load
+from captioner import load
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.drawing.style import percent
-from captioner.errors import ModelError
-from captioner.inference.confidence import read_calibrator
 from captioner.inference.folder import CONFIDENCE, fingerprint
 
 COUNT = 120
@@ -106,39 +103,6 @@ def test_captions_are_unchanged_but_have_a_confidence(own) -> None:
     assert len({one.confidence for one in after}) > 1
 
 
-def test_confidence_does_not_depend_on_the_batch(own) -> None:
-    model = load(own.calibrated, precision="fp32")
-
-    together = model.caption(own.photos[:8])
-
-    for path, one in zip(own.photos, together, strict=False):
-        assert model.caption(path).confidence == pytest.approx(one.confidence, abs=1e-4)
-
-
-def test_a_saved_model_keeps_its_confidence(own, tmp_path) -> None:
-    model = load(own.calibrated, precision="fp32")
-    model.save(tmp_path / "copy")
-
-    copy = load(tmp_path / "copy", precision="fp32")
-
-    found = [one.caption(own.photos[0]).confidence for one in (model, copy)]
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
-    assert read_calibrator(tmp_path / "copy").report == model.stored.calibrator.report
-
-
-def test_search_options_missing_from_the_file_have_their_defaults(own, tmp_path) -> None:
-    model = load(own.calibrated, precision="fp32")
-    calibrator = model.stored.calibrator
-    older = {name: v for name, v in calibrator.search.items() if name != "guard_endings"}
-    model.stored.calibrator = dataclasses.replace(calibrator, search=older)
-    model.save(tmp_path / "older")
-
-    older_model = load(tmp_path / "older", precision="fp32")
-
-    assert older_model.no_confidence(older_model.options()) is None
-    assert "guard_endings off" in older_model.no_confidence(older_model.options(guard_endings=True))
-
-
 def test_check_measures_the_confidence_of_captions(own, capsys, tmp_path) -> None:
     target = tmp_path / "check.json"
     before = fingerprint(own.calibrated)
@@ -208,15 +172,6 @@ def test_errors_are_one_line(own, arguments, expected, capsys) -> None:
     assert not (own.model / CONFIDENCE).exists()
 
 
-def test_a_model_without_document_frequencies(tiny, own, capsys, tmp_path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(tiny.model, model)
-
-    assert run("calibrate", "--model", model, *own.arguments) == USAGE
-
-    assert "captioner prepare frequencies CAPTIONS.json -o MODEL" in capsys.readouterr().err
-
-
 def test_a_broken_photo_is_reported_and_skipped(own, capsys, tmp_path) -> None:
     photos, model = tmp_path / "photos", tmp_path / "model"
     shutil.copytree(own.folder / "photos", photos)
@@ -231,26 +186,6 @@ def test_a_broken_photo_is_reported_and_skipped(own, capsys, tmp_path) -> None:
     assert "7.png" in error
     assert "119" in out
     assert (model / CONFIDENCE).exists()
-
-
-def test_too_few_photos(tiny, own, capsys, tmp_path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(own.model, model)
-    few = ("--annotations", tiny.captions, "--images", tiny.photos)
-
-    assert run("calibrate", "--model", model, *few) == FAILED
-
-    assert "4 photos with captions are too few to calibrate" in capsys.readouterr().err
-
-
-def test_a_damaged_file_is_named(own, tmp_path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(own.calibrated, model)
-    content = (model / CONFIDENCE).read_bytes()
-    (model / CONFIDENCE).write_bytes(content[: len(content) // 2])
-
-    with pytest.raises(ModelError, match=r"confidence\.safetensors is damaged .* or delete the"):
-        load(model)
 
 
 # --- captions ------------------------------------------------------------------------------------
@@ -288,17 +223,6 @@ def test_confidence_in_json_and_csv(caption) -> None:
     assert plain.splitlines()[0] == "image,rank,caption,log_prob,confidence"
 
 
-def test_a_model_that_is_not_calibrated(own, caption) -> None:
-    _, out, _ = caption("--format", "json", model=own.model)
-    code, _, error = caption("--min-confidence", 0.5, model=own.model)
-
-    assert json.loads(out)[0]["captions"][0]["confidence"] is None
-    assert code == USAGE
-    assert error == (
-        "captioner: --min-confidence: the model is not calibrated; run captioner calibrate\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -327,22 +251,6 @@ def test_only_beam_searches_have_a_confidence(own) -> None:
     assert model.explain(photo, "a dog runs").confidence is None
     assert model.caption(photo, beam_size=4).confidence is not None
     assert [c.confidence is None for c in model.captions(photo, num_captions=2)] == [False, True]
-
-
-def test_an_ensemble_has_no_confidence(own) -> None:
-    both = load(own.calibrated, own.calibrated, precision="fp32")
-
-    assert both.caption(own.photos[0]).confidence is None
-    assert "ensemble" in (both.no_confidence(both.options()) or "")
-
-
-def test_unsure_in_python(own) -> None:
-    caption = load(own.calibrated, precision="fp32").caption(own.photos[0])
-
-    assert caption.unsure(1) is True
-    assert caption.unsure(0) is False
-    with pytest.raises(ConfigError, match="min_confidence is 2; give a number from 0 to 1"):
-        caption.unsure(2)
 
 
 def test_the_figure_and_the_page_show_the_confidence(own, tmp_path) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from captioner.errors import DataError
 from captioner.evaluation.calibration import (
-    MIN_PHOTOS,
     Example,
     Judged,
     Recipe,
     calibration_error,
-    check_examples,
     coverage_gain,
     cross_validate,
     error_by_chance,
@@ -64,11 +61,6 @@ def test_the_calibration_error_of_a_small_table() -> None:
     low, high = reliability(table)
     assert low == pytest.approx((3, 0.23, 1 / 3))
     assert high == pytest.approx((2, 0.95, 1.0))
-
-
-@pytest.mark.parametrize(("confidence", "error"), [(1.0, 0.5), (0.0, 0.5), (0.5, 0.0)])
-def test_error_of_a_constant_confidence_is_its_distance_to_the_accuracy(confidence, error) -> None:
-    assert calibration_error(judgements([confidence] * 4, [0, 1, 0, 1])) == pytest.approx(error)
 
 
 def test_expected_error_by_chance() -> None:
@@ -132,25 +124,6 @@ def test_separable_labels_have_finite_weights() -> None:
 
     assert np.isfinite(weights).all()
     assert weights[0] > 1
-
-
-def test_confidence_rises_with_the_probability_of_the_caption() -> None:
-    calibrator = fit(examples(), RECIPE)
-
-    photo = calibrator.space.mean
-    found = [calibrator.confidence(example(x, 0, photo=photo).seen, "") for x in (-7, -5, -3, -1)]
-
-    assert sorted(found) == found
-    assert found[-1] - found[0] > 0.3
-    assert all(0 < confidence < 1 for confidence in found)
-
-
-def test_the_link_is_monotone_and_does_not_overflow() -> None:
-    values = [sigmoid(x) for x in (-1000, -2, 0, 2, 1000)]
-
-    assert values == sorted(values)
-    assert values[2] == 0.5
-    assert (values[0], values[-1]) == (0, 1)
 
 
 def test_cross_validated_confidence_is_calibrated() -> None:
@@ -217,14 +190,6 @@ def test_features_are_clipped_to_the_training_range() -> None:
     assert calibrator.confidence(example(-1000, 0, photo=photo).seen, "") == pytest.approx(
         calibrator.confidence(example(-100, 0, photo=photo).seen, "")
     )
-
-
-def test_too_few_photos_and_one_kind_of_caption() -> None:
-    with pytest.raises(DataError, match=f"^20 photos .* too few .* give {MIN_PHOTOS} or more$"):
-        check_examples(examples(20), 0.5)
-    right = [one._replace(score=1.0) for one in examples(120)]
-    with pytest.raises(DataError, match="120 of 120 captions have a CIDEr-D of"):
-        check_examples(right, 0.5)
 
 
 # --- parts ---------------------------------------------------------------------------------------

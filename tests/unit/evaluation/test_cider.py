@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
-from captioner.errors import DataError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies, ngrams
 from captioner.evaluation.references import References
@@ -97,15 +96,6 @@ def test_by_hand() -> None:
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_clipping() -> None:
-    """Repeating a word that the reference contains once gains nothing."""
-    scorer = CiderD({1: [["dog", "runs", "here"]], 2: [["cat"]]})
-
-    once, thrice = scorer.score({1: [["dog"], ["dog", "dog", "dog"]]})[1]
-
-    assert 0 < thrice < once
-
-
 @given(truth=TRUTH.filter(has_words), candidates=st.lists(CAPTION, max_size=4))
 def test_scores_do_not_depend_on_other_captions(truth, candidates) -> None:
     """Several captions per image and images in any order score as if alone."""
@@ -128,17 +118,6 @@ def test_unknown_words_stay_distinct() -> None:
     penalty = math.exp(-4 / 72)
     assert twice == pytest.approx(10 / 4 * penalty / math.sqrt(5), abs=1e-12)
     assert two == pytest.approx(10 / 4 * penalty / math.sqrt(3), abs=1e-12)
-
-
-def test_frozen_frequencies_weight_words_missing_from_references() -> None:
-    frozen = DocumentFrequencies(4, {("x",): 2})
-    scorer = CiderD({1: [["dog"]]}, frozen)
-
-    rare, common = scorer.score({1: [["dog", "y"], ["dog", "x"]]})[1]
-
-    penalty = math.exp(-1 / 72)  # weights ln 4 and ln 2
-    assert rare == pytest.approx(10 / 4 * penalty / math.sqrt(2), abs=1e-12)
-    assert common == pytest.approx(10 / 4 * penalty / math.sqrt(1.25), abs=1e-12)
 
 
 def test_a_very_different_length_scores_0() -> None:
@@ -176,23 +155,6 @@ def test_frequencies_round_trip(truth, end) -> None:
     assert {
         tuple(word or "zzend" for word in gram): n for gram, n in found.counts.items()
     } == expected.counts
-
-
-def test_one_image_has_a_score_with_frozen_frequencies() -> None:
-    frozen = DocumentFrequencies.from_references({1: ["a dog"], 2: ["a cat"], 3: ["a bird"]})
-    truth = {9: [["a", "dog"]]}
-
-    assert CiderD(truth).score({9: [["a", "dog"]]}) == {9: [0]}
-    assert CiderD(truth, frozen).score({9: [["a", "dog"]]}) == {9: [pytest.approx(5)]}
-
-
-def test_images_without_references_are_named() -> None:
-    with pytest.raises(DataError, match=r"1 of 2 images have no reference .* \(first: id 5\)"):
-        CiderD({4: [["a"]], 5: []})
-    with pytest.raises(DataError, match=r"1 of 1 images have no reference .* \(first: id 5\)"):
-        CiderD({4: [["a"]]}).score({5: [["a"]]})
-    with pytest.raises(DataError, match="no image has a reference caption to count"):
-        CiderD({})
 
 
 @given(truth=TRUTH.filter(has_words), data=st.data())

@@ -73,15 +73,6 @@ def test_orders_for_an_additive_model() -> None:
     assert calls[0] < found.size  # versions shared by several orders are scored once
 
 
-def test_steps_that_do_not_divide_the_regions() -> None:
-    weights = np.ones((1, REGIONS))
-    score, _ = additive_score(weights)
-
-    found = measure_orders(np.arange(REGIONS)[None, None], 4, score)
-
-    assert found[0, 0, 0].tolist() == [6, 4, 3, 2, 0]  # 0, 1.5, 3, 4.5 and 6, rounded to even
-
-
 # --- orders --------------------------------------------------------------------------------------
 
 
@@ -89,12 +80,6 @@ def orders_of(relevance, seed=0):
     relevances = {method: np.array(relevance, dtype=float) for method in METHODS}
     found = region_orders(relevances, Geometry.even(GRID), GRID, seed)
     return dict(zip(ORDERS, found, strict=True))
-
-
-def test_every_order_is_a_permutation() -> None:
-    for order in orders_of(np.random.default_rng(1).random((4, REGIONS))).values():
-        assert order.shape == (4, REGIONS)
-        assert np.sort(order, axis=1).tolist() == [list(range(REGIONS))] * 4
 
 
 def test_orders_start_with_the_most_relevant_region() -> None:
@@ -259,14 +244,6 @@ def test_summary_compares_with_the_baselines() -> None:
     assert row.count("**") == 2
     (row,) = (line for line in lines.splitlines() if line.startswith("occlusion"))
     assert "*" not in row  # significantly worse is not better
-
-
-def test_no_intervals_for_few_photos() -> None:
-    found = synthetic_result(3).summary()
-
-    assert found["grid"]["deletion_mean"]["grad_cam"]["interval"] is None
-    assert "3 photos with content words are too few" in as_lines(found)[-1]
-    assert Faithfulness(FaithfulnessOptions(), 2, (), 81).summary()["words"] == 0
 
 
 def test_photos_are_sampled_evenly_and_broken_ones_reported(

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from captioner.errors import DataError
 from captioner.evaluation.frequencies import DocumentFrequencies, ngrams
-from captioner.files import FREQUENCIES
 
 CAPTIONS = st.lists(st.sampled_from(["a dog", "A dog runs.", "Die Straße 犬", "", "..."]))
 SAMPLE = DocumentFrequencies(
@@ -52,19 +51,6 @@ def test_frequencies_by_hand() -> None:
     assert found == DocumentFrequencies(3, {("a",): 3, ("dog",): 2, ("a", "dog"): 2})
 
 
-def test_captions_are_tokenized() -> None:
-    found = DocumentFrequencies.from_references(
-        {1: ["A dog isn't here."], 2: ["It ISN'T (a dog)!"]}
-    )
-
-    tokens = {
-        1: [["a", "dog", "is", "n't", "here"]],
-        2: [["it", "is", "n't", "-lrb-", "a", "dog", "-rrb-"]],
-    }
-    assert found == DocumentFrequencies.from_tokens(tokens)
-    assert found.counts[("is", "n't")] == 2
-
-
 @given(
     references=st.dictionaries(
         st.integers(0, 9),
@@ -98,12 +84,6 @@ def test_ids_and_order_do_not_matter(references: dict[int, list[str]]) -> None:
     assert all(2 <= count <= one.documents for count in one.counts.values())
 
 
-@pytest.mark.parametrize("references", [{}, {1: [], 2: []}])
-def test_nothing_to_count(references) -> None:
-    with pytest.raises(DataError, match="no image has a reference caption to count"):
-        DocumentFrequencies.from_references(references)
-
-
 # --- the file ------------------------------------------------------------------------------------
 
 
@@ -114,29 +94,6 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
     assert DocumentFrequencies.load(path) == DocumentFrequencies.load(str(path)) == SAMPLE
     assert [file.name for file in path.parent.iterdir()] == ["frequencies.json.gz"]
-
-
-def test_bytes_load_like_a_file(tmp_path: Path) -> None:
-    SAMPLE.save(tmp_path / "file")
-
-    data = (tmp_path / "file").read_bytes()
-
-    assert data == SAMPLE.to_bytes()
-    assert DocumentFrequencies.from_bytes(data) == SAMPLE
-    assert DocumentFrequencies.from_bytes(data).to_bytes() == data
-
-
-def test_without_shared_ngrams_counts_are_empty() -> None:
-    alone = DocumentFrequencies.from_references({1: ["a dog"], 2: ["two cats"]})
-
-    assert alone == DocumentFrequencies(2, {})
-    assert DocumentFrequencies.from_bytes(alone.to_bytes()) == alone
-
-
-def test_serialization_is_deterministic() -> None:
-    backwards = DocumentFrequencies(7, dict(reversed(SAMPLE.counts.items())))
-
-    assert backwards.to_bytes() == SAMPLE.to_bytes()
 
 
 def test_the_file_is_gzipped_json() -> None:
@@ -170,17 +127,6 @@ def test_missing_and_invalid_files(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message) as caught:
             DocumentFrequencies.load(path)
         assert "\n" not in str(caught.value)
-
-
-def test_bytes_without_a_path_use_the_default_name() -> None:
-    with pytest.raises(DataError, match=f"^{FREQUENCIES} is not a document frequencies file"):
-        DocumentFrequencies.from_bytes(b"nothing of the kind")
-
-
-@given(kept=st.integers(0, len(SAMPLE.to_bytes()) - 1))
-def test_every_truncation_is_refused(kept: int) -> None:
-    with pytest.raises(DataError, match=r"truncated or damaged|is not a document frequencies file"):
-        DocumentFrequencies.from_bytes(SAMPLE.to_bytes()[:kept])
 
 
 @given(index=st.integers(0, len(SAMPLE.to_bytes()) - 1), mask=st.integers(1, 255))

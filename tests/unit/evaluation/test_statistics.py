@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioner.errors import DataError
 from captioner.evaluation.statistics import describe, flaws
 
 
@@ -53,14 +52,6 @@ def test_statistics_by_hand() -> None:
     }
 
 
-def test_training_captions_may_be_unknown_or_read_once() -> None:
-    captions = {1: "a dog", 2: "a cat"}
-
-    assert describe(captions)["new"] is None
-    assert describe(captions, [])["new"] == 1
-    assert describe(captions, iter(["a cat"]))["new"] == 0.5
-
-
 @given(
     st.lists(st.lists(st.sampled_from(["a", "dog", "the", "runs"]), max_size=5), min_size=1),
     st.randoms(use_true_random=False),
@@ -77,8 +68,3 @@ def test_order_and_ids_do_not_matter(captions, random) -> None:
     shares = ["distinct", "new", "repeated_words", "repeated_phrases", "bad_endings"]
     assert all(0 <= found[name] <= 1 for name in shares)
     assert found["length_min"] <= found["length_mean"] <= found["length_max"]
-
-
-def test_no_captions() -> None:
-    with pytest.raises(DataError, match="no captions to describe"):
-        describe({})
