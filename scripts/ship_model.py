@@ -33,7 +33,7 @@ from captioner.data.coco import read_captions
 from captioner.errors import CaptionerError
 from captioner.evaluation.java import find_java
 from captioner.files import atomic_write
-from captioner.inference.card import score_table, with_interval
+from captioner.inference.card_sections import score_table, with_interval
 from captioner.inference.confidence import Calibrator, read_calibrator
 from captioner.inference.folder import CARD, WEIGHTS, StoredModel, load_model, save_model
 from captioner.options import SearchOptions

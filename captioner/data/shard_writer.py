@@ -100,7 +100,7 @@ def _clear(folder: Path, paths: list[Path], force: bool) -> None:
         raise ConfigError(
             f"{folder} holds shards of other photos or settings ({others[0]}); {hint}"
         )
-    for path in folder.glob(".shard-*.tar.tmp-*"):  # left by a killed run
+    for path in folder.glob(".shard-*.tar.tmp*"):  # left by a killed run
         path.unlink()
 
 
