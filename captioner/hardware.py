@@ -1,4 +1,4 @@
-"""Device and precision selection, and memory settings.
+"""Device and precision selection, memory settings, and which optional packages are installed.
 
 torch is imported inside functions, since the command line imports this module at startup.
 """
@@ -6,6 +6,7 @@ torch is imported inside functions, since the command line imports this module a
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import resource
 from collections.abc import Iterator
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 """Of matrix products and convolutions; see `pick_precision`. Softmax, attention scores, losses and
 trained weights stay in float32."""
-
-PRECISION_HELP = (
-    "auto: bf16 if the hardware supports it natively (CPUs with AMX or AVX-512 BF16, recent GPUs), "
-    "fp16 on older NVIDIA GPUs with tensor cores, else fp32. tf32: float32 with products of fewer "
-    "digits, on NVIDIA GPUs of the Ampere generation or later"
-)
 
 
 def keep_freed_memory(*, threads: bool = False) -> None:
@@ -172,3 +167,50 @@ def peak_memory(device: torch.device) -> int:
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+# --- packages ------------------------------------------------------------------------------------
+
+EXTRAS = {
+    "torch": ("torch", "torchvision"),
+    "serve": (
+        "fastapi",
+        "fastapi_offline",
+        "prometheus_client",
+        "python_multipart",
+        "starlette",
+        "granian",
+    ),
+    "train": ("torch", "torchvision", "accelerate", "pycocoevalcap"),
+    "export": ("torch", "onnx", "onnxscript"),
+    "evaluate": ("pycocoevalcap",),
+    "hub": ("huggingface_hub",),
+    "ray": ("ray", "pyarrow", "fsspec"),
+}
+"""Modules by extra. An extra that only one command needs has the command's name."""
+
+
+def is_installed(module: str) -> bool:
+    """Whether a top-level module can be imported; it is not."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # from a finder that hides it
+        return False
+
+
+def require_extra(extra: str, needed_by: str | None = None) -> None:
+    """Check that the modules of an extra are installed.
+
+    Args:
+        extra: Its name, or that of a command; a command without an extra needs nothing.
+        needed_by: What needs it, for the message; None: the command of that name.
+
+    Raises:
+        ConfigError: Some are not.
+    """
+    absent = [name for name in EXTRAS.get(extra, ()) if not is_installed(name)]
+    if absent:
+        raise ConfigError(
+            f"{needed_by or f'captioner {extra}'} needs {', '.join(absent)}; run: "
+            f"pip install 'captioner[{extra}]'"
+        )

@@ -387,75 +387,48 @@ class SearchOptions:
                         given=value,
                     )
             return
-        if self.beam_size != 1:
-            raise OptionError(
-                "{temperature} {given} is for sampling, {beam_size} {width} for beam search; give "
-                "one of the two ({num_captions} is the number of samples)",
-                given=self.temperature,
-                width=self.beam_size,
-            )
-        if self.forced_words or self.beam_groups > 1:
-            raise OptionError(
-                "{temperature} is for sampling, {forced_words} and {beam_groups} for beam search; "
-                "give one of the two"
-            )
+        self._refuse({
+            "{temperature} {given.temperature} is for sampling, {beam_size} {given.beam_size} for "
+            "beam search; give one of the two ({num_captions} is the number of samples)":
+                self.beam_size != 1,
+            "{temperature} is for sampling, {forced_words} and {beam_groups} for beam search; give "
+            "one of the two": bool(self.forced_words) or self.beam_groups > 1,
+        })  # fmt: skip
 
     def _check_beam(self) -> None:
-        if self.temperature == 0 and self.num_captions > self.beam_size:
-            raise OptionError(
-                "{num_captions} is {count}; give at most {beam_size} ({width}), a larger "
-                "{beam_size}, or a {temperature} to sample captions",
-                count=self.num_captions,
-                width=self.beam_size,
-            )
-        if self.temperature == 0 and self.candidates > self.beam_size:
-            raise OptionError(
-                "{candidates} is {count}; give at most {beam_size} ({width}), a larger "
-                "{beam_size}, or a {temperature} to sample them",
-                count=self.candidates,
-                width=self.beam_size,
-            )
-        if self.candidates == 1:
-            raise OptionError("{candidates} is 1; give 2 or more to compare, or 0 for none")
-        if 0 < self.candidates < self.num_captions:
-            raise OptionError(
-                "{num_captions} is {count}, but {candidates} only {found}; give at least as many "
-                "{candidates} as captions",
-                count=self.num_captions,
-                found=self.candidates,
-            )
-        if self.beam_groups == 1 and self.diversity != SearchOptions.diversity:
-            raise OptionError(
-                "{diversity} {given} needs several groups; give {beam_groups} too",
-                given=self.diversity,
-            )
-        if self.beam_size % self.beam_groups:
-            raise OptionError(
-                "{beam_groups} is {groups}, which does not divide {beam_size} ({width}); give a "
-                "divisor of it",
-                groups=self.beam_groups,
-                width=self.beam_size,
-            )
-        if self.beam_groups > 1 and self.forced_words:
-            raise OptionError(
-                "{beam_groups} and {forced_words} cannot be combined; give one of the two"
-            )
+        beam, groups = self.temperature == 0, self.beam_groups
+        more = "a larger {beam_size}, or a {temperature} to sample"
+        self._refuse({
+            "{num_captions} is {given.num_captions}; give at most {beam_size} ({given.beam_size}), "
+            f"{more} captions": beam and self.num_captions > self.beam_size,
+            "{candidates} is {given.candidates}; give at most {beam_size} ({given.beam_size}), "
+            f"{more} them": beam and self.candidates > self.beam_size,
+            "{candidates} is 1; give 2 or more to compare, or 0 for none": self.candidates == 1,
+            "{num_captions} is {given.num_captions}, but {candidates} only {given.candidates}; "
+            "give at least as many {candidates} as captions":
+                0 < self.candidates < self.num_captions,
+            "{diversity} {given.diversity} needs several groups; give {beam_groups} too":
+                groups == 1 and self.diversity != SearchOptions.diversity,
+            "{beam_groups} is {given.beam_groups}, which does not divide {beam_size} "
+            "({given.beam_size}); give a divisor of it": self.beam_size % groups > 0,
+            "{beam_groups} and {forced_words} cannot be combined; give one of the two":
+                groups > 1 and bool(self.forced_words),
+        })  # fmt: skip
 
     def _check_lengths(self) -> None:
-        if self.min_length >= self.max_length:
-            raise OptionError(
-                "{min_length} is {least} and {max_length} {most}, end token included; give a "
-                "{min_length} below {max_length}",
-                least=self.min_length,
-                most=self.max_length,
-            )
-        if len(self.forced_words) >= self.max_length:
-            raise OptionError(
-                "{forced_words} has {count} words and {max_length} is {most}, end token included; "
-                "give fewer words or a larger {max_length}",
-                count=len(self.forced_words),
-                most=self.max_length,
-            )
+        self._refuse({
+            "{min_length} is {given.min_length} and {max_length} {given.max_length}, end token "
+            "included; give a {min_length} below {max_length}": self.min_length >= self.max_length,
+            f"{{forced_words}} has {len(self.forced_words)} words and {{max_length}} is "
+            "{given.max_length}, end token included; give fewer words or a larger {max_length}":
+                len(self.forced_words) >= self.max_length,
+        })  # fmt: skip
+
+    def _refuse(self, problems: dict[str, bool]) -> None:
+        """Raise an error for the first problem that there is."""
+        for message, found in problems.items():
+            if found:
+                raise OptionError(message, given=self)
 
 
 def _words(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -91,8 +91,7 @@ def _suggestion(arguments: list[str]) -> str:
 
 def _run(command: str, arguments: list[str]) -> int:
     from captioner.errors import CaptionerError, ConfigError, OptionError
-    from captioner.extras import require_extra
-    from captioner.hardware import keep_freed_memory
+    from captioner.hardware import keep_freed_memory, require_extra
 
     keep_freed_memory()
     debug = "--debug" in arguments

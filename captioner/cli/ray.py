@@ -16,7 +16,7 @@ from captioner.cli.main import FAILED, OK
 from captioner.cli.outputs import warn
 from captioner.cli.photos import read_names
 from captioner.errors import ConfigError, counted
-from captioner.extras import require_extra
+from captioner.hardware import require_extra
 from captioner.option_fields import Shown, option_fields
 from captioner.options import Positive, SearchOptions
 

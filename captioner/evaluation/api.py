@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OptionError, ProgramError
-from captioner.extras import require_extra
+from captioner.hardware import require_extra
 from captioner.options import FaithfulnessOptions
 
 if TYPE_CHECKING:  # pycocoevalcap and torch are imported when they are needed

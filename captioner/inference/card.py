@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from captioner.errors import ConfigError
-from captioner.extras import require_extra
 from captioner.files import atomic_write
+from captioner.hardware import require_extra
 from captioner.inference import card_sections as sections
 from captioner.inference.card_sections import Report
 from captioner.inference.folder import (

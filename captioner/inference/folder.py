@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import CaptionerError, ConfigError, ModelError
-from captioner.extras import is_installed, require_extra
 from captioner.files import FREQUENCIES, atomic_folder
 from captioner.geometry import Geometry
+from captioner.hardware import is_installed, require_extra
 from captioner.inference import hub
 from captioner.model.preprocessing import Preprocessing
 from captioner.options import DecoderConfig, SearchOptions

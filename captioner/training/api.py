@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, ModelError, OptionError
-from captioner.extras import require_extra
+from captioner.hardware import require_extra
 from captioner.inference.folder import read_search
 from captioner.option_fields import build_options, checked_settings
 from captioner.options import TrainConfig

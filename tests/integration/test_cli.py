@@ -16,7 +16,7 @@ from captioner.cli.main import COMMANDS, FAILED, OK, USAGE, main
 from captioner.data.coco import read_dataset
 from captioner.data.formats import HEIC
 from captioner.errors import DataError
-from captioner.extras import EXTRAS
+from captioner.hardware import EXTRAS
 
 ASSETS = Path(__file__).parents[2] / "assets" / "examples"
 CHELSEA = ASSETS / "chelsea.jpg"

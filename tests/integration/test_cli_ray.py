@@ -117,7 +117,7 @@ def test_an_input_that_does_not_exist_stops_the_job(caption, tmp_path) -> None:
 
 
 def test_without_ray_the_error_names_the_extra(photos, caption, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("captioner.extras.EXTRAS", {"ray": ("no_such_ray",)})
+    monkeypatch.setattr("captioner.hardware.EXTRAS", {"ray": ("no_such_ray",)})
     code, _, err = caption(photos, "-o", tmp_path / "out")
     assert (code, err) == (
         USAGE,
