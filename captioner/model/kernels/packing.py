@@ -46,13 +46,8 @@ class Layout(NamedTuple):
         photos = lengths.amax(dim=1).argsort(descending=True, stable=True)
         captions = lengths.argsort(dim=1, descending=True, stable=True)[photos]
         running = running[photos.unsqueeze(1), captions]  # (B, R, T), longest first
-
-        def last(used: Tensor) -> list[int]:  # (n, T) to T numbers
-            counts = torch.arange(1, len(used) + 1).unsqueeze(1)
-            return (counts * used).amax(dim=0).clamp(min=1).tolist()
-
-        extents = zip(last(running.any(dim=1)), last(running.any(dim=0)), strict=True)
-        return cls(photos, captions, tuple(extents))
+        counts = (running.any(dim=axis).sum(dim=0).clamp(min=1).tolist() for axis in (1, 0))
+        return cls(photos, captions, tuple(zip(*counts, strict=True)))
 
     @property
     def sizes(self) -> list[int]:
