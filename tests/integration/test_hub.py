@@ -25,7 +25,7 @@ from captioner.cli import train
 from captioner.cli.main import FAILED, OK, USAGE, main
 from captioner.errors import ConfigError, ModelError
 from captioner.inference import hub as hub_module
-from captioner.inference.folder import PRETRAINED, PRETRAINED_INT8, load_model
+from captioner.inference.folder import PRETRAINED_INT8, load_model
 
 # Of huggingface_hub's own upload of large files.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -90,17 +90,6 @@ def test_revisions(hub, model, tiny):
     assert said("hf:me/pets") == said(tiny.twin) != said(model)
     assert said(f"hf:me/pets@{first}") == said("hf:me/pets", revision=first) == said(model)
     assert said("hf:me/pets@wild/idea") == said(tiny.twin)
-
-
-def test_every_command_takes_models_of_the_hub(hub, model, tmp_path):
-    hub.add("me/pets", contents(model))
-    photo, picture = str(PHOTO), str(tmp_path / "attention.png")
-    for command in (
-        ["caption", photo, "--model", "hf:me/pets", "--model", str(model)],
-        ["attend", photo, "--model", "hf:me/pets@main", "-o", picture],
-        ["info", "--model", "hf:me/pets"],
-    ):
-        assert main(command) == OK, command
 
 
 def test_the_python_functions_of_other_libraries(hub, model, tmp_path):
@@ -309,14 +298,6 @@ def test_another_kind_of_model_is_not_replaced(hub, model, capsys):
     assert hub.repos["me/bert"].messages == [""]
 
 
-def test_an_unknown_license_is_refused_by_the_hub(hub, model, capsys):
-    assert main(["push", str(model), "hf:me/pets", "--license", "mine"]) == FAILED
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert "Invalid metadata in README.md" in line
-    assert "license" in line
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -387,16 +368,6 @@ def test_an_edited_card_is_kept(hub, model, capsys):
     for option in (["--picture", str(PHOTO)], ["--report", "report.json"]):
         assert main(["push", str(model), "hf:me/pets", *option]) == USAGE
         assert "README.md was edited" in capsys.readouterr().err
-
-
-def test_the_shipped_model_can_be_pushed(hub):
-    assert main(["push", "shipped", "hf:me/shipped"]) == OK
-
-    tree = hub.repos["me/shipped"].trees[hub.repos["me/shipped"].resolve("main")]
-    card = tree["README.md"].decode()
-    assert ModelCard(card).data.library_name == "captioner"
-    assert "\n# The model that ships\n" in card
-    assert set(tree) == set(contents(PRETRAINED))
 
 
 # --- the page ------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import torch
 from captioner.errors import ConfigError
 from captioner.hardware import (
     autocast,
-    multiplies_bf16,
     pick_device,
     pick_precision,
 )
@@ -98,19 +97,6 @@ def test_precision_of_float32_on_a_gpu_applies_within_the_context_only(
     assert float32_settings() == before
     with autocast(precision, CPU):  # elsewhere both are fp32
         assert float32_settings() == before
-
-
-@pytest.mark.parametrize("instructions", ["amx_bf16", "avx512_bf16"])
-def test_either_instruction_set_makes_bf16_native(
-    instructions: str, monkeypatch: pytest.MonkeyPatch
-):
-    capabilities = {"amx_bf16": False, "avx512_bf16": False, "avx512_f": True}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert not multiplies_bf16(CPU)
-
-    capabilities[instructions] = True
-
-    assert multiplies_bf16(CPU)
 
 
 def test_autocast_uses_the_precision():

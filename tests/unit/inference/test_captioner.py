@@ -187,14 +187,6 @@ def test_a_model_that_generates_no_words(photos: list[Path]):
     assert caption.log_prob == pytest.approx(0, abs=1e-5)
 
 
-def test_captions_are_sorted_best_first(captioner: Captioner, photos: list[Path]):
-    found = captioner.captions(photos[0], num_captions=3)
-    assert len({caption.words for caption in found}) == 3
-    scores = [caption.log_prob for caption in found]
-    assert scores == sorted(scores, reverse=True)
-    assert_same(found[0], captioner.caption(photos[0]))
-
-
 def test_photos_can_be_paths_bytes_files_images_or_arrays(captioner: Captioner, photos: list[Path]):
     expected = captioner.caption(photos[0])
     content = photos[0].read_bytes()
@@ -301,15 +293,6 @@ def test_a_stream_consumes_photos_lazily(captioner: Captioner):
         assert taken <= (number // 4 + 2) * 4
     stream.close()
     assert taken <= 24
-
-
-def test_errors_of_the_photo_iterator_propagate(captioner: Captioner, photos: list[Path]):
-    def source() -> Iterator[Path]:
-        yield from photos[:2]
-        raise KeyError("the caller's own")
-
-    with pytest.raises(KeyError, match="the caller's own"):
-        list(captioner.stream(source(), batch_size=1))
 
 
 def test_options_default_to_the_models(captioner: Captioner):
