@@ -2,6 +2,6 @@
 
 `captioner.bulk.inputs` divides photos, Parquet files and WebDataset tars into numbered parts and
 reads them; `captioner.bulk.job` keeps the folder that the parts are written to;
-`captioner.bulk.actors` processes them on a Ray cluster. `captioner.bulk.captions` captions with
+`captioner.bulk.cluster` processes them on a Ray cluster. `captioner.bulk.captions` captions with
 these, and `captioner.bulk.features` computes features.
 """

@@ -12,7 +12,7 @@ In a pipeline of your own, `Captions` is a callable class for ``Dataset.map_batc
     captioned.write_parquet("s3://bucket/captions")
 
 `caption_parts` runs the parts of a job, which ``captioner caption --engine ray`` creates, on the
-actors of `captioner.bulk.actors`: each captions one part at a time and writes it before it takes
+workers of `captioner.bulk.cluster`: each captions one part at a time and writes it before it takes
 the next.
 """
 
@@ -23,7 +23,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from captioner.bulk.actors import Actor, Found, Workers, run_on_actors
+from captioner.bulk.cluster import Found, Worker, Workers, run_on_cluster
 from captioner.bulk.inputs import Part, RemoteFile, part_from_json, read_part
 from captioner.bulk.job import JOB, Job, Output, Row, decode_rows, encode_rows, row_schema
 from captioner.errors import DataError
@@ -35,7 +35,7 @@ from captioner.options import SearchOptions
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What an actor loads."""
+    """What a worker loads."""
 
     folders: tuple[str, ...] = ()
     """Model folders that every machine can read, or names of the hub; empty: the shipped model."""
@@ -154,10 +154,10 @@ def caption_parts(
 
     Args:
         job: From ``open_job``.
-        model: What each actor loads.
+        model: What each worker loads.
         search: Search options.
         batch_size: Photos that are captioned together; a batch never spans two parts.
-        workers: The actors.
+        workers: How many there are, and what each may use.
 
     Yields:
         The parts, as they are written.
@@ -172,7 +172,7 @@ def caption_parts(
         left = sorted({part.number for part in job.missing} - job.output.finished())
         return job.output.name_missing(left)
 
-    results = run_on_actors(
+    results = run_on_cluster(
         _PartWriter,
         [part.to_json() for part in job.missing],
         workers,
@@ -190,7 +190,7 @@ def caption_parts(
         yield Finished(**found)
 
 
-class _PartWriter(Actor):
+class _PartWriter(Worker):
     """Captions parts and writes them."""
 
     def __init__(
@@ -201,9 +201,7 @@ class _PartWriter(Actor):
         model: Model,
         fingerprints: Sequence[str],
         options: Mapping[str, Any],
-        **shared: Any,
     ) -> None:
-        super().__init__(**shared)
         self.output, self.job_id, self.options = output, job_id, options
         self.model, self.fingerprints = model, fingerprints
         self.captioner: Captioner | None = None

@@ -12,11 +12,11 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
-from captioner.bulk.actors import Actor, Found, Workers, run_on_actors
+from captioner.bulk.cluster import Found, Worker, Workers, run_on_cluster
 from captioner.data.feature_writer import Block, Blocks, FeatureWriter, encode_photos
 from captioner.data.features import Record, difference
 from captioner.errors import DataError
@@ -38,11 +38,11 @@ def ray_blocks(
 
     Args:
         writer: Writes the blocks.
-        config: Of the training run; the actors use the precision of the writer's plan.
-        device: Device of each actor.
+        config: Of the training run; the workers use the precision of the writer's plan.
+        device: Device of each worker.
         batch_size: Photos encoded together.
-        part_photos: Photos that an actor takes at a time, rounded up to whole batches.
-        workers: The actors.
+        part_photos: Photos that a worker takes at a time, rounded up to whole batches.
+        workers: How many there are, and what each may use.
     """
     plan = writer.plan
     training = replace(config.training, precision=cast(Precision, plan.fingerprint["precision"]))
@@ -59,7 +59,7 @@ def ray_blocks(
             )
             for n in range(start, count, size)
         ]
-        results = run_on_actors(
+        results = run_on_cluster(
             _FeatureEncoder,
             items,
             workers,
@@ -81,7 +81,7 @@ def ray_blocks(
     return blocks
 
 
-class _FeatureEncoder(Actor):
+class _FeatureEncoder(Worker):
     """Encodes lists of photos."""
 
     def __init__(
@@ -91,9 +91,7 @@ class _FeatureEncoder(Actor):
         fingerprint: dict[str, str],
         device: str,
         batch_size: int,
-        **shared: Any,
     ) -> None:
-        super().__init__(**shared)
         self.config, self.fingerprint = config, fingerprint
         self.device, self.batch_size = device, batch_size
         self.encoder: FeatureEncoder | None = None

@@ -303,7 +303,7 @@ def _print_size(folder: Path, plan: FeaturePlan) -> None:
 def _fill_on_ray(
     writer: FeatureWriter, config: TrainConfig, options: FeaturesOptions, device: str
 ) -> None:
-    from captioner.bulk.actors import cluster
+    from captioner.bulk.cluster import cluster
     from captioner.bulk.features import ray_blocks
 
     workers = chosen_workers(options)

@@ -21,7 +21,7 @@ from captioner.option_fields import Shown, option_fields
 from captioner.options import Positive, SearchOptions
 
 if TYPE_CHECKING:
-    from captioner.bulk.actors import Workers
+    from captioner.bulk.cluster import Workers
     from captioner.bulk.job import Output
     from captioner.cli.caption import CaptionOptions
 
@@ -88,7 +88,7 @@ def check_engine(options: RayOptions) -> bool:
 
 def chosen_workers(options: RayOptions) -> Workers:
     """The workers that the options describe."""
-    from captioner.bulk.actors import Workers
+    from captioner.bulk.cluster import Workers
 
     cpus = options.worker_cpus
     return Workers(options.workers, 1 if cpus is None else cpus, options.worker_gpus or 0)
@@ -176,8 +176,8 @@ def _caption(
     """Caption the missing parts with a progress bar; return the counts of each."""
     if not job.missing:
         return {}
-    from captioner.bulk.actors import cluster
     from captioner.bulk.captions import Model, caption_parts
+    from captioner.bulk.cluster import cluster
     from captioner.data.progress import photo_bar
 
     workers = chosen_workers(options)

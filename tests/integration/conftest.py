@@ -20,7 +20,6 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.errors import DataError
 from captioner.inference.folder import StoredModel, save_model
 from captioner.model.captioner import CaptionModel
 from captioner.model.encoder import Encoder
@@ -202,7 +201,7 @@ cluster.shutdown()
 def ray_address() -> Iterator[str]:
     """A Ray node that serves the tests of a file; to start one takes seconds.
 
-    With one for several files, Ray sometimes cancelled the actors of later jobs before they ran.
+    With one for several files, Ray sometimes cancelled the workers of later jobs before they ran.
     """
     pytest.importorskip("ray.cluster_utils")
     with subprocess.Popen(
@@ -252,29 +251,26 @@ def on_ray() -> RunOnRay:
 
 
 @pytest.fixture
-def actors_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Let an actor process items in this process, without Ray.
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Let a worker process items in this process, without Ray.
 
     With ``stop_after`` set, the command is interrupted after this number of items.
     """
     pytest.importorskip("ray")
-    from captioner.bulk import actors
+    from captioner.bulk import cluster
 
     settings = SimpleNamespace(stop_after=None)
 
-    def run(actor: Any, items: Any, _: object, *, arguments: Any, **__: object) -> Iterator[Any]:
-        worker = actor(**pickle.loads(pickle.dumps(arguments)), folder=str(Path.cwd()))
+    def run(kind: Any, items: Any, _: object, *, arguments: Any, **__: object) -> Iterator[Any]:
+        worker = kind(**pickle.loads(pickle.dumps(arguments)))
         for number, item in enumerate(items):
             if number == settings.stop_after:
                 raise KeyboardInterrupt
-            for row in worker({"item": [item]}):
-                if row["problem"][0]:
-                    raise DataError(row["problem"][0])
-                yield json.loads(row["found"][0]), row["data"][0]
+            yield from worker.process(item)
 
-    monkeypatch.setattr(actors, "cluster", lambda *_: nullcontext())
-    monkeypatch.setattr("captioner.bulk.captions.run_on_actors", run)
-    monkeypatch.setattr("captioner.bulk.features.run_on_actors", run)
+    monkeypatch.setattr(cluster, "cluster", lambda *_: nullcontext())
+    monkeypatch.setattr("captioner.bulk.captions.run_on_cluster", run)
+    monkeypatch.setattr("captioner.bulk.features.run_on_cluster", run)
     return settings
 
 

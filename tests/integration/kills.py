@@ -25,10 +25,10 @@ from importlib import import_module
 from pathlib import Path
 from captioner.cli.main import main
 
-busy, seconds, name, actor = Path(sys.argv[1]), float(sys.argv[2]), *sys.argv[3].split(":")
+busy, seconds, name, worker = Path(sys.argv[1]), float(sys.argv[2]), *sys.argv[3].split(":")
 module = import_module(name)
 
-class Slow(getattr(module, actor)):
+class Slow(getattr(module, worker)):
     def process(self, item):
         mark = busy / str(os.getpid())
         mark.touch()
@@ -39,8 +39,8 @@ class Slow(getattr(module, actor)):
         time.sleep(pause - before)
         mark.unlink()
 
-run = module.run_on_actors
-module.run_on_actors = lambda actor, *a, **k: run(Slow, *a, **k)
+run = module.run_on_cluster
+module.run_on_cluster = lambda worker, *a, **k: run(Slow, *a, **k)
 sys.exit(main(sys.argv[4:]))
 """
 PART_SECONDS = 0.2
@@ -53,7 +53,7 @@ class Job:
 
     Args:
         arguments: The command's.
-        actor: Class of its actors, as ``module:name``.
+        worker: Class of its workers, as ``module:name``.
         progress: Counts finished parts.
         folder: An empty folder for this class.
     """
@@ -61,14 +61,14 @@ class Job:
     def __init__(
         self,
         arguments: Sequence[object],
-        actor: str,
+        worker: str,
         progress: Callable[[], int],
         folder: Path,
     ) -> None:
         self.progress = progress
         self.busy, self.slow = folder / "busy", folder / "slow"
         self.busy.mkdir(parents=True)
-        self.command = [sys.executable, "-c", COMMAND, self.busy, PART_SECONDS, actor, *arguments]
+        self.command = [sys.executable, "-c", COMMAND, self.busy, PART_SECONDS, worker, *arguments]
         self.started: set[Process] = set()
         """Processes of Ray that were started by drivers that were killed."""
 
@@ -139,7 +139,7 @@ class Job:
         return []
 
     def _workers(self, driver: Driver) -> list[Process]:
-        """The actors that work, or load what they need."""
+        """The processes that work, or load what they need."""
         found = []
         for process in descendants(driver.pid):
             try:

@@ -131,7 +131,7 @@ def test_without_ray_the_error_names_the_extra(photos, caption, tmp_path, monkey
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
 def test_captions_equal_the_plain_command_s(photos, tiny, on_ray, tmp_path, monkeypatch) -> None:
-    """Two actors, a folder with relative names, and a photo that fails."""
+    """Two workers, a folder with relative names, and a photo that fails."""
     monkeypatch.chdir(photos.parent)
     out = tmp_path / "out"
     expected = plain_rows(tiny.model, "photos")
@@ -151,12 +151,12 @@ def test_captions_equal_the_plain_command_s(photos, tiny, on_ray, tmp_path, monk
     }  # fmt: skip
 
 
-def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, actors_here) -> None:
+def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, workers_here) -> None:
     """What is there is neither overwritten nor mixed with another job."""
     out = tmp_path / "out"
     same = (photos, "-o", out, "--part-photos", "8")
     expected = plain_rows(tiny.model, photos)
-    actors_here.stop_after = 1
+    workers_here.stop_after = 1
 
     code, _, err = caption(*same)
 
@@ -173,7 +173,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, actors
         code, _, err = caption(*changed, *same, "--resume")
         assert (code, problem in err) == (USAGE, True), err
 
-    actors_here.stop_after = None
+    workers_here.stop_after = None
     assert caption(*same, "--resume")[0] == FAILED  # one photo is broken
     rows = read_rows(out)
     assert [row for row in rows if "error" not in row] == expected
@@ -189,7 +189,7 @@ def test_an_interrupted_job_is_continued(photos, tiny, caption, tmp_path, actors
     assert not list(out.glob("*.jsonl"))
 
 
-@pytest.mark.usefixtures("actors_here")
+@pytest.mark.usefixtures("workers_here")
 def test_parquet_tars_and_lists(photos, tiny, caption, tmp_path) -> None:
     names = [photos / f"{number}.png" for number in range(PHOTOS)]
     expected = [row["captions"] for row in plain_rows(tiny.model, photos)]

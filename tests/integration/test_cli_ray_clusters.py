@@ -45,7 +45,7 @@ def rows(url: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_object_storage(*, bucket, photos, tiny, actors_here, on_ray, capsys) -> None:
+def test_object_storage(*, bucket, photos, tiny, workers_here, on_ray, capsys) -> None:
     """Photos from S3 to S3; a job that continues, and one that another driver has just started."""
     put(f"{bucket}/photos", photos)
     with fsspec.open(f"{bucket}/photos/notes.txt", "wb") as file:
@@ -58,7 +58,7 @@ def test_object_storage(*, bucket, photos, tiny, actors_here, on_ray, capsys) ->
     ]  # fmt: skip
     fs, folder = fsspec.core.url_to_fs(out, use_listings_cache=False)
 
-    actors_here.stop_after = 1
+    workers_here.stop_after = 1
     assert main(command) == INTERRUPTED
     assert "1 of 3 parts are finished" in capsys.readouterr().err
     first = fs.info(f"{folder}/part-00000.jsonl")["LastModified"]
@@ -78,14 +78,14 @@ def test_object_storage(*, bucket, photos, tiny, actors_here, on_ray, capsys) ->
 
 
 def test_only_one_driver_starts_a_job_in_object_storage(
-    bucket, photos, tiny, actors_here, *, monkeypatch, capsys
+    bucket, photos, tiny, workers_here, *, monkeypatch, capsys
 ) -> None:
     """Both find no job there, and only one can create ``job.json``."""
     from captioner.bulk.job import Output
 
     command = ["caption", str(photos), "--engine", "ray", "--model", str(tiny.model)]
     command += ["-o", f"{bucket}/captions"]
-    actors_here.stop_after = 0
+    workers_here.stop_after = 0
     assert main(command) == INTERRUPTED
     monkeypatch.setattr(Output, "read", lambda *_: None)
     capsys.readouterr()
@@ -115,8 +115,8 @@ class Meets(captioner.bulk.captions._PartWriter):
             time.sleep(0.05)
         return super()._write(part)
 
-run = captioner.bulk.captions.run_on_actors
-captioner.bulk.captions.run_on_actors = lambda actor, *a, **k: run(Meets, *a, **k)
+run = captioner.bulk.captions.run_on_cluster
+captioner.bulk.captions.run_on_cluster = lambda worker, *a, **k: run(Meets, *a, **k)
 cluster = Cluster(
     initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
 )
@@ -209,7 +209,7 @@ def test_callable_class_in_a_pipeline(photos, tiny) -> None:
 
 FATAL_PHOTO = """
 import os, sys
-import captioner.bulk.actors, captioner.bulk.captions
+import captioner.bulk.cluster, captioner.bulk.captions
 from captioner.cli.main import main
 
 class Dies(captioner.bulk.captions._PartWriter):
@@ -218,9 +218,9 @@ class Dies(captioner.bulk.captions._PartWriter):
             os._exit(1)
         return super()._write(part)
 
-captioner.bulk.actors.RETRIES = 1
-run = captioner.bulk.captions.run_on_actors
-captioner.bulk.captions.run_on_actors = lambda actor, *a, **k: run(Dies, *a, **k)
+captioner.bulk.cluster.RETRIES = 1
+run = captioner.bulk.captions.run_on_cluster
+captioner.bulk.captions.run_on_cluster = lambda worker, *a, **k: run(Dies, *a, **k)
 sys.exit(main(sys.argv[1:]))
 """
 

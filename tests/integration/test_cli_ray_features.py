@@ -109,7 +109,7 @@ def test_the_folder_is_that_of_the_plain_command(prepare, command, on_ray, tmp_p
     assert contents_of(tmp_path / "ray") == contents_of(tmp_path / "plain")
 
 
-@pytest.mark.usefixtures("actors_here")
+@pytest.mark.usefixtures("workers_here")
 def test_each_engine_continues_what_the_other_began(prepare, tmp_path) -> None:
     assert prepare("f")[0] == FAILED
     expected = contents_of(tmp_path / "f")
@@ -121,9 +121,9 @@ def test_each_engine_continues_what_the_other_began(prepare, tmp_path) -> None:
         assert contents_of(tmp_path / "f") == expected
 
 
-def test_what_an_interrupted_job_leaves_is_continued(prepare, tmp_path, actors_here) -> None:
+def test_what_an_interrupted_job_leaves_is_continued(prepare, tmp_path, workers_here) -> None:
     assert prepare("plain")[0] == FAILED
-    actors_here.stop_after = 1
+    workers_here.stop_after = 1
     assert prepare("f", *RAY)[0] == INTERRUPTED
     assert JOURNAL in contents_of(tmp_path / "f")
 
@@ -176,8 +176,8 @@ def test_ten_kills_lose_and_repeat_nothing(tmp_path) -> None:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     ray = ["--engine", "ray", "--workers", "2", "--part-photos", "1"]
-    actor = "captioner.bulk.features:_FeatureEncoder"
-    job = Job([*command, *ray], actor, blocks, tmp_path / "kills")
+    worker = "captioner.bulk.features:_FeatureEncoder"
+    job = Job([*command, *ray], worker, blocks, tmp_path / "kills")
     code, err = job.run(ten_victims(seed=2), seed=3)
 
     assert code == FAILED, err  # one photo is broken

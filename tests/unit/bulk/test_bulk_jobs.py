@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -169,20 +168,19 @@ def test_a_worker_left_from_a_job_that_was_started_over_writes_nothing(tmp_path)
 
     output = Output(str(tmp_path), "jsonl")
     parts = divide(["missing.jpg"], size=1)
-    options: dict[str, Any] = {"fingerprints": Model().fingerprints(), "options": {}, "folder": "."}
+    options: dict[str, Any] = {"fingerprints": Model().fingerprints(), "options": {}}
     with open_job(output, parts, {}, resume=False, force=False) as old:
         pass
     with open_job(output, parts, {}, resume=False, force=True) as new:
         pass
 
-    def write(job: Job) -> dict[str, list[Any]]:
-        actor = _PartWriter(output=output, job_id=job.id, model=Model(), **options)
-        [found] = actor({"item": [parts[0].to_json()]})
+    def write(job: Job) -> dict[str, Any]:
+        worker = _PartWriter(output=output, job_id=job.id, model=Model(), **options)
+        [(found, _)] = worker.process(parts[0].to_json())
         return found
 
-    assert "another process has started over with --force" in write(old)["problem"][0]
+    with pytest.raises(DataError, match="another process has started over with --force"):
+        write(old)
     assert output.finished() == set()
-    done = write(new)
-    assert done["problem"] == [""]
-    assert json.loads(done["found"][0]).items() >= {"photos": 1, "failed": 1}.items()
+    assert write(new).items() >= {"photos": 1, "failed": 1}.items()
     assert output.finished() == {0}

@@ -1,17 +1,16 @@
-"""Actors on a Ray cluster that process the items of a job, whatever is killed.
+"""Tasks on a Ray cluster that process the items of a job, whatever is killed.
 
-An item is a string, such as a part in JSON. Each actor takes one at a time; an item whose actor
-died is given to another one, and after `RETRIES` deaths the job fails.
+An item is a string, such as a part in JSON. Ray gives an item whose process died to another one;
+after `RETRIES` deaths the job fails.
 """
 
 from __future__ import annotations
 
-import json
-import logging
+import functools
 import os
+import pickle
 import socket
 import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,36 +18,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-import ray.data
 
 from captioner.errors import CaptionerError, DataError, first_line
 from captioner.hardware import keep_freed_memory
 
 RETRIES = 20
-"""How often an item is given to another actor after its actor died; then the job fails."""
+"""How often an item is given to another process after its process died; then the job fails."""
 
 Found = tuple[dict[str, Any], bytes]
 """A result: JSON data and bytes."""
 
 
 class Workers(NamedTuple):
-    """The actors of a job."""
+    """The processes of a job."""
 
     number: int | None = None
     """None: as many as the cluster's CPUs and GPUs allow."""
     cpus: float = 1
     """CPUs of each."""
     gpus: float = 0
-    """GPUs of each; 0.5: two actors share one."""
+    """GPUs of each; 0.5: two processes share one."""
 
 
-class Actor(ABC):
+class Worker(ABC):
     """Processes items; models are loaded with the first one that needs them."""
-
-    def __init__(self, *, folder: str) -> None:
-        """Take the driver's working folder, which relative names start at."""
-        self.folder = folder
-        self._started = False
 
     @abstractmethod
     def process(self, item: str) -> Iterator[Found]:
@@ -59,21 +52,30 @@ class Actor(ABC):
             OSError: Likewise.
         """
 
-    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, list[Any]]]:
-        """Process a batch of one item; an error is the last row."""
-        [item] = batch["item"]
-        try:
-            if not self._started:
-                keep_freed_memory(threads=True)  # as the command line does
-                if Path(self.folder).is_dir():
-                    os.chdir(self.folder)
-                self._started = True
-            for found, data in self.process(str(item)):
-                yield {"problem": [""], "found": [json.dumps(found)], "data": [data]}
-        except (CaptionerError, OSError) as error:
-            # Raised here, it would arrive as a traceback through Ray.
-            where = "" if isinstance(error, CaptionerError) else f"{socket.gethostname()}: "
-            yield {"problem": [f"{where}{error}"], "found": ["{}"], "data": [b""]}
+
+def _process(
+    kind: type[Worker], arguments: bytes, folder: str, item: str
+) -> tuple[list[Found], str]:
+    """In a process of the cluster: the results of an item, or what went wrong.
+
+    An exception would arrive as a traceback through Ray.
+    """
+    try:
+        return list(_worker(kind, arguments, folder).process(item)), ""
+    except CaptionerError as error:
+        return [], str(error)
+    except OSError as error:
+        return [], f"{socket.gethostname()}: {error}"
+
+
+@functools.lru_cache(maxsize=1)
+def _worker(kind: type[Worker], arguments: bytes, folder: str) -> Worker:
+    """The worker of this process, which Ray gives one item after another."""
+    keep_freed_memory(threads=True)  # as the command line does
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    worker: Worker = kind(**pickle.loads(arguments))  # from the driver
+    return worker
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
 
     Args:
         address: ``auto``, ``HOST:PORT``, or None: ``RAY_ADDRESS`` if set, otherwise this machine.
-        workers: The actors that a cluster of this machine has to allow.
+        workers: The processes that a cluster of this machine has to allow.
 
     Raises:
         DataError: There is no cluster at this address.
@@ -108,10 +110,6 @@ def cluster(address: str | None, workers: Workers) -> Iterator[None]:
             f"--ray-address is {address}: no connection ({first_line(error)}); start a cluster "
             "with ray start --head, or leave the option out for this machine"
         ) from error
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         yield
     finally:
@@ -137,8 +135,8 @@ def _quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
-def run_on_actors(
-    actor: type[Actor],
+def run_on_cluster(
+    worker: type[Worker],
     items: Sequence[str],
     workers: Workers,
     *,
@@ -150,10 +148,10 @@ def run_on_actors(
     """Process items on the connected cluster.
 
     Args:
-        actor: Class of the actors.
-        items: What they process.
-        workers: How many there are, and what each may use.
-        arguments: Of the class, besides the working folder.
+        worker: Class that processes them.
+        items: What is processed.
+        workers: How many processes there are, and what each may use.
+        arguments: Of the class.
         missing: What is left to do after a failure, for its message.
         again: How to continue then.
         ordered: Yield the results in the order of the items, not as they are finished.
@@ -162,30 +160,36 @@ def run_on_actors(
         The results.
 
     Raises:
-        DataError: An actor raised an error, or actors died too often.
+        DataError: A worker raised an error, or processes died too often.
     """
     if not items:
         return
     count = min(workers.number or _room(workers), len(items))
-    source = ray.data.from_items([{"item": one} for one in items], override_num_blocks=len(items))
-    with warnings.catch_warnings():
-        # Until Ray 2.64 this is the only way to limit the retries, which Ray Data does not.
-        warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)
-        results = source.map_batches(
-            actor,
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=count),
-            fn_constructor_kwargs={**arguments, "folder": str(Path.cwd())},
-            num_cpus=workers.cpus,
-            num_gpus=workers.gpus,
-            ray_remote_args_fn=lambda: {"max_task_retries": RETRIES},
-        )
-    results.context.execution_options.preserve_order = ordered
+    # Without a limit of calls, a process keeps its model for the next item, on a GPU too.
+    task = ray.remote(max_calls=0)(_process).options(
+        name=worker.__name__,
+        num_cpus=workers.cpus,
+        num_gpus=workers.gpus,
+        max_retries=RETRIES,
+    )
+    given = worker, ray.put(pickle.dumps(dict(arguments))), str(Path.cwd())
+    running: dict[Any, int] = {}
+    done: dict[int, tuple[list[Found], str]] = {}
+    submitted = yielded = 0
     try:
-        for row in results.iter_rows():
-            if row["problem"]:
-                raise DataError(row["problem"])
-            yield json.loads(row["found"]), row["data"]
+        while yielded < len(items):
+            # At most twice as many as run: the others wait for the one that is next in order.
+            while len(running) < count and submitted < min(len(items), yielded + 2 * count):
+                running[task.remote(*given, items[submitted])] = submitted
+                submitted += 1
+            [ready], _ = ray.wait(list(running))
+            done[running.pop(ready)] = ray.get(ready)
+            while done and (yielded in done or not ordered):
+                found, problem = done.pop(yielded if ordered else next(iter(done)))
+                if problem:
+                    raise DataError(problem)
+                yield from found
+                yielded += 1
     except ray.exceptions.RayError as error:
         raise DataError(
             f"the Ray job failed ({_reason(error)}; {missing()}). The finished ones are kept: "
@@ -195,13 +199,13 @@ def run_on_actors(
 
 def _reason(error: Exception) -> str:
     """What went wrong, from one of Ray's long messages."""
-    if isinstance(error, ray.exceptions.RayActorError) or "ActorDied" in str(error):
+    if isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.NodeDiedError):
         return f"a worker died again and again; the limit per part is {RETRIES}"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _room(workers: Workers) -> int:
-    """How many actors the cluster has room for; at least 1."""
+    """How many processes the cluster has room for; at least 1."""
     held = ray.cluster_resources()
     room = [held.get("CPU", 0) / workers.cpus] if workers.cpus else []
     room += [held.get("GPU", 0) / workers.gpus] if workers.gpus else []
