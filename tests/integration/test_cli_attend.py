@@ -101,43 +101,6 @@ def test_methods_are_drawn_side_by_side_with_labels(tiny, photo, tmp_path, capsy
     assert same(tmp_path / "x.png", overlay(photo, captions, labels=["attention", "Grad-CAM"]))
 
 
-@pytest.mark.slow
-def test_the_method_is_named_in_every_format(tiny, photo, tmp_path, capsys) -> None:
-    common = ("--method", "occlusion", "--words", "a dog runs", "--words", "a man")
-    models = ("--model", tiny.model, "--compare", tiny.twin)
-
-    assert attend(photo, "-o", tmp_path / "x.svg", "--model", tiny.model, *common) == OK
-    assert attend(photo, "-o", tmp_path / "x.html", "--model", tiny.model, *common) == OK
-    assert attend(photo, "-o", tmp_path / "x.gif", "--model", tiny.model, *common[:4]) == OK
-    assert attend(photo, "-o", tmp_path / "y.svg", *models, *common[:4]) == OK
-
-    assert "occlusion: drop of the word" in (tmp_path / "x.svg").read_text("utf-8")
-    (entry,) = data_of(tmp_path / "x.html")["entries"]
-    assert entry["labels"] == ["occlusion", "occlusion"]
-    assert [one["method"] for one in entry["captions"]] == ["occlusion", "occlusion"]
-    assert f"{tiny.twin}: occlusion" in (tmp_path / "y.svg").read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--method", "attention", "--method", "grad_cam", "-o", "x.gif"), "shows one method"),
-        (
-            ("--method", "attention", "--method", "grad_cam", "--num-captions", "2"),
-            "several --method show one caption, not 2",
-        ),
-        (("--method", "grad_cam", "--model", "MODEL"), "--method grad_cam needs a single model"),
-    ],
-)
-def test_invalid_methods(options, message, tiny, tmp_path, capsys) -> None:
-    options = [tiny.twin if word == "MODEL" else word for word in options]
-    options = [tmp_path / word if word == "x.gif" else word for word in options]
-
-    assert attend(tiny.photos / "1.png", "--model", tiny.model, *options) == USAGE
-
-    assert message in only_line(capsys)
-
-
 def test_outlines_of_named_objects(tiny, tmp_path, capsys) -> None:
     """Photo 1 has a dog in its left half."""
     photo, words = tiny.photos / "1.png", ("--words", "a dog runs")
@@ -271,24 +234,30 @@ def test_a_large_jpeg_has_the_caption_of_captioner_caption(
     ("output", "options", "words"),
     [
         ("x.tiff", [], [".tiff", ".svg", ".gif", ".html"]),
-        ("x.gif", ["--only", "dog"], ["--only", ".gif"]),
-        ("x.gif", ["--alternatives", "3"], ["--alternatives", "animation"]),
+        ("x.gif", ["--only", "dog", "--columns", "2"], ["--only, --columns", ".gif"]),
         ("x.gif", ["--num-captions", "2"], ["one caption", "2"]),
-        ("x.webp", ["--words", "a dog", "--words", "a hat"], ["one caption", "2"]),
+        ("x.gif", ["--method", "attention", "--method", "grad_cam"], ["shows one method"]),
         ("x.html", ["--coverage"], ["--coverage", "page"]),
-        ("x.html", ["--columns", "2"], ["--columns", "page"]),
+        ("x.npz", ["--theme", "dark"], ["--theme", "archive"]),
+        ("x.png", ["--seconds-per-word", "2"], ["--seconds-per-word", "figure"]),
         ("x.png", ["--combine", "max"], ["--only"]),
         ("x.png", ["--format", "svg"], ["--format", "x.png"]),
-        ("x.png", ["--seconds-per-word", "2"], ["--seconds-per-word", "figure"]),
+        ("x.html", ["--alternatives", "51"], ["--alternatives", "50"]),
         ("x.png", ["--only", "gryphon"], ["gryphon"]),
         ("x.png", ["--colormap", "jet"], ["jet", "inferno"]),
         ("x.png", ["--instances", "none.json"], ["none.json"]),
+        ("x.png", ["--method", "lime"], ["lime", "attention_gate"]),
+        ("x.png", ["--compare", "TWIN", "--num-captions", "2"], ["--compare", "not 2"]),
+        ("x.png", ["PHOTOS"], [".html"]),
     ],
 )
 def test_contradictions_are_one_line(  # noqa: PLR0917
     output, options, words, tiny, tmp_path, capsys
 ) -> None:
     photo = tiny.photos / "1.png"
+
+    places = {"TWIN": tiny.twin, "PHOTOS": tiny.photos}
+    options = [places.get(word, word) for word in options]
 
     code = attend(photo, "-o", tmp_path / output, "--model", tiny.model, *options)
 

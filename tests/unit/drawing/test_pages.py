@@ -8,7 +8,6 @@ import html
 import io
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from PIL import Image
 
 from captioner.caption import DOUBTFUL, Alternative, Caption
 from captioner.drawing.animation import animate
-from captioner.drawing.document import asset, document, embedded, policy
+from captioner.drawing.document import asset, embedded
 from captioner.drawing.figure import overlay
 from captioner.drawing.heatmap import CLOSED_GATE, HEATMAP_STYLE, palette
 from captioner.drawing.notebook import shown_photo, with_photo
@@ -163,13 +162,6 @@ def test_only_the_pages_own_scripts_may_run() -> None:
         assert len(texts) == count
 
 
-def test_the_policy_of_a_page_without_scripts_allows_no_scripts() -> None:
-    rules = policy(document("x", "<body></body>", styles=[], scripts=[]), connect="'self'")
-
-    assert "script-src 'none'" in rules
-    assert "connect-src 'self'" in rules
-
-
 @pytest.mark.parametrize("text", [EVIL, "<!--", "]]>", "\u2029", "naïve 狗 🐕"])
 def test_embedded_data_round_trip_and_cannot_close_the_element(text: str) -> None:
     made = embedded({"a": [text]}, "it")
@@ -190,10 +182,6 @@ def test_a_page_needs_an_html_extension(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.png.*\.html"):
         made.save(tmp_path / "x.png")
     assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
-
-
-def test_pages_are_deterministic() -> None:
-    assert page(photo(), make()).html == page(photo(), make()).html
 
 
 def test_the_theme_follows_the_system_by_default() -> None:
@@ -277,10 +265,3 @@ def test_a_photo_caption_keeps_the_path_of_its_photo(
 
     assert caption.photo == tmp_path / "photo.png"
     assert "width=&quot;640&quot; height=&quot;160&quot;" in (caption._repr_html_() or "")
-
-
-def test_a_page_of_another_method_does_not_mention_attention() -> None:
-    other = replace(make(), method="occlusion")
-
-    assert "Brighter means more attention" in page(photo(), make()).html
-    assert "Brighter means that the region counts more" in page(photo(), [make(), other]).html
