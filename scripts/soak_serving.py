@@ -237,7 +237,7 @@ class Soak:
     async def short(self, _: random.Random) -> Response:
         """Less than its Content-Length, then closes its side."""
         response = await self.send(head(len(PHOTOS[0]) + 9), PHOTOS[0], close=True)
-        return self.check("short", response, {0})
+        return self.check("short", response, {499, 0})
 
     async def wrong_length(self, chance: random.Random) -> Response:
         """A Content-Length that is no number, or enormous."""
@@ -250,7 +250,7 @@ class Soak:
             b"POST /v1/captions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         chunk = chance.choice([b"zz\r\nabc\r\n", b"-5\r\nabc\r\n", b"3\r\nabcdef\r\n", b"\0\r\n"])
-        return self.check("bad_chunks", await self.send(start, chunk), {400})
+        return self.check("bad_chunks", await self.send(start, chunk), {400, 499})
 
     async def pipelined(self, chance: random.Random) -> Response:
         """Two requests at once: the responses come in their order."""

@@ -33,7 +33,6 @@ from captioner.serving.outputs import CAPTIONS, OVERLAYS, Output
 from captioner.serving.page import index_page, policy
 from captioner.serving.requests import query_error, query_model
 from captioner.serving.responses import (
-    CLIENT_CLOSED,
     ERROR_RESPONSES,
     BatchResponse,
     CaptionsResponse,
@@ -155,6 +154,7 @@ def _add_photo_routes(app: FastAPI, service: Service, *, has_keys: bool) -> None
     schemes = (HTTPBearer(auto_error=False), APIKeyHeader(name=KEY_HEADER, auto_error=False))
     # These only describe the keys; KeyCheck checks them before a body is read.
     dependencies = [Security(scheme) for scheme in schemes] if has_keys else []
+    _add_output(app, service, CAPTIONS, dependencies)
     query = app.state.queries["/v1/batch"] = query_model(service.limits)
 
     async def batch(request: Request, parameters: Any) -> Response:
@@ -178,7 +178,7 @@ def _add_photo_routes(app: FastAPI, service: Service, *, has_keys: bool) -> None
         responses={**ERROR_RESPONSES, 200: {"content": content}},
         openapi_extra=request_body(query, "/v1/batch", several=True),
     )(_with_query(batch, query))
-    for output in (CAPTIONS, *OVERLAYS):
+    for output in OVERLAYS:
         _add_output(app, service, output, dependencies)
 
 
@@ -264,8 +264,6 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     def refuse(error: RequestError) -> Response:
         metrics.refused.labels(error.reason).inc()
-        if error.status == CLIENT_CLOSED:
-            return Response(status_code=CLIENT_CLOSED)  # the client has gone
         return error_response(error)
 
     @app.exception_handler(RequestError)

@@ -20,7 +20,7 @@ RETRY_AFTER = 2
 
 
 CLIENT_CLOSED = 499
-"""Status logged when the client disconnected before the response, as in nginx."""
+"""Status when the client disconnected before the response, as in nginx."""
 
 
 class RequestError(Exception):
@@ -49,8 +49,9 @@ def internal_error() -> RequestError:
 
 
 def client_closed() -> RequestError:
-    """The client disconnected."""
-    return RequestError(CLIENT_CLOSED, "left", "the client disconnected")
+    """The client disconnected, which cannot be told from a body that ends early."""
+    message = "the body is shorter than declared or not valid HTTP, or the client disconnected"
+    return RequestError(CLIENT_CLOSED, "left", message)
 
 
 def closing() -> RequestError:
