@@ -98,8 +98,6 @@ def test_the_plain_engine_refuses_the_options(tiny, capsys) -> None:
         (("-o", "x.jsonl"), "--engine ray writes a folder of parts; -o x.jsonl is a file"),
         (("-o", "x", "--format", "csv"), "--engine ray writes jsonl or parquet, not csv"),
         (("-o", "x", "--sidecar", "txt"), "--sidecar cannot be combined with --engine ray"),
-        (("-o", "x", "--part-photos", "0"), "--part-photos is 0; give 1 or more"),
-        (("-o", "x", "--worker-cpus", "-1"), "--worker-cpus is -1.0; give 0 or more"),
     ],
 )
 def test_options_that_contradict_each_other(

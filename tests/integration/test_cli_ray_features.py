@@ -84,7 +84,6 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     ("arguments", "message"),
     [
         (("--workers", "2"), "--workers is for --engine ray; add it, or leave this option out"),
-        (("--engine", "ray", "--part-photos", "0"), "--part-photos is 0; give 1 or more"),
         (("--engine", "ray", "--worker-cpus", "0"), "--worker-cpus is 0; give 1 or more"),
     ],
 )

@@ -16,7 +16,6 @@ from PIL import Image
 
 from captioner import load, overlay
 from captioner.cli.main import FAILED, OK, USAGE, main
-from captioner.text.tokenizer import tokenize
 
 
 def run(*arguments: object) -> int:
@@ -84,13 +83,6 @@ def test_samples_depend_on_the_seed(caption) -> None:
     assert first != caption(*sampling, "--seed", 8)
 
 
-def test_beam_size_overrides_a_models_sampling(caption, make_model, tmp_path) -> None:
-    sampling = make_model(tmp_path / "sampling", 1, beam_size=1, temperature=1.5, top_k=4)
-
-    assert caption("--beam-size", 2, model=sampling) == caption("--beam-size", 2)
-    assert caption("--temperature", 1.5, "--top-k", 4) == caption(model=sampling)
-
-
 # --- groups and several models -------------------------------------------------------------------
 
 
@@ -109,20 +101,6 @@ def test_an_ensemble_gives_the_same_captions_as_in_python(tiny, caption) -> None
 
 
 # --- pictures ------------------------------------------------------------------------------------
-
-
-def test_attend_uses_the_search_options(tiny, tmp_path, capsys) -> None:
-    photo, target = tiny.photos / "1.png", tmp_path / "dog.png"
-    search = ("--forced-words", "[dog, hat]", "--precision", "fp32")
-
-    assert run("attend", photo, "-o", target, "--model", tiny.model, *search) == OK
-    drawn = capsys.readouterr().out
-    assert run("caption", photo, "--model", tiny.model, *search) == OK
-
-    assert drawn == capsys.readouterr().out
-    assert {"dog", "hat"} <= set(tokenize(drawn.partition(": ")[2]))
-    with Image.open(target) as picture:
-        assert picture.width > 40
 
 
 def test_attend_draws_all_samples_of_an_ensemble(tiny, tmp_path, capsys) -> None:
