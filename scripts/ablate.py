@@ -139,7 +139,7 @@ def train(row: Row, run: Path, options: Any) -> None:
         features = run.parent / "features" / kept
         _captioner("prepare", "features", *shared, "-o", str(features))
         own += ["--data.features", str(features)]
-    _captioner("train", *shared, *own, "--resume", "auto")
+    _captioner("train", *shared, *own, "--resume")
     report = run / ATTENTION
     if not report.exists():
         masks = ("--instances", str(options.coco128 / "annotations" / "instances.json"))

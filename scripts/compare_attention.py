@@ -89,7 +89,7 @@ def main() -> None:
         print(f"{name} ({number} of {len(names)})", file=sys.stderr)
         run_captioner(
             "train", *shared, "--data.features", str(features), *MECHANISMS[name].split(),
-            "--run-folder", str(options.work / name), "--resume", "auto",
+            "--run-folder", str(options.work / name), "--resume",
         )  # fmt: skip
     models = {name: load(options.work / name / "best") for name in names}
     encoded = encode(models[names[0]], val)  # the encoder is the same in all rows

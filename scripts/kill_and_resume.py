@@ -71,7 +71,7 @@ def main() -> None:
 
 def command(folder: Path, settings: list[str]) -> list[str]:
     """The training command, which resumes if the folder has a checkpoint."""
-    run = ["--run-folder", str(folder), "--resume", "auto"]
+    run = ["--run-folder", str(folder), "--resume"]
     return [sys.executable, "-m", "captioner", "train", *settings, *run]
 
 
