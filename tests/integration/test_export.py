@@ -229,7 +229,7 @@ def test_the_program_of_the_page_captions(exported, tmp_path, monkeypatch, capsy
         (
             ["export", "{exported}", "-o", "new", "--web", "--onnxruntime-web", "ort.tgz"],
             USAGE,
-            "ort.tgz: No such file or directory; give the tarball",
+            "; give the tarball that npm pack",
         ),
         (
             ["export", "{exported}", "-o", "new", "--web", "--onnxruntime-web", "{photo}"],
