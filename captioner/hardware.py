@@ -181,9 +181,8 @@ EXTRAS = {
         "starlette",
         "granian",
     ),
-    "train": ("torch", "torchvision", "accelerate", "pycocoevalcap"),
+    "train": ("torch", "torchvision", "accelerate"),
     "export": ("torch", "onnx", "onnxscript"),
-    "evaluate": ("pycocoevalcap",),
     "hub": ("huggingface_hub",),
     "ray": ("ray", "pyarrow", "fsspec"),
 }

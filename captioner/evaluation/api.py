@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OptionError, ProgramError
-from captioner.hardware import require_extra
 from captioner.options import FaithfulnessOptions
 
-if TYPE_CHECKING:  # pycocoevalcap and torch are imported when they are needed
+if TYPE_CHECKING:  # torch is imported when they are needed
     from captioner.caption import Caption
     from captioner.evaluation.frequencies import DocumentFrequencies
     from captioner.evaluation.report import CaptionEvaluator, Report
@@ -96,7 +95,6 @@ def evaluate(
         batch_size=batch_size,
         search=search,
     )
-    require_extra("evaluate")
 
     from captioner.evaluation.java import unavailable
 

@@ -21,7 +21,7 @@ from itertools import chain
 import numpy as np
 
 from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.references import References, Sentences
+from captioner.evaluation.references import References
 
 
 class CiderD:
@@ -57,13 +57,7 @@ class CiderD:
         """
         sizes = [len(captions) for captions in candidates.values()]
         images = np.repeat(self._references.index(list(candidates)), sizes)
-        unknown: dict[str, int] = {}
-        sentences = Sentences(
-            [
-                self._references.encode(tokens, unknown)
-                for tokens in chain.from_iterable(candidates.values())
-            ]
-        )
+        sentences = self._references.captions(chain.from_iterable(candidates.values()))
         matches = self._references.match(images, sentences)
         scores = iter(self._references.cider_d(images, sentences, matches).tolist())
         return {i: [next(scores) for _ in texts] for i, texts in candidates.items()}

@@ -12,7 +12,6 @@ import hashlib
 import json
 import zlib
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
@@ -38,23 +37,11 @@ Ngram = tuple[str, ...]
 Integers = NDArray[np.signedinteger[Any]]
 
 
-def ngrams(tokens: Iterable[str]) -> list[Counter[Ngram]]:
-    """Count the n-grams of a caption.
-
-    Args:
-        tokens: Tokens of one caption. A space inside a token (the non-breaking one of ``1 1/2``)
-            splits it, as in pycocoevalcap.
-
-    Returns:
-        Counts of unigrams, bigrams, trigrams and 4-grams.
-    """
-    words = split_tokens(tokens)
-    tails = [words[start:] for start in range(ORDERS)]
-    return [Counter(zip(*tails[:order], strict=False)) for order in range(1, ORDERS + 1)]
-
-
 def split_tokens(tokens: Iterable[str]) -> list[str]:
-    """Words of tokens; see `ngrams`."""
+    """Words of tokens.
+
+    A space inside a token (the non-breaking one of ``1 1/2``) splits it, as in pycocoevalcap.
+    """
     return " ".join(tokens).split()
 
 

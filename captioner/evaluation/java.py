@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import ConfigError, ProgramError
+from captioner.hardware import is_installed
 
 JAVA_METRICS = ("METEOR", "SPICE")
 
@@ -66,6 +67,8 @@ def unavailable(metric: str, download: bool = False) -> str | None:
     """
     if metric not in JAVA_METRICS:
         raise ConfigError(f"unknown Java metric {metric!r}; give {' or '.join(JAVA_METRICS)}")
+    if not is_installed("pycocoevalcap"):
+        return f"{metric} needs pycocoevalcap; run: pip install 'captioner[evaluate]'"
     if find_java() is None:
         return f"{metric} needs Java, which is not on the PATH; install Java 8 or 11"
     try:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from captioner.data.coco import Fields, read_coco
 from captioner.errors import ConfigError, DataError
 from captioner.geometry import Axis, Geometry
+from captioner.hardware import is_installed
 
 
 class Masks(NamedTuple):
@@ -104,8 +105,11 @@ def read_instances(path: str | Path) -> Instances:
         path: The JSON file, e.g. ``instances_val2014.json``.
 
     Raises:
+        ConfigError: pycocotools is not installed.
         DataError: The file is missing, not JSON or not a COCO instances file.
     """
+    if not is_installed("pycocotools"):
+        raise ConfigError("masks need pycocotools; run: pip install 'captioner[evaluate]'")
     path = Path(path)
     data = read_coco(path, _FIELDS, "instances")
     for image in data["images"]:

@@ -1,8 +1,8 @@
-"""Caption metrics: pycocoevalcap's scorers over Penn Treebank tokens.
+"""Caption metrics: BLEU, ROUGE-L and CIDEr over Penn Treebank tokens.
 
-``captioner.text.tokenizer`` produces the tokens of pycocoevalcap's Java tokenizer without Java;
-scripts without spaces between words are split into characters, and texts are normalized to NFC.
-Metric names and scale are pycocoevalcap's: CIDEr 1.0 is 100 points.
+The scores equal those of pycocoevalcap, and so do their names and scale: CIDEr 1.0 is 100 points.
+``captioner.text.tokenizer`` produces the tokens of its Java tokenizer without Java; scripts without
+spaces between words are split into characters, and texts are normalized to NFC.
 
 Optional metrics: CIDEr_D, which is CIDEr with frozen document frequencies, and METEOR and SPICE,
 which need Java.
@@ -10,7 +10,7 @@ which need Java.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import ConfigError, DataError
 from captioner.evaluation import java as java_programs
-from captioner.evaluation.cider import CiderD
-from captioner.evaluation.frequencies import ORDERS, DocumentFrequencies, Ngram, ngrams
+from captioner.evaluation.frequencies import ORDERS, DocumentFrequencies, Integers
+from captioner.evaluation.references import Matches, References, Sentences
 from captioner.text.tokenizer import caption_tokens
 
 SIGNATURE = (
@@ -29,14 +29,18 @@ SIGNATURE = (
 )
 """Scores are comparable if their signatures are equal."""
 
+PYCOCOEVALCAP = "1.2"
+"""Version of pycocoevalcap whose scores these equal."""
+
 CHARACTERS = "characters of scripts without spaces (Chinese, Japanese, Thai, ...)"
 """Added to the signature of scores whose references have such characters."""
 
 MIN_IMAGES_FOR_CIDER = 100
 """Fewest images for useful document frequencies in CIDEr."""
 
-# Smoothing constants of pycocoevalcap's Bleu.
+# Constants of pycocoevalcap: smoothing of BLEU, weight of recall in ROUGE-L.
 _SMALL, _TINY = 1e-9, 1e-15
+_BETA = 1.2
 
 
 @dataclass(frozen=True)
@@ -117,32 +121,37 @@ def score(
         if reason := java_programs.unavailable(name, download):
             raise ConfigError(reason)
     ids = sorted(candidates)
-    tokens = {i: caption_tokens(candidates[i]) for i in ids}
-    truth_tokens = {i: [caption_tokens(text) for text in references[i]] for i in ids}
-    result = {i: [" ".join(tokens[i])] for i in ids}
-    truth = {i: [" ".join(words) for words in truth_tokens[i]] for i in ids}
+    tokens = [caption_tokens(candidates[i]) for i in ids]
+    truth = {i: [caption_tokens(text) for text in references[i]] for i in ids}
+    known = References(truth)
+    captions, images = known.captions(tokens), known.index(ids)
+    matches = known.match(images, captions)
 
-    found, bleu_counts = _bleu(truth, result)
-    counts = {"Bleu": bleu_counts}
-    lines, texts = [result[i][0] for i in ids], [truth[i] for i in ids]
+    bleu = bleu_counts(known, images, captions, matches)
+    counts = {"Bleu": bleu}
+    whole, each = bleu_from_counts(bleu.sum(axis=0, keepdims=True))[0], bleu_from_counts(bleu)
+    found: _Parts = {f"Bleu_{n + 1}": (whole[n], each[:, n]) for n in range(ORDERS)}
+    lines = [" ".join(words) for words in tokens]
+    texts = [[" ".join(words) for words in truth[i]] for i in ids]
     if "METEOR" in java:
         with java_programs.Meteor() as meteor:
-            whole, each, counts["METEOR"] = meteor.score(lines, texts)
-        found["METEOR"] = whole, each
-    found["ROUGE_L"] = _rouge(truth, result)
-    found["CIDEr"] = _cider(list(truth_tokens.values()), list(tokens.values()))
+            corpus, each, counts["METEOR"] = meteor.score(lines, texts)
+        found["METEOR"] = corpus, each
+    found["ROUGE_L"] = _with_mean([rouge_l(tokens[n], truth[i]) for n, i in enumerate(ids)])
+    found["CIDEr"] = _with_mean(known.cider_d(images, captions, matches))
     if frequencies is not None:
-        values = CiderD(truth_tokens, frequencies).score({i: [tokens[i]] for i in ids})
-        each = np.array([values[i][0] for i in ids])
-        found["CIDEr_D"] = each.mean(), each
+        frozen = References(truth, frequencies)
+        captions = frozen.captions(tokens)
+        values = frozen.cider_d(images, captions, frozen.match(images, captions))
+        found["CIDEr_D"] = _with_mean(values)
     if "SPICE" in java:
         found["SPICE"] = java_programs.spice(lines, texts, download)
 
-    images: dict[int, dict[str, float]] = {i: {} for i in ids}
+    by_image: dict[int, dict[str, float]] = {i: {} for i in ids}
     for name, (_, each) in found.items():
         for image_id, value in zip(ids, each, strict=True):
-            images[image_id][name] = float(value)
-    return Scores({name: float(whole) for name, (whole, _) in found.items()}, images, counts)
+            by_image[image_id][name] = float(value)
+    return Scores({name: float(whole) for name, (whole, _) in found.items()}, by_image, counts)
 
 
 def signature(
@@ -184,6 +193,40 @@ def cider_warning(images: int, frozen: bool = False) -> str | None:
     return f"{start}, as its document frequencies come from the scored images; {hint}"
 
 
+def bleu_counts(
+    references: References, images: Integers, captions: Sentences, matches: Sequence[Matches]
+) -> NDArray[np.float64]:
+    """Counts for BLEU of each caption, against the reference of the closest length.
+
+    The shorter one of two references whose lengths are equally close counts.
+
+    Args:
+        references: The references of all images.
+        images: Image of each caption, (C,).
+        captions: The captions.
+        matches: Their n-grams in the references.
+
+    Returns:
+        See `bleu_from_counts`, (C, 10).
+    """
+    size, lengths = len(images), captions.lengths
+    correct, total = [], []
+    for order, found in enumerate(matches, 1):
+        best = np.zeros(len(found.gram), dtype=np.int64)
+        clipped = np.minimum(found.caption_count[found.ngram], found.reference_count)
+        np.maximum.at(best, found.ngram, clipped)
+        correct.append(np.bincount(found.caption, best, size))
+        total.append(np.maximum(lengths - order + 1, 0))
+    sizes = references.sizes[images]
+    ends = np.cumsum(sizes)
+    caption = np.repeat(np.arange(size), sizes)
+    number = np.arange(len(caption)) + np.repeat(references.first[images] + sizes - ends, sizes)
+    words = references.lengths[number]
+    nearest = np.lexsort((words, np.abs(words - lengths[caption]), caption))
+    closest: Integers = words[nearest[ends - sizes]]
+    return np.stack([*correct, *total, lengths, closest], axis=1).astype(np.float64)
+
+
 def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """BLEU-1 to BLEU-4 from counts summed over captions.
 
@@ -205,6 +248,43 @@ def bleu_from_counts(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
+def rouge_l(candidate: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """ROUGE-L of a caption, 0 to 1, from its longest common subsequence with each reference.
+
+        F = (1 + beta^2) P R / (R + beta^2 P),    beta = 1.2
+
+    P is the highest precision (common words over the caption's words) and R the highest recall
+    over the references.
+
+    Source: Lin 2004, ROUGE: A Package for Automatic Evaluation of Summaries.
+    Deviation: as in pycocoevalcap, precision and recall may come from two references, and an
+    empty caption equals an empty reference.
+    """
+    words = candidate or [""]
+    others = [reference or [""] for reference in references]
+    common = [_common_length(words, other) for other in others]
+    precision = max(common) / len(words)
+    recall = max(count / len(other) for count, other in zip(common, others, strict=True))
+    if precision == 0:
+        return 0.0
+    return (1 + _BETA**2) * precision * recall / (recall + _BETA**2 * precision)
+
+
+def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
+    """Length of the longest common subsequence.
+
+    Source: Hyyrö 2004, Bit-parallel LCS-length computation revisited.
+    """
+    places: dict[str, int] = {}
+    for place, word in enumerate(first):
+        places[word] = places.get(word, 0) | 1 << place
+    row = (1 << len(first)) - 1
+    for word in second:
+        match = row & places.get(word, 0)
+        row = (row + match) | (row - match)
+    return len(first) - (row & ((1 << len(first)) - 1)).bit_count()
+
+
 def _check(candidates: Mapping[int, str], references: Mapping[int, Sequence[str]]) -> None:
     if not candidates:
         raise DataError("there are no captions to score; give at least one image")
@@ -220,59 +300,6 @@ def _check(candidates: Mapping[int, str], references: Mapping[int, Sequence[str]
 _Parts = dict[str, tuple[Any, Any]]
 
 
-def _bleu(
-    truth: Mapping[int, list[str]], result: Mapping[int, list[str]]
-) -> tuple[_Parts, NDArray[np.float64]]:
-    """BLEU-1 to BLEU-4, and the counts of each image, (N, 10)."""
-    from pycocoevalcap.bleu.bleu_scorer import BleuScorer
-
-    scorer = BleuScorer(n=ORDERS)
-    for image_id, texts in truth.items():
-        scorer += (result[image_id][0], texts)
-        scorer.crefs[-1] = None  # not read again; all of them would take gigabytes
-    whole, each = scorer.compute_score(option="closest", verbose=0)
-    rows = []
-    for part in scorer.ctest:
-        words = part["testlen"]
-        closest = scorer._single_reflen(part["reflen"], "closest", words)
-        rows.append([*part["correct"], *part["guess"], words, closest])
-    parts = {f"Bleu_{n + 1}": (whole[n], each[n]) for n in range(ORDERS)}
-    return parts, np.array(rows, dtype=np.float64)
-
-
-def _rouge(truth: Mapping[int, list[str]], result: Mapping[int, list[str]]) -> Any:
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    return Rouge().compute_score(truth, result)
-
-
-def _cider(truth: Sequence[Sequence[Sequence[str]]], result: Sequence[Sequence[str]]) -> Any:
-    """CIDEr from tokens, by pycocoevalcap's scorer.
-
-    The scorer would keep the n-grams of all captions, a gigabyte for 40,000 images; here it gets
-    them image by image.
-    """
-    from pycocoevalcap.cider.cider_scorer import CiderScorer
-
-    scorer = CiderScorer(n=ORDERS)
-    scorer.crefs = _Lazy(truth, lambda captions: list(map(_ngram_counts, captions)))
-    scorer.ctest = _Lazy(result, _ngram_counts)
-    return scorer.compute_score()
-
-
-class _Lazy(Sequence[Any]):
-    """A sequence whose items are computed when they are read."""
-
-    def __init__(self, items: Sequence[Any], compute: Callable[[Any], Any]) -> None:
-        self.items, self.compute = items, compute
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.compute(self.items[index])
-
-
-def _ngram_counts(tokens: Sequence[str]) -> dict[Ngram, int]:
-    """N-grams of all lengths in the order of pycocoevalcap, on which the last bits depend."""
-    return {gram: count for order in ngrams(tokens) for gram, count in order.items()}
+def _with_mean(values: ArrayLike) -> tuple[np.float64, NDArray[np.float64]]:
+    each = np.asarray(values, dtype=np.float64)
+    return each.mean(), each

@@ -173,6 +173,11 @@ class References:
             for word in split_tokens(tokens)
         ]
 
+    def captions(self, texts: Iterable[Iterable[str]]) -> Sentences:
+        """Number the words of captions, given their tokens."""
+        unknown: dict[str, int] = {}
+        return Sentences([self.encode(tokens, unknown) for tokens in texts])
+
     def index(self, image_ids: Sequence[int]) -> Integers:
         """Indices of images in the order of the references.
 

@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from captioner.evaluation.bootstrap import (
 from captioner.evaluation.faithfulness_report import as_lines as faithfulness_lines
 from captioner.evaluation.frequencies import DocumentFrequencies
 from captioner.evaluation.grounding import Grounding
-from captioner.evaluation.metrics import Scores, cider_warning, score, signature
+from captioner.evaluation.metrics import PYCOCOEVALCAP, Scores, cider_warning, score, signature
 from captioner.evaluation.statistics import describe, describe_texts
 from captioner.files import read_input
 from captioner.text.tokenizer import has_unspaced
@@ -91,7 +90,7 @@ class CaptionEvaluator:
         characters = any(has_unspaced(text) for i in ids for text in self.references[i])
         each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         return (
-            f"captioner {__version__}, pycocoevalcap {version('pycocoevalcap')} | "
+            f"captioner {__version__}, pycocoevalcap {PYCOCOEVALCAP} | "
             f"{signature(self.frequencies, self.java, characters=characters)} | "
             f"{len(ids)} images | {each} "
             f"reference{'' if each == '1' else 's'} an image | references {digest}"

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioner.errors import ConfigError
-from captioner.evaluation.frequencies import ORDERS
-from captioner.evaluation.metrics import bleu_from_counts
-from captioner.evaluation.references import END_WORD, SIGMA, Matches, References, Sentences
+from captioner.evaluation.metrics import bleu_counts, bleu_from_counts
+from captioner.evaluation.references import END_WORD, SIGMA, References, Sentences
 from captioner.text.tokenizer import caption_tokens
 from captioner.text.vocabulary import SPECIAL_NAMES, Vocabulary
 
@@ -104,7 +103,8 @@ class CaptionReward:
         if self._cider:
             rewards += self._cider * self._references.cider_d(images, captions, matches)
         if self._bleu:
-            rewards += self._bleu * _bleu_4(self._references, images, captions, matches)
+            counts = bleu_counts(self._references, images, captions, matches)
+            rewards += self._bleu * bleu_from_counts(counts)[:, -1]
         return rewards.reshape(len(image_ids), width)
 
     def _number(self, sample: Sequence[int], unknown: dict[str, int]) -> Iterable[int]:
@@ -156,44 +156,6 @@ class CaptionReward:
                 f"{len(self._words) - 1}"
             )
         return widths[0] if widths else 0
-
-
-def _bleu_4(
-    references: References,
-    images: NDArray[np.int64],
-    captions: Sentences,
-    matches: Sequence[Matches],
-) -> NDArray[np.float64]:
-    """BLEU-4 of each caption by itself, 0 to 1: (C,).
-
-    Source: Papineni et al. 2002, as computed per sentence by pycocoevalcap's ``Bleu(4)``: against
-    the reference of the closest length, the shorter one of two.
-    """
-    size, lengths = len(images), captions.lengths
-    correct, total = [], []
-    for order, found in enumerate(matches, 1):
-        best = np.zeros(len(found.gram), dtype=np.int64)
-        clipped = np.minimum(found.caption_count[found.ngram], found.reference_count)
-        np.maximum.at(best, found.ngram, clipped)
-        correct.append(np.bincount(found.caption, best, size))
-        total.append(np.maximum(lengths - order + 1, 0))
-    closest = _closest_lengths(references, images, lengths)
-    counts = np.stack([*correct, *total, lengths, closest], axis=1).astype(np.float64)
-    return bleu_from_counts(counts)[:, ORDERS - 1]
-
-
-def _closest_lengths(
-    references: References, images: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Length in words of the reference whose length is closest to the caption's: (C,)."""
-    sizes = references.sizes[images]
-    ends = np.cumsum(sizes)
-    caption = np.repeat(np.arange(len(images)), sizes)
-    number = np.arange(len(caption)) + np.repeat(references.first[images] + sizes - ends, sizes)
-    words = references.lengths[number]
-    order = np.lexsort((words, np.abs(words - lengths[caption]), caption))
-    closest: NDArray[np.int64] = words[order[ends - sizes]]
-    return closest
 
 
 def _format(number: float) -> str:

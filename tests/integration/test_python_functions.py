@@ -105,13 +105,14 @@ def test_evaluate_raises_image_errors(tiny, tmp_path) -> None:
         captioner.evaluate(annotations=tiny.captions, images=tmp_path, model=tiny.model)
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate"])
-def test_a_missing_extra_is_named(name, tiny, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "pycocoevalcap", None)
-    given = {"annotations": tiny.captions, "results": {}} if name == "evaluate" else {}
+def test_a_missing_extra_is_named(tiny, monkeypatch) -> None:
+    for module in ("accelerate", "pycocoevalcap"):
+        monkeypatch.setitem(sys.modules, module, None)
 
-    with pytest.raises(ConfigError, match=rf"pip install 'captioner\[{name}\]'"):
-        getattr(captioner, name)(**given)
+    with pytest.raises(ConfigError, match=r"pip install 'captioner\[train\]'"):
+        captioner.train()
+    with pytest.raises(ConfigError, match=r"pip install 'captioner\[evaluate\]'"):
+        captioner.evaluate(annotations=tiny.captions, results={}, meteor=True)
 
 
 # --- train ---------------------------------------------------------------------------------------

@@ -47,14 +47,20 @@ ODD = {
 
 def oracle(candidates: dict[int, str]) -> Scores:
     """pycocoevalcap as its COCOEvalCap calls it."""
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.rouge.rouge import Rouge
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     tokenizer = PTBTokenizer()
     truth = tokenizer.tokenize({i: [{"caption": c} for c in cs] for i, cs in REFERENCES.items()})
     result = tokenizer.tokenize({i: [{"caption": c}] for i, c in candidates.items()})
+    return scored(truth, result)
+
+
+def scored(truth: dict[int, list[str]], result: dict[int, list[str]]) -> Scores:
+    """The scores of tokens, joined by spaces."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+
     names = [f"Bleu_{n}" for n in range(1, 5)]
     corpus, images = {}, {i: {} for i in truth}
     whole, each = Bleu(4).compute_score(truth, result, verbose=0)
@@ -68,6 +74,24 @@ def oracle(candidates: dict[int, str]) -> Scores:
         for image_id, value in zip(truth, values, strict=True):
             images[image_id][name] = value
     return Scores(corpus, images)
+
+
+WORD = st.sampled_from(["a", "dog", "cat", "runs", "on", "1 1/2"])
+TEXT = st.lists(WORD, max_size=8).map(" ".join)
+TRUTH = st.dictionaries(st.integers(0, 99), st.lists(TEXT, min_size=1, max_size=3), min_size=1)
+
+
+@given(truth=TRUTH.filter(lambda t: any(map(any, t.values()))), data=st.data())
+def test_equals_pycocoevalcap(truth: dict[int, list[str]], data: st.DataObject):
+    candidates = {i: data.draw(TEXT) for i in truth}
+
+    found = score(candidates, truth)
+
+    tokens = {i: [" ".join(caption_tokens(t)) for t in truth[i]] for i in sorted(truth)}
+    expected = scored(tokens, {i: [" ".join(caption_tokens(candidates[i]))] for i in tokens})
+    assert found.corpus == pytest.approx(expected.corpus, abs=1e-9)
+    for image_id in expected.images:
+        assert found.images[image_id] == pytest.approx(expected.images[image_id], abs=1e-9)
 
 
 @pytest.mark.slow
