@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OptionError, ProgramError
+from captioner.evaluation.options import EvaluateOptions, changed_device
+from captioner.option_fields import build_options, option_fields
 from captioner.options import FaithfulnessOptions
 
 if TYPE_CHECKING:  # torch is imported when they are needed
@@ -22,53 +23,28 @@ Result = TypeVar("Result")
 OnError = Callable[[CaptionerError], None]
 """Called with the error of a photo or of a metric's program; the others go on. May raise it."""
 
-MODEL_DEFAULTS = {"device": "auto", "precision": "auto", "batch_size": 32}
-
 
 def evaluate(
     *,
-    annotations: str | Path | None = None,
-    images: str | Path | None = None,
     model: Captioner | str | Path | Sequence[str | Path] | None = None,
     results: str | Path | Mapping[int, str] | None = None,
-    instances: str | Path | None = None,
-    compare: str | Path | None = None,
-    frequencies: str | Path | None = None,
-    train_annotations: str | Path | Sequence[str | Path] = (),
-    meteor: bool = False,
-    spice: bool = False,
     faithfulness: bool | FaithfulnessOptions = False,
-    device: str = "auto",
-    precision: str = "auto",
-    batch_size: int = 32,
     progress: bool = True,
-    **search: Any,
+    **options: Any,
 ) -> Report:
     """Score captions against references, and attention against masks.
 
     Args:
-        annotations: COCO captions file with the references.
-        images: Folder of photos for the model to caption; or give ``results``.
         model: A loaded model, a model folder, or several folders; None: the shipped model.
         results: Captions of any system, instead of ``images``: a COCO results file, or captions by
             image id.
-        instances: COCO instances file, to measure how much attention lies on the objects that
-            words name; needs ``images``, but not ``annotations``.
-        compare: Results file or report of another system; tests if the difference is significant.
-        frequencies: Document frequencies for CIDEr_D: a file, a COCO captions file or a model
-            folder; None: the model's own.
-        train_annotations: COCO captions file(s) that the system was trained on, to count novel
-            captions.
-        meteor: Score METEOR too; needs Java.
-        spice: Score SPICE too; needs Java and CoreNLP, which is downloaded.
-        faithfulness: Measure instead whether explanations find the regions that words depend on;
-            see ``evaluation.faithfulness``. Of the captions that the model generates for
-            ``images`` or, given ``annotations``, of each photo's first reference caption.
-        device: See ``load``; not with a loaded model.
-        precision: See ``load``; not with a loaded model.
-        batch_size: Photos that are captioned together.
+        faithfulness: Measure instead whether explanations find the regions that words depend on,
+            and how; see ``evaluation.faithfulness``.
         progress: Show a progress bar on standard error, if that is a terminal.
-        **search: Fields of ``SearchOptions`` to change.
+        **options: The other fields of ``EvaluateOptions`` (``annotations``, ``images``,
+            ``instances``, ``compare``, ``frequencies``, ``train_annotations``, ``meteor``,
+            ``spice``, ``device``, ``precision``, ``batch_size``), which are those of ``captioner
+            evaluate``, and fields of ``SearchOptions`` to change.
 
     Returns:
         What ``captioner evaluate -o`` writes as JSON; NaN where the file has null. The scores are
@@ -79,120 +55,27 @@ def evaluate(
             needs is not installed.
         DataError: A file cannot be used; ImageError: a photo cannot be read.
     """
-    inputs = Inputs(
-        annotations=annotations,
-        images=images,
-        model=model,
-        results=results,
-        instances=instances,
-        compare=compare,
-        frequencies=frequencies,
-        train_annotations=_listed(train_annotations),
-        metrics=[name for name, given in (("METEOR", meteor), ("SPICE", spice)) if given],
-        faithfulness=FaithfulnessOptions() if faithfulness is True else faithfulness or None,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
-        search=search,
-    )
-
     from captioner.evaluation.java import unavailable
 
-    for metric in inputs.metrics:
-        reason = unavailable(metric, download=True)
-        if reason is not None:
+    names = option_fields(EvaluateOptions).keys() - {"output", "force"}
+    given = {name: options.pop(name) for name in names & options.keys()}
+    loaded = None if isinstance(model, str | Path | Sequence | None) else model
+    captions = results if isinstance(results, Mapping) else None
+    given |= {
+        "model": [repr(model)] if loaded else model or [],
+        "results": results if captions is None else "given captions",
+        "faithfulness": bool(faithfulness),
+    }
+    checked = build_options(EvaluateOptions, given)
+    for name in changed_device(checked) if loaded else ():
+        if name != "batch_size":
+            raise OptionError(f"{{model}} is loaded already; omit {{{name}}}, or load it with that")
+    checked.check(options)
+    for metric in checked.java:
+        if reason := unavailable(metric, download=True):
             raise ConfigError(f"{metric.lower()} is True, but {reason}")
-    return run(inputs, progress=progress)
-
-
-def _listed(given: str | Path | Sequence[str | Path]) -> list[str | Path]:
-    return [given] if isinstance(given, str | Path) else list(given)
-
-
-@dataclass
-class Inputs:
-    """What is scored and against what; for the fields see ``evaluate``."""
-
-    annotations: str | Path | None = None
-    images: str | Path | None = None
-    model: Captioner | str | Path | Sequence[str | Path] | None = None
-    results: str | Path | Mapping[int, str] | None = None
-    instances: str | Path | None = None
-    compare: str | Path | None = None
-    frequencies: str | Path | None = None
-    train_annotations: Sequence[str | Path] = ()
-    metrics: Sequence[str] = ()
-    """METEOR, SPICE or both."""
-    faithfulness: FaithfulnessOptions | None = None
-    device: str = "auto"
-    precision: str = "auto"
-    batch_size: int = 32
-    search: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check for contradictions.
-
-        Raises:
-            OptionError: There is one.
-        """
-        if (self.images is None) == (self.results is None):
-            raise OptionError(
-                "give either {images} (a folder of photos) or {results} (a file of captions)"
-            )
-        if self.faithfulness is not None:
-            self._check_faithfulness()
-        if self.results is not None:
-            self._check_results()
-        if self.faithfulness is None and self.annotations is None and self.instances is None:
-            raise OptionError(
-                "give {annotations} (to score captions), {instances} (attention) or {faithfulness}"
-            )
-        for name in ("compare", "frequencies", "train_annotations"):
-            if getattr(self, name) and self.annotations is None:
-                raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
-        if self.metrics and self.annotations is None:
-            name = self.metrics[0].lower()
-            raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
-        if hasattr(self.model, "caption_batch"):
-            for name in ("device", "precision"):
-                if getattr(self, name) != MODEL_DEFAULTS[name]:
-                    raise OptionError(
-                        f"{{model}} is loaded already; omit {{{name}}}, or load it with that"
-                    )
-        if self.search.get("num_captions", 1) != 1:
-            raise OptionError(
-                "{num_captions} is {given}, but only one per photo is scored; omit it",
-                given=self.search["num_captions"],
-            )
-
-    def _check_faithfulness(self) -> None:
-        """Reject what is not measured along with faithfulness."""
-        if self.images is None:
-            raise OptionError("{faithfulness} is measured on photos; give {images}, not {results}")
-        others = ("instances", "compare", "frequencies", "train_annotations")
-        unused = [name for name in others if getattr(self, name)]
-        for name in [*unused, *(metric.lower() for metric in self.metrics)]:
-            raise OptionError(f"{{faithfulness}} is measured alone; omit {{{name}}}")
-        for name in self.search if self.annotations is not None else ():
-            if name != "style":
-                raise OptionError(f"{{annotations}} gives the captions; omit {{{name}}}")
-
-    def _check_results(self) -> None:
-        """Reject options of a model when the captions are given."""
-        if self.instances is not None:
-            raise OptionError(
-                "{instances} measures attention, which a results file does not contain; give "
-                "{images} instead of {results}"
-            )
-        if self.annotations is None:
-            raise OptionError("{results} needs references; give {annotations} too")
-        if self.model:
-            raise OptionError("give either {model} (to caption photos) or {results}, not both")
-        changed = [name for name, value in MODEL_DEFAULTS.items() if getattr(self, name) != value]
-        for name in [*self.search, *changed]:
-            raise OptionError(
-                f"{{results}} contains the captions, so no model runs; omit {{{name}}}"
-            )
+    how = faithfulness if isinstance(faithfulness, FaithfulnessOptions) else FaithfulnessOptions()
+    return run(checked, options, how, model=loaded, captions=captions, progress=progress)
 
 
 def _raise(error: CaptionerError) -> None:
@@ -200,42 +83,44 @@ def _raise(error: CaptionerError) -> None:
 
 
 def run(
-    inputs: Inputs,
+    options: EvaluateOptions,
+    search: Mapping[str, Any],
+    how: FaithfulnessOptions,
     *,
+    model: Captioner | None = None,
+    captions: Mapping[int, str] | None = None,
     on_error: OnError = _raise,
     progress: bool = True,
 ) -> Report:
     """Caption, score and measure.
 
     Args:
-        inputs: What to score.
+        options: What to score, checked.
+        search: Search options to change.
+        how: How to measure faithfulness.
+        model: A loaded model, instead of that of the options.
+        captions: Captions by image id, instead of a results file.
         on_error: By default the first error is raised.
         progress: See ``evaluate``.
     """
     from captioner.evaluation.report import read_captions_of
 
-    if inputs.faithfulness is not None:
-        return _faithfulness(inputs, inputs.faithfulness, on_error, progress)
-    report: Report
-    captions: dict[int, str] = {}
-    if isinstance(inputs.results, Mapping):
-        captions = dict(inputs.results)
-    elif inputs.results is not None:
-        captions = read_captions_of(inputs.results)
-    scoring = _read(inputs)  # before the photos are captioned, so that errors appear early
-    if inputs.results is not None:
-        report = {"results": _results_name(inputs)}
+    if options.results is not None and captions is None:
+        captions = read_captions_of(options.results)
+    # References are read before photos are captioned, so that errors appear early.
+    scoring = None if options.faithfulness else _read(options)
+    if captions is not None:
+        report: Report = {"results": options.results}
     else:
-        report, captions, own = _caption(inputs, on_error, progress)
+        used = _Model(*_load(options, model), search)
+        if options.faithfulness:
+            return _faithfulness(options, how, used, on_error, progress)
+        report, captions, own = _caption(options, used, on_error, progress)
         if scoring is not None and scoring.judge.frequencies is None:
             scoring = scoring._replace(judge=dataclasses.replace(scoring.judge, frequencies=own))
     if scoring is not None:
-        _score(report, captions, scoring, inputs, on_error)
+        _score(report, captions, scoring, options, on_error)
     return report
-
-
-def _results_name(inputs: Inputs) -> str:
-    return "given captions" if isinstance(inputs.results, Mapping) else str(inputs.results)
 
 
 class _Scoring(NamedTuple):
@@ -248,32 +133,32 @@ class _Scoring(NamedTuple):
     """Training captions."""
 
 
-def _read(inputs: Inputs) -> _Scoring | None:
+def _read(options: EvaluateOptions) -> _Scoring | None:
     """Read everything that captions are scored against; None without annotations."""
-    if inputs.annotations is None:
+    if options.annotations is None:
         return None
     from captioner.data.coco import read_captions
     from captioner.evaluation.report import CaptionEvaluator, read_captions_of
 
-    _, references = read_captions([inputs.annotations])
+    _, references = read_captions([options.annotations])
     others = known = None
-    if inputs.compare is not None:
+    if options.compare is not None:
         others = _within(
-            read_captions_of(inputs.compare), references, inputs.compare, inputs.annotations
+            read_captions_of(options.compare), references, options.compare, options.annotations
         )
         if not others:
             raise DataError(
-                f"{inputs.compare} has no captions for the photos in {inputs.annotations}; give "
+                f"{options.compare} has no captions for the photos in {options.annotations}; give "
                 "captions of the same photos"
             )
-    if inputs.train_annotations:
-        _, training = read_captions(inputs.train_annotations, renumber=True)
+    if options.train_annotations:
+        _, training = read_captions(options.train_annotations, renumber=True)
         known = [text for texts in training.values() for text in texts]
-    return _Scoring(CaptionEvaluator(references, _frequencies(inputs.frequencies)), others, known)
+    return _Scoring(CaptionEvaluator(references, _frequencies(options.frequencies)), others, known)
 
 
 def _within(
-    captions: dict[int, str],
+    captions: Mapping[int, str],
     references: Mapping[int, Sequence[str]],
     source: str | Path,
     annotations: str | Path | None,
@@ -318,20 +203,46 @@ def _frequencies(given: str | Path | None) -> DocumentFrequencies | None:
 # --- captions ------------------------------------------------------------------------------------
 
 
-def _load(inputs: Inputs) -> tuple[Captioner, Any]:
+class _Model(NamedTuple):
+    """The model that captions."""
+
+    model: Captioner
+    name: Any
+    """Its name in the report."""
+    changes: Mapping[str, Any]
+    """Search options that differ from its own."""
+
+    @property
+    def search(self) -> SearchOptions:
+        return self.model.options(**self.changes)
+
+    def about(self) -> Report:
+        """What the report says of it: the main search options, and those that are not default."""
+        always = ("beam_size", "max_length", "length_penalty")
+        search = {
+            field.name: getattr(self.search, field.name)
+            for field in dataclasses.fields(self.search)
+            if field.name in always or getattr(self.search, field.name) != field.default
+        }
+        return {
+            "model": self.name,
+            "search": ", ".join(f"{k} {v}" for k, v in search.items()),
+            "precision": self.model.precision,
+        }
+
+
+def _load(options: EvaluateOptions, model: Captioner | None) -> tuple[Captioner, Any]:
     """The model, and its name in the report."""
     from captioner.inference import captioner as api
 
-    given = inputs.model
-    if isinstance(given, api.Captioner):
-        return given, repr(given)
-    folders = _listed(given or ())
-    model = api.load(*folders, device=inputs.device, precision=inputs.precision)  # type: ignore[arg-type]
-    return model, [str(folder) for folder in folders] or "the shipped model"
+    if model is not None:
+        return model, options.model[0]
+    found = api.load(*options.model, device=options.device, precision=options.precision)
+    return found, options.model or "the shipped model"
 
 
 def _caption(
-    inputs: Inputs, on_error: OnError, progress: bool
+    options: EvaluateOptions, used: _Model, on_error: OnError, progress: bool
 ) -> tuple[Report, dict[int, str], DocumentFrequencies | None]:
     """Caption the photos of the annotations and of the instances with a model.
 
@@ -343,32 +254,30 @@ def _caption(
     from captioner.evaluation.frequencies import DocumentFrequencies
     from captioner.files import FREQUENCIES
 
-    assert inputs.images is not None
+    assert options.images is not None
     paths: dict[int, Path] = {}
     instances = None
-    if inputs.instances is not None:
+    if options.instances is not None:
         from captioner.evaluation.masks import read_instances
 
-        instances = read_instances(inputs.instances)
-        paths |= locate_photos(instances.names, [inputs.images], Path(inputs.instances).name)
-    if inputs.annotations is not None:
-        dataset = read_dataset([inputs.annotations], [inputs.images])
+        instances = read_instances(options.instances)
+        paths |= locate_photos(instances.names, [options.images], Path(options.instances).name)
+    if options.annotations is not None:
+        dataset = read_dataset([options.annotations], [options.images])
         for image in dataset:
             path = paths.setdefault(image.image_id, image.path)
             if path != image.path:
                 raise DataError(
-                    f"image {image.image_id} is {path.name} in {inputs.instances} but "
-                    f"{image.path.name} in {inputs.annotations}; give files whose ids agree"
+                    f"image {image.image_id} is {path.name} in {options.instances} but "
+                    f"{image.path.name} in {options.annotations}; give files whose ids agree"
                 )
-    model, name = _load(inputs)
-    search = model.options(**inputs.search)
     frequencies = None
-    own = model.stored.frequencies
-    if own is not None and inputs.annotations is not None and inputs.frequencies is None:
+    own = used.model.stored.frequencies
+    if own is not None and options.annotations is not None and options.frequencies is None:
         frequencies = DocumentFrequencies.from_bytes(own, f"the model's {FREQUENCIES}")
     captions: dict[int, str] = {}
     grounded: dict[int, Caption] = {}  # of photos with instances
-    results = model.stream(paths.values(), batch_size=inputs.batch_size, **inputs.search)
+    results = used.model.stream(paths.values(), batch_size=options.batch_size, **used.changes)
     bar = photo_bar(results, shown=progress, total=len(paths))
     for image_id, result in zip(paths, bar, strict=True):
         if result.error is not None:
@@ -377,72 +286,56 @@ def _caption(
         captions[image_id] = result.captions[0].text
         if instances is not None and image_id in instances.sizes:
             grounded[image_id] = result.captions[0]
-    report = _about_model(model, name, search)
+    report = used.about()
     if instances is not None:
         from captioner.evaluation.grounding import measure
         from captioner.evaluation.report import attention
 
         report |= {
-            "instances": str(inputs.instances),
+            "instances": str(options.instances),
             "attention": attention(measure(grounded, instances)),
         }
     return report, captions, frequencies
 
 
 def _faithfulness(
-    inputs: Inputs, options: FaithfulnessOptions, on_error: OnError, progress: bool
+    options: EvaluateOptions,
+    how: FaithfulnessOptions,
+    used: _Model,
+    on_error: OnError,
+    progress: bool,
 ) -> Report:
     """Measure the explanations of generated or reference captions."""
     from captioner.data.coco import read_dataset
     from captioner.data.folders import find_images
     from captioner.data.progress import photo_bar
 
-    assert inputs.images is not None
+    assert options.images is not None
     photos: dict[Path, str | None]
-    if inputs.annotations is None:
-        photos = dict.fromkeys(find_images([inputs.images]))
+    if options.annotations is None:
+        photos = dict.fromkeys(find_images([options.images]))
     else:
-        dataset = read_dataset([inputs.annotations], [inputs.images])
+        dataset = read_dataset([options.annotations], [options.images])
         photos = {image.path: image.captions[0] for image in dataset if image.captions}
-    model, name = _load(inputs)
-    if not model.engine.computes_relevance:
+    if not used.model.engine.computes_relevance:
         raise OptionError(
             "{faithfulness} needs the weights, and the model is exported; give the model folder it "
             "was exported from"
         )
     from captioner.evaluation.faithfulness import measure  # imports torch
 
-    search = model.options(**inputs.search)
     found = measure(
-        model,
+        used.model,
         photos,
-        options,
-        search,
+        how,
+        used.search,
         on_error=on_error,
         progress=lambda paths: photo_bar(paths, shown=progress),
     )
-    report = _about_model(model, name, search)
-    if inputs.annotations is not None:
-        report["search"] = f"none; the captions of {inputs.annotations}"
+    report = used.about()
+    if options.annotations is not None:
+        report["search"] = f"none; the captions of {options.annotations}"
     return report | {"faithfulness": found.summary()}
-
-
-def _about_model(model: Captioner, name: Any, search: SearchOptions) -> Report:
-    return {
-        "model": name,
-        "search": ", ".join(f"{k} {v}" for k, v in _summary(search).items()),
-        "precision": model.precision,
-    }
-
-
-def _summary(search: SearchOptions) -> dict[str, Any]:
-    """The main search options, and all that differ from their defaults."""
-    always = ("beam_size", "max_length", "length_penalty")
-    return {
-        field.name: getattr(search, field.name)
-        for field in dataclasses.fields(search)
-        if field.name in always or getattr(search, field.name) != field.default
-    }
 
 
 # --- scores --------------------------------------------------------------------------------------
@@ -450,23 +343,23 @@ def _summary(search: SearchOptions) -> dict[str, Any]:
 
 def _score(
     report: Report,
-    captions: dict[int, str],
+    captions: Mapping[int, str],
     scoring: _Scoring,
-    inputs: Inputs,
+    options: EvaluateOptions,
     on_error: OnError,
 ) -> None:
     """Add scores, statistics and comparison to the report."""
     from captioner.evaluation.report import build, difference, per_image
 
     references = scoring.judge.references
-    if inputs.results is not None:
-        captions = _within(captions, references, _results_name(inputs), inputs.annotations)
+    if options.results is not None:
+        captions = _within(captions, references, options.results, options.annotations)
     captions = {i: text for i, text in captions.items() if references.get(i)}
-    judge = dataclasses.replace(scoring.judge, java=inputs.metrics, download=True)
+    judge = dataclasses.replace(scoring.judge, java=options.java, download=True)
     (found, scores), judge = _despite_failures(
         judge, lambda j: build(captions, j, scoring.known), on_error
     )
-    report |= {"annotations": str(inputs.annotations), **found}
+    report |= {"annotations": str(options.annotations), **found}
     missing = sum(1 for i, texts in references.items() if texts and i not in captions)
     if missing:
         report["images_without_caption"] = missing
@@ -475,7 +368,7 @@ def _score(
         compared, judge = _despite_failures(
             judge, lambda j: difference(captions, others, j, scores), on_error
         )
-        report["compare"] = {"with": str(inputs.compare), **compared}
+        report["compare"] = {"with": str(options.compare), **compared}
     report["per_image"] = per_image(captions, scores)
 
 

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +32,12 @@ from captioner.evaluation.calibration import (
 )
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.frequencies import DocumentFrequencies
+from captioner.evaluation.options import CalibrateOptions
 from captioner.files import FREQUENCIES
 from captioner.inference.captioner import Captioner
 from captioner.inference.confidence import Calibrator, Observation, PhraseTable, search_key
 from captioner.inference.engine import Prepared
+from captioner.options import SearchOptions
 from captioner.text.tokenizer import caption_tokens
 
 OnError = Callable[[ImageError], None]
@@ -43,43 +45,6 @@ OnError = Callable[[ImageError], None]
 
 TRAINING_PHOTOS = 3000
 """Training photos that are encoded, at random, to know which photos are familiar."""
-
-
-@dataclass
-class Inputs:
-    """What to calibrate with; see the command's options."""
-
-    annotations: Sequence[str | Path]
-    images: Sequence[str | Path]
-    styles: Sequence[str] = ()
-    train_annotations: Sequence[str | Path] = ()
-    threshold: float = 0.5
-    batch_size: int = 32
-    search: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            OptionError: One is missing or invalid.
-        """
-        for name in ("annotations", "images"):
-            if not getattr(self, name):
-                raise OptionError(f"{{{name}}} is missing; give photos with reference captions")
-        if self.styles and len(self.styles) != len(self.annotations):
-            raise OptionError(
-                "{styles} has {given} names for {files} files; give one style for each file in "
-                "{annotations}",
-                given=len(self.styles),
-                files=len(self.annotations),
-            )
-        if not 0 < self.threshold < 10:
-            raise OptionError(
-                "{threshold} is {given}; give a CIDEr-D between 0 and 10 (0.5 is 50 points)",
-                given=self.threshold,
-            )
-        if self.batch_size < 1:
-            raise OptionError("{batch_size} is {given}; give 1 or more", given=self.batch_size)
 
 
 class _Task(NamedTuple):
@@ -91,13 +56,19 @@ class _Task(NamedTuple):
 
 
 def calibrate(
-    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+    model: Captioner,
+    given: CalibrateOptions,
+    changes: Mapping[str, Any],
+    on_error: OnError,
+    *,
+    progress: bool = True,
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit a calibrator by cross-validation.
 
     Args:
         model: A single model with document frequencies.
-        inputs: The photos and options.
+        given: The photos and options.
+        changes: Search options to change.
         on_error: Called for photos that cannot be read.
         progress: Show progress on standard error, if that is a terminal.
 
@@ -108,41 +79,46 @@ def calibrate(
         ConfigError: The model cannot be calibrated.
         DataError: The photos do not suffice, or a file cannot be used.
     """
-    frequencies, tasks = _prepare(model, inputs)
-    reader = _Reader(model, inputs.batch_size, on_error, progress)
-    training = _training_photos(inputs, tasks, reader)
-    examples, words = _examples(inputs, tasks, frequencies, reader)
-    check_examples(examples, inputs.threshold)
-    options = model.options(**inputs.search)
+    frequencies, tasks = _prepare(model, given, changes)
+    reader = _Reader(model, given.batch_size, on_error, progress)
+    training = _training_photos(given, tasks, reader)
+    examples, words = _examples(changes, tasks, frequencies, reader)
+    check_examples(examples, given.threshold)
+    options = model.options(**changes)
     phrases = PhraseTable.count(frequencies.documents, frequencies.counts)
-    recipe = Recipe(phrases, training, search_key(options), inputs.threshold)
+    recipe = Recipe(phrases, training, search_key(options), given.threshold)
     judged = cross_validate(examples, recipe)
-    report = _report(model, inputs, judged, examples, words)
+    report = _report(model.options(**changes), judged, examples, words)
     calibrator = fit(examples, recipe)
     kept = {name: _brief(part) for name, part in report["groups"].items()}
     return Calibrator(**{**vars(calibrator), "report": kept}), report
 
 
 def check(
-    model: Captioner, inputs: Inputs, on_error: OnError, *, progress: bool = True
+    model: Captioner,
+    given: CalibrateOptions,
+    changes: Mapping[str, Any],
+    on_error: OnError,
+    *,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Measure the confidence that a calibrated model has on these photos; see `calibrate`."""
     calibrator = model.stored.calibrator
-    reason = model.no_confidence(model.options(**inputs.search))
+    reason = model.no_confidence(model.options(**changes))
     if calibrator is None or reason is not None:
         raise ConfigError(f"there is no confidence to check: {reason}")
-    frequencies, tasks = _prepare(model, inputs)
+    frequencies, tasks = _prepare(model, given, changes)
     missing = sorted({task.style for task in tasks} - calibrator.intercepts.keys())
     if missing:
         raise ConfigError(f"the model is not calibrated for style {missing[0]}; calibrate it anew")
-    reader = _Reader(model, inputs.batch_size, on_error, progress)
-    examples, words = _examples(inputs, tasks, frequencies, reader)
+    reader = _Reader(model, given.batch_size, on_error, progress)
+    examples, words = _examples(changes, tasks, frequencies, reader)
     if not examples:
         raise DataError("no photo could be captioned; give photos that can be read")
     confidences = [calibrator.confidence(one.seen, one.style) for one in examples]
     scores = [one.score for one in examples]
     judged = Judged(np.array(confidences), np.array(scores), calibrator.threshold)
-    return _report(model, inputs, judged, examples, words)
+    return _report(model.options(**changes), judged, examples, words)
 
 
 def _brief(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +134,9 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def _prepare(model: Captioner, inputs: Inputs) -> tuple[DocumentFrequencies, list[_Task]]:
+def _prepare(
+    model: Captioner, given: CalibrateOptions, changes: Mapping[str, Any]
+) -> tuple[DocumentFrequencies, list[_Task]]:
     """Document frequencies, and the photos of each file."""
     stored = model.stored
     if len(model.ensemble.engines) > 1:
@@ -169,22 +147,22 @@ def _prepare(model: Captioner, inputs: Inputs) -> tuple[DocumentFrequencies, lis
             "with: captioner prepare frequencies CAPTIONS.json -o MODEL"
         )
     frequencies = DocumentFrequencies.from_bytes(stored.frequencies, f"the model's {FREQUENCIES}")
-    default = model.options(**inputs.search).style or next(iter(stored.vocabulary.styles), "")
-    styles = inputs.styles or [default] * len(inputs.annotations)
+    default = model.options(**changes).style or next(iter(stored.vocabulary.styles), "")
+    styles = given.styles or [default] * len(given.annotations)
     for style in styles:
         stored.vocabulary.start(style)  # raises if the model does not know it
-    options = model.options(**inputs.search)
+    options = model.options(**changes)
     if options.temperature:
         raise OptionError(
             "{temperature} is {given}; confidence is for the best caption of a search, so omit it",
             given=options.temperature,
         )
     # By style, if each file has its own: annotation files often have the same name.
-    named_by_style = inputs.styles and len(set(styles)) == len(styles)
-    names = styles if named_by_style else _names(inputs.annotations)
+    named_by_style = given.styles and len(set(styles)) == len(styles)
+    names = styles if named_by_style else _names(given.annotations)
     tasks = []
-    for file, style, name in zip(inputs.annotations, styles, names, strict=True):
-        photos = read_dataset([file], inputs.images)
+    for file, style, name in zip(given.annotations, styles, names, strict=True):
+        photos = read_dataset([file], given.images)
         tasks.append(_Task(photos, style, name))
     total = sum(len(task.photos) for task in tasks)
     if total < MIN_PHOTOS:
@@ -202,12 +180,12 @@ def _names(annotations: Sequence[str | Path]) -> list[str]:
 
 
 def _training_photos(
-    inputs: Inputs, tasks: Sequence[_Task], reader: _Reader
+    given: CalibrateOptions, tasks: Sequence[_Task], reader: _Reader
 ) -> NDArray[np.float32] | None:
     """Vectors of a sample of the training photos, (N, D)."""
-    if not inputs.train_annotations:
+    if not given.train_annotations:
         return None
-    photos = read_dataset(inputs.train_annotations, inputs.images, renumber=True)
+    photos = read_dataset(given.train_annotations, given.images, renumber=True)
     own = {photo.path for task in tasks for photo in task.photos}
     paths = [photo.path for photo in photos if photo.path not in own]
     if len(paths) < MIN_PHOTOS:
@@ -222,13 +200,16 @@ def _training_photos(
 
 
 def _examples(
-    inputs: Inputs, tasks: Sequence[_Task], frequencies: DocumentFrequencies, reader: _Reader
+    changes: Mapping[str, Any],
+    tasks: Sequence[_Task],
+    frequencies: DocumentFrequencies,
+    reader: _Reader,
 ) -> tuple[list[Example], list[tuple[bool, bool]]]:
     """The captions of all photos; and, of each of their words, if it is doubtful and if right."""
     examples: list[Example] = []
     words: list[tuple[bool, bool]] = []
     for task in tasks:
-        options = reader.model.options(**{**inputs.search, "style": task.style})
+        options = reader.model.options(**{**changes, "style": task.style})
         found: dict[int, Observation] = {}
         paths = [photo.path for photo in task.photos]
         for indices, photos in reader.batches(paths, task.group):
@@ -281,13 +262,11 @@ class _Reader:
 
 
 def _report(
-    model: Captioner,
-    inputs: Inputs,
+    options: SearchOptions,
     judged: Judged,
     examples: Sequence[Example],
     words: Sequence[tuple[bool, bool]],
 ) -> dict[str, Any]:
-    options = model.options(**inputs.search)
     doubtful = [right for unsure, right in words if unsure]
     others = [right for unsure, right in words if not unsure]
     return {

@@ -148,7 +148,10 @@ def test_training_photos_are_not_used_for_calibration(own, tmp_path, capsys) -> 
         (["--model", "MODEL", "--style", "coco"], "--style is not used here; give --styles"),
         (["--model", "MODEL", *"ABC", "--styles", "x", "--styles", "y"], "--styles has 2 names"),
         (["--model", "MODEL", "ABC", "--styles", "x"], "style"),
-        (["--model", "MODEL", "ABC", "--threshold", "0"], "--threshold is 0.0; give a CIDEr-D"),
+        (
+            ["--model", "MODEL", "ABC", "--threshold", "0"],
+            "threshold: '0' is not allowed",
+        ),
         (["--model", "MODEL", "ABC", "--temperature", "1"], "--temperature is 1.0; confidence is"),
         (["--model", "MODEL", "ABC", "--diagram", "x.gif"], "use a name that ends with .png, .svg"),
         (["--model", "MODEL", "ABC", "-o", "no/x.json"], "the folder no does not exist"),

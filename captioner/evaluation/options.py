@@ -1,0 +1,169 @@
+"""Options of ``captioner evaluate`` and ``calibrate``, and which of them contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import Interval
+
+from captioner.errors import OptionError
+from captioner.option_fields import File, Folder, ModelName, Shown, option_fields
+from captioner.options import DeviceOptions, ModelOptions
+
+Report = Annotated[str, Shown("FILE", ("-o", "--output"))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(ModelOptions):
+    """Score captions against references (BLEU, ROUGE-L, CIDEr) with 95% confidence intervals.
+
+    Or measure how much attention lies on the objects that the captions name (--instances), or
+    whether explanations identify the regions that words depend on (--faithfulness). The captions
+    come from a model (--images) or from a file (--results).
+    """
+
+    annotations: File | None = None
+    """COCO captions file with the reference captions."""
+    images: Folder | None = None
+    """Folder of photos for the model to caption."""
+    results: File | None = None
+    """COCO results file of any system: [{image_id, caption}]."""
+    compare: File | None = None
+    """Results file or report of another system, to test whether the difference is significant."""
+    instances: File | None = None
+    """COCO instances file, to measure attention against its object masks; needs --images, but not
+    --annotations."""
+    meteor: bool = False
+    """Score METEOR too; needs Java."""
+    spice: bool = False
+    """Score SPICE too; needs Java 8 or 11, and downloads CoreNLP (several hundred MB) once."""
+    frequencies: Annotated[str, Shown("FILE|FOLDER")] | None = None
+    """Score CIDEr-D too, with document frequencies from a file of captioner prepare frequencies, a
+    COCO captions file or a model folder (default with --images: that of the model)."""
+    train_annotations: list[File] = field(default_factory=list)
+    """COCO captions file that the system was trained on, to report how many captions are not in it;
+    repeat for several."""
+    output: Report | None = None
+    """JSON report with the scores of every image."""
+    force: bool = False
+    """Overwrite the report."""
+    faithfulness: bool = False
+    """Delete and insert the regions that attention, gradient x input, Grad-CAM and occlusion rank
+    first, and measure the log-probability of each content word; needs --images. With --annotations,
+    the first reference caption is used, not the model's."""
+
+    @property
+    def java(self) -> list[str]:
+        """METEOR, SPICE or both, if they are requested."""
+        return [name for name in ("METEOR", "SPICE") if getattr(self, name.lower())]
+
+    def check(self, search: Mapping[str, Any]) -> None:
+        """Check that the options, and the changes to search options, go together.
+
+        Raises:
+            OptionError: Two contradict each other, or one is missing.
+        """
+        if (self.images is None) == (self.results is None):
+            raise OptionError(
+                "give either {images} (a folder of photos) or {results} (a file of captions)"
+            )
+        if self.faithfulness:
+            self._check_faithfulness(search)
+        if self.results is not None:
+            self._check_results(search)
+        if not (self.faithfulness or self.annotations or self.instances):
+            raise OptionError(
+                "give {annotations} (to score captions), {instances} (attention) or {faithfulness}"
+            )
+        for name in ("compare", "frequencies", "train_annotations", "meteor", "spice"):
+            if getattr(self, name) and self.annotations is None:
+                raise OptionError(f"{{{name}}} needs references; give {{annotations}} too")
+        if search.get("num_captions", 1) != 1:
+            raise OptionError(
+                "{num_captions} is {given}, but only one per photo is scored; omit it",
+                given=search["num_captions"],
+            )
+
+    def _check_faithfulness(self, search: Mapping[str, Any]) -> None:
+        if self.images is None:
+            raise OptionError("{faithfulness} is measured on photos; give {images}, not {results}")
+        others = ("instances", "compare", "frequencies", "train_annotations", "meteor", "spice")
+        for name in others:
+            if getattr(self, name):
+                raise OptionError(f"{{faithfulness}} is measured alone; omit {{{name}}}")
+        for name in search if self.annotations is not None else ():
+            if name != "style":
+                raise OptionError(f"{{annotations}} gives the captions; omit {{{name}}}")
+
+    def _check_results(self, search: Mapping[str, Any]) -> None:
+        """No model runs if the captions are given."""
+        if self.instances is not None:
+            raise OptionError(
+                "{instances} measures attention, which a results file does not contain; give "
+                "{images} instead of {results}"
+            )
+        if self.annotations is None:
+            raise OptionError("{results} needs references; give {annotations} too")
+        if self.model:
+            raise OptionError("give either {model} (to caption photos) or {results}, not both")
+        for name in [*search, *changed_device(self)]:
+            raise OptionError(
+                f"{{results}} contains the captions, so no model runs; omit {{{name}}}"
+            )
+
+
+def changed_device(options: DeviceOptions) -> list[str]:
+    """The options of the device that do not have their defaults."""
+    known = option_fields(DeviceOptions)
+    return [name for name, field in known.items() if getattr(options, name) != field.default]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(DeviceOptions):
+    """Fit the confidence of a model's captions to photos with reference captions.
+
+    The model must not have been trained on them. The confidence is stored in its folder. Reports
+    the cross-validated calibration error, and the score of the more confident captions.
+    """
+
+    model: ModelName | None = None
+    """Model or run folder to calibrate."""
+    annotations: list[File] = field(default_factory=list)
+    """COCO captions file of photos that the model was not trained on; repeat for several."""
+    images: list[Folder] = field(default_factory=list)
+    """Folder with their photos; repeat for several, which are searched in order."""
+    styles: list[Annotated[str, Shown("NAME")]] = field(default_factory=list)
+    """Caption style for each --annotations, in their order (default: the model's default)."""
+    train_annotations: list[File] = field(default_factory=list)
+    """COCO captions file of the training photos, of which 3,000 are encoded to know which photos
+    are unfamiliar (default: the photos of --annotations); repeat for several."""
+    threshold: Annotated[float, Interval(gt=0, lt=10)] = 0.5
+    """CIDEr-D from which a caption counts as right (default: 0.5, which is 50 points)."""
+    check: bool = False
+    """Fit nothing: measure the confidence that the model already has (default: --model the shipped
+    model)."""
+    diagram: File | None = None
+    """Figure of calibration and coverage: .png, .svg or .pdf."""
+    output: Report | None = None
+    """JSON report."""
+    force: bool = False
+    """Replace the model's confidence and existing files."""
+
+    def check_files(self) -> None:
+        """Check that there are files, and a style for each.
+
+        Raises:
+            OptionError: One is missing, or the number of styles is not that of files.
+        """
+        for name in ("annotations", "images"):
+            if not getattr(self, name):
+                raise OptionError(f"{{{name}}} is missing; give photos with reference captions")
+        if self.styles and len(self.styles) != len(self.annotations):
+            raise OptionError(
+                "{styles} has {given} names for {files} files; give one style for each file in "
+                "{annotations}",
+                given=len(self.styles),
+                files=len(self.annotations),
+            )
