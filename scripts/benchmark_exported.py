@@ -5,8 +5,8 @@
 
 In every round each model captions the same photos; the ratio to the first model is the median over
 the rounds. Cold starts are processes of their own; with --runtime, exported models start in the
-environment where captioner-runtime alone is installed. On a machine that is busy with other work,
-give --cpu: processor time of one core differs little from that on an idle machine.
+environment without torch. On a machine that is busy with other work, give --cpu: processor time of
+one core differs little from that on an idle machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=64, help="photos to caption")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--runtime", default=sys.executable, help="Python that has captioner-runtime only"
+        "--runtime", default=sys.executable, help="Python of an environment without torch"
     )
     parser.add_argument("--cpu", action="store_true", help="measure processor time, one thread")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Export the shipped model in 8 bits, for captioner-runtime: captioner/pretrained_int8.
+"""Export the shipped model in 8 bits, the default without torch: captioner/pretrained_int8.
 
     python scripts/export_shipped.py \
         --annotations COCO/captions_train.json --images COCO/train \

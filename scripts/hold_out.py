@@ -3,8 +3,8 @@
     python scripts/hold_out.py COCO/captions_train.json FOLDER [--photos 400] [--train 16000]
 
 Writes FOLDER/held.json and FOLDER/train.json, COCO captions files without a photo in common. The
-selection depends on ids and numbers of captions alone. ``docs/recipe.md`` compares with it what the
-shipped model's validation photos cannot show, such as the aspect ratio, which they have lost.
+selection depends on ids and numbers of captions alone. ``docs/results.md`` compares with it what
+the shipped model's validation photos cannot show, such as the aspect ratio, which they have lost.
 """
 
 from __future__ import annotations

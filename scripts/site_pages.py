@@ -50,13 +50,13 @@ API = {
     "Pictures": ("overlay", "attention_map", "animate", "page", "gallery", "Entry", "MapArchive"),
     "Training and evaluation": ("train", "evaluate", "tokenize"),
     "Extensions": (
-        "register_encoder", "register_scorer", "models.encoder.ENCODERS",
-        "models.attention.SCORERS", "models.attention.Scorer", "models.attention.Sizes",
+        "register_encoder", "register_scorer", "model.backbones.ENCODERS",
+        "model.build.SCORERS", "model.attention.Scorer", "model.attention.Sizes",
     ),
     "Options": (
-        "SearchOptions", "FaithfulnessOptions", "TrainConfig", "config.DataConfig",
-        "config.EncoderConfig", "config.DecoderConfig", "config.TrainingConfig",
-        "config.SelfCriticalConfig",
+        "SearchOptions", "FaithfulnessOptions", "TrainConfig", "options.DataConfig",
+        "options.EncoderConfig", "options.DecoderConfig", "options.TrainingConfig",
+        "options.SelfCriticalConfig",
     ),
     "Errors": (
         "CaptionerError", "CheckpointError", "ConfigError", "DataError", "ImageError", "ModelError",

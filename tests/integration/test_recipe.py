@@ -187,7 +187,7 @@ def test_rows_share_features_only_if_the_encoder_input_is_the_same(
         given.clear()
         ablate.train(row, tmp_path / name, options)
         train = next(arguments for arguments in given if arguments[0] == "train")
-        config = read(list(train[1:-2]))[0]
+        config = read(list(train[1:-1]))[0]
         data = config.data
         for path in (*data.images, *data.train_annotations, *data.val_annotations):
             assert Path(path).is_relative_to(tmp_path / "DATA"), name
