@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from browsing import drawn, out_of_order, serving, violations
 from PIL import Image
-from playwright.sync_api import Locator, Response, Route, expect
+from playwright.sync_api import Locator, Route, expect
 from playwright.sync_api import Page as Tab
 
 from captioner import load
@@ -112,7 +112,8 @@ def test_server_errors_are_shown_and_can_be_corrected(visit, served, tiny, tmp_p
     (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
     status = tab.get_by_role("status")
 
-    upload(tab, tmp_path / "broken.png")
+    upload(tab, tmp_path / "broken.png", tiny.photos / "2.png")
+    expect(tab.locator(".count")).to_have_text("1 of 2 captioned, 1 failed")
     expect(status).to_have_class(re.compile("failed"))
     expect(card(tab, 1)).to_contain_text(status.inner_text())
     expect(status).to_have_text("The image is truncated; copy or download the file again.")
@@ -138,10 +139,7 @@ HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("empty.jpg", b"", "This file is empty."),
-        ("scan.jpg", b"%PDF-1.7 ...", "This is a PDF, not a photo."),
         ("IMG_1.HEIC", HEIC, "This is a HEIC photo, which this browser cannot convert."),
-        ("film.jpg", b"\0\0\0\x18ftypmp42 ...", "This is a video, not a photo."),
         ("notes.jpg", b"no photo at all", "This is not a photo."),
     ],
 )
@@ -188,7 +186,7 @@ def quarters(width: int, height: int) -> Image.Image:
     return image
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("orientation", [1, 6])
 def test_a_large_photo_is_made_smaller_and_stays_upright(
     orientation, tab, served, tmp_path
 ) -> None:
@@ -236,9 +234,6 @@ def with_settings(tab: Tab, served: SimpleNamespace, given: str, wanted: str) ->
 
     tab.route(served.address, changed)
     tab.reload()
-
-
-# --- options -------------------------------------------------------------------------------------
 
 
 # --- many photos ---------------------------------------------------------------------------------
@@ -316,19 +311,6 @@ def test_cancel_and_continue(tab, tiny) -> None:
     tab.get_by_role("button", name="Caption", exact=True).focus()
     tab.keyboard.press("Enter")
     expect(tab.locator(".count")).to_have_text("5 of 5 captioned")
-
-
-@pytest.mark.usefixtures("refused")
-def test_failures_are_named_and_do_not_stop_the_others(tab, tiny, tmp_path) -> None:
-    whole = (tiny.photos / "1.png").read_bytes()
-    (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
-
-    upload(tab, tiny.photos / "1.png", tmp_path / "broken.png", tiny.photos / "2.png")
-
-    expect(tab.locator(".count")).to_have_text("2 of 3 captioned, 1 failed")
-    expect(tab.locator(".announcement")).to_have_text("2 of 3 captioned, 1 failed")
-    expect(card(tab, 2)).to_have_attribute("data-state", "failed")
-    assert violations(tab) == []
 
 
 @pytest.mark.usefixtures("refused")
@@ -459,23 +441,6 @@ def test_overlays_are_downloaded(chosen, tab, served, tmp_path) -> None:
             assert np.abs(pixels - np.asarray(wanted, dtype=int)).mean() < 4
 
 
-def test_the_confidence_of_a_response_is_shown(tab, tiny) -> None:
-    def confident(route: Route) -> None:
-        response = route.fetch()
-        body = response.json()
-        body["captions"][0]["confidence"] = 0.72
-        route.fulfill(response=response, json=body)
-
-    upload(tab, tiny.photos / "1.png")
-    expect(tab.locator(".total")).to_contain_text("log p")
-    expect(tab.locator(".total")).not_to_contain_text("confidence")
-    tab.route("**/v1/captions*", confident)
-
-    upload(tab, tiny.photos / "2.png")
-
-    expect(tab.locator(".total")).to_contain_text("confidence 72%, log p")
-
-
 # --- drop, paste and camera ----------------------------------------------------------------------
 
 
@@ -515,22 +480,10 @@ def test_a_copied_picture_is_pasted(visit, served, tiny) -> None:
     expect(tab.get_by_role("status")).to_have_text(text)
 
 
-def test_the_page_is_one_small_file(tab, served) -> None:
-    seen: list[Response] = []
-    tab.on("response", lambda one: seen.append(one))  # noqa: PLW0108, Playwright marks its handlers
-
-    tab.reload()
-
-    (document,) = [one for one in seen if not one.url.startswith("data:")]
-    assert document.url == served.address
-    assert len(document.body()) < 120_000
-
-
 # --- accessibility and print ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_the_page_has_no_accessibility_violations(  # noqa: PLR0917
     scheme, width, visit, served, tiny, tmp_path
 ) -> None:
@@ -579,19 +532,6 @@ def test_all_captions_are_printed_without_controls(visit, served, tiny) -> None:
             tab.get_by_text(served.model.caption(tiny.photos / photo).text).first
         ).to_be_visible()
     assert tab.pdf().startswith(b"%PDF")
-
-
-# --- formats and orientation ---------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("refused")
-def test_unreachable_server(visit, served, tiny) -> None:
-    tab = visit(served.address, allowed=served.address)
-    tab.context.set_offline(True)
-
-    upload(tab, tiny.photos / "1.png")
-
-    expect(tab.get_by_role("status")).to_have_text("The server does not respond; is it running?")
 
 
 # --- the method of the maps ----------------------------------------------------------------------
@@ -685,13 +625,3 @@ def test_a_closed_key_dialog_stops_all_photos(keyed, tiny) -> None:
     keyed.keyboard.press("Enter")
 
     expect(keyed.locator(".count")).to_have_text("4 of 4 captioned")
-
-
-def test_the_api_pages_work_below_a_prefix(keyed) -> None:
-    address = keyed.url
-    refused = keyed.request.post(f"{address}v1/captions", data=b"")
-    assert refused.status == 401
-    keyed.goto(f"{address}docs")
-    expect(keyed.get_by_role("button", name="Authorize")).to_be_visible()
-    keyed.goto(f"{address}redoc")
-    expect(keyed.get_by_role("heading", name="Caption a photo")).to_be_visible()

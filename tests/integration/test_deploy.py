@@ -15,12 +15,10 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 from test_serve import GOOD, serve  # noqa: F401  (a fixture)
 
 from captioner.serving.client import Client
@@ -88,29 +86,6 @@ def test_server_behind_a_proxy_with_a_prefix(serve, proxy, tmp_path):  # noqa: F
 
 
 # --- neighbours, other origins, restarts ---------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_compose_neighbour_and_prometheus_use_the_service_name(serve):  # noqa: F811
-    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    server = serve(*compose["services"]["captioner"]["command"])
-    neighbour = urlsplit(compose["services"]["app"]["command"][-1])
-
-    with httpx.Client(
-        base_url=server.url, headers={"Host": neighbour.netloc}, trust_env=False, timeout=60
-    ) as client:
-        assert client.get(neighbour.path).json()["status"] == "ok"
-        response = client.post("/v1/captions", files={"image": GOOD[0]})
-        assert response.status_code == 200
-        scraped = client.get("/metrics", headers={"Accept": "text/plain;version=0.0.4"})
-
-    families = {one.name: one for one in text_string_to_metric_families(scraped.text)}
-    counted = {
-        (sample.labels["route"], sample.labels["status"]): sample.value
-        for sample in families["captioner_requests"].samples
-        if sample.name.endswith("_total")
-    }
-    assert counted["/v1/captions", "200"] == 1
 
 
 @pytest.fixture
@@ -231,16 +206,3 @@ def test_containers_start_a_valid_command_without_root(name):
     assert "HEALTHCHECK" in text
     [build] = re.findall(r"docker build -f (\S+)", text)
     assert build == f"deploy/{name}"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_the_memory_of_decoding_is_measured():
-    script = Path(__file__).parents[2] / "scripts" / "measure_photo_memory.py"
-    command = [sys.executable, str(script), "--megapixels", "9", "--formats", "JPEG", "PNG, RGB"]
-
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    jpeg, png = (line.split("|") for line in done.stdout.splitlines()[2:])
-    assert [jpeg[1].strip(), png[1].strip()] == ["JPEG", "PNG, RGB"]
-    assert float(jpeg[2]) < float(png[2])  # decoded at a reduced size

@@ -52,19 +52,6 @@ def test_response_has_size_and_captions(serve):
     serve(test)
 
 
-def test_size_is_after_exif_rotation(serve):
-    turned = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    Image.new("RGB", (6, 4)).save(turned, "JPEG", exif=exif)
-
-    async def test(server):
-        body = (await server.post(turned.getvalue()).response()).json
-        assert (body["width"], body["height"]) == (4, 6)
-
-    serve(test)
-
-
 def test_attention_and_alternatives_are_optional(serve):
     async def test(server):
         response = await server.post(png(), attention="true", alternatives=2).response()
@@ -82,21 +69,15 @@ def test_attention_and_alternatives_are_optional(serve):
     ("query", "message"),
     [
         ({"beam_size": 21}, "beam_size is 21; give an integer from 1 to 20"),
-        ({"beam_size": "1.5"}, "beam_size is 1.5; give an integer from 1 to 20"),
         ({"temperature": "nan"}, "temperature is nan; give a number from 0 to 100"),
-        ({"alternatives": 21}, "alternatives is 21; give an integer from 0 to 20"),
         ({"attention": "maybe"}, "attention is maybe; give true or false"),
         ({"forced_words": "a,b,c,d,e,f,g,h,i,j,k"}, "forced_words has 11 words; give 10 at most"),
-        ({"forced_words": "x" * 1001}, "1000 characters at most"),
-        ({"words": "word " * 50}, "words has 50 words; give 49 at most"),
         ({"words": "zebra"}, "the model does not know zebra"),
         (
             {"words": "a", "beam_size": 2, "seed": 1},
             "words cannot be combined with search options (beam_size, seed)",
         ),
         ({"num_captions": 3}, "num_captions is 3; give at most beam_size (2)"),
-        ({"min_length": 6}, "give a min_length below max_length"),
-        ({"beam": 2, "size": 3}, "unknown parameter beam, size; give beam_size, num_captions"),
         ({"beam_size\n": 2}, "unknown parameter 'beam_size\\n'"),
     ],
 )
@@ -160,15 +141,11 @@ def test_responses_match_the_model(serve, stored_model):
     "query",
     [
         {"forced_words": "a,dog,runs,on,grass,the,man,hat", "beam_size": 20, "max_length": 50},
-        {"forced_words": "zebra"},
         {"banned_words": ["a,dog,runs,on,grass", "the,man,hat"]},
         {"banned_words": "zebra", "guard_endings": "true"},
         {"temperature": 1e-30, "num_captions": 20, "seed": 2**32 - 1},
-        {"temperature": 100, "top_k": 1_000_000, "top_p": 1e-9},
         {"beam_groups": 4, "beam_size": 20, "num_captions": 20, "diversity": 100},
-        {"beam_size": 20, "num_captions": 20, "block_ngrams": 1, "max_length": 50},
         {"beam_size": 20, "length_penalty": 10, "min_length": 49, "max_length": 50},
-        {"words": "a man's hat on the grass", "alternatives": 20},
         {"words": " ".join(["dog"] * 49), "attention": "true"},
         {"words": "\u0000 ' \" ` <dog>"},
     ],
@@ -254,10 +231,8 @@ def test_page_policy_allows_its_own_scripts_only(serve):
     ("method", "path", "status"),
     [
         ("GET", "/nothing", 404),
-        ("POST", "/v1/captions/", 404),
         ("GET", "/v1/captions", 405),
         ("DELETE", "/v1/captions", 405),
-        ("POST", "/", 405),
     ],
 )
 def test_unknown_paths_and_methods(serve, method, path, status):
@@ -331,6 +306,3 @@ def test_schema_examples_of_responses(schema):
         model.model_validate(content["application/json"]["example"])
     for line in content["application/x-ndjson"]["example"].splitlines():
         BatchResult.model_validate(json.loads(line))
-
-
-# --- /docs and /redoc ----------------------------------------------------------------------------

@@ -98,14 +98,10 @@ def test_reload_replaces_the_keys(keys):
     ("text", "problem"),
     [
         ("", "has no keys; give lines of: NAME KEY"),
-        ("# nothing\n", "has no keys"),
         (f"alice {ALICE}\nSECRET-0123456789abcdef", "line 2: 1 words; give a name and a key"),
-        (f"alice my {ALICE}", "line 1: 3 words"),
         ("alice SECRET", "line 1: the key has 6 characters; give 16 or more"),
         (f"alice {ALICE}\nalice {BOB}", "line 2: the name alice is used twice"),
         (f"alice {ALICE}\nbob {ALICE}", "line 2: the key is also that of alice"),
-        ("alice SECRET-0123456789abcdéf", "name and key are not printable ASCII"),
-        (f"{'a' * 65} {ALICE}", "the name of 64 characters at most"),
     ],
 )
 def test_invalid_key_files(tmp_path, text, problem):

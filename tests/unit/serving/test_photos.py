@@ -110,7 +110,7 @@ def test_heic(serve):
     serve(refused, max_pixels=3000)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("size", [1, 7])
 def test_forms_arrive_in_parts(serve, size):
     body, headers = parts(option("beam_size", "3"), file(png((9, 8, 7))), option("words", "a dog"))
     body = body.replace(b"beam_size", b"alternatives")
@@ -180,9 +180,6 @@ def test_defaults_in_the_query_give_way_to_the_body(serve):
     serve(test)
 
 
-# --- what is refused -----------------------------------------------------------------------------
-
-
 # --- limits --------------------------------------------------------------------------------------
 
 
@@ -209,9 +206,6 @@ def test_large_json_takes_more_slots(serve, model):
     serve(test, max_bytes=1800, max_queue=4)
 
 
-# --- other sites ---------------------------------------------------------------------------------
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 REFUSED = {
@@ -223,8 +217,6 @@ REFUSED = {
     "no @": (parts(option("image", "photo.jpg")), 422, "put @ before the file's name: -F image=@"),
     "two photos": (parts(file(png()), file(png())), 422, "several photos to POST /v1/batch"),
     "images": (parts(file(png(), "images")), 422, "the file field is named images; send several"),
-    "empty file": (parts(file(b"")), 415, "the file is empty (0 bytes)"),
-    "truncated photo": (parts(file(png()[:-30])), 422, "truncated"),
     "unknown option": (
         parts(option("beam", "3"), file(png())),
         422,
@@ -238,40 +230,20 @@ REFUSED = {
     "long option": (parts(option("words", "x" * 5000), file(png())), 422, "more than 4,000 bytes"),
     "many options": (parts(*[option("words", "a")] * 101), 422, "more than 100 options"),
     "no boundary": ((b"", {"content-type": "multipart/form-data"}), 400, "has no boundary; leave"),
-    "other boundary": (
-        (parts(file(png()))[0], {"content-type": "multipart/form-data; boundary=y"}),
-        400,
-        "not a valid form",
-    ),
     "cut off": ((parts(file(png()))[0][:-40], parts()[1]), 400, "ends before its last boundary"),
-    "long header": (parts((f"X: {'y' * 9000}", png())), 400, "not a valid form"),
     "mixed": ((b"", {"content-type": "multipart/mixed; boundary=x"}), 415, "send a form as"),
-    "not JSON": ((b"{image: 3}", JSON), 400, "not valid JSON: "),
     "deep JSON": ((b"[" * 70_000, JSON), 400, "not valid JSON: "),
-    "infinity": ((b'{"image": "", "temperature": Infinity}', JSON), 400, "not valid JSON: "),
     "no object": (as_json(["abc"]), 422, "the JSON is no object"),
-    "no field": (as_json({"photo": "", "beam_size": 3}), 422, "found photo, beam_size"),
     "null": (as_json({"image": None}), 422, "the JSON has no field named image; found image"),
-    "number": (as_json({"image": 3}), 422, "the photo is not valid base64 (3)"),
     "list": (as_json({"image": [text(png())]}), 422, "send several photos to POST /v1/batch"),
     "both": (as_json({"image": "", "images": []}), 422, "the JSON has both image and images"),
     "URL": (as_json({"image": "https://example.org/"}), 422, "the photo is not valid base64"),
-    "not ASCII": (as_json({"image": "é" * 9}), 422, "not valid base64"),
     "data URL without base64": (as_json({"image": "data:image/svg+xml,<svg/>"}), 422, "base64"),
-    "empty photo": (as_json({"image": ""}), 415, "the photo is empty (0 bytes)"),
-    "option of JSON": (as_json({"image": text(png()), "words": 3}), 422, "words is 3; give a text"),
-    "undeclared JSON": ((as_json({})[0], {}), 415, "send Content-Type: application/json"),
     "curl -d image=@photo.jpg": ((b"image=@photo.jpg", {}), 415, "by -F image=@photo.jpg"),
     "compressed": ((b"x", {"content-encoding": "gzip"}), 415, "send the body uncompressed"),
     "nothing": ((b"", {}), 415, "the body is empty"),
-    "no photo": ((b"%PDF-1.7", {}), 415, "a PDF, which is not supported; give JPEG"),
     "large form": (parts(file(b"x" * 9001)), 413, "the photo has more than 9,000 bytes; the limit"),
     "large base64": (as_json({"image": text(b"x" * 9001)}), 413, "the photo has 9,001 bytes"),
-    "large text": (
-        as_json({"image": text(b"x" * 12_000)}),
-        413,
-        "the photo has about 12,000 bytes",
-    ),
     "large JSON": (as_json({"words": "x" * 80_000}), 413, "the JSON has more than 77,536 bytes"),
     "large body": ((b"x" * 9001, {}), 413, "the body has more than 9,000 bytes"),
     "declared": ((b"", {"content-length": "200000"}), 413, "the body has 200,000 bytes; the limit"),
