@@ -31,14 +31,13 @@ def test_request_id_is_returned_and_logged(serve, caplog):
     assert re.fullmatch(r"GET / 421 \d+ ms 0 bytes client=127.0.0.1 id=[0-9a-f]{16}", second)
 
 
-@pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\tb", "naïve", '"', "id=1"])
-def test_odd_request_ids_are_replaced(serve, caplog, given):
+def test_odd_request_ids_are_replaced(serve):
     """They could forge log lines."""
-    caplog.set_level("INFO")
 
     async def test(server):
-        response = await server.get("/healthz", **{"x-request-id": given})
-        assert re.fullmatch("[0-9a-f]{16}", response.headers["x-request-id"])
+        for given in ("", "x" * 65, "a b", "a\tb", "naïve", '"', "id=1"):
+            response = await server.get("/healthz", **{"x-request-id": given})
+            assert re.fullmatch("[0-9a-f]{16}", response.headers["x-request-id"]), given
 
     serve(test)
 

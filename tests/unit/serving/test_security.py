@@ -15,12 +15,10 @@ from captioner.errors import ConfigError
 from captioner.serving.security import HEADERS, allowed_hosts
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:80", "[::1]"]
-)
-def test_loopback_names_are_accepted(serve, host):
+def test_loopback_names_are_accepted(serve):
     async def test(server):
-        assert (await server.get("/", host=host)).status == 200
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:80", "[::1]"):
+            assert (await server.get("/", host=host)).status == 200, host
 
     serve(test)
 
@@ -37,32 +35,32 @@ def test_probes_answer_any_host(serve, path):
     serve(test)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "localhost.evil.example",
-        "evil.example#localhost",
-        "localhost@evil.example",
-        "192.168.1.2",
-        "::1",
-        "localhost:80:80",
-        "[::1",
-        "",
-    ],
-)
-def test_unknown_hosts_are_refused(serve, model, host):
+UNKNOWN = [
+    "evil.example",
+    "localhost.evil.example",
+    "evil.example#localhost",
+    "localhost@evil.example",
+    "192.168.1.2",
+    "::1",
+    "localhost:80:80",
+    "[::1",
+    "",
+]
+
+
+def test_unknown_hosts_are_refused(serve):
     """Otherwise a DNS rebinding attack could use the server."""
 
     async def test(server):
-        for exchange in (
-            server.open("/", verb="GET", headers={"host": host}),
-            server.open(headers={"host": host}),
-        ):
-            response = await exchange.response()
-            assert response.status == 421
-            assert "--allow-host" in response.error
-            assert exchange.read == 0
+        for host in UNKNOWN:
+            for exchange in (
+                server.open("/", verb="GET", headers={"host": host}),
+                server.open(headers={"host": host}),
+            ):
+                response = await exchange.response()
+                assert response.status == 421, host
+                assert "--allow-host" in response.error
+                assert exchange.read == 0
 
     serve(test)
 
