@@ -110,17 +110,6 @@ def test_a_report_is_printed_and_written(tiny, scored, tmp_path, capsys) -> None
     assert "images_without_caption" not in report
 
 
-def test_results_of_other_photos_are_refused(tiny, tmp_path, capsys) -> None:
-    path = written(tmp_path / "r.json", [{"image_id": i, "caption": "a"} for i in (1, 77, 78)])
-
-    assert evaluate("--annotations", tiny.captions, "--results", path) == FAILED
-
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "image 77 (and 1 more) is not in" in err
-    assert len(err.splitlines()) == 1
-
-
 # --- comparison ----------------------------------------------------------------------------------
 
 
@@ -167,33 +156,6 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
     assert out == ""
     assert line.startswith("captioner: ")
     return line
-
-
-# --- training captions ---------------------------------------------------------------------------
-
-
-def test_new_captions(tiny, scored, tmp_path) -> None:
-    def training(name: str, text: str) -> Path:
-        content = {
-            "images": [{"id": 1, "file_name": f"{name}.jpg"}],
-            "annotations": [{"id": 1, "image_id": 1, "caption": text}],
-        }
-        if name == "b":
-            content["images"][0]["id"] = content["annotations"][0]["image_id"] = 2
-        return written(tmp_path / f"{name}.json", content)
-
-    one, other = training("a", "A dog runs!"), training("b", "the man's hat, a man's hat")
-
-    def new(*files: Path) -> float | None:
-        options = [part for file in files for part in ("--train-annotations", file)]
-        share: float | None = reported(tmp_path, *scored, *options)["statistics"]["new"]
-        return share
-
-    assert new() is None
-    assert new(one) == 0.75
-    assert new(other) == 1
-    assert new(one, other) == 0.75
-    assert new(tiny.captions) == 0.75  # which contains "A man runs."
 
 
 # --- document frequencies ------------------------------------------------------------------------
@@ -294,26 +256,6 @@ def test_faithfulness_of_reference_captions(tiny, captioned, tmp_path) -> None:
     assert same["faithfulness"]["per_word"] == words
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--max-photos", 3), "--max-photos needs --faithfulness; give both"),
-        (("--faithfulness", "--instances", "x"), "--faithfulness is measured alone; omit --inst"),
-        (
-            ("--faithfulness", "--annotations", "x.json", "--beam-size", 1),
-            "--annotations gives the captions; omit --beam-size",
-        ),
-        (("--faithfulness", "--model", "TWIN"), "--faithfulness is that of a single model"),
-    ],
-)
-def test_faithfulness_errors(options, message, tiny, captioned, capsys) -> None:
-    options = tuple(tiny.twin if word == "TWIN" else word for word in options)
-
-    assert evaluate(*captioned, *options) == USAGE
-
-    assert capsys.readouterr().err.strip().startswith(f"captioner: {message}")
-
-
 # --- prepare frequencies -------------------------------------------------------------------------
 
 
@@ -328,20 +270,6 @@ def test_prepare_frequencies_counts_the_captions(tiny, tmp_path, capsys) -> None
     out, err = capsys.readouterr()
     assert out == f"{target}: {len(expected.counts)} n-grams of 4 photos\n"
     assert err == ""
-
-
-def test_prepare_frequencies_writes_to_a_model_folder(tiny, scored, tmp_path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(tiny.model, model)
-    command = ("prepare", "frequencies", tiny.captions, "-o", model)
-
-    assert run(*command) == OK
-
-    assert {file.name for file in model.iterdir()} == {
-        "config.json", "model.safetensors", FREQUENCIES,
-    }  # fmt: skip
-    assert "CIDEr_D" in reported(tmp_path, *scored, "--frequencies", model)["metrics"]
-    assert load(model).stored.frequencies == (model / FREQUENCIES).read_bytes()
 
 
 # --- generated captions --------------------------------------------------------------------------
@@ -438,24 +366,6 @@ def test_attention_is_measured_with_and_without_references(tiny, captioned, tmp_
     inside = [(min(20, b) - min(20, a)) / (b - a) for a, b in itertools.pairwise(borders)]
     assert found["uniform"] == pytest.approx(sum(inside) / 2)
     assert 0 < found["correctness"] < 1
-
-
-def test_instances_and_captions_may_be_of_different_photos(tiny, captioned, tmp_path) -> None:
-    def only(source: Path, ids: set[int]) -> Path:
-        content = json.loads(source.read_text())
-        content["images"] = [one for one in content["images"] if one["id"] in ids]
-        content["annotations"] = [o for o in content["annotations"] if o["image_id"] in ids]
-        return written(tmp_path / source.name, content)
-
-    report = reported(
-        tmp_path, *captioned, *ONE_DOG,
-        "--instances", only(tiny.instances, {1, 2}), "--annotations", only(tiny.captions, {2, 3}),
-    )  # fmt: skip
-
-    assert report["images"] == 2
-    assert [one["image_id"] for one in report["per_image"]] == [2, 3]
-    assert report["attention"]["photos"] == 2
-    assert [one["image_id"] for one in report["attention"]["per_name"]] == [1, 2]
 
 
 def test_inconsistent_image_ids_are_refused(tiny, captioned, tmp_path, capsys) -> None:
@@ -595,12 +505,6 @@ PHOTOS = ("--images", "PHOTOS")
 MASKS = ("--instances", "INSTANCES")
 
 
-@pytest.fixture
-def no_captions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if captions are read."""
-    monkeypatch.setattr("captioner.data.coco.read_captions", None)
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -614,10 +518,17 @@ def no_captions(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*REFERENCES, *FILE, "--beam-size", "3"], ["--results", "--beam-size"]),
         ([*REFERENCES, *FILE, "--model", "MODEL"], ["--results", "--model"]),
         ([*REFERENCES, *FILE, "-o", "KEPT"], ["KEPT", "--force"]),
+        ([*PHOTOS, "--max-photos", "3"], ["--max-photos needs --faithfulness"]),
+        ([*REFERENCES, *FILE, "--faithfulness"], ["--faithfulness", "give --images"]),
+        ([*PHOTOS, *MASKS, "--faithfulness"], ["--faithfulness", "omit --instances"]),
+        (
+            [*PHOTOS, *REFERENCES, "--faithfulness", "--beam-size", "1"],
+            ["--annotations gives the captions; omit --beam-size"],
+        ),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list | tuple) else None,
 )
-@pytest.mark.usefixtures("no_model", "no_captions", "without_java")
+@pytest.mark.usefixtures("no_model", "without_java")
 def test_conflicting_options_are_checked_first(arguments, named, tiny, tmp_path, capsys) -> None:
     (tmp_path / "KEPT").write_text("mine")
     places = {

@@ -183,15 +183,6 @@ def test_a_photo_far_from_all_others_has_no_confidence() -> None:
     assert calibrator.confidence(usual._replace(photo=strange), "") == 0
 
 
-def test_features_are_clipped_to_the_training_range() -> None:
-    calibrator = fit(examples(), RECIPE)
-    photo = calibrator.space.mean
-
-    assert calibrator.confidence(example(-1000, 0, photo=photo).seen, "") == pytest.approx(
-        calibrator.confidence(example(-100, 0, photo=photo).seen, "")
-    )
-
-
 # --- parts ---------------------------------------------------------------------------------------
 
 

@@ -471,22 +471,6 @@ def test_entropy_covers_all_words(read) -> None:
     assert found["movement"] == close(movement(maps))  # captions of one word are ignored
 
 
-@pytest.mark.parametrize("text", ["a cat", "grass", ""])
-def test_nothing_to_measure(read, text: str) -> None:
-    found = measure({1: caption(text, np.zeros((len(text.split()), *GRID)) + UNIFORM)}, read(DOG))
-    assert_nothing_measured(found.summary(), names=int("cat" in text))
-
-
-def assert_nothing_measured(found: dict[str, Any], names: int) -> None:
-    assert (found["names"], found["absent"], found["measured"]) == (names, names, 0)
-    for key in ("correctness", "uniform", "centre", "shuffled", "ratio", "pointing",
-                "pointing_uniform", "pointing_centre", "gate"):  # fmt: skip
-        assert found[key] is None, key
-    assert set(found["intervals"].values()) == {None}
-    assert found["shift"] == {"-1": None, "0": None, "+1": None, "names": 0}
-    assert found["categories"] == {}
-
-
 def test_no_intervals_for_few_photos_with_names(read) -> None:
     """Photos without names do not count."""
     captions = {1: caption("a dog"), 2: caption("some grass"), 3: caption("a dog")}

@@ -15,7 +15,6 @@ from captioner import __version__
 from captioner.errors import DataError
 from captioner.evaluation.bootstrap import MIN_IMAGES
 from captioner.evaluation.frequencies import DocumentFrequencies
-from captioner.evaluation.grounding import Grounding, Occurrence
 from captioner.evaluation.report import (
     CaptionEvaluator,
     as_json,
@@ -151,15 +150,6 @@ def test_only_common_images_are_compared() -> None:
     )
     expected = evaluator().score({i: mine[i] for i in both}).corpus
     assert {name: one["this"] for name, one in found["metrics"].items()} == expected
-
-
-def test_given_scores_are_reused() -> None:
-    _, scores = build(FEW.good, evaluator())
-    some = {i: FEW.poor[i] for i in range(35)}
-
-    for others in (FEW.poor, some):  # on all images, and on fewer than were scored
-        expected = difference(FEW.good, others, evaluator())
-        assert difference(FEW.good, others, evaluator(), scores) == expected
 
 
 # --- signature -----------------------------------------------------------------------------------
@@ -312,24 +302,6 @@ def test_text_scores_and_intervals_are_in_points() -> None:
     assert row(lines, "images").split() == ["images", "40"]
 
 
-def test_text_statistics() -> None:
-    captions = {1: "a dog and a dog", 2: "a cat on the", 3: "a cat on the", 4: "the the red cat"}
-    report, _ = build(captions, evaluator(), known=["A cat on the."])
-
-    lines = lines_of(report)
-
-    assert row(lines, "words per caption").split()[3:7] == ["4.2", "(4", "to", "5)"]
-    assert row(lines, "distinct words").split()[2] == "7"
-    for name, share in (
-        ("unique captions", 50),
-        ("not in training", 50),
-        ("repeated words", 25),
-        ("repeated phrases", 25),
-        ("bad endings", 50),
-    ):
-        assert row(lines, name).removeprefix(name).split()[0] == f"{share}.0%", name
-
-
 def test_text_of_a_comparison() -> None:
     report, _ = build(FEW.good, evaluator())
     report["compare"] = {"with": "them.json", **difference(FEW.good, FEW.poor, evaluator())}
@@ -348,42 +320,3 @@ def test_text_of_a_comparison() -> None:
         assert line.endswith(f"p {p_value}, significant")
     same = {**report, "compare": {"with": "me", **difference(FEW.good, FEW.good, evaluator())}}
     assert as_text(same).count("p 1.000, not significant") == len(METRICS)
-
-
-def occurrence(image_id: int, correctness: float) -> Occurrence:
-    return Occurrence(
-        image_id, "dog", "dog", 1, correctness, 0.25, 0.375, 0.125, (0.1, correctness, 0.2), 1.0,
-        0.3, 0.0, 0.9,
-    )  # fmt: skip
-
-
-MEASURED = Grounding(
-    photos=(1, 2, 3),
-    occurrences=(occurrence(1, 0.5), occurrence(2, 0.75)),
-    names=9,
-    absent=4,
-    unseen=2,
-    ignored=1,
-    entropy=1.25,
-    entropy_even=1.386,
-    movement=0.4,
-)
-
-
-def test_text_of_attention_with_baselines(monkeypatch) -> None:
-    monkeypatch.setattr("captioner.evaluation.grounding.MIN_IMAGES", 1)
-    summary = MEASURED.summary()
-
-    lines = lines_of({"model": ["a", "b"], "attention": summary})
-
-    assert row(lines, "model").split(maxsplit=1)[1] == "a, b"
-    assert any(line.endswith("2 names measured in 2 of 3 photos") for line in lines)
-    not_measured = "4 names not in the photo, 2 outside the crop, 1 crowds only"
-    assert row(lines, "not measured").endswith(not_measured)
-    for name in summary["intervals"]:
-        low, high = summary["intervals"][name]
-        line = row(lines, name.replace("_", " "))
-        assert f" {summary[name]:.3f} ({low:.3f} to {high:.3f}) " in line, name
-    assert "-1: 0.100, 0: 0.625, +1: 0.200 (2 names" in row(lines, "shifted by a word")
-    assert "1.250 nats (uniform: 1.386)" in row(lines, "entropy")
-    assert not any(line.startswith("points") for line in lines)
