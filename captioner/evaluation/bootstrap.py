@@ -16,8 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from captioner.errors import ConfigError
-
 MIN_IMAGES = 30
 """Fewest images for an interval or a significance test; resamples of fewer vary too little."""
 
@@ -58,15 +56,7 @@ def resample_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> N
 
     Returns:
         Integers as floats, (R, N); every row sums to N.
-
-    Raises:
-        ConfigError: No image, no resample or a negative seed.
     """
-    if count < 1 or resamples < 1 or seed < 0:
-        raise ConfigError(
-            f"cannot draw {resamples} resamples of {count} images with seed {seed}; "
-            "give at least one of both and a seed of 0 or more"
-        )
     return np.concatenate(list(resample_blocks(count, resamples, seed)))
 
 

@@ -218,16 +218,7 @@ def region_coverage(
 
     Returns:
         (Gh, Gw), 0 to 1; 0 for a region outside the photo.
-
-    Raises:
-        ConfigError: The part that the model sees is empty or extends beyond the photo.
     """
-    for axis in regions:
-        if not (-1e-9 <= axis.start < axis.stop <= 1 + 1e-9 and axis.pitch > 0):
-            raise ConfigError(
-                f"the regions {axis} are empty or extend beyond the photo; they need "
-                "0 <= start < stop <= 1 and pitch > 0"
-            )
     rows, columns = (
         _overlaps(pixels, _borders(pixels, axis, count))
         for pixels, axis, count in zip(mask.shape, regions, grid, strict=True)

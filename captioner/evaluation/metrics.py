@@ -76,16 +76,8 @@ class Scores:
 
         Returns:
             R scores of each metric; a row of ones gives the corpus scores.
-
-        Raises:
-            ConfigError: The weights are for another number of images.
         """
         rows = np.asarray(weights, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != len(self.images):
-            raise ConfigError(
-                f"weights have shape {rows.shape}; give one row per resample with one number for "
-                f"each of the {len(self.images)} images"
-            )
         sizes = rows.sum(axis=1)
         values = {name: rows @ column / sizes for name, column in self._columns.items()}
         bleu = bleu_from_counts(rows @ self.counts["Bleu"])
@@ -116,13 +108,14 @@ def score(
         ConfigError: A requirement of a Java metric is missing.
         DataError: There are no captions, or an image has no references.
     """
-    _check(candidates, references)
+    if not candidates:
+        raise DataError("there are no captions to score; give at least one image")
     for name in java:
         if reason := java_programs.unavailable(name, download):
             raise ConfigError(reason)
     ids = sorted(candidates)
     tokens = [caption_tokens(candidates[i]) for i in ids]
-    truth = {i: [caption_tokens(text) for text in references[i]] for i in ids}
+    truth = {i: [caption_tokens(text) for text in references.get(i, ())] for i in ids}
     known = References(truth)
     captions, images = known.captions(tokens), known.index(ids)
     matches = known.match(images, captions)
@@ -283,17 +276,6 @@ def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
         match = row & places.get(word, 0)
         row = (row + match) | (row - match)
     return len(first) - (row & ((1 << len(first)) - 1)).bit_count()
-
-
-def _check(candidates: Mapping[int, str], references: Mapping[int, Sequence[str]]) -> None:
-    if not candidates:
-        raise DataError("there are no captions to score; give at least one image")
-    lacking = [image_id for image_id in candidates if not references.get(image_id)]
-    if lacking:
-        raise DataError(
-            f"{len(lacking)} of {len(candidates)} images have no reference captions "
-            f"(first: id {lacking[0]}); give annotations that cover every image"
-        )
 
 
 # Corpus score of each metric, and the scores of the images in order of the ids.

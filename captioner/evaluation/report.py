@@ -216,7 +216,7 @@ def difference(
     return found
 
 
-_RESULTS_WANTED = "give a COCO results file (captioner caption --annotations ... --format coco)"
+_RESULTS = "give a COCO results file (captioner caption --annotations ... --format coco)"
 
 
 def read_captions_of(path: str | Path) -> dict[int, str]:
@@ -228,25 +228,18 @@ def read_captions_of(path: str | Path) -> dict[int, str]:
         DataError: The file is missing, is neither, or has more than one caption of an image.
     """
     data = read_input(path, "a COCO results file")
+    captions: dict[int, str] = {}
     try:
         content = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); {_RESULTS_WANTED}") from error
-    entries = content.get("per_image") if isinstance(content, dict) else content
-    if not isinstance(entries, list):
-        raise DataError(
-            f"{path} is not a COCO results file; give a list of image_id and caption, or a report "
-            "of captioner evaluate with captions"
-        )
-    captions: dict[int, str] = {}
-    for number, entry in enumerate(entries):
-        image_id, caption = (
-            (entry.get("image_id"), entry.get("caption")) if isinstance(entry, dict) else (0, None)
-        )
+        entries = content["per_image"] if isinstance(content, dict) else content
+        found = [(entry["image_id"], entry["caption"]) for entry in entries]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a COCO results file ({error}); {_RESULTS}") from error
+    for image_id, caption in found:
         if type(image_id) is not int or not isinstance(caption, str):
             raise DataError(
-                f"{path}: entry {number} is invalid ({str(entry)[:60]}), which needs an integer "
-                f"image_id and a caption; {_RESULTS_WANTED}"
+                f"{path}: image_id {image_id!r} with caption {caption!r:.60} is invalid, they are "
+                f"an integer and a text; {_RESULTS}"
             )
         if image_id in captions:
             raise DataError(

@@ -84,10 +84,9 @@ class CaptionReward:
             The rewards, (B, K).
 
         Raises:
-            ConfigError: The shapes differ, or a token id is not in the vocabulary.
             DataError: An image has no references.
         """
-        width = self._check(image_ids, samples, ended)
+        width = len(samples[0]) if samples else 0
         images = np.repeat(self._references.index(image_ids), width)
         unknown: dict[str, int] = {}
         captions = Sentences(
@@ -130,32 +129,6 @@ class CaptionReward:
                 f"sigma:{_format(SIGMA)}",
             ]
         )
-
-    def _check(
-        self,
-        image_ids: Sequence[int],
-        samples: Sequence[Sequence[Sequence[int]]],
-        ended: Sequence[Sequence[bool]],
-    ) -> int:
-        """Validate the arguments; return the number of samples per photo."""
-        widths = [len(row) for row in samples]
-        if len(widths) != len(image_ids) or len(set(widths)) > 1:
-            raise ConfigError(
-                f"{len(image_ids)} photos have {widths} samples; give the same number per photo"
-            )
-        if [len(row) for row in ended] != widths:
-            raise ConfigError(
-                f"ended has {[len(row) for row in ended]} entries per photo and samples {widths}; "
-                "give one per sample"
-            )
-        ids = set(chain.from_iterable(chain.from_iterable(samples)))
-        invalid = [number for number in ids if not 0 <= number < len(self._words)]
-        if invalid:
-            raise ConfigError(
-                f"a sample holds token id {invalid[0]}; the vocabulary has 0 to "
-                f"{len(self._words) - 1}"
-            )
-        return widths[0] if widths else 0
 
 
 def _format(number: float) -> str:

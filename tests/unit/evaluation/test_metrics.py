@@ -121,7 +121,7 @@ def test_bleu_by_hand():
 
 
 def test_images_without_references_are_named():
-    with pytest.raises(DataError, match=r"2 of 4 images .* \(first: id 12\); give annotations"):
+    with pytest.raises(DataError, match=r"2 of 4 images .* \(first: id 7\); give captions"):
         score(CANDIDATES, {3: REFERENCES[3], 5: REFERENCES[5], 12: []})
 
 
