@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,20 +109,12 @@ def test_csv_ranks_the_captions(tiny, caption) -> None:
     ("arguments", "problem"),
     [
         ("-o x.jsonl --format json", "--format json contradicts -o x.jsonl; leave out --format"),
-        ("-o x.txt --format coco", "ends with .json"),
         ("-o x.xlsx", "unknown extension .xlsx; use .txt, .json, .jsonl, .csv or give --format"),
         ("-o new/x.csv", "the folder new does not exist; create it first (mkdir -p new)"),
-        ("-o new/er/x.csv", "mkdir -p new/er"),
         ("--resume", "--resume continues with an output file; give -o FILE too"),
-        ("--resume -o -", "give -o FILE too"),
-        ("--skip-existing", "--skip-existing is for --sidecar"),
         ("--sidecar xmp -o x.csv", "--sidecar and --output cannot be combined"),
-        ("--sidecar txt --resume", "use --skip-existing to continue"),
-        ("--sidecar txt --in-place", "--sidecar and --in-place cannot be combined"),
         ("--sidecar txt --num-captions 2", "--sidecar has one caption per photo"),
-        ("--embed new/copies", "the folder new does not exist"),
         ("--in-place --skip-existing --force", "contradict each other"),
-        ("- --sidecar txt", "standard input (-) has no name"),
     ],
 )
 def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, caption) -> None:
@@ -135,39 +126,6 @@ def test_usage_errors(arguments, problem, *, tiny, tmp_path, monkeypatch, captio
     assert problem in err
     assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("command", "more"),
-    [
-        ("caption", ""),
-        ("attend", "-o x.png"),
-        ("evaluate", "--annotations ANNOTATIONS --images"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("option", "problem"),
-    [
-        ("--forced-words gryphon", "gryphon, which the model does not know"),
-        ("--style haiku", "no style 'haiku'"),
-    ],
-)
-def test_invalid_search_options_raise_before_loading_a_model(
-    command, more, option, problem, *, tiny, tmp_path, monkeypatch, caption
-) -> None:
-    def read_model(path: Path) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("captioner.inference.captioner.load_model", read_model)
-    monkeypatch.chdir(tmp_path)
-    arguments = [*more.replace("ANNOTATIONS", str(tiny.captions)).split(), tiny.photos]
-    if command == "attend":
-        arguments[-1] = tiny.photos / "1.png"
-
-    code, _, err = caption(*arguments, *option.split(), command=command)
-
-    assert code == USAGE
-    assert problem in err
 
 
 # --- interrupted and resumed ---
@@ -296,7 +254,6 @@ def test_resume_starts_a_new_run_and_accepts_a_finished_one(tiny, tmp_path, capt
     assert (tmp_path / "x.csv").read_bytes() == written
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 def test_two_runs_cannot_write_the_same_file(photos, tmp_path, monkeypatch, caption) -> None:
     arguments = (photos, "-o", tmp_path / "x.csv", "--batch-size", 4)
     add, codes = Journal.add, []
@@ -345,7 +302,6 @@ def lines_of(part: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="no forkserver")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_keep_finished_captions(
     number, *, photos, tiny, tmp_path, processes, caption
@@ -369,28 +325,7 @@ def test_signals_keep_finished_captions(
     assert target.read_bytes() == resumed
 
 
-def test_an_interruption_while_waiting_for_a_thread(photos, monkeypatch, caption) -> None:
-    """CPython leaves the lock released if the signal arrives just before the wait."""
-
-    def result(self: Future[Any], timeout: float | None = None) -> None:
-        with self._condition:
-            release = self._condition._release_save  # type: ignore[attr-defined]
-
-            def interrupted() -> None:
-                release()
-                raise KeyboardInterrupt
-
-            self._condition._release_save = interrupted  # type: ignore[attr-defined]
-            self._condition.wait(timeout)  # leaving the block releases the lock once more
-
-    monkeypatch.setattr(Future, "result", result)
-    code, _, err = caption(photos)
-    assert code == INTERRUPTED
-    assert err.endswith("captioner: interrupted\n")
-
-
 @pytest.mark.stress
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_500_photos_killed_ten_times(precision, tiny, tmp_path, processes) -> None:
     photos = make_photos(tmp_path / "many", 500)
@@ -464,27 +399,6 @@ def test_sidecars_are_replaced_only_with_force(album, caption) -> None:
 
     assert caption(album, "--sidecar", "txt", "--force")[0] == OK
     assert (album / "b.txt").read_text() != "mine"
-
-
-def test_skipping_keeps_the_batches(album, monkeypatch, caption) -> None:
-    from captioner.inference.captioner import Captioner
-
-    sizes = []
-    batch = Captioner.caption_batch
-
-    def recorded(self: Captioner, photos: Any, *arguments: Any, **more: Any) -> Any:
-        sizes.append(len(photos))
-        return batch(self, photos, *arguments, **more)
-
-    monkeypatch.setattr(Captioner, "caption_batch", recorded)
-    for name in ("a", "b", "c"):
-        (album / f"{name}.txt").write_text("mine")
-
-    code, out, _ = caption(album, "--sidecar", "txt", "--skip-existing", "--batch-size", 2)
-
-    assert code == OK
-    assert sizes == [2, 1]  # c and d, e
-    assert sorted(printed(out)) == ["d.png", "e.gif"]
 
 
 def test_xmp_sidecars_are_merged(album, caption) -> None:

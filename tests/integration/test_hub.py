@@ -108,12 +108,6 @@ def test_the_python_functions_of_other_libraries(hub, model, tmp_path):
     assert "me/kept" in hub.repos
 
 
-def test_an_ensemble_is_not_pushed(hub, model, tiny):
-    both = captioner.load(model, tiny.twin)
-    with pytest.raises(ConfigError, match="push each model on its own"):
-        both.push_to_hub("me/pets")
-
-
 def test_an_exported_folder_is_loaded_but_not_pushed(hub, capsys):
     hub.add("me/small", contents(PRETRAINED_INT8) | {"model.safetensors": b"not needed"})
 
@@ -188,8 +182,6 @@ def test_another_kind_of_model_is_refused_before_its_weights(hub):
         ("hf:other/secret", "hf:other/secret does not exist, or is private; check the name"),
         ("hf:me/pets@v9", "hf:me/pets@v9: Invalid rev id: v9"),
         ("hf:pets", "'hf:pets' is not a model of the hub; give hf:user/name or hf:user/name@rev"),
-        ("hf:me/pets@", "'hf:me/pets@' is not a model of the hub; give hf:user/name"),
-        ("me/pets", "the model folder me/pets does not exist; give a folder with config.json and"),
     ],
 )
 def test_a_wrong_name_is_an_error_of_one_line(name, message, hub, model, capsys):
@@ -222,16 +214,6 @@ def test_a_token_without_the_right(  # noqa: PLR0917
     assert line.startswith(f"captioner: hf:me/pets: {problem}")
 
 
-def test_no_connection_and_not_in_the_cache(hub, monkeypatch, capsys):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # no server there
-
-    assert main(["caption", str(PHOTO), "--model", "hf:me/pets"]) == FAILED
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("captioner: hf:me/pets: ")
-    assert "onnect" in line
-
-
 def test_a_hub_that_is_down_is_no_reason_to_wait_for_a_cached_model(hub, model):
     hub.add("me/pets", contents(model))
     before = said("hf:me/pets")
@@ -255,15 +237,6 @@ def test_an_interrupted_download_is_an_error_and_continues(hub, model, monkeypat
     assert line.startswith("captioner: hf:me/pets: ")
     hub.cut_after = None
     assert said("hf:me/pets") == said(model)
-
-
-def test_without_huggingface_hub(monkeypatch, capsys, model):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-
-    for command in (["caption", str(PHOTO), "--model"], ["push", str(model)]):
-        assert main([*command, "hf:me/pets"]) == USAGE
-        [line] = capsys.readouterr().err.splitlines()
-        assert line.endswith("needs huggingface_hub; run: pip install 'captioner[hub]'")
 
 
 def test_revisions_are_for_one_model_of_the_hub(model):
@@ -296,26 +269,6 @@ def test_another_kind_of_model_is_not_replaced(hub, model, capsys):
 
     assert "hf:me/bert is not a captioner model" in capsys.readouterr().err
     assert hub.repos["me/bert"].messages == [""]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none", "hf:me/pets"], "the model folder none does not exist"),
-        (["MODEL", "me/pets"], "the target is 'me/pets'; give hf:user/name"),
-        (["hf:me/pets", "hf:me/pets"], "hf:me/pets is on the hub already"),
-        (["MODEL", "hf:me/pets", "--report", "none.json"], "cannot read none.json"),
-        (["MODEL", "hf:me/pets", "--picture", "none.jpg"], "none.jpg"),
-    ],
-)
-def test_wrong_arguments_of_push(arguments, message, hub, model, capsys):
-    given = [str(model) if one == "MODEL" else one for one in arguments]
-
-    assert main(["push", *given]) in (FAILED, USAGE)
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert hub.repos == {}
 
 
 # --- the card ------------------------------------------------------------------------------------

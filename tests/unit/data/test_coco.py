@@ -135,42 +135,21 @@ def test_missing_files_and_folders(tmp_path: Path, photos: Path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", r"a\.json is not JSON"),
         ('{"images": [', r"a\.json is not JSON .*; give a complete JSON file"),
         ([], r"a\.json holds a JSON list; give an object"),
-        ({}, r"a\.json has no 'images'"),
         (coco(images=[]), r"has no 'images'"),
-        (coco(images={}), r"has no 'images'"),
         ({"images": IMAGES}, r"has no 'annotations'"),
-        (coco(annotations=[]), r"has no 'annotations'"),
-        (coco(annotations=None), r"has no 'annotations'"),
         (coco(images=[7]), r"images\[0\] lacks 'id'"),
-        (coco(images=[IMAGES[0], {"id": 4}]), r"images\[1\] lacks 'file_name'"),
         (coco(annotations=[{"id": 1, "image_id": 2, "bbox": []}]), r"\[0\] lacks 'caption'"),
-        (coco(annotations=[{"id": 1, "caption": "x"}]), r"annotations\[0\] lacks 'image_id'"),
         (
             coco(annotations=[{"id": 5, "image_id": 77, "caption": "x"}]),
             r"caption 5 belongs to image 77, which is not in the file; remove",
         ),
-        (coco(images=[{"id": [2], "file_name": "two.jpg"}]), r"images\[0\]"),
-        (coco(images=[*IMAGES, {"id": "3", "file_name": "3.jpg"}]), r"images\[2\]"),
-        (coco(annotations=[{"id": 1, "image_id": 2, "caption": None}]), r"annotations\[0\]"),
-        (coco(annotations=[{"id": 1, "image_id": 2, "caption": ["A"]}]), r"annotations\[0\]"),
         (coco(annotations=[{"id": 1, "image_id": [2], "caption": "A"}]), r"annotations\[0\]"),
     ],
 )
 def test_files_that_are_not_captions(tmp_path: Path, photos: Path, content: Any, expected: str):
     assert_refused(expected, [put(tmp_path / "a.json", content)], [photos])
-
-
-def test_files_that_disagree_about_an_image(tmp_path: Path, photos: Path):
-    other = coco(images=[{"id": 2, "file_name": "zwei.jpg"}, IMAGES[0]])
-    files = [put(tmp_path / "a.json", coco()), put(tmp_path / "b.json", other)]
-    assert_refused(
-        r"b\.json: image id 2 is zwei\.jpg here but two\.jpg in an earlier file.* --first-id",
-        files,
-        [photos],
-    )
 
 
 def test_missing_photos_are_counted_and_named(tmp_path: Path, photos: Path):
@@ -202,14 +181,9 @@ def test_karpathys_split(tmp_path: Path):
     ("content", "expected"),
     [
         ("{", "is not JSON"),
-        ([], "holds a JSON list"),
         ({}, "is not Karpathy's dataset_coco.json"),
-        ({"images": None}, "is not Karpathy's dataset_coco.json"),
         ({"images": [{"imgid": 0, "split": "val"}]}, "is not Karpathy's .*'cocoid'"),
-        ({"images": [{"cocoid": 0}]}, "is not Karpathy's .*'split'"),
-        ({"images": ["val"]}, "is not Karpathy's"),
         ({"images": [{"cocoid": "x", "split": "val"}]}, "is not Karpathy's"),
-        ({"images": [{"cocoid": 1, "split": []}]}, "is not Karpathy's"),
     ],
 )
 def test_files_that_are_not_karpathys(tmp_path: Path, content: Any, expected: str):

@@ -14,12 +14,9 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from captioner.data.dataset import split_randomly, write_coco
-from captioner.data.importers import ImportedPhoto, Splits, find_source, import_captions
+from captioner.data.importers import ImportedPhoto, Splits, import_captions
 from captioner.data.tables import UNSPLIT
 from captioner.errors import DataError
-
-DATA = Path(__file__).parents[3].parent / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data")
 
 
 def load(file: Path) -> COCO:
@@ -152,29 +149,3 @@ def test_an_existing_split_may_not_share_photos(tmp_path: Path):
     assert list(load(tmp_path / "captions_train.json").imgs) == [1]
     (tmp_path / "captions_test.json").write_text("mine")  # not a captions file
     write_coco({"train": [photo("a"), photo("b")]}, tmp_path, force=True)
-
-
-# --- Real data ---
-
-
-@pytest.mark.data
-@real_data
-def test_flickr8k_as_published(tmp_path: Path):
-    path = DATA / "flickr8k"
-    read = import_captions(find_source(path), "flickr8k")
-    few = {split: photos[:50] for split, photos in read.items()}
-    summary = write_coco(few, tmp_path, images=path / "images")
-    assert (summary.photos["train"], summary.missing_photos) == (50, [])
-    image = load(tmp_path / "captions_train.json").dataset["images"][0]
-    assert (image["width"], image["height"]) == (224, 224)
-
-
-@pytest.mark.data
-@real_data
-def test_coco_as_published():
-    (photos,) = import_captions(
-        DATA / "coco_mini" / "annotations" / "captions.json", "coco"
-    ).values()
-    splits = split_randomly(photos)
-    sizes = {split: len(part) for split, part in splits.items()}
-    assert sizes == {"train": 548, "val": 69, "test": 69}

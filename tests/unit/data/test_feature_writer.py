@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,7 +125,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path, images, plan) -> None:
         FeatureWriter(images[0].path, plan())
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no locks")
 def test_two_processes_cannot_fill_the_same_folder(tmp_path, plan) -> None:
     first = FeatureWriter(tmp_path / "f", plan()).fill(encode, PREPROCESSING, BLOCK)
     next(first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,7 +98,6 @@ def test_an_empty_folder_raises_immediately(folder: Path):
         find_images([folder / "b2.jpg", folder / "empty"])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links")
 def test_folder_links_are_not_followed_and_broken_links_are_returned(folder: Path):
     (folder / "sub" / "up").symlink_to(folder, target_is_directory=True)
     (folder / "sub" / "2.png").symlink_to("nowhere.png")

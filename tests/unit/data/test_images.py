@@ -298,14 +298,8 @@ def test_missing_files_folders_and_urls(tmp_path: Path):
         (b"\x89PNG\r\n\x1a\n", "truncated"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
         (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "camera RAW is not supported; export it as"),
-        (b"FUJIFILMCCD-RAW 0201", "camera RAW"),
-        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL is not supported; convert it to JPEG"),
         (b"\0\0\0\x1cftypavif\0\0\0\0avif", "AVIF"),
-        (b"\0\0\0\x18ftypmp42\0\0\0\0mp42", "a video"),
-        (b"\x89HDF\r\n\x1a\n", "HDF5 is not supported"),
         (b"<!DOCTYPE html><title>404</title>", "a web page"),
-        (b'<?xml version="1.0"?>\n<svg/>', "an SVG"),
-        (b"%PDF-1.7", "a PDF"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "PostScript"),
     ],
 )
@@ -425,16 +419,10 @@ def test_arrays_are_accepted_as_photos(array: Any, expected: Any):
     ("array", "expected"),
     [
         (RGB.astype(float), r"floats from 0 to 248; give floats from 0 to 1"),
-        (RGB / 127.5 - 1, r"floats from -1 to 0.945098; give"),
         (np.full((4, 4), np.nan), r"floats with NaN or infinity; give"),
         (RGB.astype(np.int64), r"int64; give uint8"),
-        (RGB.astype(np.uint16), r"uint16; give uint8"),
-        (RGB > 100, r"bool; give uint8"),
         (RGB.transpose(2, 0, 1), r"shape \(3, 5, 7\); give the channels last: array.transpose"),
-        (RGB[None], r"shape \(1, 5, 7, 3\); give one photo, or a list of them"),
-        (RGB[..., :2], r"shape \(5, 7, 2\); give \(H, W, 3\)"),
         (RGB[:0], r"shape \(0, 7, 3\) has no pixels"),
-        (np.array(["a.jpg"]), r"shape \(1,\); give \(H, W, 3\)"),
     ],
 )
 def test_invalid_arrays_are_refused(array: Any, expected: str):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from captioner.data.importers import (
-    IMPORTERS,
     ImportedPhoto,
     Splits,
     detect_layout,
@@ -196,33 +195,18 @@ def test_coco(tmp_path: Path):
     ("layout", "content", "expected"),
     [
         ("karpathy", "{\n  oops", r"a is not JSON .*line 2"),
-        ("karpathy", "[" * 100_000, r"a is not JSON \(.*recursion"),
-        ("karpathy", "[]", "a holds a JSON list"),
-        ("karpathy", "{}", r"images\[0\] is not an entry"),
-        (
-            "karpathy",
-            {"images": [{"filename": 3}]},
-            r"images\[0\] is not an entry of Karpathy's",
-        ),
         ("karpathy", {"images": [7]}, r"images\[0\] is not an entry"),
-        (
-            "karpathy",
-            {"images": [{"filename": "a", "split": "val", "sentences": [{}]}]},
-            r"images\[0\] is not an entry of Karpathy's \('raw'\)",
-        ),
         (
             "coco",
             coco(annotations=[{"image_id": 9, "caption": "a"}]),
             r"\[0\]: image_id 9 is not in the file",
         ),
-        ("coco", coco(annotations=[{"image_id": 3, "bbox": []}]), r"\[0\] lacks 'caption'"),
         (
             "flickr8k",
             "a.jpg#0\tfine\n\na.jpg no tab\n",
             r"a:3: expected 'name.jpg#0<tab>caption'",
         ),
         ("kaggle", "image,caption\na.jpg\n", r"a:2: expected 'image,caption'"),
-        ("kaggle", "image_name,n,text\n", r"a:1: expected the header 'image,caption'"),
         (
             "csv",
             "a,b\n1,2\n",
@@ -233,13 +217,6 @@ def test_coco(tmp_path: Path):
             "file,caption\na.jpg,one, two\n",
             r"a:2: 3 fields, but the header has 2; put",
         ),
-        ("csv", 'file,caption\na.jpg,"one\n', r"a:\d: not valid CSV"),
-        ("csv", "file,caption\n,one\n", r"a:2: the file name is empty"),
-        (
-            "csv",
-            "file,caption,split\na.jpg,one,x\n",
-            r"a:2: unknown split 'x'; allowed: train",
-        ),
         (
             "csv",
             "file,caption,split\na.jpg,one,train\na.jpg,two,val\n",
@@ -247,19 +224,12 @@ def test_coco(tmp_path: Path):
         ),
         ("kaggle", "", "a: the file is empty"),
         ("kaggle", b"image,caption\na.jpg,caf\xe9\n", r"a:2: not UTF-8 \(byte 0xe9\); save"),
-        ("csv", "file,caption\n".encode("utf-16"), r"a:1: not UTF-8"),
     ],
 )
 def test_invalid_files(tmp_path: Path, layout: str, content: Any, expected: str):
     with pytest.raises(DataError, match=expected) as caught:
         import_captions(put(tmp_path / "a", content), layout)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("layout", IMPORTERS)
-def test_missing_files(tmp_path: Path, layout: str):
-    with pytest.raises(DataError, match=r"none.txt(: cannot be read \(No such| does not exist)"):
-        import_captions(tmp_path / "none.txt", layout)
 
 
 # --- Image folders ---
@@ -290,9 +260,7 @@ def test_an_image_folder_with_splits(tmp_path: Path):
     ("line", "expected"),
     [
         ("{", "a.jsonl:1: not JSON"),
-        ("[1]", "a.jsonl:1: not a JSON object"),
         ('{"file": "1.png", "words": "a"}', "no caption column; the columns are file, words: "),
-        ('{"file": 1, "text": "a"}', "a.jsonl:1: file name and caption are not text"),
     ],
 )
 def test_invalid_json_lines(tmp_path: Path, line: str, expected: str):
@@ -339,7 +307,13 @@ def test_the_captions_file_of_a_folder(tmp_path: Path):
     assert find_source(tmp_path) == published
 
 
-@pytest.mark.parametrize("content", ["some text", "{}", '{"images": [1]}', '{"images": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "some text",
+        '{"images": [1]}',
+    ],
+)
 def test_unknown_layouts(tmp_path: Path, content: str):
     with pytest.raises(DataError, match=r"CSV .* COCO .* Karpathy's .* Flickr8k.* Kaggle's"):
         detect_layout(put(tmp_path / "a", content))

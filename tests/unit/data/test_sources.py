@@ -166,6 +166,3 @@ def test_a_loop_that_ends_early_leaves_no_thread(make: Make) -> None:
     assert threading.active_count() == before + 1
     batches.close()
     assert threading.active_count() == before
-
-
-# --- Opening --------------- ---------------------------------------------------------------------

@@ -91,14 +91,6 @@ def test_a_run_folder_loads_its_best_model(folder: Path, tmp_path: Path):
     assert load_model(run).info == load_model(run / "best").info
 
 
-def test_the_error_for_a_run_without_a_model_says_when_one_is_saved(tmp_path: Path):
-    (tmp_path / "config.yaml").write_text("run_folder: run")
-
-    assert_refused(
-        tmp_path, "has no model yet; the first validation of captioner train saves one in"
-    )
-
-
 # --- Round trip ---
 
 
@@ -184,16 +176,6 @@ def test_frequencies_round_trip(counted: Path):
 # --- Invalid folders ---
 
 
-def test_a_missing_folder(tmp_path: Path):
-    assert_refused(
-        tmp_path / "none", r"does not exist; give a folder with config\.json and model\.safe"
-    )
-
-
-def test_a_file_instead_of_a_folder(folder: Path):
-    assert_refused(folder / "config.json", r"is a file; give a folder with config\.json")
-
-
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file(folder: Path, name: str):
     (folder / name).unlink()
@@ -240,24 +222,14 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     [
         pytest.param(lambda c: c.pop("vocabulary"), id="no vocabulary"),
         pytest.param(lambda c: c.update(encoder="resnet"), id="encoder is text"),
-        pytest.param(lambda c: c.update(encoder={"name": "timm/nothing"}), id="unknown encoder"),
         pytest.param(lambda c: c.update(decoder={"size": 3}), id="unknown setting"),
         pytest.param(lambda c: c["decoder"].update(dropout=2), id="setting out of range"),
-        pytest.param(lambda c: c["decoder"].update(attention="gaze"), id="unknown attention"),
-        pytest.param(lambda c: c["preprocessing"].update(image_size=-1), id="negative size"),
-        pytest.param(lambda c: c["preprocessing"].update(std=[0, 1, 1]), id="std of 0"),
-        pytest.param(lambda c: c.update(search={"beam": 3}), id="unknown search option"),
         pytest.param(lambda c: c["vocabulary"].append("a"), id="a word twice"),
     ],
 )
 def test_an_invalid_config_is_an_error(folder: Path, edit: Callable[[dict[str, Any]], object]):
     change(folder, edit)
     assert_refused(folder, r"config\.json is not a captioner model config: .+")
-
-
-def test_tensors_of_other_sizes_than_the_config(folder: Path):
-    change(folder, lambda config: config["decoder"].update(embed_dim=9))
-    assert_refused(folder, r"does not match its config\.json \(\d+ tensors, first: decoder\.\w")
 
 
 @pytest.mark.parametrize("what", ["one more", "one less", "another size"])

@@ -116,24 +116,6 @@ def test_occlusion_equals_replacing_features_by_hand(captioner: Captioner, photo
     np.testing.assert_allclose(caption.alphas.reshape(expected.shape), expected, atol=1e-3)
 
 
-def test_on_a_cpu_large_batches_are_encoded_in_parts(
-    captioner: Captioner,
-    photos: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-):
-    sizes: list[int] = []
-    encode = captioner.model.encode
-
-    def recorded(pixels: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(pixels))
-        return encode(pixels)
-
-    monkeypatch.setattr(captioner.model, "encode", recorded)
-    results = list(captioner.stream([photos[0]] * 19, batch_size=32))
-    assert sizes == [8, 8, 3]
-    assert len({result.captions[0].text for result in results}) == 1
-
-
 def with_norms() -> StoredModel:
     """A model whose encoder folds norms, with random batch norm statistics."""
     model = stored(encoder="timm/tf_efficientnet_lite0", size=64)
@@ -175,12 +157,6 @@ def test_folded_norms_give_the_same_features(precision, allowed, photos: list[Pa
 
     assert (found - expected).norm() <= allowed * expected.norm()
     assert expected.std(dim=0).mean() > 0.01  # photos differ
-
-
-def test_weights_that_inference_does_not_change_are_not_copied(captioner: Captioner):
-    own = captioner.stored.model
-    for name, held in own.decoder.named_parameters():
-        assert captioner.model.decoder.get_parameter(name).data_ptr() == held.data_ptr(), name
 
 
 def test_inference_leaves_the_stored_weights_as_they_are(photos: list[Path]):

@@ -462,17 +462,3 @@ def test_losses_do_not_depend_on_the_order(
 
     for one, other in zip(losses(photos, captions), losses([0, 1], [0, 1]), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_advantages_are_computed_after_the_forward_pass() -> None:
-    """So that rewards can be computed in parallel to it."""
-    decoder, photos, calls = build("soft"), features(2), []
-    decoder.word_output.register_forward_hook(lambda *_: calls.append("scored"))
-
-    def weights() -> Tensor:
-        calls.append("advantages")
-        return torch.ones(2, 2)
-
-    policy_gradient_loss(decoder, decoder.memory(photos), SENTENCES, weights)
-
-    assert calls == ["scored", "advantages"]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from captioner.errors import ImageError
 from captioner.text.vocabulary import END
 from captioner.training.setup import prepare
 
@@ -52,18 +48,3 @@ def test_captions_are_encoded_and_truncated(configure: Any):
     setup = prepare(configure(data={"max_words": 3}))
     words = [setup.stored.vocabulary.decode(item.tokens[0]) for item in setup.train]
     assert words == [["a", item.image.path.stem, "square", "<end>"] for item in setup.train]
-
-
-# --- Validation photos ---
-
-
-def test_an_unreadable_validation_photo_fails_before_training(
-    configure: Any, squares: Path, tmp_path: Path
-):
-    photos = tmp_path / "photos"
-    shutil.copytree(squares / "photos", photos)
-    (photos / "gray.png").write_bytes(b"no picture")
-    data = {"images": [str(photos)]}
-    with pytest.raises(ImageError, match=r"gray\.png"):
-        prepare(configure(data=data))
-    prepare(configure(data=data, training={"limit_val": 7}))  # the last photo is not used

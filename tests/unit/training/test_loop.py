@@ -556,25 +556,6 @@ def test_self_critical_training_raises_the_reward(configure: Any, tmp_path: Path
     assert all(0 <= row["sampled_bad_endings"] <= 1 for row in found)
 
 
-def test_an_auxiliary_loss_is_not_reported_whatever_its_factor(configure: Any, tmp_path: Path):
-    """The factor of self_critical's cross-entropy, weight 1, is 1 if the words are as many."""
-    config, found = configure(), []
-    for scale in (0.5, 1.0):
-        trainer = Trainer(prepare(config), RunFolder(tmp_path, config))
-        whole = trainer.objective.tasks
-
-        def tasks(*given: Any, scale: float = scale, whole: Any = whole) -> Any:
-            (task,) = whole(*given)
-            return [task, replace(task, words=0, scale=scale)]
-
-        trainer.objective.tasks = tasks  # type: ignore[method-assign]
-        trainer.model.train()
-        trainer.step(next(iter(trainer.source.batches(0, 0))))
-        trainer.collect()
-        found.append(trainer.progress.sums["loss"])
-    assert found[0] == found[1] > 0
-
-
 def test_a_nan_loss_stops_the_run_and_keeps_the_checkpoint(configure: Any, tmp_path: Path):
     config = configure(training={"save_every": 2, "epochs": 1})
     trainer = Trainer(prepare(config), RunFolder(tmp_path, config))

@@ -370,16 +370,3 @@ def test_scheduled_sampling_rises_linearly() -> None:
 
     assert fractions == pytest.approx([0.0, 0.2, 0.4, 0.8], abs=0.03)
     assert model.decoder.training
-
-
-def test_accelerate_does_not_move_the_tensors_of_a_task() -> None:
-    """Tokens are read on the CPU; if they were moved to a GPU, every step would wait for it."""
-    from torch.distributed.utils import _to_kwargs
-
-    tokens = torch.zeros(1, 1, 3, dtype=torch.long)
-    task = Task(torch.zeros(1, 4), tokens, 2, inputs=tokens[..., :-1])
-
-    ((given, moved),), _ = _to_kwargs((task, tokens), {}, torch.device("meta"), False)
-
-    assert moved.is_meta  # an ordinary tensor is moved
-    assert given is task

@@ -46,16 +46,6 @@ def test_all_resolved_settings_are_saved(folder: RunFolder, configure: Any):
     assert yaml.safe_load((folder.path / "config.yaml").read_text()) == resolved
 
 
-def test_metrics_are_json_lines(folder: RunFolder):
-    assert read_metrics(folder.path) == []
-    for epoch in (1, 2):
-        folder.add_metrics(row(epoch))
-    assert read_metrics(folder.path) == [row(1), row(2)]
-    assert [
-        json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()
-    ] == read_metrics(folder.path)
-
-
 def test_an_incomplete_last_line_is_ignored(folder: RunFolder):
     folder.path.mkdir()
     for step in (20, 40, 60):

@@ -15,7 +15,7 @@ from PIL import Image
 from captioner import load
 from captioner.cli.main import OK, main
 from captioner.errors import ConfigError, DataError
-from captioner.inference.folder import load_model, save_model
+from captioner.inference.folder import save_model
 from captioner.text.vocabulary import START, Vocabulary
 from captioner.training.loop import start
 from captioner.training.setup import prepare
@@ -83,26 +83,6 @@ def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_pat
     loud = model.explain(photos[0], f"look {photos[0].stem}", style="loud")
     plain = model.explain(photos[0], f"look {photos[0].stem}", style="plain")
     assert loud.log_prob > plain.log_prob + 1
-
-
-@pytest.mark.slow
-def test_self_critical_training_of_two_styles(
-    two_styles: Any, configure: Any, tmp_path: Path
-) -> None:
-    first = configure(data=two_styles, training={"epochs": 25, "batch_size": 4})
-    start(prepare(first), tmp_path / "first", resume=False)
-    best = str(tmp_path / "first" / "best")
-    second = configure(
-        data=two_styles,
-        training={"objective": "self_critical", "epochs": 8, "lr": 1e-3, "patience": 0},
-        self_critical={"max_length": 6, "cross_entropy": 0.5},
-        init_from=best,
-    )
-    start(prepare(second), tmp_path / "second", resume=False)
-    rows = rows_of(tmp_path / "second")
-    assert "cross_entropy:0.5" in rows[0]["reward_signature"]
-    assert rows[-1]["reward"] > rows[0]["reward"]
-    assert load_model(tmp_path / "second" / "best").vocabulary.styles == ("plain", "loud")
 
 
 def test_fine_tuning_adds_a_style_that_starts_like_the_default(

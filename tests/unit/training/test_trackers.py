@@ -11,7 +11,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from captioner.errors import ConfigError
 from captioner.training.run import RunFolder
-from captioner.training.state import flatten
 from captioner.training.trackers import Trackers
 
 
@@ -26,16 +25,6 @@ def row(epoch: int) -> dict[str, Any]:
 
 def events_of(folder: RunFolder) -> EventAccumulator:
     return EventAccumulator(str(folder.path / "tensorboard")).Reload()
-
-
-def test_curves_include_the_metrics_already_in_the_folder(folder: RunFolder):
-    folder.add_metrics(row(1))
-    with Trackers(["tensorboard"], folder) as trackers:
-        trackers.log(row(2))
-    events = events_of(folder)
-    assert events.Tags()["scalars"] == ["CIDEr"]
-    points = [(event.step, event.value) for event in events.Scalars("CIDEr")]
-    assert points == [(10, pytest.approx(0.1)), (20, pytest.approx(0.2))]
 
 
 def test_training_curves_have_separate_tags(folder: RunFolder):
@@ -57,12 +46,6 @@ def test_images_keep_their_size(folder: RunFolder, tmp_path: Path):
     assert (image.step, image.width, image.height) == (7, 30, 20)
 
 
-def test_without_trackers_nothing_is_written(folder: RunFolder):
-    with Trackers([], folder) as trackers:
-        trackers.log(row(1))
-    assert not folder.path.exists()
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("wandb", "'wandb' is not installed"), ("all", "'all' is unknown"),
@@ -72,8 +55,3 @@ def test_unavailable_trackers(folder: RunFolder, name: str, expected: str):
     with pytest.raises(ConfigError, match=expected) as caught:
         Trackers([name], folder)
     assert "\n" not in str(caught.value)
-
-
-def test_settings_are_flattened():
-    nested = {"run": "a", "data": {"images": ["b"], "deep": {"x": 1}}, "none": None}
-    assert flatten(nested) == {"run": "a", "data.images": '["b"]', "data.deep.x": 1, "none": None}

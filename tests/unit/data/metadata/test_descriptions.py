@@ -96,16 +96,6 @@ def test_setting_a_description_twice_gives_the_same_packet() -> None:
     assert set_description(set_description(sidecar(), "other"), TEXT) == once
 
 
-def test_the_description_of_a_nested_resource_is_ignored() -> None:
-    part = (
-        '<p:part xmlns:p="urn:p" r:parseType="Resource"><d:description '
-        'xmlns:d="http://purl.org/dc/elements/1.1/">part</d:description></p:part>'
-    )
-
-    assert read_description(sidecar(part)) == ""
-    assert b">part<" in set_description(sidecar(part), TEXT)
-
-
 def test_a_plain_description_is_read_and_replaced() -> None:
     plain = '<d:description xmlns:d="http://purl.org/dc/elements/1.1/">mine</d:description>'
 

@@ -298,7 +298,7 @@ def test_shapes_are_dynamic_in_photos_and_beams(pair) -> None:
 
 
 def test_folders_of_both_kinds_are_refused_together(pair) -> None:
-    with pytest.raises(ConfigError, match=r"exported is exported and .*model is not; give folders"):
+    with pytest.raises(ConfigError, match=r"give models of one kind"):
         load(*pair)
 
 
