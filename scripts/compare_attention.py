@@ -264,7 +264,7 @@ def training_step(captioner: Captioner, batch: Batch) -> Callable[[], None]:
 
     def step() -> None:
         with autocast("auto", device):
-            losses = model.losses(batch.images.to(device), batch.tokens, TRAINING.label_smoothing)
+            losses = model(batch.images.to(device), batch.tokens, TRAINING.label_smoothing)
         (losses.objective(TRAINING) / losses.words).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), TRAINING.clip_norm)
         optimizer.step()
