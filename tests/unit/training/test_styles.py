@@ -64,9 +64,13 @@ def test_each_style_has_its_own_start_token() -> None:
 @pytest.mark.slow
 def test_one_model_memorizes_two_styles(two_styles: Any, configure: Any, tmp_path: Path) -> None:
     """The photos are the same, so only the start token selects the caption."""
-    config = configure(data=two_styles, training={"epochs": 3, "batch_size": 4, "patience": 0})
+    config = configure(
+        data=two_styles,
+        training={"epochs": 5, "lr": 2e-2, "batch_size": 16, "patience": 0},
+        decoder={"dropout": 0.0, "hidden_dim": 32},
+    )
     setup = prepare(config)
-    setup.train = setup.train * 20  # an epoch is 80 steps, between two validations
+    setup.train = setup.train * 40  # an epoch is 40 steps, between two validations
     start(setup, tmp_path / "run", resume=False)
 
     rows = rows_of(tmp_path / "run")
