@@ -146,21 +146,21 @@ def test_a_restart_under_load_loses_no_photo(serve):  # noqa: F811
     """The server is replaced while eight clients send photos, which repeat what is refused."""
     port = free_port()
     server = serve("--port", str(port))
-    photos = GOOD * 3
+    photos = GOOD * 2
     results = []
 
     with Client(server.url, retry_for=300, trust_env=False) as client:
         alone = [client.caption(photo).text for photo in GOOD[:4]]
         for result in client.stream(photos, parallel=8):
             results.append(result)
-            if len(results) == 20:
+            if len(results) == 10:
                 code, _ = server.stop(signal.SIGTERM)
                 serve("--port", str(port))
 
     assert code == 0
     assert [result.error for result in results] == [None] * len(photos)
     texts = [result.captions.text for result in results]
-    assert texts[:30] == texts[30:60] == texts[60:]
+    assert texts[:30] == texts[30:]
     assert texts[:4] == alone
 
 
