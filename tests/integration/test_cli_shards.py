@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tqdm
 import yaml
 
-from captioner.cli.main import OK, main
+from captioner.cli.main import INTERRUPTED, OK, main
 from captioner.data.batches import EncodedImage, PhotoReader
 from captioner.data.shard_stream import ShardStream, shard_loader
 from captioner.data.shards import read_manifest
@@ -32,6 +33,16 @@ def run(*arguments: object) -> int:
     return main(["prepare", "shards", *map(str, arguments)])
 
 
+def last_line(capsys) -> str:
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    return err.replace("\r", "\n").strip().splitlines()[-1]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
     out = tmp_path / "shards"
     assert run(config, "-o", out, "--photos-per-shard", 3) == OK
@@ -53,3 +64,23 @@ def test_written_shards_can_be_streamed(tiny, config, tmp_path, capsys):
     assert len(batches) == stream.batches == 2
     assert sorted(int(t) for batch in batches for t in batch.tokens[:, 0, 1]) == [4, 5, 6, 7]
     assert batches[0].images.shape == (2, 32, 32, 3)
+
+
+def test_an_interrupted_run_can_be_continued(config, tmp_path, capsys, monkeypatch):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert run(config, "-o", whole, "--photos-per-shard", 1) == OK
+    real = tqdm.tqdm
+
+    class Stopping(real):  # type: ignore[misc, valid-type]
+        def update(self, n: float = 1) -> None:
+            super().update(n)
+            if self.n == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(tqdm, "tqdm", Stopping)
+    assert run(config, "-o", out, "--photos-per-shard", 1) == INTERRUPTED
+    assert "run the same command to continue" in last_line(capsys)
+    assert sorted(contents(out)) == ["shard-000000.tar", "shard-000001.tar"]
+    monkeypatch.setattr(tqdm, "tqdm", real)
+    assert run(config, "-o", out, "--photos-per-shard", 1) == OK
+    assert contents(out) == contents(whole)

@@ -20,6 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from captioner.data.batches import Batch
 from captioner.hardware import upload
+from captioner.inference.stepper import DecoderStepper
+from captioner.model.preprocessing import Preprocessing
+from captioner.options import SearchOptions
+from captioner.search.search import search
+from captioner.search.words import SearchTokens
+from captioner.text.vocabulary import START
 from captioner.training.loop import Trainer
 from captioner.training.run import RunFolder
 from captioner.training.setup import prepare
@@ -187,6 +193,51 @@ def test_no_step_synchronizes(
     assert device.syncs == []
     after = trainer.model.decoder.word_output.weight.detach()
     assert not torch.equal(before.held, after.held)  # type: ignore[attr-defined]
+
+
+def test_normalizing_does_not_synchronize(device: SimulatedDevice):
+    pixels = torch.randint(255, (2, 8, 8, 3), dtype=torch.uint8)
+    expected = Preprocessing().normalize(pixels)
+    found = Preprocessing().normalize(upload(pixels, DEVICE))
+    assert device.syncs == []
+    assert torch.equal(found.held, expected)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SearchOptions(beam_size=3, max_length=6),
+        SearchOptions(beam_size=1, max_length=6, temperature=1.0, num_captions=2),
+        SearchOptions(beam_size=4, beam_groups=2, max_length=6, block_repeats=True),
+        SearchOptions(beam_size=3, max_length=6, min_length=2, block_ngrams=2, guard_endings=True),
+        SearchOptions(beam_size=2, max_length=6, forced_words=("dog",)),
+        SearchOptions(
+            beam_size=1, max_length=6, temperature=1.0, num_captions=2, top_k=6, top_p=0.9
+        ),
+    ],
+    ids=str,
+)
+def test_search_synchronizes_once_per_step(
+    tiny_model: Any, device: SimulatedDevice, options: SearchOptions
+):
+    words = SearchTokens(
+        forced=(6,) if options.forced_words else (), banned=(9,), repeatable=(5,), bad_endings=(7,)
+    )
+    features = torch.rand(5, 4, 96)
+    expected = search(
+        DecoderStepper(tiny_model.decoder, tiny_model.decoder.memory(features)), options, words
+    )
+    with torch.inference_mode(False), torch.no_grad():
+        decoder = tiny_model.decoder.to(DEVICE)
+        starts = upload(torch.full((5,), START), DEVICE)
+        stepper = DecoderStepper(decoder, decoder.memory(upload(features, DEVICE)), starts)
+        device.syncs.clear()
+        found = search(stepper, options, words, evidence=True)
+    assert [[h.tokens for h in photo] for photo in found] == [
+        [h.tokens for h in photo] for photo in expected
+    ]
+    in_steps = [sync for sync in device.syncs if "_trace" not in sync]  # except reading the results
+    assert len(in_steps) <= options.max_length
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
