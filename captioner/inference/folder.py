@@ -295,9 +295,10 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     path = folder / TOKENIZER
     try:
         subwords = Subwords(path.read_text(encoding="utf-8"))
+        pieces = subwords.pieces
     except (OSError, ValueError, TypeError, ModelError) as error:
         raise ModelError(f"cannot read {path} ({error}); copy the whole folder again") from error
-    if subwords.pieces != tuple(words):
+    if pieces != tuple(words):
         raise ModelError(f"{path} does not match {CONFIG}; copy both files from the same model")
     return Vocabulary(words, styles, subwords)
 

@@ -104,7 +104,7 @@ def test_reference_is_complete(site) -> None:
         assert f'id="captioner-{name}"' in commands, name
     assert "--training.label-smoothing" in commands
     for name in (*vars(SearchOptions()), *vars(DataConfig())):
-        assert re.search(rf'id="captioner\.(config\.)?\w+\.{name}"', api), name
+        assert re.search(rf'id="captioner\.(options\.)?\w+\.{name}"', api), name
 
 
 @pytest.mark.slow
