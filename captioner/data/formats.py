@@ -25,8 +25,6 @@ class PhotoFormat:
     """File name extensions in lower case."""
     codec: str | None = None
     """Pillow's feature that decodes it; None: built in."""
-    package: str | None = None
-    """The module that decodes it if Pillow cannot."""
     unsupported: str | None = None
     """Why it cannot be decoded and what to do; follows the name."""
     signature: re.Pattern[bytes] | None = None
@@ -35,12 +33,12 @@ class PhotoFormat:
     @property
     def decodable(self) -> bool:
         """Whether this installation can decode it."""
-        if self.package is not None:
-            return importlib.util.find_spec(self.package) is not None
-        if self.codec is not None:
-            known = self.codec in features.modules or self.codec in features.codecs
-            return known and bool(features.check(self.codec))
-        return self.unsupported is None
+        if self.codec is not None:  # older versions of Pillow do not know all
+            known = {**features.modules, **features.codecs}
+            return self.codec in known and bool(features.check(self.codec))
+        return self.unsupported is None or (
+            self is HEIC and importlib.util.find_spec("pillow_heif") is not None
+        )
 
     @property
     def problem(self) -> str:
@@ -52,7 +50,6 @@ class PhotoFormat:
 HEIC = PhotoFormat(
     "HEIC",
     (".heic", ".heif", ".hif"),
-    package="pillow_heif",
     unsupported="needs pillow-heif; run: pip install 'captioner[heif]'",
     signature=re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL),
 )
@@ -72,8 +69,8 @@ RAW = PhotoFormat(
 )  # fmt: skip
 
 FORMATS = (
-    PhotoFormat("JPEG", (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), codec="jpg"),
-    PhotoFormat("PNG", (".png", ".apng"), codec="zlib"),
+    PhotoFormat("JPEG", (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo")),
+    PhotoFormat("PNG", (".png", ".apng")),
     PhotoFormat("WebP", (".webp",), codec="webp"),
     PhotoFormat("GIF", (".gif",)),
     PhotoFormat("BMP", (".bmp", ".dib")),

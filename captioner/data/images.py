@@ -13,10 +13,7 @@ import io
 import os
 import re
 import stat
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,26 +40,19 @@ _AGAIN = "copy or download the file again"
 Photo = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | BinaryIO
 """What `open_image` reads."""
 
-# What to give instead of an unsupported type.
-_ALTERNATIVES = {
-    "Tensor": "give an array of (H, W, 3): tensor.permute(1, 2, 0).cpu().numpy()",
-    "list": "give one photo",
-    "tuple": "give one photo",
-    "generator": "give list(photos), or all of them to model.stream(photos)",
-}
-
 # Files often mistaken for photos, by their first bytes.
 _UNSUPPORTED = (
     (re.compile(rb"....ftyp|\x1a\x45\xdf\xa3", re.DOTALL), "a video"),
     (re.compile(rb"%PDF"), "a PDF"),
-    (re.compile(rb"%!PS"), "a PostScript drawing"),
     (re.compile(rb"\s*(<\?xml[^>]*>\s*)?<svg", re.IGNORECASE), "an SVG drawing"),
     (re.compile(rb"\s*<(!doctype|html)", re.IGNORECASE), "a web page"),
-    (re.compile(rb"PK\x03\x04"), "a ZIP archive"),
 )
 _URL = re.compile(r"(https?|ftps?|sftp|file|s3|gs):/|data:image/", re.IGNORECASE)
 """One slash: a ``Path`` of a URL has no more."""
 _SIGNATURES = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\0|MM\0\*", re.DOTALL)
+
+# Large images, odd EXIF. Per call, the filters of other threads would be changed too.
+warnings.filterwarnings("ignore", module=r"PIL\b")
 
 
 def open_image(
@@ -99,24 +89,20 @@ def open_image(
             return _plain(image_from_array(source), name or "the array")
         except NotAnImageError as error:
             raise NotAnImageError(f"{name}: {error}" if name else str(error)) from None
+    if isinstance(source, (str, os.PathLike)):
+        called = name or str(source)
+        with _open_file(source, called) as file:
+            return _decode(file, called, max_pixels, formats, min_side)[0]
     if isinstance(source, (bytes, bytearray, memoryview)):
         source = io.BytesIO(source)
-    called = name or _name_of(source)
-    if isinstance(source, (str, os.PathLike)):
-        with _open_file(source, called) as file:
-            return _decode(_seekable(file, called), called, max_pixels, formats, min_side)
-    if not hasattr(source, "read"):
-        kind = type(source).__name__
+    if not hasattr(source, "read") or isinstance(source, io.TextIOBase):
         raise NotAnImageError(
-            (f"{name}: " if name else "")
-            + "a photo must be a path, bytes, an open binary file, a Pillow image or a NumPy "
-            + f"array, not {kind}; {_ALTERNATIVES.get(kind, 'convert it to one of these')}"
+            f"{f'{name}: ' if name else ''}a photo must be a path, bytes, an open binary file, a "
+            f"Pillow image or a NumPy array, not {type(source).__name__}; convert it to one"
         )
-    if _is_text(source):
-        raise _error(called, "opened as text; open it with mode 'rb'", NotAnImageError)
-    if getattr(source, "closed", False):
-        raise _error(called, "the file is closed; open it again")
-    return _decode(_seekable(source, called), called, max_pixels, formats, min_side)
+    own = getattr(source, "name", None)
+    called = name or (own if isinstance(own, str) and own else "the given bytes")
+    return _decode(source, called, max_pixels, formats, min_side)[0]
 
 
 def open_reduced(
@@ -146,15 +132,7 @@ def open_reduced(
     Raises:
         ImageError: See ``open_image``.
     """
-    with _quiet_pillow():
-        image = _identify(_seekable(source, name), name, max_pixels, formats)
-        width, height = image.size
-        _reduce(image, min_side)
-        rotated = _orientation(image) >= 5
-        reduced = _plain(image, name)
-    if reduced.size in (image.size, image.size[::-1]) and image.size == (width, height):
-        return reduced, reduced.size  # as decoded: Pillow rotates some TIFFs itself
-    return reduced, (height, width) if rotated else (width, height)
+    return _decode(source, name, max_pixels, formats, min_side)
 
 
 def reduced_side(image_size: int) -> int:
@@ -171,53 +149,30 @@ def header_size(file: BinaryIO, formats: tuple[str, ...] | None = None) -> tuple
     Raises:
         ImageError: See ``open_image``.
     """
-    with _quiet_pillow():
-        try:
-            return _identify(file, "the photo", MAX_PIXELS, formats).size
-        finally:
-            file.seek(0)
+    try:
+        return _identify(file, "the photo", MAX_PIXELS, formats).size
+    finally:
+        file.seek(0)
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """Size of the image that `open_image` would return, read from the header.
-
-    Args:
-        path: Image file.
-
-    Returns:
-        Width and height (pixels).
+    """Width and height (pixels) of the image that `open_image` would return, from its header.
 
     Raises:
         ImageError: The file is missing or not an image.
     """
-    with _open_file(path, str(path)) as file, _quiet_pillow():
+    with _open_file(path, str(path)) as file:
         image = _identify(_seekable(file, str(path)), str(path), MAX_PIXELS)
-        rotated = _orientation(image) >= 5  # by 90 degrees
-        if rotated and image.format == "TIFF":
-            try:  # Pillow rotates a TIFF itself: some versions at once, others on loading
-                image.load()
-            except Exception as error:
-                raise _undecodable(error, str(path)) from error
+        if _orientation(image) < 5:
             return image.size
-        width, height = image.size
-        return (height, width) if rotated else (width, height)
+        # Pillow rotates a TIFF itself: some versions at once, others on loading.
+        return open_image(path).size if image.format == "TIFF" else image.size[::-1]
 
 
 def is_photo(source: object) -> bool:
     """Whether a value is one photo, which `open_image` reads, rather than several."""
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     return isinstance(source, kinds) or hasattr(source, "read")
-
-
-def _is_text(file: object) -> bool:
-    return isinstance(file, io.TextIOBase)
-
-
-def _name_of(source: str | os.PathLike[str] | BinaryIO) -> str:
-    if isinstance(source, (str, os.PathLike)):
-        return str(source)
-    own = getattr(source, "name", None)
-    return own if isinstance(own, str) and own else "the given bytes"
 
 
 def _open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
@@ -229,10 +184,8 @@ def _open_file(path: str | os.PathLike[str], called: str) -> BinaryIO:
         return Path(path).open("rb")
     except FileNotFoundError:
         raise _error(called, "no such file; check the spelling and the folder") from None
-    except PermissionError:
-        raise _error(called, "permission denied; make the file readable") from None
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise _error(called, f"cannot be opened ({reason}); check the path") from error
 
 
@@ -240,16 +193,15 @@ def _seekable(file: BinaryIO, called: str) -> BinaryIO:
     """The file itself if it is on disk, otherwise its bytes; refuses an empty one."""
     try:
         status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode) and file.tell() == 0:
-            if status.st_size == 0:
-                raise _error(called, f"the file is empty (0 bytes); {_AGAIN}")
+        if stat.S_ISREG(status.st_mode) and file.tell() == 0 and status.st_size:
             return file
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, ValueError):
         pass  # not an operating system file: bytes in memory, an upload
     try:
         content = file.read(MAX_STREAM_BYTES + 1)
-    except OSError as error:
-        raise _error(called, f"cannot be read ({error.strerror or error}); {_AGAIN}") from error
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _error(called, f"cannot be read ({reason}); {_AGAIN}") from error
     if not content:
         raise _error(called, "empty (0 bytes), or already read to its end; give an image")
     if len(content) > MAX_STREAM_BYTES:
@@ -264,34 +216,33 @@ def _decode(
     max_pixels: int,
     formats: tuple[str, ...] | None,
     min_side: int | None,
-) -> Image.Image:
-    with _quiet_pillow():
-        image = _identify(file, called, max_pixels, formats)
-        if min_side is not None:
-            _reduce(image, min_side)
-        return _plain(image, called)
-
-
-def _reduce(image: Image.Image, min_side: int) -> None:
-    """Let a JPEG that is not loaded yet be decoded at a reduced size, see `open_reduced`."""
-    if image.format in {"JPEG", "MPO"}:
+) -> tuple[Image.Image, tuple[int, int]]:
+    """The image, and the size of the whole image; see `open_reduced`."""
+    image = _identify(_seekable(file, called), called, max_pixels, formats)
+    width, height = image.size
+    if min_side is not None and image.format in {"JPEG", "MPO"}:
         image.draft(None, (min_side, min_side))
+    reduced = image.size != (width, height)  # before loading, by which Pillow rotates some TIFFs
+    rotated = reduced and _orientation(image) >= 5
+    plain = _plain(image, called)
+    if not reduced:
+        return plain, plain.size
+    return plain, (height, width) if rotated else (width, height)
 
 
 def _plain(image: Image.Image, called: str) -> Image.Image:
     """RGB, upright, without metadata."""
-    with _quiet_pillow():
-        try:
-            image.load()
-            # After loading: PNG may store EXIF after the pixels, and Pillow rotates TIFF itself.
-            orientation = _orientation(image)
-            rgb = to_rgb(image)
-        except Exception as error:  # broken data makes decoders raise nearly anything
-            raise _undecodable(error, called) from error
-        rgb.info.clear()  # EXIF left here would rotate the image twice
-        if orientation > 1:
-            rgb.getexif()[ExifTags.Base.Orientation] = orientation
-            ImageOps.exif_transpose(rgb, in_place=True)
+    try:
+        image.load()
+        # After loading: PNG may store EXIF after the pixels, and Pillow rotates TIFF itself.
+        orientation = _orientation(image)
+        rgb = to_rgb(image)
+    except Exception as error:  # broken data makes decoders raise nearly anything
+        raise _undecodable(error, called) from error
+    rgb.info.clear()  # EXIF left here would rotate the image twice
+    if orientation > 1:
+        rgb.getexif()[ExifTags.Base.Orientation] = orientation
+        ImageOps.exif_transpose(rgb, in_place=True)
     return rgb
 
 
@@ -299,13 +250,14 @@ def _identify(
     file: BinaryIO, called: str, max_pixels: int, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
     """Read the header; refuse unsupported and too large files."""
+    too_large = f"the limit is {max_pixels:,} pixels; make the image smaller"
     head = file.read(256)
     file.seek(0)
     try:
         image = Image.open(file, formats=_to_try(head, formats))
         pixels = image.width * image.height
     except Image.DecompressionBombError as error:
-        problem = f"{first_line(error).rstrip('.')}; {_too_large(max_pixels)}"
+        problem = f"{first_line(error).rstrip('.')}; {too_large}"
         raise _error(called, problem, LargeImageError) from error
     except UnidentifiedImageError as error:
         raise _not_an_image(head, called, formats) from error
@@ -313,13 +265,11 @@ def _identify(
         raise _undecodable(error, called) from error
     if pixels > max_pixels:
         size = f"{image.width} x {image.height} pixels"
-        raise _error(called, f"{size}; {_too_large(max_pixels)}", LargeImageError)
-    if image.format == "EPS":  # Pillow would run Ghostscript, and with it the file's code
-        problem = f"PostScript is not supported; give {_READABLE}"
-        raise _error(called, problem, NotAnImageError)
-    if image.format == "MPEG" or isinstance(image, ImageFile.StubImageFile):  # recognized only
-        problem = f"{image.format} is not supported; give {_READABLE}"
-        raise _error(called, problem, NotAnImageError)
+        raise _error(called, f"{size}; {too_large}", LargeImageError)
+    # Recognized only; and for PostScript, Pillow would run Ghostscript, and with it the file's code
+    if image.format in {"EPS", "MPEG"} or isinstance(image, ImageFile.StubImageFile):
+        kind = "PostScript" if image.format == "EPS" else image.format
+        raise _error(called, f"{kind} is not supported; give {_READABLE}", NotAnImageError)
     if image.format == "TIFF" and _is_raw(image, head, called):
         raise _error(called, RAW.problem, NotAnImageError)
     return image
@@ -359,17 +309,16 @@ def _undecodable(error: Exception, called: str) -> ImageError:
     reason = first_line(error).rstrip(".")
     if isinstance(error, MemoryError):
         return _error(called, "out of memory; make the image smaller")
-    if isinstance(error, EOFError) or "truncated" in reason.lower():
-        return _error(called, f"the image is truncated ({reason}); {_AGAIN}")
-    return _error(called, f"the image is damaged ({reason}); {_AGAIN}")
+    truncated = isinstance(error, EOFError) or "truncated" in reason.lower()
+    problem = "truncated" if truncated else "damaged"
+    return _error(called, f"the image is {problem} ({reason}); {_AGAIN}")
 
 
 def _not_an_image(head: bytes, called: str, formats: tuple[str, ...] | None) -> ImageError:
     kind = format_by_content(head)
     if kind is None and called.lower().endswith(RAW.extensions):
         kind = RAW
-    refused = formats is not None and not (kind is HEIC and "HEIF" in formats)
-    if kind is not None and refused:
+    if kind is not None and formats is not None and not (kind is HEIC and "HEIF" in formats):
         problem = f"{kind.name} is not supported here; give {_READABLE}"
         return _error(called, problem, NotAnImageError)
     if kind is not None and not kind.decodable:
@@ -383,37 +332,5 @@ def _not_an_image(head: bytes, called: str, formats: tuple[str, ...] | None) -> 
     return _error(called, f"{problem}; give {_READABLE}", NotAnImageError)
 
 
-def _too_large(max_pixels: int) -> str:
-    return f"the limit is {max_pixels:,} pixels; make the image smaller"
-
-
 def _error(called: str, problem: str, kind: type[ImageError] = ImageError) -> ImageError:
     return kind(f"{called.replace(chr(10), ' ')}: {problem}")
-
-
-_quiet = threading.Lock()
-_quiet_depth = 0
-_quiet_filters: warnings.catch_warnings[None] | None = None
-
-
-@contextmanager
-def _quiet_pillow() -> Iterator[None]:
-    """Suppress Pillow's warnings (large image, odd EXIF) while images are read.
-
-    `warnings.catch_warnings` alone breaks if threads exit in another order than they entered: here
-    the first thread changes the filters, and the last one restores them.
-    """
-    global _quiet_depth, _quiet_filters  # noqa: PLW0603
-    with _quiet:
-        if _quiet_depth == 0:
-            _quiet_filters = warnings.catch_warnings()
-            _quiet_filters.__enter__()
-            warnings.filterwarnings("ignore", module=r"PIL\b")
-        _quiet_depth += 1
-    try:
-        yield
-    finally:
-        with _quiet:
-            _quiet_depth -= 1
-            if _quiet_depth == 0 and _quiet_filters is not None:
-                _quiet_filters.__exit__(None, None, None)
